@@ -1,0 +1,40 @@
+"""Vigneron grows small language models along a stronger guide.
+
+The public API, flat:
+
+    train(recipe, …)      a new run, trained to its end
+    resume(folder)        go on with a run
+    load_run(folder)      a run's trained child, to evaluate or sample
+    load_config(recipe)   a recipe, checked
+    UserError             everything a user can mend
+
+Rewards and the tensor maths are in `vigneron.rewards` and `vigneron.core`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vigneron.api import Trained, load_run, resume, train
+    from vigneron.config import Config, load_config
+    from vigneron.errors import UserError
+
+__all__ = ["Config", "Trained", "UserError", "load_config", "load_run", "resume", "train"]
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Config": "vigneron.config",
+    "Trained": "vigneron.api",
+    "UserError": "vigneron.errors",
+    "load_config": "vigneron.config",
+    "load_run": "vigneron.api",
+    "resume": "vigneron.api",
+    "train": "vigneron.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """torch and transformers are imported when something needs them, not before."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vigneron' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,123 @@
+"""What a script calls: the same things the command line does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vigneron.config import Config, load_config
+from vigneron.core.draws import Sampling
+from vigneron.errors import UserError
+from vigneron.policy.model import Policy, Reference
+from vigneron.rewards.apply import ApplyReward
+from vigneron.rewards.build import build_reward
+from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rollout.prompts import Row, completion_text
+from vigneron.tasks.source import load_data
+from vigneron.train import loop
+from vigneron.train.checkpoint import checkpoint_step, checkpoints, load_weights
+from vigneron.train.folder import RunFolder, default_runs_folder
+from vigneron.train.metrics import batch_metrics
+from vigneron.train.run import Run, View, load_child
+from vigneron.train.samples import Sample, samples_of
+
+
+@dataclass
+class Trained:
+    """A run's child, before (`reference`) and after (`policy`)."""
+
+    folder: Path
+    config: Config
+    step: int
+    policy: Policy
+    reference: Reference
+
+    def sample(
+        self,
+        prompts: Sequence[Any],
+        *,
+        temperature: float = 0.0,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+    ) -> list[str]:
+        """A completion of each prompt, greedy unless a temperature is given."""
+        return _sample(self.policy, self.config, prompts, temperature, max_new_tokens, seed)
+
+    def sample_before(self, prompts: Sequence[Any], *, temperature: float = 0.0, seed: int = 0) -> list[str]:
+        """The same from the child as it was before training."""
+        with self.reference.active() as policy:
+            return _sample(policy, self.config, prompts, temperature, None, seed)
+
+    def evaluate(self, rows: Sequence[Row] | None = None) -> dict[str, float]:
+        """Greedy figures on the held-out part, or on given rows."""
+        return self.evaluate_samples(rows)[0]
+
+    def evaluate_samples(self, rows: Sequence[Row] | None = None) -> tuple[dict[str, float], list[Sample]]:
+        rows = load_data(self.config).held_out if rows is None else rows
+        if not rows:
+            raise UserError("there is no held-out part to evaluate on: give data.held_out, or --file")
+        rollout = OnPolicy(self.policy, None, self.config.max_new_tokens)
+        reward = ApplyReward(build_reward(self.config.reward), missing_limit=self.config.reward.missing_limit)
+        batch = reward(rollout(rows))
+        return batch_metrics(batch), samples_of(batch, self.step, "eval")
+
+
+def train(
+    recipe: str | Config,
+    *overrides: str,
+    name: str | None = None,
+    runs: str | Path | None = None,
+    folder: RunFolder | None = None,
+    view: View | None = None,
+    **keys: Any,
+) -> Trained:
+    """Train a recipe (a name, a file, or a config) to its end, in a new folder under `runs` (or in `folder`).
+
+    Overrides are `key=value` texts; a top-level key may also be given as a keyword: `train("demo", steps=5)`.
+    """
+    config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides, keys)
+    if folder is None:
+        where = Path(runs) if runs is not None else default_runs_folder()
+        folder = RunFolder.create(where, name or config.recipe, exact_name=name is not None)
+    return _finish(Run.start(config, folder, view), view)
+
+
+def resume(folder: str | Path, *, view: View | None = None) -> Trained:
+    """Go on with a run that was stopped or killed, from its newest checkpoint."""
+    return _finish(Run.resume(RunFolder.open(folder), view), view)
+
+
+def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
+    """The child of a run, at its newest checkpoint or at the one after `step`."""
+    found = RunFolder.open(folder)
+    saved = checkpoints(found.checkpoints)
+    chosen = [path for path in saved if step is None or checkpoint_step(path) == step]
+    if not chosen:
+        there = ", ".join(str(checkpoint_step(path)) for path in saved) or "none"
+        raise UserError(f"'{folder}' has no checkpoint{'' if step is None else f' of step {step}'} (there is: {there})")
+    config = found.config()
+    policy = load_child(config)
+    reference = Reference.of(policy)
+    load_weights(chosen[-1], policy)
+    return Trained(found.path, config, checkpoint_step(chosen[-1]), policy, reference)
+
+
+def _finish(run: Run, view: View | None) -> Trained:
+    try:
+        loop.train(run, view)
+    finally:
+        run.close()
+    return Trained(run.folder.path, run.config, run.step, run.policy, run.reference)
+
+
+def _sample(
+    policy: Policy,
+    config: Config,
+    prompts: Sequence[Any],
+    temperature: float,
+    max_new_tokens: int | None,
+    seed: int,
+) -> list[str]:
+    sampling = Sampling(temperature=temperature) if temperature > 0 else None
+    rollout = OnPolicy(policy, sampling, max_new_tokens or config.max_new_tokens, seed=seed)
+    return [completion_text(c) for c in rollout([{"prompt": prompt} for prompt in prompts]).completions]

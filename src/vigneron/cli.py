@@ -1,0 +1,203 @@
+"""The command line: parse, call, print; nothing else. Heavy imports wait until a verb needs them."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vigneron.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vigneron.api import Trained
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Grow small language models along a stronger guide.",
+)
+
+Recipe = Annotated[str, typer.Argument(help="A built-in recipe's name, or a YAML file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, as in optimizer.actor_lr=1e-5")]
+Name = Annotated[str | None, typer.Option(help="The run's name; without it the recipe's, numbered.")]
+Runs = Annotated[Path | None, typer.Option(help="Where runs are kept (VIGNERON_RUNS, or ./runs).")]
+RunPath = Annotated[Path, typer.Argument(help="A run's folder.")]
+
+
+@app.callback()
+def options(debug: Annotated[bool, typer.Option(help="Show tracebacks.")] = False) -> None:
+    """Options before the verb."""
+
+
+@app.command()
+def train(recipe: Recipe, overrides: Overrides = None, name: Name = None, runs: Runs = None) -> None:
+    """Train a recipe: vigneron train pgsrm-antonyms steps=50"""
+    from vigneron.config import load_config
+
+    config = load_config(recipe, overrides or [])
+    from vigneron import api
+    from vigneron.report.terminal import TerminalView
+
+    console = _console()
+    with TerminalView(console, config.recipe) as view:
+        trained = api.train(config, name=name, runs=runs, view=view)
+    _finished(console, trained)
+
+
+@app.command()
+def resume(run: RunPath) -> None:
+    """Go on with a run that was stopped or killed."""
+    from vigneron.train.folder import RunFolder
+
+    recipe = RunFolder.open(run).config().recipe
+    from vigneron import api
+    from vigneron.report.terminal import TerminalView
+
+    console = _console()
+    with TerminalView(console, recipe) as view:
+        trained = api.resume(run, view=view)
+    _finished(console, trained)
+
+
+@app.command()
+def demo(overrides: Overrides = None, runs: Runs = None) -> None:
+    """PGSRM against the binary reward, on a laptop, in minutes."""
+    from vigneron.report.demo import run_demo
+
+    run_demo(_console(), overrides or [], runs)
+
+
+@app.command()
+def recipes() -> None:
+    """List the built-in recipes."""
+    from vigneron.config import load_config, recipe_names
+
+    names = recipe_names()
+    width = max(len(name) for name in names)
+    for name in names:
+        typer.echo(f"{name:<{width}}  {load_config(name).about}")
+
+
+@app.command()
+def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="Where to write it.")]) -> None:
+    """Copy a recipe to a file, to edit it."""
+    from vigneron.config import recipe_text
+
+    text = recipe_text(recipe)
+    if file.exists():
+        raise UserError(f"'{file}' exists: choose another name")
+    if file.suffix not in (".yaml", ".yml"):
+        raise UserError(f"'{file}' should end in .yaml")
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write '{file}': {error.strerror}") from error
+    typer.echo(f"wrote {file}: edit it, then `vigneron train {file}`")
+
+
+@app.command()
+def validate(file: Recipe, overrides: Overrides = None) -> None:
+    """Check a recipe and its data, without loading a model."""
+    from vigneron.config import load_config
+
+    config = load_config(file, overrides or [])
+    from vigneron.tasks.source import load_data
+
+    data = load_data(config)
+    samples = config.prompts_per_step * config.group_size
+    typer.echo(f"{file} is valid: {len(data.train)} prompts to train on, {len(data.held_out)} held out")
+    typer.echo(
+        f"{config.steps} steps of {samples} samples ({config.prompts_per_step} prompts × {config.group_size}), "
+        f"up to {config.max_new_tokens} new tokens each: {config.steps * samples} samples in all"
+    )
+
+
+@app.command(name="eval")
+def evaluate(
+    run: RunPath,
+    step: Annotated[int | None, typer.Option(help="Which checkpoint; without it the newest.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Rows to evaluate on instead (.jsonl, .csv).")] = None,
+    show: Annotated[int, typer.Option(help="How many completions to show.")] = 10,
+) -> None:
+    """Greedy completions of the held-out part, scored."""
+    rows = None
+    if file is not None:
+        from vigneron.rollout.dataset import check_rows, read_rows
+
+        rows = read_rows(file)
+        check_rows(rows, ["prompt"], f"'{file}'")
+    from vigneron.api import load_run
+    from vigneron.report.tables import metrics_table, samples_table
+
+    metrics, samples = load_run(run, step=step).evaluate_samples(rows)
+    console = _console()
+    if show:
+        console.print(samples_table(samples[:show]))
+    console.print(metrics_table(metrics))
+
+
+@app.command()
+def chat(
+    run: RunPath,
+    step: Annotated[int | None, typer.Option(help="Which checkpoint; without it the newest.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    raw: Annotated[bool, typer.Option(help="Send what is typed as it is, not in the task's prompt.")] = False,
+) -> None:
+    """Talk to the trained child, beside the child as it was before."""
+    from vigneron.report.chat import chat_loop
+
+    chat_loop(_console(), run, step=step, temperature=temperature, raw=raw)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One run, or several to compare.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write it; without it into the first run's folder.")] = None,
+) -> None:
+    """Write report.html: curves side by side, completions before and after."""
+    from vigneron.report.html import write_report
+
+    typer.echo(f"wrote {write_report(runs, out)}")
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console()
+
+
+def _finished(console: "Console", trained: "Trained") -> None:
+    from vigneron.report.html import write_report
+    from vigneron.report.terminal import say
+
+    path = write_report([trained.folder])
+    say(console, f"run     {trained.folder}")
+    say(console, f"report  {path}")
+    say(console, f"talk    vigneron chat {trained.folder}")
+
+
+@contextmanager
+def _one_line_errors(debug: bool) -> Iterator[None]:
+    """What a user can mend is one line on stderr and exit code 2."""
+    try:
+        yield
+    except UserError as error:
+        if debug:
+            raise
+        for line in str(error).splitlines():
+            typer.echo(f"error: {line}", err=True)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        raise SystemExit(130) from None
+
+
+def main() -> None:
+    with _one_line_errors("--debug" in sys.argv):
+        app()

@@ -1,0 +1,94 @@
+"""Sampling: the distribution that is sampled from, and draws keyed by who draws.
+
+A draw is a function of (seed, step, sample, position), so what a prompt gets does not depend on its neighbours
+in the batch, on buckets or on ranks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The distribution sampled from. `top_k` 0 and `top_p` 1 leave it whole."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+def sampled_logprobs(
+    logits_NV: Float[Tensor, "N V"], sampling: Sampling, keep_N: Int[Tensor, " N"] | None = None
+) -> Float[Tensor, "N V"]:
+    """Log-probs of the distribution sampled from: temperature, then top-k, then top-p, renormalised.
+
+    `keep_N` are tokens that were sampled: they stay in the support even where rounding or a later update has
+    moved them across the edge of top-k or top-p, so that their log-prob is finite.
+    """
+    logprobs_NV = (logits_NV / sampling.temperature).log_softmax(-1)
+    vocabulary = logits_NV.shape[-1]
+    drops_some = 0 < sampling.top_k < vocabulary or sampling.top_p < 1.0
+    if not drops_some:
+        return logprobs_NV
+    sorted_NV, order_NV = logprobs_NV.detach().sort(dim=-1, descending=True, stable=True)
+    rank_V = torch.arange(vocabulary, device=logits_NV.device)
+    kept_NV = torch.ones_like(sorted_NV, dtype=torch.bool)
+    if 0 < sampling.top_k < vocabulary:
+        kept_NV = kept_NV & (rank_V < sampling.top_k)
+    if sampling.top_p < 1.0:
+        # The nucleus is taken of what top-k left, and always holds the likeliest token.
+        within_NV = torch.where(kept_NV, sorted_NV, -torch.inf).softmax(-1)
+        before_NV = within_NV.cumsum(-1) - within_NV
+        kept_NV = kept_NV & ((before_NV < sampling.top_p) | (rank_V == 0))
+    support_NV = torch.zeros_like(kept_NV).scatter(-1, order_NV, kept_NV)
+    if keep_N is not None:
+        support_NV = support_NV.scatter(-1, keep_N[:, None], True)
+    return torch.where(support_NV, logprobs_NV, -torch.inf).log_softmax(-1)
+
+
+def entropy(logprobs_NV: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
+    """−Σᵥ p log p, over the full distribution."""
+    p_NV = logprobs_NV.exp()
+    return -(p_NV * torch.where(logprobs_NV.isneginf(), 0.0, logprobs_NV)).sum(-1)
+
+
+def draw(logprobs_NV: Float[Tensor, "N V"], uniform_N: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """The token whose share of [0, 1) holds the uniform number. A token of probability 0 is never drawn."""
+    cumulative_NV = logprobs_NV.to(uniform_N.dtype).exp().cumsum(-1)
+    total_N = cumulative_NV[:, -1]
+    target_N = torch.minimum(uniform_N * total_N, torch.nextafter(total_N, torch.zeros_like(total_N)))
+    return torch.searchsorted(cumulative_NV, target_N[:, None], right=True).squeeze(-1)
+
+
+def keyed_uniform(seed: int, step: int, sample_N: Int[Tensor, " N"], position: int) -> Float[Tensor, " N"]:
+    """Uniform numbers in [0, 1), each a function of (seed, step, its sample, position) alone."""
+    bits_N = _mix(_mix(_mix(_mix(torch.full_like(sample_N, seed)) ^ step) ^ sample_N) ^ position)
+    if sample_N.device.type == "mps":  # has no float64
+        return _shift_right(bits_N, 40).to(torch.float32) * 2.0**-24
+    return _shift_right(bits_N, 11).to(torch.float64) * 2.0**-53
+
+
+def keyed_permutation(seed: int, epoch: int, size: int) -> list[int]:
+    """An order of 0 … size − 1 that depends on (seed, epoch) alone."""
+    keys = keyed_uniform(seed, epoch, torch.arange(size), -1)
+    return [int(i) for i in keys.argsort(stable=True)]
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """One round of a splitmix64-like finaliser, in wrapping 64-bit integers."""
+    bits = bits + _signed(0x9E3779B97F4A7C15)
+    bits = (bits ^ _shift_right(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
+    bits = (bits ^ _shift_right(bits, 27)) * _signed(0x94D049BB133111EB)
+    return bits ^ _shift_right(bits, 31)
+
+
+def _signed(unsigned: int) -> int:
+    return unsigned - 2**64 if unsigned >= 2**63 else unsigned
+
+
+def _shift_right(bits: Tensor, by: int) -> Tensor:
+    """Logical shift: torch's own keeps the sign."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)

@@ -1,0 +1,88 @@
+"""Losses: one tensor to be minimised, a value per token, and the one `aggregate` that reduces it.
+
+Nothing is detached inside: the caller decides what carries gradient. Equation numbers are those of
+`rlmt-grape`; Algorithm 1 and sections are those of `pgsrm`.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from vigneron.core.masked import masked_sum, where_finite
+
+AggregateMode = Literal["tokens", "samples", "sum_over_samples"]
+
+# exp(20) ≈ 5e8: far past any clip range, and finite in every dtype in use.
+LOG_RATIO_CAP = 20.0
+
+
+def policy_gradient(logprobs_BT: Float[Tensor, "B T"], advantages_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """−Aₜ · log π(aₜ|sₜ)   (eq. 3; Algorithm 1, line 11)."""
+    return where_finite(lambda logprobs, advantages: -advantages * logprobs, logprobs_BT, advantages_BT)
+
+
+def clipped_ratio(
+    logprobs_BT: Float[Tensor, "B T"],
+    behaviour_BT: Float[Tensor, "B T"],
+    advantages_BT: Float[Tensor, "B T"],
+    mask_BT: Shaped[Tensor, "B T"],
+    *,
+    epsilon: float = 0.2,
+    level: Literal["token", "sequence"] = "token",
+) -> Float[Tensor, "B T"]:
+    """−min(r·A, clip(r, 1−ε, 1+ε)·A) with r = π₁/π₀   (eq. 11, 14, 17; pgsrm §3.3).
+
+    level "token": rₜ is the ratio of token t. level "sequence": r is the ratio of the whole text's
+    probabilities, the same for all its tokens, and each token carries an equal share of the sample's loss, so
+    that a row's masked sum is the sample's loss. π₀ is the policy that sampled.
+    """
+
+    def clipped(log_ratio: Tensor, advantages: Tensor) -> Tensor:
+        ratio = log_ratio.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP).exp()
+        return -torch.minimum(ratio * advantages, ratio.clamp(1 - epsilon, 1 + epsilon) * advantages)
+
+    log_ratio_BT = where_finite(torch.sub, logprobs_BT, behaviour_BT)
+    if level == "token":
+        return where_finite(clipped, log_ratio_BT, advantages_BT)
+    mask_BT = mask_BT.bool()
+    tokens_B = mask_BT.sum(1).clamp(min=1)
+    log_ratio_B = masked_sum(log_ratio_BT, mask_BT)
+    share_BT = clipped(log_ratio_B[:, None], torch.where(mask_BT, advantages_BT, 0.0)) / tokens_B[:, None]
+    return torch.where(mask_BT, share_BT, 0.0)
+
+
+def squared_error(values_B: Float[Tensor, " B"], returns_B: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """(V − R)², the critic's loss   (Algorithm 1, line 12). A missing return gives NaN, and no gradient."""
+    return where_finite(lambda values, returns: (values - returns) ** 2, values_B, returns_B)
+
+
+def aggregate_denominator(mask_BT: Shaped[Tensor, "B T"], mode: AggregateMode) -> int:
+    """What `aggregate` divides by for a whole batch: its tokens, or its samples with at least one token."""
+    mask_BT = mask_BT.bool()
+    return int(mask_BT.sum()) if mode == "tokens" else int(mask_BT.any(1).sum())
+
+
+def aggregate(
+    values_BT: Float[Tensor, "B T"],
+    mask_BT: Shaped[Tensor, "B T"],
+    *,
+    mode: AggregateMode = "tokens",
+    denominator: float | None = None,
+) -> Float[Tensor, ""]:
+    """Reduce a value per token to the scalar that is minimised.
+
+    tokens:            Σᵢ Σₜ xᵢₜ / Σᵢ nᵢ            (Algorithm 1's masked mean)
+    samples:           (1/S) Σᵢ (1/nᵢ) Σₜ xᵢₜ
+    sum_over_samples:  (1/S) Σᵢ Σₜ xᵢₜ             (the papers' sums)
+
+    `denominator` is Σᵢ nᵢ or S of the whole batch over all microbatches and ranks: with it, the parts' results
+    add up to the whole's. Without it, that of the given mask. Nothing to count gives 0.
+    """
+    sums_B = masked_sum(values_BT, mask_BT)
+    if mode == "samples":
+        sums_B = sums_B / mask_BT.bool().sum(1).clamp(min=1)
+    if denominator is None:
+        denominator = aggregate_denominator(mask_BT, mode)
+    return sums_B.sum() / denominator if denominator else sums_B.sum() * 0.0

@@ -1,0 +1,28 @@
+"""Masks: what is masked out may be NaN, and never spreads, neither into a value nor into a gradient."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+
+def where_finite(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """`function(*tensors)` elementwise, NaN wherever an input is not finite.
+
+    The function sees 0 in those places, so its gradient there is 0 and not 0 · NaN. A position that is not
+    finite and not masked out later shows as a NaN in the loss, where it is caught.
+    """
+    finite = torch.stack([torch.isfinite(t) for t in torch.broadcast_tensors(*tensors)]).all(0)
+    values = function(*(torch.where(finite, t, 0.0) for t in tensors))
+    return torch.where(finite, values, torch.nan)
+
+
+def masked_sum(values_BT: Float[Tensor, "B T"], mask_BT: Shaped[Tensor, "B T"]) -> Float[Tensor, " B"]:
+    """Σₜ over each row's positions where the mask (bool, or 0 and 1 in any dtype) is 1."""
+    return torch.where(mask_BT.bool(), values_BT, 0.0).sum(1)
+
+
+def length_mask(lengths_B: Tensor, width: int) -> Bool[Tensor, "B T"]:
+    """1 on the first `lengths_B[i]` positions of row i."""
+    return torch.arange(width, device=lengths_B.device) < lengths_B[:, None]

@@ -1,0 +1,15 @@
+"""Errors that a user can cause: shown as one line that says what, where and how to mend it, never as a traceback."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Something the user can mend. The message is the line they see."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' (did you mean X?)' for the nearest known word, or what there is to choose from."""
+    known = list(known)
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" (did you mean '{near[0]}'?)" if near else f" (there is: {', '.join(known)})"

@@ -1,0 +1,10 @@
+"""One module per method: how it fills the loop's slots."""
+
+from collections.abc import Callable
+
+from vigneron.methods import actor_critic
+from vigneron.train.slots import Method, Parts
+
+METHODS: dict[str, Callable[[Parts], Method]] = {
+    "actor_critic": actor_critic.build,
+}

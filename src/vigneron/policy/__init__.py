@@ -1,0 +1,1 @@
+"""The child: loading it, running it, its reference and its critic."""

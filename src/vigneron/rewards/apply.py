@@ -1,0 +1,96 @@
+"""The reward slot: calls a reward of TRL's signature, checks what it returns, and keeps its parts."""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vigneron.batch import Batch
+from vigneron.errors import UserError
+
+RewardFunction = Callable[..., Any]
+
+
+class RewardFailed(UserError):
+    """A reward raised, or returned something that is not a list of numbers."""
+
+
+class ApplyReward:
+    """`reward(batch)`: None (missing) becomes NaN, which takes the sample out of everything.
+
+    Above `missing_limit` (a share of the step's samples) the run stops: something is broken that training on the
+    rest would hide.
+    """
+
+    def __init__(self, function: RewardFunction, *, missing_limit: float = 0.05) -> None:
+        self._function = function
+        self._name = getattr(function, "__name__", type(function).__name__)
+        self._missing_limit = missing_limit
+
+    def __call__(self, batch: Batch) -> Batch:
+        extras: dict[str, tuple[Any, ...]] = {}
+        metrics: dict[str, float] = {}
+        values = self._call(batch, extras, metrics)
+        rewards = [self._number(value, row) for row, value in enumerate(values)]
+        missing = sum(math.isnan(reward) for reward in rewards)
+        if missing > self._missing_limit * len(batch):
+            raise RewardFailed(
+                f"reward '{self._name}' is missing for {missing} of {len(batch)} samples, above the limit of "
+                f"{self._missing_limit:.0%} (reward.missing_limit)"
+            )
+        return replace(
+            batch,
+            rewards_B=torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device),
+            extras={**batch.extras, **extras},
+            metrics={**batch.metrics, **metrics},
+        )
+
+    def _call(self, batch: Batch, extras: dict[str, Any], metrics: dict[str, Any]) -> list[Any]:
+        def log_extra(name: str, values: Any) -> None:
+            extras[name] = tuple(values)
+
+        def log_metric(name: str, value: float) -> None:
+            metrics[name] = float(value)
+
+        lengths = batch.lengths_B.tolist()
+        ids = [row[:length] for row, length in zip(batch.completion_BT.tolist(), lengths, strict=True)]
+        try:
+            result = self._function(
+                prompts=list(batch.prompts),
+                completions=list(batch.completions),
+                completion_ids=ids,
+                log_extra=log_extra,
+                log_metric=log_metric,
+                **{name: list(column) for name, column in batch.columns.items()},
+            )
+            if inspect.isawaitable(result):
+                result = asyncio.run(_awaited(result))
+        except UserError:
+            raise
+        except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
+            raise RewardFailed(f"reward '{self._name}' raised {type(error).__name__}: {error}") from error
+        values = list(result)
+        if len(values) != len(batch):
+            raise RewardFailed(f"reward '{self._name}' returned {len(values)} values for {len(batch)} completions")
+        return values
+
+    def _number(self, value: Any, row: int) -> float:
+        if value is None:
+            return math.nan
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise RewardFailed(
+                f"reward '{self._name}' returned {value!r} for row {row + 1}; a missing reward is None, not NaN"
+            )
+        return number
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable

@@ -1,0 +1,79 @@
+"""PGSRM's reward (pgsrm §3.2): how near the child's answer is to the parent's, in an embedding space."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from vigneron.rewards.text import letters_only
+from vigneron.rollout.prompts import completion_text
+from vigneron.sources.embedders import Embedder
+
+Form = Literal["clip", "shift", "euclidean"]
+
+
+def similarity_reward(
+    parent_BD: Float[Tensor, "B D"],
+    child_BD: Float[Tensor, "B D"],
+    *,
+    alpha: float = 4.0,
+    form: Form = "clip",
+) -> Float[Tensor, " B"]:
+    """R = max(0, cos(e_p, e_c))^α   (pgsrm §3.2), of ℓ₂-normalised embeddings.
+
+    clip: the paper. shift: ((cos + 1) / 2)^α, the released code; an unrelated pair earns 0.06 at α = 4.
+    euclidean: 1 − ‖p̂ − ĉ‖, within [−1, 1], without α. A zero row (no known word) has cosine 0; a NaN row is
+    missing and gives NaN.
+    """
+    if not alpha >= 1:
+        raise ValueError(f"alpha must be at least 1, not {alpha}")
+    parent_BD, child_BD = normalize(parent_BD, dim=1), normalize(child_BD, dim=1)
+    if form == "euclidean":
+        return 1.0 - (parent_BD - child_BD).norm(dim=1)
+    cosine_B = (parent_BD * child_BD).sum(1).clamp(-1.0, 1.0)
+    if form == "shift":
+        return ((cosine_B + 1.0) / 2.0) ** alpha
+    if form == "clip":
+        return cosine_B.clamp(min=0.0) ** alpha
+    raise ValueError(f"form must be clip, shift or euclidean, not {form!r}")
+
+
+class SemanticReward:
+    """`similarity_reward` of texts, with TRL's signature. The parent's answers arrive in the column `answer`."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        *,
+        alpha: float = 4.0,
+        form: Form = "clip",
+        clean: Literal["letters", "none"] = "letters",
+    ) -> None:
+        self.__name__ = "semantic"
+        self._embedder = embedder
+        self._alpha: float = alpha
+        self._form: Form = form
+        self._clean = letters_only if clean == "letters" else str
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        answer: Sequence[str | None],
+        **columns: Any,
+    ) -> list[float | None]:
+        have = [i for i, text in enumerate(answer) if text is not None]
+        rewards: list[float | None] = [None] * len(completions)
+        if not have:
+            return rewards
+        # Parents and children in one call: a text that occurs twice is embedded once.
+        texts = [self._clean(str(answer[i])) for i in have]
+        texts += [self._clean(completion_text(completions[i])) for i in have]
+        parent_BD, child_BD = self._embedder.embed(texts).split(len(have))
+        scores = similarity_reward(parent_BD, child_BD, alpha=self._alpha, form=self._form)
+        for i, score in zip(have, scores.tolist(), strict=True):
+            rewards[i] = None if score != score else score
+        return rewards

@@ -1,0 +1,1 @@
+"""Where samples come from: prompts, and completions sampled from the policy."""

@@ -1,0 +1,1 @@
+"""What answers, embeds or scores: parents, embedders, judges."""

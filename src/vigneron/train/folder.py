@@ -1,0 +1,103 @@
+"""A run is its folder: config, metrics, samples, checkpoints, report. Whoever has it can watch it and go on with it."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from vigneron.config import Config, check_config, config_yaml, parse_yaml
+from vigneron.errors import UserError
+from vigneron.files import write_atomically
+
+
+@dataclass
+class RunFolder:
+    path: Path
+    _lock: IO[str] | None = field(default=None, repr=False)
+
+    @classmethod
+    def create(cls, runs: Path, name: str, *, exact_name: bool) -> "RunFolder":
+        """A new folder `runs/name`; a taken name is refused if it was asked for, else numbered."""
+        for number in range(1, 10_000):
+            path = runs / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError as error:
+                if exact_name:
+                    raise UserError(f"'{path}' exists: `vigneron resume {path}`, or choose another --name") from error
+                continue
+            except OSError as error:
+                raise UserError(f"cannot create the run's folder '{path}': {error.strerror}") from error
+            return cls(path)
+        raise UserError(f"there are too many runs named '{name}' in '{runs}'")
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        path = Path(path).expanduser()
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"'{path}' is not a run's folder: it has no config.yaml")
+        return cls(path)
+
+    def lock(self) -> None:
+        """One run writes at a time. The lock is the process's: it goes with it, however it ends."""
+        try:
+            self._lock = (self.path / ".lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another process is training in '{self.path}'") from error
+        except OSError as error:
+            raise UserError(f"cannot write in '{self.path}': {error.strerror}") from error
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_config(self, config: Config) -> None:
+        write_atomically(self.path / "config.yaml", config_yaml(config))
+
+    def config(self) -> Config:
+        where = self.path / "config.yaml"
+        return check_config(parse_yaml(where.read_text(encoding="utf-8"), str(where)), str(where))
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """One line of JSON. NaN (a figure that was not there) is null."""
+        line = json.dumps({k: _number(v) for k, v in record.items()}, ensure_ascii=False)
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def records(self, name: str) -> Iterator[dict[str, Any]]:
+        """The whole lines of a file; one that a kill cut short is left out."""
+        path = self.path / name
+        if not path.is_file():
+            return
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return list(self.records("metrics.jsonl"))
+
+    def forget_after(self, step: int) -> None:
+        """Drop what was logged after a checkpoint: the resumed run writes it again."""
+        for name in ("metrics.jsonl", "timings.jsonl"):
+            path = self.path / name
+            if path.is_file():
+                kept = [json.dumps(r, ensure_ascii=False) + "\n" for r in self.records(name) if r["step"] <= step]
+                write_atomically(path, "".join(kept))
+
+
+def _number(value: Any) -> Any:
+    return None if isinstance(value, float) and value != value else value
+
+
+def default_runs_folder() -> Path:
+    return Path(os.environ.get("VIGNERON_RUNS", "runs"))

@@ -1,0 +1,38 @@
+"""The loop. Every method is these four lines with the slots filled differently."""
+
+import time
+
+from vigneron.train.metrics import batch_metrics
+from vigneron.train.run import Run, Silent, View
+from vigneron.train.samples import samples_of
+from vigneron.train.signals import StopRequest
+
+
+def train(run: Run, view: View | None = None) -> None:
+    """Train until the last step, or until asked to stop: then the step is finished and saved."""
+    view = view or Silent()
+    config, method = run.config, run.method
+    if run.step == 0 and config.eval_every and run.data.held_out:
+        run.folder.append("metrics.jsonl", {"step": 0, **run.evaluate_and_keep()})
+    with StopRequest() as stop:
+        while run.step < config.steps:
+            began = time.perf_counter()
+
+            batch = method.rollout(run.prompts.at(run.step), run.step)
+            batch = method.reward(batch)
+            batch = method.advantage(batch)
+            metrics = batch_metrics(batch) | method.update(batch)
+
+            run.step += 1
+            last = run.step == config.steps
+            seconds = time.perf_counter() - began
+            run.samples.add(samples_of(batch, run.step, "train"))
+            if config.eval_every and run.data.held_out and (last or run.step % config.eval_every == 0):
+                metrics |= run.evaluate_and_keep()
+            run.folder.append("metrics.jsonl", {"step": run.step, **metrics})
+            run.folder.append("timings.jsonl", {"step": run.step, "seconds": round(seconds, 4)})
+            view.step(run, metrics, batch, seconds)
+            if last or stop.asked or (config.save_every and run.step % config.save_every == 0):
+                run.save()
+            if stop.asked:
+                stop.leave()

@@ -1,0 +1,31 @@
+"""Figures of a batch, under TRL's names where they mean the same."""
+
+from vigneron.batch import Batch
+from vigneron.rewards.exact import is_exact
+from vigneron.train.slots import Metrics
+
+
+def batch_metrics(batch: Batch) -> Metrics:
+    """Of samples that have what the figure needs; a missing reward counts nowhere but in `reward_missing`."""
+    assert batch.rewards_B is not None
+    present_B = ~batch.rewards_B.isnan()
+    rewards = batch.rewards_B[present_B].double()
+    metrics = {
+        "reward": float(rewards.mean()),
+        "reward_std": float(rewards.std()) if len(rewards) > 1 else 0.0,
+        "reward_missing": int((~present_B).sum()),
+    }
+    pairs = [
+        (completion, answer)
+        for completion, answer in zip(batch.completions, batch.columns.get("answer", ()), strict=False)
+        if answer is not None
+    ]
+    if pairs:
+        metrics["exact_match"] = sum(is_exact(c, a) for c, a in pairs) / len(pairs)
+    lengths = batch.lengths_B.double()
+    return {
+        **metrics,
+        "completions/mean_length": float(lengths.mean()),
+        "completions/clipped_ratio": float(batch.truncated_B.double().mean()),
+        **batch.metrics,
+    }

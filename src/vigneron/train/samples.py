@@ -1,0 +1,111 @@
+"""Samples of a run, in SQLite: a viewer pages, filters and sorts without reading all of them."""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vigneron.batch import Batch
+from vigneron.core.losses import aggregate
+from vigneron.rewards.exact import is_exact
+from vigneron.rollout.prompts import completion_text, prompt_text
+
+Kind = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt with one completion, as a person looks at it."""
+
+    step: int
+    kind: Kind
+    sample: int
+    prompt: str
+    completion: str
+    answer: str | None
+    reward: float | None
+    advantage: float | None
+    exact: bool | None
+    truncated: bool
+    extras: dict[str, Any]
+
+
+def samples_of(batch: Batch, step: int, kind: Kind) -> list[Sample]:
+    answers: Sequence[Any] = batch.columns.get("answer", (None,) * len(batch))
+    rewards = batch.rewards_B.tolist() if batch.rewards_B is not None else [None] * len(batch)
+    advantages: list[Any] = [None] * len(batch)
+    if batch.advantages_BT is not None:
+        rows = zip(batch.advantages_BT, batch.trained_BT, strict=True)
+        advantages = [float(aggregate(a[None], m[None])) if m.any() else None for a, m in rows]
+    return [
+        Sample(
+            step=step,
+            kind=kind,
+            sample=int(batch.sample_B[i]),
+            prompt=prompt_text(batch.prompts[i]),
+            completion=completion_text(batch.completions[i]),
+            answer=answers[i],
+            reward=None if rewards[i] != rewards[i] else rewards[i],
+            advantage=advantages[i],
+            exact=None if answers[i] is None else is_exact(batch.completions[i], answers[i]),
+            truncated=bool(batch.truncated_B[i]),
+            extras={name: column[i] for name, column in batch.extras.items()},
+        )
+        for i in range(len(batch))
+    ]
+
+
+class SampleStore:
+    """`samples.sqlite` in the run's folder."""
+
+    COLUMNS = tuple(Sample.__dataclass_fields__)
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        path = folder / "samples.sqlite"
+        self._db = sqlite3.connect(f"file:{path}?mode=ro", uri=True) if read_only else sqlite3.connect(path)
+        if not read_only:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute(
+                f"CREATE TABLE IF NOT EXISTS samples ({', '.join(self.COLUMNS)}, PRIMARY KEY (step, kind, sample))"
+            )
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        rows = [
+            tuple(json.dumps(v, default=str) if name == "extras" else v for name, v in vars(s).items()) for s in samples
+        ]
+        marks = ", ".join("?" * len(self.COLUMNS))
+        with self._db:
+            self._db.executemany(f"INSERT OR REPLACE INTO samples VALUES ({marks})", rows)
+
+    def page(self, *, step: int, kind: Kind = "train", limit: int = 100, offset: int = 0) -> list[Sample]:
+        rows = self._db.execute(
+            "SELECT * FROM samples WHERE step = ? AND kind = ? ORDER BY sample LIMIT ? OFFSET ?",
+            (step, kind, limit, offset),
+        )
+        return [self._sample(row) for row in rows]
+
+    def steps(self, kind: Kind) -> list[int]:
+        rows = self._db.execute("SELECT DISTINCT step FROM samples WHERE kind = ? ORDER BY step", (kind,))
+        return [step for (step,) in rows]
+
+    def forget_after(self, step: int) -> None:
+        with self._db:
+            self._db.execute("DELETE FROM samples WHERE step > ?", (step,))
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _sample(self, row: tuple[Any, ...]) -> Sample:
+        values = dict(zip(self.COLUMNS, row, strict=True))
+        exact = values["exact"]
+        return Sample(
+            **values
+            | {
+                "extras": json.loads(values["extras"]),
+                "exact": None if exact is None else bool(exact),
+                "truncated": bool(values["truncated"]),
+            }
+        )

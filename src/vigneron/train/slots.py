@@ -1,0 +1,44 @@
+"""The loop's slots, and what a method is given to fill them with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vigneron.batch import Batch
+from vigneron.config import Config
+from vigneron.policy.evaluate import Critic
+from vigneron.policy.model import Policy, Reference
+from vigneron.rollout.prompts import Row
+
+Metrics = dict[str, float]
+
+
+class Update(Protocol):
+    """θ ← θ', with a state that a checkpoint keeps."""
+
+    def __call__(self, batch: Batch) -> Metrics: ...
+    def tensors(self) -> dict[str, Any]: ...
+    def scalars(self) -> dict[str, Any]: ...
+    def load(self, tensors: dict[str, Any], scalars: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """Every method is the same loop with these slots filled differently. `update` holds the loss slot."""
+
+    rollout: Callable[[Sequence[Row], int], Batch]
+    reward: Callable[[Batch], Batch]
+    advantage: Callable[[Batch], Batch]
+    update: Update
+    critic: Critic | None = None
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What every method is built of."""
+
+    config: Config
+    policy: Policy
+    reference: Reference
+    reward: Callable[[Batch], Batch]

@@ -1,0 +1,168 @@
+"""The update slot by gradient: K updates a step, microbatches whose sum is the whole, a clipped step per player."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vigneron.batch import Batch, length_buckets
+from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
+from vigneron.core.schedule import Shape, learning_rate_factor
+from vigneron.errors import UserError
+from vigneron.policy.evaluate import Evaluation
+from vigneron.train.slots import Metrics
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand of the loss (`coefficient` ≠ 0), or a figure to log (0), as a value per token or per sample."""
+
+    name: str
+    values: Float[Tensor, "B T"] | Float[Tensor, " B"]
+    coefficient: float = 0.0
+    mode: AggregateMode = "tokens"
+
+
+class NonFinite(UserError):
+    """A loss or a gradient is NaN or infinite: nothing was updated."""
+
+
+@dataclass
+class Player:
+    """Parameters with their own AdamW and their own clipping: the actor, the critic."""
+
+    name: Literal["actor", "critic"]
+    parameters: Sequence[tuple[str, nn.Parameter]]
+    learning_rate: float
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    optimizer: torch.optim.AdamW = field(init=False)
+
+    def __post_init__(self) -> None:
+        weights = [parameter for _, parameter in self.parameters]
+        self.optimizer = torch.optim.AdamW(
+            weights,
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
+            fused=all(p.is_cuda or p.device.type == "cpu" for p in weights),
+        )
+
+    def clip(self) -> float:
+        """Scale the gradient to at most `max_grad_norm`; its norm before."""
+        weights = [parameter for _, parameter in self.parameters]
+        return float(torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm))
+
+    def step(self, factor: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate * factor
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        state = self.optimizer.state
+        return {
+            f"{self.name}.{name}.{key}": value
+            for name, parameter in self.parameters
+            for key, value in state.get(parameter, {}).items()
+        }
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        for name, parameter in self.parameters:
+            prefix = f"{self.name}.{name}."
+            found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            self.optimizer.state[parameter] = {
+                key: value.clone() if key == "step" else value.to(parameter.device).clone()
+                for key, value in found.items()
+                if key in ("step", "exp_avg", "exp_avg_sq")
+            }
+
+
+@dataclass
+class GradientUpdate:
+    """`update(batch)`: `evaluate` and `loss` are the method's; `after_step` is told the step's metrics."""
+
+    evaluate: Callable[[Batch], Evaluation]
+    loss: Callable[[Batch, Evaluation], list[Term]]
+    players: Sequence[Player]
+    total_updates: int
+    updates_per_step: int = 1
+    microbatch_tokens: int = 8192
+    schedule: Shape = "constant"
+    warmup_updates: int = 0
+    measure: Callable[[Batch], Term] | None = None
+    measure_every: int = 1
+    controller: Any = None
+    done: int = 0
+
+    def __call__(self, batch: Batch) -> Metrics:
+        """K updates; the metrics are of the first, where π₁ is still the policy that sampled."""
+        metrics: Metrics = {}
+        for _ in range(self.updates_per_step):
+            metrics = {**self._one_update(batch), **metrics}
+        step = self.done // self.updates_per_step
+        if self.measure is not None and self.measure_every and step % self.measure_every == 0:
+            measure = self.measure
+            with torch.no_grad():
+                metrics |= self._sum_over_parts(batch, lambda part: [measure(part)])
+        if self.controller is not None:
+            metrics |= self.controller.observe(metrics)
+        return metrics
+
+    def _one_update(self, batch: Batch) -> Metrics:
+        """The gradient of the whole batch, part by part, then one clipped step of each player."""
+        sums = self._sum_over_parts(batch, lambda part: self.loss(part, self.evaluate(part)))
+        return {**sums, **self._step()} if batch.trained_BT.any() else sums
+
+    def _sum_over_parts(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> Metrics:
+        """Each term over the whole batch; what has a coefficient is differentiated on the way."""
+        trained_BT = batch.trained_BT
+        modes: tuple[AggregateMode, ...] = ("tokens", "samples", "sum_over_samples")
+        whole = {mode: aggregate_denominator(trained_BT, mode) for mode in modes}
+        sums: dict[str, float] = defaultdict(float)
+        for rows in length_buckets([spans[-1][1] for spans in batch.spans], self.microbatch_tokens):
+            part = batch.rows(rows)
+            objective = torch.zeros((), device=trained_BT.device)
+            for term in terms_of(part):
+                values, mask = term.values, part.trained_BT
+                if values.dim() == 1:
+                    values, mask = values[:, None], mask.any(1, keepdim=True)
+                value = aggregate(values, mask, mode=term.mode, denominator=whole[term.mode])
+                sums[term.name] += float(value.detach())
+                if term.coefficient:
+                    objective = objective + term.coefficient * value
+            if objective.requires_grad:
+                objective.backward()
+        return dict(sums)
+
+    def _step(self) -> Metrics:
+        factor = learning_rate_factor(self.done, self.total_updates, shape=self.schedule, warmup=self.warmup_updates)
+        norms = {f"grad_norm/{player.name}": player.clip() for player in self.players}
+        broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
+        if broken:
+            raise NonFinite(
+                f"{' and '.join(broken)} is not finite: nothing was updated, and the last checkpoint stands. "
+                "A lower learning rate or a lower temperature usually helps"
+            )
+        for player in self.players:
+            player.step(factor)
+        self.done += 1
+        return {**norms, "learning_rate": self.players[0].learning_rate * factor}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: tensor for player in self.players for name, tensor in player.tensors().items()}
+
+    def scalars(self) -> dict[str, Any]:
+        controller = self.controller.scalars() if self.controller is not None else {}
+        return {"updates_done": self.done, "controller": controller}
+
+    def load(self, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
+        for player in self.players:
+            player.load(tensors)
+        self.done = int(scalars["updates_done"])
+        if self.controller is not None:
+            self.controller.load(scalars["controller"])
