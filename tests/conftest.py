@@ -30,7 +30,9 @@ def tiny_model(kind: str, seed: int = 0) -> GPT2LMHeadModel | LlamaForCausalLM:
     torch.manual_seed(seed)
     if kind == "gpt2":
         return GPT2LMHeadModel(
-            GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=2, n_head=2, eos_token_id=0)
+            GPT2Config(
+                vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+            )
         )
     return LlamaForCausalLM(
         LlamaConfig(
@@ -41,6 +43,7 @@ def tiny_model(kind: str, seed: int = 0) -> GPT2LMHeadModel | LlamaForCausalLM:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
+            bos_token_id=0,
             eos_token_id=0,
             pad_token_id=0,
         )

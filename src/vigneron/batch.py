@@ -78,11 +78,11 @@ class Batch:
             if isinstance(value, Tensor):
                 picked = value[at]
                 return picked[:, :width] if "_BT" in name else picked
-            if name == "metrics":
+            if value is None or name == "metrics":
                 return value
             if isinstance(value, dict):
-                return {key: pick(key, column) for key, column in value.items()}
-            return value if value is None else tuple(value[i] for i in indices)
+                return {key: tuple(column[i] for i in indices) for key, column in value.items()}
+            return tuple(value[i] for i in indices)
 
         return Batch(**{f.name: pick(f.name, getattr(self, f.name)) for f in fields(self)})
 

@@ -128,10 +128,10 @@ def evaluate(
     """Greedy completions of the held-out part, scored."""
     rows = None
     if file is not None:
-        from vigneron.rollout.dataset import check_rows, read_rows
+        from vigneron.tasks.source import load_rows
+        from vigneron.train.folder import RunFolder
 
-        rows = read_rows(file)
-        check_rows(rows, ["prompt"], f"'{file}'")
+        rows = load_rows(RunFolder.open(run).config(), file)
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 

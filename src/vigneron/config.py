@@ -4,13 +4,21 @@ Light on purpose: no torch here, so that a bad recipe is refused at once.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from vigneron.errors import UserError, did_you_mean
@@ -21,9 +29,9 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused, and a text is not a number."""
+    """Unknown keys are refused, and a text is not a number; neither is infinity."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class LoraConfig(Strict):
@@ -87,6 +95,11 @@ class SemanticRewardConfig(Strict):
             raise ValueError("`alpha` has no effect with `form: euclidean`")
         return self
 
+    @model_serializer(mode="wrap")
+    def without_inert_alpha(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read again."""
+        return {k: v for k, v in dump(self).items() if k != "alpha" or self.form != "euclidean"}
+
 
 class ExactRewardConfig(Strict):
     """1 for the parent's answer after normalisation, else 0."""
@@ -113,6 +126,12 @@ class AdaptiveKlConfig(Strict):
     target: Annotated[float, Field(gt=0)] = 0.8
     minimum: NotNegative = 1e-6
     maximum: NotNegative = 0.1
+
+    @model_validator(mode="after")
+    def bounds_do_not_cross(self) -> "AdaptiveKlConfig":
+        if self.minimum > self.maximum:
+            raise ValueError(f"`minimum` ({self.minimum}) is above `maximum` ({self.maximum})")
+        return self
 
 
 class KlConfig(Strict):
@@ -151,6 +170,8 @@ class ActorCriticConfig(Strict):
         if not isinstance(given, Mapping) or given.get("faithful") is not True:
             return given
         kl = given.get("kl") or {}
+        if isinstance(kl, KlConfig):
+            kl = kl.model_dump(exclude_unset=True)
         if not isinstance(kl, Mapping):
             return given
         wanted = {"kl.estimator": "k1", "kl.against": "reference", "value_position": "last_completion"}
@@ -170,11 +191,12 @@ class ActorCriticConfig(Strict):
             "kl": {**kl, "estimator": "k1", "against": "reference"},
         }
 
-
     @model_validator(mode="after")
     def several_updates_need_the_ratio(self) -> "ActorCriticConfig":
         if self.updates_per_step > 1 and self.clip_epsilon is None:
-            raise ValueError("several updates a step need `clip_epsilon`: without a ratio the later ones are off-policy")
+            raise ValueError(
+                "several updates a step need `clip_epsilon`: without a ratio the later ones are off-policy"
+            )
         return self
 
 
@@ -226,23 +248,29 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML, with YAML 1.2's numbers: `1e-5` is one."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
-    list("-+0123456789."),
-)
-# The resolver above also matches whole numbers: let the integer rule come first.
-for _first, _rules in _Loader.yaml_implicit_resolvers.items():
-    _rules.sort(key=lambda rule: rule[0] != "tag:yaml.org,2002:int")
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads: the text '1e-5' is quoted."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+        list("-+0123456789."),
+    )
+    # The resolver above also matches whole numbers: let the integer rule come first.
+    for _rules in _side.yaml_implicit_resolvers.values():
+        _rules.sort(key=lambda rule: rule[0] != "tag:yaml.org,2002:int")
 
 
 def parse_yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{where}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{where}{line}: not valid YAML: {problem}") from error
 
 
 def recipe_names() -> list[str]:
@@ -304,7 +332,7 @@ def check_config(given: Mapping[str, Any], where: str) -> Config:
 
 
 def _describe(error: ErrorDetails, given: Any) -> str:
-    path = _path_in(error["loc"], given)
+    path = _path_in(error, given)
     key = ".".join(str(part) for part in path) or "the recipe"
     if error["type"] == "extra_forbidden":
         return f"unknown key '{key}'{did_you_mean(str(path[-1]), _known_keys(path[:-1], given))}"
@@ -312,7 +340,8 @@ def _describe(error: ErrorDetails, given: Any) -> str:
         return f"'{key}' is missing"
     if error["type"] in ("union_tag_not_found", "union_tag_invalid"):
         return f"{key}.kind: one of {error['ctx']['expected_tags']}, not {_kind(error['input'])}"
-    message = error["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    message = error["msg"].removeprefix("Value error, ")
+    message = re.sub("^(Input|String) should", "should", message)
     shown = error["input"]
     if error["type"] == "value_error" or isinstance(shown, dict | list):
         return f"{key}: {message}"
@@ -323,20 +352,19 @@ def _kind(given: Any) -> str:
     return repr(given.get("kind")) if isinstance(given, Mapping) else repr(given)
 
 
-def _path_in(location: Iterable[int | str], given: Any) -> list[int | str]:
+def _path_in(error: ErrorDetails, given: Any) -> list[int | str]:
     """Pydantic's location without the tags of unions, which are no keys."""
     path: list[int | str] = []
     here = given
-    location = list(location)
-    for index, part in enumerate(location):
-        last = index == len(location) - 1
-        if isinstance(here, Mapping) and part not in here and not last:
+    for part in error["loc"]:
+        missing = error["type"] == "missing" and part == error["loc"][-1]
+        if isinstance(here, Mapping) and (part in here or missing):
+            here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int):
+            here = here[part]
+        else:
             continue
         path.append(part)
-        try:
-            here = here[part]
-        except (KeyError, IndexError, TypeError):
-            here = None
     return path
 
 
@@ -367,4 +395,4 @@ def _section_model(model: type[BaseModel], key: str, given: Any) -> type[BaseMod
 
 def config_yaml(config: Config) -> str:
     """The resolved config, as it is written into the run's folder."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vigneron.core.masked import where_finite
+from vigneron.core.masked import LOG_RATIO_CAP, where_finite
 
 
 def k1(logprobs_BT: Float[Tensor, "B T"], reference_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -19,20 +19,23 @@ def k2(logprobs_BT: Float[Tensor, "B T"], reference_BT: Float[Tensor, "B T"]) ->
 
 def k3(logprobs_BT: Float[Tensor, "B T"], reference_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """ρ/π − 1 − log(ρ/π): unbiased and never negative as a value; as a loss its gradient is the forward KL's."""
-    return where_finite(lambda p, q: torch.exp(q - p) - 1 - (q - p), logprobs_BT, reference_BT)
+    return where_finite(lambda p, q: (q - p).clamp(max=LOG_RATIO_CAP).exp() - 1 - (q - p), logprobs_BT, reference_BT)
 
 
 def exact(p_logits_BTV: Float[Tensor, "*BT V"], q_logits_BTV: Float[Tensor, "*BT V"]) -> Float[Tensor, "*BT"]:
     """KL(p ‖ q) = Σᵥ p(v) (log p(v) − log q(v)) at every position   (eq. 8-10 is exact(π₀, π₁)).
 
-    A token that p excludes (logit −∞) adds nothing. A position with a NaN gives NaN, and passes no gradient.
+    A token that p excludes (logit −∞) adds nothing; one that only q excludes makes it ∞. A position that is ∞, or
+    has a NaN (and gives NaN), passes no gradient.
     """
-    bad_BT = (p_logits_BTV.isnan() | q_logits_BTV.isnan()).any(-1)
+    nan_BT = (p_logits_BTV.isnan() | q_logits_BTV.isnan()).any(-1)
+    infinite_BT = (q_logits_BTV.isneginf() & ~p_logits_BTV.isneginf()).any(-1)
+    bad_BT = nan_BT | infinite_BT
     p = torch.where(bad_BT[..., None], 0.0, p_logits_BTV).log_softmax(-1)
     q = torch.where(bad_BT[..., None], 0.0, q_logits_BTV).log_softmax(-1)
     excluded = p.isneginf()
     terms = p.exp() * (torch.where(excluded, 0.0, p) - torch.where(excluded, 0.0, q))
-    return torch.where(bad_BT, torch.nan, terms.sum(-1))
+    return torch.where(bad_BT, torch.where(nan_BT, torch.nan, torch.inf), terms.sum(-1))
 
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}

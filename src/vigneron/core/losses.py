@@ -10,12 +10,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from vigneron.core.masked import masked_sum, where_finite
+from vigneron.core.masked import LOG_RATIO_CAP, masked_sum, where_finite
 
 AggregateMode = Literal["tokens", "samples", "sum_over_samples"]
-
-# exp(20) ≈ 5e8: far past any clip range, and finite in every dtype in use.
-LOG_RATIO_CAP = 20.0
 
 
 def policy_gradient(logprobs_BT: Float[Tensor, "B T"], advantages_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -69,7 +66,7 @@ def aggregate(
     mask_BT: Shaped[Tensor, "B T"],
     *,
     mode: AggregateMode = "tokens",
-    denominator: float | None = None,
+    denominator: float | int | Tensor | None = None,
 ) -> Float[Tensor, ""]:
     """Reduce a value per token to the scalar that is minimised.
 

@@ -6,6 +6,9 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+# exp(20) ≈ 5e8: far past any clip range, and finite in every dtype in use.
+LOG_RATIO_CAP = 20.0
+
 
 def where_finite(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """`function(*tensors)` elementwise, NaN wherever an input is not finite.

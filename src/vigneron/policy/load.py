@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 
 from vigneron.errors import UserError
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder
@@ -71,18 +72,14 @@ def load_policy(
     model, tokenizer = _load_pretrained(name, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if lora is not None:
         model = _add_lora(model, lora)
-    # eval() turns dropout off; gradient checkpointing wants train(), so dropout is also set to 0 where it lives.
     model.eval()
     if activation_checkpointing:
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        _zero_config_dropout(model)
+        _remove_dropout(model)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if lora is not None:
             model.enable_input_require_grads()
-        model.train()
     policy = make_policy(model.to(where), tokenizer, device=where, dtype=resolve_compute_dtype(dtype, where))
+    policy.activation_checkpointing = activation_checkpointing
     check_head(policy)
     return policy
 
@@ -116,7 +113,7 @@ def _load_pretrained(name: str, *, allow_pickle: bool, trust_remote_code: bool) 
                 use_safetensors=None if allow_pickle else True,
                 **options,
             )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"model: cannot load '{name}': {_first_line(error)}") from error
     return model, tokenizer
 
@@ -144,9 +141,11 @@ def _add_lora(model: Any, lora: Lora) -> Any:
         raise UserError(f"model.lora: {_first_line(error)}") from error
 
 
-def _zero_config_dropout(model: Any) -> None:
-    """Attention reads its dropout from the config or from a plain attribute, not from a Dropout module."""
+def _remove_dropout(model: Any) -> None:
+    """eval() turns dropout off; checkpointing needs train(), so there it is set to 0 wherever it lives."""
     for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
         for attribute in ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout"):
             if isinstance(getattr(module, attribute, None), float):
                 setattr(module, attribute, 0.0)

@@ -26,6 +26,7 @@ class Policy:
     pad_id: int
     device: torch.device
     compute_dtype: torch.dtype = torch.float32
+    activation_checkpointing: bool = False
 
     @property
     def causal(self) -> Any:
@@ -51,6 +52,9 @@ class Policy:
         cache: Any = None,
     ) -> Float[Tensor, "B S H"]:
         """Last hidden states, after the final norm. Positions are always explicit."""
+        if self.activation_checkpointing:
+            # transformers checkpoints in training mode only, and has no cache there. There is no dropout to turn on.
+            self.model.train(torch.is_grad_enabled())
         with self._precision():
             out = self.causal.base_model(
                 input_ids=ids_BS,

@@ -21,7 +21,8 @@ COMPLETIONS_SHOWN = 40
 def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
     """Compare runs in one page; without `out` it goes into the first run's folder."""
     folders = [RunFolder.open(run) for run in runs]
-    metrics = {folder.path.name: folder.metrics() for folder in folders}
+    names = _names(folders)
+    metrics = {name: folder.metrics() for name, folder in zip(names, folders, strict=True)}
     if not any(metrics.values()):
         raise UserError("there is nothing to report yet: no step has been logged")
     template = Environment(autoescape=True).from_string(
@@ -30,14 +31,14 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     page = template.render(
         title=" and ".join(metrics),
         figure=Markup(as_svg(comparison_figure(metrics))),
-        summary=[summary(folder, metrics[folder.path.name]) for folder in folders],
+        summary=[{**summary(f, metrics[name]), "name": name} for name, f in zip(names, folders, strict=True)],
         runs=[
             {
-                "name": folder.path.name,
+                "name": name,
                 "pairs": before_and_after(folder.path),
                 "config": config_yaml(folder.config()),
             }
-            for folder in folders
+            for name, folder in zip(names, folders, strict=True)
         ],
     )
     path = Path(out) if out is not None else folders[0].path / "report.html"
@@ -46,6 +47,13 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error
     return path
+
+
+def _names(folders: Sequence[RunFolder]) -> list[str]:
+    """The folders' own names, or their whole paths where two are alike."""
+    paths = [folder.path.resolve() for folder in folders]
+    short = [path.name for path in paths]
+    return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 
 def summary(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

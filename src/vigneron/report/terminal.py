@@ -46,7 +46,7 @@ class TerminalView:
             self._live.__exit__(*error)
 
     def notice(self, text: str) -> None:
-        self._console.print(Text(f"note: {text}", style="dim"))
+        self._console.print(Text(f"note: {text}", style="dim"), soft_wrap=True)
 
     def step(self, run: Run, metrics: Metrics, batch: Batch, seconds: float) -> None:
         self._recent.append((len(batch), seconds))
@@ -90,7 +90,7 @@ class TerminalView:
 
 def say(console: Console, text: str) -> None:
     """Plain text: nothing in it is markup, and no line is broken."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +53,8 @@ class ApplyReward:
     def _call(self, batch: Batch, extras: dict[str, Any], metrics: dict[str, Any]) -> list[Any]:
         def log_extra(name: str, values: Any) -> None:
             extras[name] = tuple(values)
+            if len(extras[name]) != len(batch):
+                raise ValueError(f"log_extra('{name}') got {len(extras[name])} values for {len(batch)} completions")
 
         def log_metric(name: str, value: float) -> None:
             metrics[name] = float(value)
@@ -68,12 +71,17 @@ class ApplyReward:
                 **{name: list(column) for name, column in batch.columns.items()},
             )
             if inspect.isawaitable(result):
-                result = asyncio.run(_awaited(result))
+                # In a thread of its own: in a notebook this one has a running loop.
+                with ThreadPoolExecutor(max_workers=1) as pool:
+                    result = pool.submit(asyncio.run, _awaited(result)).result()
         except UserError:
             raise
         except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
             raise RewardFailed(f"reward '{self._name}' raised {type(error).__name__}: {error}") from error
-        values = list(result)
+        try:
+            values = list(result)
+        except TypeError as error:
+            raise RewardFailed(f"reward '{self._name}' returned {result!r}, not a list of numbers") from error
         if len(values) != len(batch):
             raise RewardFailed(f"reward '{self._name}' returned {len(values)} values for {len(batch)} completions")
         return values

@@ -33,6 +33,9 @@ def _python_function(path: str) -> RewardFunction:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UserError(f"reward.function: cannot import '{module_name}': {error}") from error
+    except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"reward.function: importing '{module_name}' raised {what}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"reward.function: '{module_name}' has no function '{name}'")

@@ -7,12 +7,12 @@ from vigneron.rewards.text import normalise
 from vigneron.rollout.prompts import completion_text
 
 
-def is_exact(completion: Any, answer: str) -> bool:
-    return normalise(completion_text(completion)) == normalise(answer)
+def is_exact(completion: Any, answer: Any) -> bool:
+    return normalise(completion_text(completion)) == normalise(str(answer))
 
 
 def exact_reward(
-    prompts: Sequence[Any], completions: Sequence[Any], *, answer: Sequence[str | None], **columns: Any
+    prompts: Sequence[Any], completions: Sequence[Any], *, answer: Sequence[Any], **columns: Any
 ) -> list[float | None]:
     """String equality after normalisation; a missing answer gives a missing reward."""
     return [

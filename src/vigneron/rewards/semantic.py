@@ -24,14 +24,16 @@ def similarity_reward(
     """R = max(0, cos(e_p, e_c))^α   (pgsrm §3.2), of ℓ₂-normalised embeddings.
 
     clip: the paper. shift: ((cos + 1) / 2)^α, the released code; an unrelated pair earns 0.06 at α = 4.
-    euclidean: 1 − ‖p̂ − ĉ‖, within [−1, 1], without α. A zero row (no known word) has cosine 0; a NaN row is
-    missing and gives NaN.
+    euclidean: 1 − ‖p̂ − ĉ‖, within [−1, 1], without α. A zero row (no known word) has cosine 0 and distance √2;
+    a NaN row is missing and gives NaN.
     """
     if not alpha >= 1:
         raise ValueError(f"alpha must be at least 1, not {alpha}")
     parent_BD, child_BD = normalize(parent_BD, dim=1), normalize(child_BD, dim=1)
     if form == "euclidean":
-        return 1.0 - (parent_BD - child_BD).norm(dim=1)
+        unknown_B = (parent_BD == 0).all(1) | (child_BD == 0).all(1)
+        distance_B = torch.where(unknown_B, 2.0**0.5, (parent_BD - child_BD).norm(dim=1))
+        return (1.0 - distance_B).clamp(-1.0, 1.0)
     cosine_B = (parent_BD * child_BD).sum(1).clamp(-1.0, 1.0)
     if form == "shift":
         return ((cosine_B + 1.0) / 2.0) ** alpha

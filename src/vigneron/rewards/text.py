@@ -4,14 +4,17 @@ import unicodedata
 
 
 def normalise(text: str) -> str:
-    """For equality: case, surrounding space and surrounding punctuation do not count."""
-    text = unicodedata.normalize("NFKC", text).casefold()
+    """For equality: case, surrounding space and surrounding punctuation do not count.
+
+    A minus sign before a digit is no punctuation, and a text of punctuation alone stays what it is.
+    """
+    text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     start, stop = 0, len(text)
-    while start < stop and _is_edge(text[start]):
+    while start < stop and _is_edge(text[start]) and not _is_sign(text, start):
         start += 1
     while stop > start and _is_edge(text[stop - 1]):
         stop -= 1
-    return " ".join(text[start:stop].split())
+    return text[start:stop] or text
 
 
 def letters_only(text: str) -> str:
@@ -21,4 +24,9 @@ def letters_only(text: str) -> str:
 
 
 def _is_edge(character: str) -> bool:
-    return character.isspace() or unicodedata.category(character)[0] in "PSC"
+    kind = unicodedata.category(character)
+    return character.isspace() or character in "`´" or kind[0] == "P" or kind in ("Cc", "Cf")
+
+
+def _is_sign(text: str, at: int) -> bool:
+    return text[at] in "-−" and text[at + 1 : at + 2].isdigit()

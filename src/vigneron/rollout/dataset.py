@@ -54,7 +54,7 @@ def _is_conversation(prompt: Any) -> bool:
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -73,9 +73,9 @@ def _read_csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            for row in csv.DictReader(file):
+            for number, row in enumerate(csv.DictReader(file), start=1):
                 if None in row:
-                    raise UserError(f"data: '{path}' has a row with more fields than its header: {row[None]}")
+                    raise UserError(f"data: '{path}', row {number} has more fields than its header: {row[None]}")
                 yield dict(row)
         except csv.Error as error:
             raise UserError(f"data: '{path}' is not readable as CSV: {error}") from error

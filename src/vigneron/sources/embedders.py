@@ -1,6 +1,7 @@
 """Embedders: texts to vectors. A text with nothing known in it is a zero row, and a genuine answer."""
 
 import gzip
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -132,7 +133,7 @@ class WordVectors:
         try:
             with _open_text(path) as file:
                 index, vectors = _read_numberbatch(file, path)
-        except (OSError, EOFError, UnicodeDecodeError) as error:
+        except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise UserError(f"reward.embedder: cannot read '{path}': {error}") from error
         return cls(str(path), index, torch.from_numpy(vectors))
 
@@ -154,7 +155,8 @@ def _read_numberbatch(file: IO[str], path: Path) -> tuple[dict[str, int], np.nda
     header = file.readline().split()
     if len(header) != 2 or not all(part.isdecimal() for part in header):
         raise UserError(f"reward.embedder: '{path}', line 1 is not Numberbatch's header `count dimensions`")
-    dimensions = int(header[1])
+    count, dimensions = int(header[0]), int(header[1])
+    number = 1
     index: dict[str, int] = {}
     vectors: list[np.ndarray] = []
     for number, line in enumerate(file, start=2):
@@ -171,6 +173,8 @@ def _read_numberbatch(file: IO[str], path: Path) -> tuple[dict[str, int], np.nda
             raise UserError(f"reward.embedder: '{path}', line {number} does not hold {dimensions} numbers")
         index[word] = len(vectors)
         vectors.append(vector)
+    if number - 1 < count:
+        raise UserError(f"reward.embedder: '{path}' ends after {number - 1} of {count} words: it is cut short")
     if not vectors:
         raise UserError(f"reward.embedder: '{path}' holds no English words")
     return index, np.stack(vectors)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from vigneron.config import Config
 from vigneron.errors import UserError
@@ -19,28 +20,28 @@ class Data:
 def load_data(config: Config) -> Data:
     """Both parts, checked: a row without a column that the reward needs is named by its number."""
     data = config.data
-    needed = ["prompt"] if config.reward.kind == "python" else ["prompt", "answer"]
     if data.task is not None:
         task = load_task(data.task)
         return Data(task.rows("train", data.template), task.rows("held_out", data.template))
     assert data.train is not None
-    parts = []
-    for path in (data.train, data.held_out):
-        rows = [] if path is None else read_rows(path)
-        if path is not None:
-            rows = _with_prompts(rows, data.template, path)
-            check_rows(rows, needed, f"'{path}'")
-        parts.append(rows)
-    return Data(*parts)
+    return Data(load_rows(config, data.train), [] if data.held_out is None else load_rows(config, data.held_out))
 
 
-def _with_prompts(rows: Sequence[Row], template: str | None, path: str) -> list[Row]:
+def load_rows(config: Config, path: str | Path) -> list[Row]:
+    """A file's rows, with prompts made by the config's template and every column that its reward needs."""
+    needed = ["prompt"] if config.reward.kind == "python" else ["prompt", "answer"]
+    rows = _with_prompts(read_rows(path), config.data.template, path)
+    check_rows(rows, needed, f"'{path}'")
+    return rows
+
+
+def _with_prompts(rows: Sequence[Row], template: str | None, path: str | Path) -> list[Row]:
     if template is None:
         return list(rows)
     made = []
     for number, row in enumerate(rows, start=1):
         try:
             made.append({**row, "prompt": template.format(**row)})
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
             raise UserError(f"data: '{path}', row {number} cannot fill the template: {error!r}") from error
     return made

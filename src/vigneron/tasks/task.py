@@ -23,7 +23,7 @@ class Task:
         prompt = template or self.child_prompt
         try:
             return [{"prompt": prompt.format(**row), **row} for row in _recorded(self.name) if row["split"] == split]
-        except (KeyError, IndexError, ValueError) as error:
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
             raise UserError(f"data.template: {prompt!r} cannot be filled from the task's columns: {error!r}") from error
 
 

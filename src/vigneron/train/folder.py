@@ -65,7 +65,11 @@ class RunFolder:
 
     def config(self) -> Config:
         where = self.path / "config.yaml"
-        return check_config(parse_yaml(where.read_text(encoding="utf-8"), str(where)), str(where))
+        try:
+            text = where.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read '{where}': {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+        return check_config(parse_yaml(text, str(where)), str(where))
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """One line of JSON. NaN (a figure that was not there) is null."""

@@ -46,7 +46,7 @@ def samples_of(batch: Batch, step: int, kind: Kind) -> list[Sample]:
             sample=int(batch.sample_B[i]),
             prompt=prompt_text(batch.prompts[i]),
             completion=completion_text(batch.completions[i]),
-            answer=answers[i],
+            answer=None if answers[i] is None else str(answers[i]),
             reward=None if rewards[i] != rewards[i] else rewards[i],
             advantage=advantages[i],
             exact=None if answers[i] is None else is_exact(batch.completions[i], answers[i]),
@@ -64,7 +64,9 @@ class SampleStore:
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         path = folder / "samples.sqlite"
-        self._db = sqlite3.connect(f"file:{path}?mode=ro", uri=True) if read_only else sqlite3.connect(path)
+        self._db = (
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) if read_only else sqlite3.connect(path)
+        )
         if not read_only:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")

@@ -116,6 +116,7 @@ class GradientUpdate:
     def _one_update(self, batch: Batch) -> Metrics:
         """The gradient of the whole batch, part by part, then one clipped step of each player."""
         sums = self._sum_over_parts(batch, lambda part: self.loss(part, self.evaluate(part)))
+        _check_finite(sums)
         return {**sums, **self._step()} if batch.trained_BT.any() else sums
 
     def _sum_over_parts(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> Metrics:
@@ -142,12 +143,7 @@ class GradientUpdate:
     def _step(self) -> Metrics:
         factor = learning_rate_factor(self.done, self.total_updates, shape=self.schedule, warmup=self.warmup_updates)
         norms = {f"grad_norm/{player.name}": player.clip() for player in self.players}
-        broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
-        if broken:
-            raise NonFinite(
-                f"{' and '.join(broken)} is not finite: nothing was updated, and the last checkpoint stands. "
-                "A lower learning rate or a lower temperature usually helps"
-            )
+        _check_finite(norms)
         for player in self.players:
             player.step(factor)
         self.done += 1
@@ -166,3 +162,12 @@ class GradientUpdate:
         self.done = int(scalars["updates_done"])
         if self.controller is not None:
             self.controller.load(scalars["controller"])
+
+
+def _check_finite(figures: Metrics) -> None:
+    broken = [name for name, value in figures.items() if not math.isfinite(value)]
+    if broken:
+        raise NonFinite(
+            f"{', '.join(broken)}: not finite. Nothing was updated, and the last checkpoint stands; "
+            "a lower learning rate or temperature usually helps"
+        )

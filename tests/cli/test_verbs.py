@@ -1,0 +1,377 @@
+"""Every verb, from start to end, on a tiny child and a dataset of the test's own."""
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_line import vigneron, write_jsonl, write_recipe
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import vigneron as package
+from vigneron.api import load_run
+from vigneron.api import train as train_in_python
+from vigneron.config import load_config, recipe_names
+from vigneron.report.terminal import TerminalView, say
+from vigneron.train.folder import RunFolder
+from vigneron.train.samples import SampleStore
+
+ESCAPE = "\x1b"
+HEAVY = {"torch", "transformers", "numpy", "matplotlib", "yaml", "vigneron.config", "vigneron.api"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("verbs")
+
+
+@pytest.fixture(scope="module")
+def recipe(place: Path, tiny_folder: Path) -> Path:
+    rows = [f'{{"prompt": "{letter}", "answer": "{letter.upper()}"}}' for letter in "abcdef"]
+    held_out = ['{"prompt": "x[bold]", "answer": "X"}', '{"prompt": "y", "answer": "Y"}']
+    data = {
+        "train": str(write_jsonl(place / "train.jsonl", rows)),
+        "held_out": str(write_jsonl(place / "held_out.jsonl", held_out)),
+    }
+    return write_recipe(
+        place,
+        tiny_folder,
+        data=data,
+        optimizer={"actor_lr": 0.05},  # so large that four steps change what the child says
+        steps=4,
+        prompts_per_step=4,
+        eval_every=2,
+        save_every=2,
+        keep_last=5,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path, recipe: Path) -> tuple[Path, str]:
+    """A finished run, and what was printed. Tests read it; those that write take a copy."""
+    answer = vigneron("train", recipe, "--name", "first", "--runs", place / "runs", "seed=7")
+    assert answer.code == 0, answer.err
+    return place / "runs" / "first", answer.out
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# ---------------------------------------------------------------------------------------------- help, recipes, init
+
+
+def test_help_answers_within_half_a_second() -> None:
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "vigneron", "--help"], capture_output=True, text=True, check=True, timeout=60
+        )
+        seconds.append(time.perf_counter() - began)
+    for verb in ("train", "resume", "demo", "recipes", "init", "validate", "eval", "chat", "report"):
+        assert re.search(rf"^  {verb} +\S", done.stdout, re.MULTILINE), verb
+    assert min(seconds) < 0.5, seconds
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "vigneron", "train", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "vigneron.cli" in imported
+    assert not imported & HEAVY
+
+
+def test_recipes_are_listed_with_a_line_each() -> None:
+    answer = vigneron("recipes")
+    assert answer.code == 0
+    listed = [line.split(maxsplit=1) for line in answer.out.splitlines()]
+    assert listed == [[name, load_config(name).about] for name in recipe_names()]
+
+
+def test_init_then_validate_then_train(tmp_path: Path, tiny_folder: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    written = vigneron("init", "pgsrm-antonyms-binary", file)
+    assert written.code == 0
+    assert written.out == f"wrote {file}: edit it, then `vigneron train {file}`\n"
+    assert load_config(str(file)) == load_config("pgsrm-antonyms-binary")
+
+    words = [f"model.name={tiny_folder}", "steps=1", "prompts_per_step=2", "eval_every=0"]
+    valid = vigneron("validate", file, *words)
+    assert valid.code == 0
+    assert re.search(r"is valid: \d+ prompts to train on, \d+ held out", valid.out)
+    assert "1 steps of 2 samples (2 prompts × 1), up to 2 new tokens each: 2 samples in all" in valid.out
+
+    done = vigneron("train", file, *words, "--runs", tmp_path / "runs")
+    assert done.code == 0, done.err
+    config = RunFolder.open(tmp_path / "runs" / "pgsrm-antonyms-binary").config()
+    assert (config.steps, config.method.kl.estimator, config.reward.kind) == (1, "k1", "exact")
+
+
+def test_validate_loads_no_model(recipe: Path) -> None:
+    answer = vigneron("validate", recipe, "model.name=./nowhere")
+    assert answer.code == 0
+    assert answer.out.splitlines()[0] == f"{recipe} is valid: 6 prompts to train on, 2 held out"
+
+
+# ---------------------------------------------------------------------------------------------- train
+
+
+def test_a_run_is_its_folder(trained: tuple[Path, str], tiny_folder: Path) -> None:
+    run, _ = trained
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    assert (config["recipe"], config["seed"], config["steps"]) == ("my", 7, 4)
+    assert config["model"]["name"] == str(tiny_folder)
+    assert config["method"]["kl"]["estimator"] == "exact"  # a default, resolved
+    assert config["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+
+    metrics = lines(run / "metrics.jsonl")
+    assert [record["step"] for record in metrics] == [0, 1, 2, 3, 4]
+    assert [record["step"] for record in metrics if "eval/exact_match" in record] == [0, 2, 4]
+    for record in metrics[1:]:
+        assert {"reward", "reward_std", "exact_match", "entropy", "kl", "completions/mean_length"} <= set(record)
+    timings = lines(run / "timings.jsonl")
+    assert [record["step"] for record in timings] == [1, 2, 3, 4]
+    assert all(record["seconds"] > 0 for record in timings)
+    assert (run / "report.html").stat().st_size > 10_000
+
+
+def test_samples_are_kept(trained: tuple[Path, str]) -> None:
+    store = SampleStore(trained[0], read_only=True)
+    try:
+        assert store.steps("train") == [1, 2, 3, 4]
+        assert store.steps("eval") == [0, 2, 4]
+        batch = store.page(step=1)
+        assert len(batch) == 4
+        assert {sample.answer for sample in batch} <= set("ABCDEF")
+        assert all(sample.answer == sample.prompt.upper() for sample in batch)
+        assert [sample.prompt for sample in store.page(step=4, kind="eval")] == ["x[bold]", "y"]
+    finally:
+        store.close()
+
+
+def test_a_checkpoint_is_a_transformers_folder(trained: tuple[Path, str], tiny_folder: Path) -> None:
+    saved = sorted((trained[0] / "checkpoints").iterdir())
+    assert [path.name for path in saved] == ["step-2", "step-4"]
+    after = AutoModelForCausalLM.from_pretrained(saved[-1]).state_dict()
+    before = AutoModelForCausalLM.from_pretrained(tiny_folder).state_dict()
+    assert set(after) == set(before)
+    assert any((after[name] != before[name]).any() for name in after)
+    assert (
+        AutoTokenizer.from_pretrained(saved[-1])("abc")["input_ids"]
+        == AutoTokenizer.from_pretrained(tiny_folder)("abc")["input_ids"]
+    )
+    manifest = json.loads((saved[-1] / "manifest.json").read_text(encoding="utf-8"))
+    assert {"model.safetensors", "tokenizer.json", "state/scalars.json"} <= set(manifest)
+    assert not [path for path in trained[0].rglob("*") if path.suffix in (".pt", ".pth", ".bin", ".pkl")]
+
+
+def test_what_train_prints_when_piped(trained: tuple[Path, str]) -> None:
+    run, out = trained
+    assert ESCAPE not in out
+    *steps, where, report, talk = out.splitlines()
+    assert len(steps) == 4
+    for number, line in enumerate(steps, start=1):
+        figures = r"reward \d\.\d{3}  exact match \d\.\d{3}  entropy \d\.\d{3}  KL -?\d\.\d{3}"
+        held_out = r"  held-out exact \d\.\d{3}" if number % 2 == 0 else ""
+        assert re.fullmatch(rf"step {number}/4  {figures}{held_out}  [\d.]+ samples/s  0:\d\d left", line), line
+    assert where == f"run     {run}"
+    assert report == f"report  {run / 'report.html'}"
+    assert talk == f"talk    vigneron chat {run}"
+
+
+def test_runs_without_a_name_are_numbered(tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIGNERON_RUNS", str(tmp_path / "chosen"))
+    for _ in range(2):
+        answer = vigneron("train", recipe, "steps=1", "eval_every=0")
+        assert answer.code == 0, answer.err
+    assert sorted(path.name for path in (tmp_path / "chosen").iterdir()) == ["my", "my-2"]
+
+
+def test_a_process_of_its_own_writes_plain_lines(tmp_path: Path, recipe: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vigneron", "train", str(recipe), "steps=2", "--runs", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "40", "TERM": "xterm-256color"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert ESCAPE not in done.stdout + done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["step", "step", "run", "report", "talk"]
+    assert done.stderr == ""
+
+
+def test_a_notice_is_one_line_however_narrow_the_pipe() -> None:
+    out = io.StringIO()
+    with TerminalView(Console(file=out, width=20), "title") as view:
+        view.notice("a text that is longer than [bold] twenty columns")
+    assert out.getvalue() == "note: a text that is longer than [bold] twenty columns\n"
+
+
+def test_say_takes_nothing_for_markup() -> None:
+    out = io.StringIO()
+    say(Console(file=out, width=10), "[bold]x[/bold] :smile: [/] and a long line")
+    assert out.getvalue() == "[bold]x[/bold] :smile: [/] and a long line\n"
+
+
+# ---------------------------------------------------------------------------------------------- in a terminal
+
+
+def watched(recipe: Path, runs: Path, **options: Any) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120, height=40, **options)
+    with TerminalView(console, "my title") as view:
+        train_in_python(load_config(str(recipe), ["steps=2"]), runs=runs, view=view)
+    return out.getvalue()
+
+
+def test_a_terminal_shows_how_it_goes(tmp_path: Path, recipe: Path) -> None:
+    shown = watched(recipe, tmp_path, color_system="standard")
+    assert ESCAPE in shown
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).rpartition("my title")[2]
+    assert re.search(r"step 2/2   [\d.]+ samples/s   0:00 left", last)
+    for figure in ("reward", "exact match", "entropy", "KL", "held-out exact"):
+        assert re.search(rf"{figure} +-?\d\.\d{{3}} +[▁▂▃▄▅▆▇█]+", last), figure
+    assert re.search(r"prompt +completion +parent +reward", last)
+    samples = re.findall(r"│ +([a-f]) +['\"].*['\"] +([A-F]) +\d\.\d\d", last)
+    assert len(samples) == 3
+    assert all(prompt.upper() == parent for prompt, parent in samples)
+
+
+def test_no_color_is_honoured(tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coloured = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|9[0-7])[;m]")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert coloured.search(watched(recipe, tmp_path, color_system="standard"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = watched(recipe, tmp_path, color_system="standard")
+    assert "step 2/2" in shown
+    assert not coloured.search(shown)
+
+
+# ---------------------------------------------------------------------------------------------- after a run
+
+
+def test_eval_scores_the_held_out_part(trained: tuple[Path, str]) -> None:
+    run, _ = trained
+    answer = vigneron("eval", run)
+    assert answer.code == 0, answer.err
+    assert ESCAPE not in answer.out
+    assert "x[bold]" in answer.out  # text, not markup
+    figures = dict(re.findall(r"^ *([a-z_/]+) +(-?[\d.e-]+) *$", answer.out, re.MULTILINE))
+    logged = lines(run / "metrics.jsonl")[-1]
+    for name in ("reward", "exact_match", "completions/mean_length"):
+        assert float(figures[name]) == pytest.approx(logged[f"eval/{name}"], rel=1e-3)
+
+
+def test_eval_of_a_file_and_of_an_older_step(trained: tuple[Path, str], tmp_path: Path) -> None:
+    run, _ = trained
+    data = write_jsonl(tmp_path / "other.jsonl", ['{"prompt": "only this", "answer": "X"}'])
+    answer = vigneron("eval", run, "--step", 2, "--file", data)
+    assert answer.code == 0, answer.err
+    assert "only this" in answer.out
+    assert "x[bold]" not in answer.out
+    assert "only this" not in vigneron("eval", run, "--file", data, "--show", 0).out
+    missing = vigneron("eval", run, "--step", 3)
+    assert missing.code == 2
+    assert missing.err.endswith("has no checkpoint of step 3 (there is: 2, 4)\n")
+
+
+def test_eval_fills_the_runs_template(tmp_path: Path, tiny_folder: Path) -> None:
+    rows = ['{"word": "a", "answer": "b"}']
+    data = {"train": str(write_jsonl(tmp_path / "words.jsonl", rows)), "template": "not {word}:"}
+    recipe = write_recipe(tmp_path, tiny_folder, data=data, steps=1)
+    assert vigneron("train", recipe, "--runs", tmp_path / "runs").code == 0
+    answer = vigneron("eval", tmp_path / "runs" / "my", "--file", data["train"])
+    assert answer.code == 0, answer.err
+    assert "not a:" in answer.out
+    nothing = vigneron("eval", tmp_path / "runs" / "my")
+    assert nothing.code == 2
+    assert "no held-out part" in nothing.err
+
+    talk = vigneron("chat", tmp_path / "runs" / "my", stdin="q\n")
+    assert "goes into: 'not {word}:'" in talk.out
+    child = load_run(tmp_path / "runs" / "my")
+    assert f"after   {child.sample(['not q:'])[0]!r}" in talk.out
+    raw = vigneron("chat", tmp_path / "runs" / "my", "--raw", stdin="q\n")
+    assert "goes into" not in raw.out
+    assert f"after   {child.sample(['q'])[0]!r}" in raw.out
+
+
+@pytest.mark.parametrize("stdin", ["hello\nx\n", "hello\nx\n\nnever asked\n"])
+def test_chat_answers_before_and_after(trained: tuple[Path, str], stdin: str) -> None:
+    run, _ = trained
+    answer = vigneron("chat", run, stdin=stdin)
+    assert answer.code == 0, answer.err
+    assert ESCAPE not in answer.out
+    child = load_run(run)
+    said = re.findall(r"(before|after) +(.*)", answer.out.partition("an empty line ends")[2])
+    expected = []
+    for typed in ("hello", "x"):
+        expected += [("before", repr(child.sample_before([typed])[0])), ("after", repr(child.sample([typed])[0]))]
+    assert said == expected
+    assert expected[0][1] != expected[1][1]
+
+
+def test_report_of_two_runs(trained: tuple[Path, str], place: Path, recipe: Path, tmp_path: Path) -> None:
+    run, _ = trained
+    second = vigneron("train", recipe, "--name", "second", "--runs", tmp_path, "steps=2")
+    assert second.code == 0, second.err
+    out = tmp_path / "both.html"
+    answer = vigneron("report", run, tmp_path / "second", "--out", out)
+    assert answer.code == 0
+    assert answer.out == f"wrote {out}\n"
+    page = out.read_text(encoding="utf-8")
+    assert "<h1>first and second</h1>" in page
+    assert page.count("<svg") == 1
+    assert page.count("x[bold]") == 2
+
+
+def test_resume_of_a_finished_run_does_nothing_more(trained: tuple[Path, str], tmp_path: Path) -> None:
+    run = shutil.copytree(trained[0], tmp_path / "copy")
+    names = ("metrics.jsonl", "timings.jsonl", "config.yaml", "checkpoints/step-4/manifest.json")
+    before = {name: (run / name).read_bytes() for name in names}
+    answer = vigneron("resume", run)
+    assert answer.code == 0, answer.err
+    assert "going on after step 4 of 4" in answer.out
+    assert not re.search(r"^step ", answer.out, re.MULTILINE)
+    assert {name: (run / name).read_bytes() for name in names} == before
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-2", "step-4"]
+
+
+def test_resume_goes_on_from_the_newest_checkpoint(trained: tuple[Path, str], tmp_path: Path) -> None:
+    run = shutil.copytree(trained[0], tmp_path / "copy")
+    shutil.rmtree(run / "checkpoints" / "step-4")
+    answer = vigneron("resume", run)
+    assert answer.code == 0, answer.err
+    assert [line.split()[1] for line in answer.out.splitlines() if line.startswith("step ")] == ["3/4", "4/4"]
+    assert (run / "metrics.jsonl").read_bytes() == (trained[0] / "metrics.jsonl").read_bytes()
+
+
+# ---------------------------------------------------------------------------------------------- in a script
+
+
+def test_the_public_names_stay_what_they_are() -> None:
+    """`vigneron.train` is the function, whatever was imported before: there is also a folder of that name."""
+    for _ in range(2):
+        assert package.train is train_in_python
+        assert package.load_run is load_run
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        _ = package.tarin

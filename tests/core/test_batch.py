@@ -1,0 +1,139 @@
+"""Batch: rows, masks from spans, and parts that come together again as the whole."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vigneron.batch import Batch, length_buckets, map_parts
+
+
+def make_batch(prompt_lengths: list[int], lengths: list[int], **fields: object) -> Batch:
+    """One span a row; token t of row i is 100 i + t, and what stands past a row's end is 999."""
+    size, width = len(lengths), max(lengths)
+    ids = torch.full((size, width), 999)
+    for i, length in enumerate(lengths):
+        ids[i, :length] = 100 * i + torch.arange(length)
+    return Batch(
+        prompt_ids=tuple((7,) * length for length in prompt_lengths),
+        completion_BT=ids,
+        spans=tuple(((p, p + c),) for p, c in zip(prompt_lengths, lengths, strict=True)),
+        behaviour_BT=-ids.float(),
+        truncated_B=torch.arange(size) % 2 == 0,
+        group_B=torch.arange(size) // 2,
+        sample_B=torch.arange(size) + 40,
+        prompts=tuple(f"prompt {i}" for i in range(size)),
+        completions=tuple(f"completion {i}" for i in range(size)),
+        **fields,
+    )
+
+
+def test_mask_comes_from_spans_not_from_ids() -> None:
+    batch = replace(make_batch([2, 5, 1], [3, 1, 0]), completion_BT=torch.zeros(3, 3, dtype=torch.int64))
+    assert len(batch) == 3
+    assert batch.lengths_B.tolist() == [3, 1, 0]
+    assert batch.mask_BT.int().tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
+
+
+def test_mask_of_several_spans_leaves_out_what_stands_between_them() -> None:
+    batch = replace(make_batch([3, 2, 1], [6, 3, 6]), spans=(((3, 5), (8, 9)), ((2, 5),), ((1, 2), (3, 4), (6, 7))))
+    assert batch.lengths_B.tolist() == [6, 3, 6]
+    assert batch.mask_BT.int().tolist() == [[1, 1, 0, 0, 0, 1], [1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 1]]
+
+
+def test_a_sample_without_a_reward_is_not_trained_on() -> None:
+    batch = make_batch([1, 1, 1], [2, 2, 1])
+    assert torch.equal(batch.trained_BT, batch.mask_BT)
+    rewarded = replace(batch, rewards_B=torch.tensor([0.0, math.nan, 1.0]))
+    assert rewarded.trained_BT.int().tolist() == [[1, 1], [0, 0], [1, 0]]
+    assert torch.equal(rewarded.mask_BT, batch.mask_BT)
+
+
+def test_rows_picks_everything_of_a_sample_and_cuts_to_the_longest() -> None:
+    batch = make_batch(
+        [2, 5, 1, 3],
+        [4, 1, 2, 3],
+        # A user's column may have any name, also one of the batch's own.
+        columns={"answer": ("a", "b", "c", "d"), "metrics": (1, 2, 3, 4)},
+        extras={"part": (10, 11, 12, 13)},
+        metrics={"seen": 0.5},
+        prompt_hidden_BH=torch.arange(20.0).reshape(4, 5),
+        rewards_B=torch.tensor([0.0, 0.1, 0.2, 0.3]),
+        reference_hidden_BTH=torch.arange(32.0).reshape(4, 4, 2),
+    )
+    part = batch.rows([2, 1])
+    assert part.prompt_ids == ((7,), (7,) * 5)
+    assert part.completion_BT.tolist() == [[200, 201], [100, 999]]
+    assert part.behaviour_BT.tolist() == [[-200, -201], [-100, -999]]
+    assert part.spans == (((1, 3),), ((5, 6),))
+    assert part.truncated_B.tolist() == [True, False]
+    assert part.group_B.tolist() == [1, 0]
+    assert part.sample_B.tolist() == [42, 41]
+    assert part.prompts == ("prompt 2", "prompt 1")
+    assert part.completions == ("completion 2", "completion 1")
+    assert part.columns == {"answer": ("c", "b"), "metrics": (3, 2)}
+    assert part.extras == {"part": (12, 11)}
+    assert part.metrics == {"seen": 0.5}
+    assert torch.equal(part.prompt_hidden_BH, batch.prompt_hidden_BH[[2, 1]])
+    assert torch.equal(part.rewards_B, batch.rewards_B[[2, 1]])
+    assert torch.equal(part.reference_hidden_BTH, batch.reference_hidden_BTH[[2, 1], :2])
+    assert part.values_B is None
+    assert part.advantages_BT is None
+    assert part.mask_BT.int().tolist() == [[1, 1], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget", "wanted"),
+    [
+        ([3, 1, 2, 3], 6, [[0, 3], [2, 1]]),  # 3 · 2; 2 · 2
+        ([3, 1, 2, 3], 9, [[0, 3, 2], [1]]),  # padded to 3: 3 · 3, a fourth would be 12
+        ([9, 2, 2], 4, [[0], [1, 2]]),  # longer than the budget: alone
+        ([5, 5], 1, [[0], [1]]),
+        ([], 4, []),
+    ],
+)
+def test_length_buckets_by_hand(lengths: list[int], budget: int, wanted: list[list[int]]) -> None:
+    assert length_buckets(lengths, budget) == wanted
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=st.lists(st.integers(0, 30), max_size=12), budget=st.integers(1, 100))
+def test_length_buckets_hold_every_row_once_within_the_budget_longest_first(lengths: list[int], budget: int) -> None:
+    parts = length_buckets(lengths, budget)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    longest = [max(lengths[row] for row in part) for part in parts]
+    assert longest == sorted(longest, reverse=True)
+    assert all(len(part) == 1 or most * len(part) <= budget for part, most in zip(parts, longest, strict=True))
+    # No part is closed while its next row would still fit.
+    assert all(most * (len(part) + 1) > budget for part, most in zip(parts[:-1], longest[:-1], strict=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1, max_size=7), budget=st.integers(1, 60)
+)
+def test_map_parts_equals_computing_on_the_whole(sizes: list[tuple[int, int]], budget: int) -> None:
+    batch = make_batch([p for p, _ in sizes], [c for _, c in sizes])
+    seen: list[int] = []
+
+    def compute(part: Batch) -> dict[str, Tensor]:
+        kept = torch.where(part.mask_BT, part.completion_BT.double(), 0.0)
+        if part is not batch:
+            ends = [spans[-1][1] for spans in part.spans]
+            assert len(part) == 1 or max(ends) * len(part) <= budget
+            seen.extend(part.sample_B.tolist())
+        return {
+            "running_BT": torch.where(part.mask_BT, kept.cumsum(1), 0.0),
+            "pair_BTH": torch.stack([kept, -kept], -1),
+            "total_B": kept.sum(1),
+            "double_BH": torch.stack([kept.sum(1), 2 * kept.sum(1)], -1),
+        }
+
+    got, wanted = map_parts(batch, budget, compute), compute(batch)
+    assert sorted(seen) == batch.sample_B.tolist()
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)

@@ -1,0 +1,153 @@
+"""The reward slot: what a reward is given, what it may return, and what is said when it fails."""
+
+import asyncio
+import math
+
+import pytest
+import torch
+
+from vigneron.batch import Batch
+from vigneron.errors import UserError
+from vigneron.rewards.apply import ApplyReward, RewardFailed
+
+
+def make_batch(size: int = 3) -> Batch:
+    return Batch(
+        prompt_ids=((5,),) * size,
+        completion_BT=torch.arange(2 * size).reshape(size, 2),
+        spans=(((1, 2),),) + (((1, 3),),) * (size - 1),
+        behaviour_BT=torch.zeros(size, 2),
+        truncated_B=torch.zeros(size, dtype=torch.bool),
+        group_B=torch.zeros(size, dtype=torch.int64),
+        sample_B=torch.arange(size),
+        prompts=tuple(f"p{i}" for i in range(size)),
+        completions=tuple(f"c{i}" for i in range(size)),
+        columns={"answer": tuple(f"a{i}" for i in range(size)), "level": tuple(range(size))},
+        extras={"before": ("x",) * size},
+        metrics={"before": 1.0},
+    )
+
+
+def returning(*values: object):
+    def mine(**given: object) -> list[object]:
+        return list(values)
+
+    return mine
+
+
+def test_a_reward_is_called_with_trls_keywords_and_its_parts_are_kept() -> None:
+    seen: dict[str, object] = {}
+
+    def mine(prompts, completions, completion_ids, *, log_extra, log_metric, **columns):
+        seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
+        log_extra("length", [len(ids) for ids in completion_ids])
+        log_metric("share", torch.tensor(0.25))
+        return [0.5, torch.tensor(-2.0), True]
+
+    batch = make_batch()
+    done = ApplyReward(mine)(batch)
+    assert seen == {
+        "prompts": ["p0", "p1", "p2"],
+        "completions": ["c0", "c1", "c2"],
+        "completion_ids": [[0], [2, 3], [4, 5]],  # the first row's second token is padding
+        "answer": ["a0", "a1", "a2"],
+        "level": [0, 1, 2],
+    }
+    assert done.rewards_B.tolist() == [0.5, -2.0, 1.0]
+    assert done.rewards_B.dtype == torch.float32
+    assert done.extras == {"before": ("x", "x", "x"), "length": (1, 2, 2)}
+    assert done.metrics == {"before": 1.0, "share": 0.25}
+    assert batch.rewards_B is None
+    assert batch.extras == {"before": ("x", "x", "x")}
+
+
+def test_none_is_missing_and_becomes_nan_which_is_not_trained_on() -> None:
+    done = ApplyReward(returning(1.0, None, 0.0), missing_limit=0.5)(make_batch())
+    assert done.rewards_B.isnan().tolist() == [False, True, False]
+    assert done.rewards_B[[0, 2]].tolist() == [1.0, 0.0]
+    assert done.trained_BT.int().tolist() == [[1, 0], [0, 0], [1, 1]]
+
+
+def test_above_the_missing_limit_the_run_stops() -> None:
+    values = [None] + [1.0] * 19
+    assert ApplyReward(returning(*values))(make_batch(20)).rewards_B.isnan().sum() == 1  # 5 % is allowed
+    with pytest.raises(RewardFailed, match=r"'mine' is missing for 2 of 20 samples, above the limit of 5%"):
+        ApplyReward(returning(None, *values[:-1]))(make_batch(20))
+    with pytest.raises(RewardFailed, match="1 of 3 samples, above the limit of 0%"):
+        ApplyReward(returning(1.0, None, 1.0), missing_limit=0.0)(make_batch())
+    everything = ApplyReward(returning(None, None, None), missing_limit=1.0)(make_batch())
+    assert everything.rewards_B.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((1.0, 2.0), r"'mine' returned 2 values for 3 completions"),
+        ((1.0,) * 4, r"'mine' returned 4 values for 3 completions"),
+        ((1.0, math.nan, 1.0), r"'mine' returned nan for row 2; a missing reward is None, not NaN"),
+        ((1.0, 1.0, -math.inf), r"'mine' returned -inf for row 3"),
+        (("good", 1.0, 1.0), r"'mine' returned 'good' for row 1"),
+        ((1.0, [1.0], 1.0), r"'mine' returned \[1\.0\] for row 2"),
+    ],
+)
+def test_what_is_no_list_of_numbers_is_named_with_function_and_row(values: tuple[object, ...], message: str) -> None:
+    with pytest.raises(RewardFailed, match=message):
+        ApplyReward(returning(*values), missing_limit=1.0)(make_batch())
+
+
+@pytest.mark.parametrize("result", [None, 1.0])
+def test_a_reward_that_returns_no_list_is_named(result: object) -> None:
+    def mine(**given: object) -> object:
+        return result
+
+    with pytest.raises(RewardFailed, match=rf"'mine' returned {result}, not a list"):
+        ApplyReward(mine)(make_batch())
+
+
+def test_a_reward_that_raises_is_named_and_its_cause_kept() -> None:
+    def mine(**given: object) -> list[float]:
+        raise KeyError("colour")
+
+    with pytest.raises(RewardFailed, match="'mine' raised KeyError: 'colour'") as caught:
+        ApplyReward(mine)(make_batch())
+    assert isinstance(caught.value.__cause__, KeyError)
+
+    class NeedsKey:
+        def __call__(self, **given: object) -> list[float]:
+            raise UserError("set OPENAI_API_KEY")
+
+    with pytest.raises(UserError, match=r"^set OPENAI_API_KEY$"):  # already says what to mend
+        ApplyReward(NeedsKey())(make_batch())
+    with pytest.raises(RewardFailed, match="'<lambda>' raised TypeError"):
+        ApplyReward(lambda prompts: [1.0])(make_batch())
+
+
+def test_parts_of_another_length_are_refused() -> None:
+    def mine(log_extra, **given: object) -> list[float]:
+        log_extra("part", [1, 2])
+        return [1.0, 1.0, 1.0]
+
+    with pytest.raises(RewardFailed, match=r"'mine' .*log_extra\('part'\) got 2 values for 3 completions"):
+        ApplyReward(mine)(make_batch())
+
+
+def test_an_async_reward_is_awaited_and_its_failure_named() -> None:
+    async def mine(completions, answer, log_extra, **given: object) -> list[float]:
+        async def score(text: str) -> float:
+            await asyncio.sleep(0)
+            return float(text[1:])
+
+        scores = await asyncio.gather(*map(score, completions))
+        log_extra("score", scores)
+        return scores
+
+    done = ApplyReward(mine)(make_batch())
+    assert done.rewards_B.tolist() == [0.0, 1.0, 2.0]
+    assert done.extras["score"] == (0.0, 1.0, 2.0)
+
+    async def broken(**given: object) -> list[float]:
+        await asyncio.sleep(0)
+        raise RuntimeError("judge down")
+
+    with pytest.raises(RewardFailed, match="'broken' raised RuntimeError: judge down"):
+        ApplyReward(broken)(make_batch())

@@ -1,0 +1,32 @@
+"""What the README shows is true: its script runs, with the real child."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_script_trains_evaluates_and_samples_the_real_child(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    assert len(script.splitlines()) <= 15
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    score, *texts = done.stdout.splitlines()
+    assert 0.0 <= float(score) <= 1.0
+    assert len(texts) == 2
+    (run,) = (tmp_path / "runs").iterdir()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["name"] == "smollm2-135m"
+
+
+def test_the_two_commands_are_the_makefiles() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for command in ("demo", "test"):
+        assert f"make {command}" in README
+        assert re.search(rf"^{command}: setup", makefile, flags=re.M)
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

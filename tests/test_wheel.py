@@ -1,0 +1,32 @@
+"""The built wheel, outside the checkout: recipes, data and templates are inside it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_wheel_lists_recipes_and_trains(tmp_path: Path, tiny_folder: Path) -> None:
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(ROOT)], check=True
+    )
+    (wheel,) = tmp_path.glob("vigneron-*.whl")
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--target", str(site), str(wheel)], check=True)
+
+    environment = os.environ | {"PYTHONPATH": str(site)}
+
+    def run(*arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert run("-c", "import vigneron; print(vigneron.__file__)").startswith(str(site))
+    assert "pgsrm-antonyms" in run("-m", "vigneron", "recipes")
+    out = run("-m", "vigneron", "train", "demo", f"model.name={tiny_folder}", "steps=2", "prompts_per_step=2")
+    assert "step 2/2" in out
+    assert (tmp_path / "runs" / "demo" / "report.html").is_file()
+    assert (site / "vigneron" / "py.typed").is_file()

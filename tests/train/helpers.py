@@ -1,0 +1,63 @@
+"""Small runs on a tiny model, in this process or in one of their own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from vigneron.config import Config, check_config
+
+WORDS = ("hot", "cold", "big", "small", "up", "down", "wet", "dry", "rich", "poor")
+
+
+def write_data(folder: Path) -> Path:
+    path = folder / "words.jsonl"
+    rows = [{"prompt": f"say {word}: ", "answer": word} for word in WORDS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def tiny_recipe(folder: Path, data: Path, **changes: Any) -> dict[str, Any]:
+    recipe: dict[str, Any] = {
+        "recipe": "tiny",
+        "method": {"name": "actor_critic", "kl": {"coefficient": 1e-3, "adaptive": {"target": 0.01}}},
+        "model": {"name": str(folder), "device": "cpu"},
+        "data": {"train": str(data), "held_out": str(data)},
+        "reward": {"kind": "semantic", "embedder": "minilm", "form": "shift", "clean": "none"},
+        "optimizer": {"actor_lr": 1e-3, "critic_lr": 1e-2, "schedule": "cosine", "warmup_steps": 2},
+        "steps": 12,
+        "prompts_per_step": 4,
+        "group_size": 2,
+        "max_new_tokens": 4,
+        "eval_every": 5,
+        "save_every": 4,
+    }
+    return recipe | changes
+
+
+def tiny_config(folder: Path, data: Path, **changes: Any) -> Config:
+    return check_config(tiny_recipe(folder, data, **changes), "tiny")
+
+
+def run_python(code: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """A process of its own, so that it may be killed."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=check, timeout=300
+    )
+
+
+def final_state(folder: Path) -> dict[str, bytes]:
+    """Every byte that must not depend on whether the run was interrupted.
+
+    Python's own generator is left out: the run-time type checker of these tests draws from it.
+    """
+    last = max((folder / "checkpoints").glob("step-*"), key=lambda p: int(p.name.removeprefix("step-")))
+    names = ["state/tensors.safetensors", *(p.name for p in last.glob("*.safetensors"))]
+    scalars = json.loads((last / "state" / "scalars.json").read_text())
+    del scalars["rng"]["python"]
+    return {
+        "metrics": (folder / "metrics.jsonl").read_bytes(),
+        "scalars": json.dumps(scalars).encode(),
+        **{name: (last / name).read_bytes() for name in names},
+    }

@@ -1,0 +1,124 @@
+"""The loop with a real, tiny model: it learns, it logs what happened, and it stops when something is wrong."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny_config, write_data
+
+from vigneron import api
+from vigneron.batch import Batch
+from vigneron.rewards.apply import ApplyReward
+from vigneron.train.folder import RunFolder
+from vigneron.train.loop import train
+from vigneron.train.run import Run
+from vigneron.train.update import NonFinite
+
+
+def start(tmp_path: Path, model: Path, **changes: Any) -> Run:
+    config = tiny_config(model, write_data(tmp_path), **{"eval_every": 0, "save_every": 0, **changes})
+    return Run.start(config, RunFolder.create(tmp_path, "run", exact_name=True))
+
+
+def share_of_vowels(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """A reward that a tiny model can learn in seconds."""
+    return [sum(c in "aeiouAEIOU" for c in text) / 4 for text in completions]
+
+
+def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path) -> None:
+    run = start(
+        tmp_path,
+        tiny_folder,
+        steps=60,
+        prompts_per_step=16,
+        method={"name": "actor_critic", "entropy_coefficient": 0.0, "kl": {"coefficient": 0.0}},
+        optimizer={"actor_lr": 1e-2, "critic_lr": 1e-2},
+    )
+    run.method = replace(run.method, reward=ApplyReward(share_of_vowels))
+    train(run)
+    rewards = [record["reward"] for record in run.folder.metrics()]
+    run.close()
+    assert sum(rewards[:3]) / 3 < 0.1
+    assert sum(rewards[-5:]) / 5 > 0.5
+
+
+def test_metrics_say_what_the_batch_was(tmp_path: Path, tiny_folder: Path) -> None:
+    run = start(tmp_path, tiny_folder, steps=1)
+    kept: list[Batch] = []
+
+    class Keeper:
+        def notice(self, text: str) -> None: ...
+        def step(self, run: Run, metrics: dict[str, float], batch: Batch, seconds: float) -> None:
+            kept.append(batch)
+
+    train(run, Keeper())
+    run.close()
+    (batch,) = kept
+    (record,) = run.folder.metrics()
+    assert record["reward"] == pytest.approx(batch.rewards_B.mean().item())
+    assert record["reward_std"] == pytest.approx(batch.rewards_B.std().item(), rel=1e-5)
+    assert record["completions/mean_length"] == pytest.approx(batch.lengths_B.float().mean().item())
+    assert record["completions/clipped_ratio"] == pytest.approx(batch.truncated_B.float().mean().item())
+    assert record["kl"] == pytest.approx(0.0, abs=1e-6), "the policy has not moved yet"
+    assert record["kl_previous"] > 0, "and then it has"
+    assert record["entropy"] == pytest.approx(math.log(260), rel=0.05), "a random model is nearly uniform"
+    assert record["logprob_mismatch"] < 1e-4
+    assert "seconds" not in record
+    samples = run.folder.path / "samples.sqlite"
+    assert samples.is_file()
+
+
+def test_a_nan_stops_the_run_before_the_weights_are_touched(tmp_path: Path, tiny_folder: Path) -> None:
+    run = start(tmp_path, tiny_folder, steps=3)
+    before = [p.clone() for p in run.policy.model.parameters()]
+
+    def poisoned(batch: Batch) -> Batch:
+        advantages = torch.full(batch.completion_BT.shape, torch.inf)
+        return replace(run.method.advantage(batch), advantages_BT=advantages)
+
+    train_with = replace(run.method, advantage=poisoned)
+    batch = train_with.reward(train_with.rollout(run.prompts.at(0), 0))
+    with pytest.raises(NonFinite, match="not finite"):
+        run.method.update(train_with.advantage(batch))
+    run.close()
+    for a, b in zip(before, run.policy.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_step_whose_rewards_are_all_missing_changes_nothing(tmp_path: Path, tiny_folder: Path) -> None:
+    run = start(tmp_path, tiny_folder, steps=1)
+    before = [p.clone() for p in run.policy.model.parameters()]
+    batch = run.method.rollout(run.prompts.at(0), 0)
+    batch = replace(batch, rewards_B=torch.full((len(batch),), torch.nan))
+    run.method.update(run.method.advantage(batch))
+    run.close()
+    for a, b in zip(before, run.policy.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_order_of_prompts_visits_every_row_once_an_epoch(tmp_path: Path, tiny_folder: Path) -> None:
+    run = start(tmp_path, tiny_folder, prompts_per_step=3)
+    run.close()
+    rows = [row["answer"] for step in range(10) for row in run.prompts.at(step)]
+    epochs = [rows[i : i + 10] for i in (0, 10, 20)]
+    assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_one_update_a_step_says_that_clipping_is_idle(tmp_path: Path, tiny_folder: Path) -> None:
+    notices: list[str] = []
+
+    class Ear:
+        def notice(self, text: str) -> None:
+            notices.append(text)
+
+        def step(self, *_: Any) -> None: ...
+
+    config = tiny_config(
+        tiny_folder, write_data(tmp_path), steps=1, eval_every=0, method={"name": "actor_critic", "clip_epsilon": 0.2}
+    )
+    api.train(config, name="run", runs=tmp_path, view=Ear())
+    assert notices == ["one update a step: the trained policy is the one that sampled, so clip_epsilon has no effect"]

@@ -1,0 +1,214 @@
+"""A run that is killed and resumed is the run that was never killed, bit for bit."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from helpers import final_state, tiny_config, tiny_recipe, write_data
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from vigneron import api
+from vigneron.errors import UserError
+from vigneron.train.checkpoint import checkpoints
+from vigneron.train.folder import RunFolder
+from vigneron.train.samples import SampleStore
+
+LORA = {"lora": {"rank": 4}}
+
+# Trains, and kills itself with SIGKILL in the middle of the given step: no handler runs, nothing is flushed.
+KILLED = """
+import os, signal, sys
+from vigneron import api
+
+recipe, runs, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
+class Killer:
+    def notice(self, text): pass
+    def step(self, run, metrics, batch, seconds):
+        if run.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+api.train(recipe, name="killed", runs=runs, view=Killer())
+"""
+
+
+def recipe_file(folder: Path, tiny: Path, **changes: Any) -> Path:
+    path = folder / "tiny.yaml"
+    recipe = tiny_recipe(tiny, write_data(folder), **changes)
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+@pytest.mark.parametrize(("kill_at", "model_changes"), [(6, {}), (3, {}), (9, LORA)])
+def test_killed_and_resumed_equals_uninterrupted_and_not_a_cold_start(
+    tiny_folder: Path, tmp_path: Path, kill_at: int, model_changes: dict[str, Any]
+) -> None:
+    recipe = recipe_file(tmp_path, tiny_folder, model={"name": str(tiny_folder), "device": "cpu", **model_changes})
+    whole = api.train(str(recipe), name="whole", runs=tmp_path).folder
+    again = api.train(str(recipe), name="again", runs=tmp_path).folder
+    assert final_state(whole) == final_state(again)
+
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(recipe), str(tmp_path), str(kill_at)], timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    folder = tmp_path / "killed"
+    saved = [int(p.name.removeprefix("step-")) for p in checkpoints(folder / "checkpoints")]
+    assert saved == ([4] if kill_at == 6 else [4, 8] if kill_at == 9 else [])
+    api.resume(folder)
+    assert final_state(folder) == final_state(whole)
+
+    # A cold start from the checkpoint's step with fresh optimizers would give other weights.
+    cold = api.train(str(recipe), "seed=1", name="cold", runs=tmp_path).folder
+    assert final_state(cold) != final_state(whole)
+    stores = [SampleStore(path, read_only=True) for path in (whole, folder)]
+    pages = [[s.page(step=step) for step in s.steps("train")] for s in stores]
+    assert pages[0] == pages[1]
+    assert len(pages[0]) == 12
+
+
+def test_the_state_is_complete_without_it_the_run_differs(tiny_folder: Path, tmp_path: Path) -> None:
+    """Each part of the state matters: resumed without the optimizer's tensors, the weights come out different."""
+    recipe = recipe_file(tmp_path, tiny_folder)
+    whole = api.train(str(recipe), name="whole", runs=tmp_path).folder
+    short = api.train(str(recipe), name="short", runs=tmp_path, steps=12).folder
+    for path in checkpoints(short / "checkpoints")[-1:]:
+        subprocess.run(["rm", "-r", str(path)], check=True)  # back to step 8
+    folder = RunFolder.open(short)
+    run = api.Run.resume(folder)
+    assert run.step == 8
+    update: Any = run.method.update
+    for player in update.players:
+        for state in player.optimizer.state.values():
+            state["exp_avg"].zero_()
+    api.loop.train(run)
+    run.close()
+    assert final_state(short) != final_state(whole)
+
+
+def test_sigterm_finishes_the_step_saves_and_exits_143(tiny_folder: Path, tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path, tiny_folder, steps=100_000, save_every=0, eval_every=0)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vigneron", "train", str(recipe), "--name", "run", "--runs", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert "step 1/" in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    (saved,) = checkpoints(tmp_path / "run" / "checkpoints")
+    steps = [record["step"] for record in RunFolder.open(tmp_path / "run").metrics()]
+    assert saved.name == f"step-{steps[-1]}"
+
+
+def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_folder, write_data(tmp_path), steps=1)
+    folder = RunFolder.create(tmp_path, "run", exact_name=True)
+    run = api.Run.start(config, folder)
+    code = "import sys; from vigneron.train.folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
+    other = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True)
+    assert "another process is training" in other.stderr
+    run.close()
+    subprocess.run([sys.executable, "-c", code, str(folder.path)], check=True)
+
+
+def test_a_damaged_checkpoint_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_folder, write_data(tmp_path), steps=2, eval_every=0)
+    folder = api.train(config, name="run", runs=tmp_path).folder
+    weights = folder / "checkpoints" / "step-2" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    with pytest.raises(UserError, match="damaged"):
+        api.resume(folder)
+
+
+def test_a_changed_dataset_or_base_model_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    subprocess.run(["cp", "-r", str(tiny_folder), str(model)], check=True)
+    data = write_data(tmp_path)
+    folder = api.train(tiny_config(model, data, steps=2, eval_every=0), name="run", runs=tmp_path).folder
+    original = data.read_text()
+    data.write_text(original.replace("hot", "warm"))
+    with pytest.raises(UserError, match="dataset"):
+        api.resume(folder)
+    data.write_text(original)
+    changed = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        changed.model.norm.weight.add_(0.5)
+    changed.save_pretrained(model)
+    with pytest.raises(UserError, match="other weights"):
+        api.resume(folder)
+
+
+@pytest.mark.parametrize("model_changes", [{}, LORA])
+def test_a_checkpoint_is_a_transformers_folder_with_the_trained_weights(
+    tiny_folder: Path, tmp_path: Path, model_changes: dict[str, Any]
+) -> None:
+    model = {"name": str(tiny_folder), "device": "cpu", **model_changes}
+    config = tiny_config(tiny_folder, write_data(tmp_path), steps=3, eval_every=0, model=model)
+    trained = api.train(config, name="run", runs=tmp_path)
+    path = trained.folder / "checkpoints" / "step-3"
+    loaded = AutoModelForCausalLM.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    assert tokenizer.chat_template
+    ids = torch.tensor([tokenizer("say hot: ")["input_ids"]])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, trained.policy.model(ids).logits)
+        start = AutoModelForCausalLM.from_pretrained(tiny_folder)(ids).logits
+    assert not torch.allclose(start, loaded(ids).logits, atol=1e-4)
+    # And by our own way: the child after and before.
+    again = api.load_run(trained.folder)
+    assert again.sample(["say hot: "]) == trained.sample(["say hot: "])
+    with again.reference.active() as before:
+        torch.testing.assert_close(before.logits(before.hidden(ids, torch.arange(ids.shape[1])[None])), start)
+    assert not list(trained.folder.rglob("*.pt"))
+    assert not list(trained.folder.rglob("*.bin"))
+    json.loads((path / "state" / "scalars.json").read_text())
+
+
+def test_old_checkpoints_go_and_drafts_never_count(tiny_folder: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_folder, write_data(tmp_path), steps=5, save_every=1, keep_last=2, eval_every=0)
+    folder = api.train(config, name="run", runs=tmp_path).folder
+    assert [p.name for p in checkpoints(folder / "checkpoints")] == ["step-4", "step-5"]
+    # A kill during a save leaves a draft without a manifest.
+    (folder / "checkpoints" / ".step-9.draft").mkdir()
+    (folder / "checkpoints" / "step-9").mkdir()
+    assert [p.name for p in checkpoints(folder / "checkpoints")] == ["step-4", "step-5"]
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before_it_whole(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(tiny_folder, write_data(tmp_path), steps=2, save_every=1, eval_every=0)
+    folder = RunFolder.create(tmp_path, "run", exact_name=True)
+    run = api.Run.start(config, folder)
+    rename = Path.rename
+
+    def full(self: Path, target: Path) -> Path:
+        if self.name.startswith(".step-2"):
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(UserError, match="No space left"):
+        api.loop.train(run)
+    run.close()
+    assert [p.name for p in checkpoints(folder.checkpoints)] == ["step-1"]
+    assert not list(folder.checkpoints.glob(".step*"))
+
+
+def test_a_lost_line_at_the_end_of_the_metrics_is_left_out(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "run", exact_name=True)
+    for step in range(3):
+        folder.append("metrics.jsonl", {"step": step, "reward": float("nan")})
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
+    assert [record["step"] for record in folder.metrics()] == [0, 1, 2]
+    assert folder.metrics()[0]["reward"] is None
+    folder.forget_after(1)
+    assert [record["step"] for record in folder.metrics()] == [0, 1]
