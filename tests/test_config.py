@@ -448,3 +448,10 @@ def test_the_binary_baseline_differs_in_the_reward_alone() -> None:
     binary = load_config("pgsrm-antonyms-binary").model_dump()
     assert {key for key in paper if paper[key] != binary[key]} == {"recipe", "about", "reward"}
     assert binary["reward"]["kind"] == "exact"
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "twice.yaml"
+    recipe.write_text("steps: 3\nseed: 1\nsteps: 4\n")
+    with pytest.raises(UserError, match="'steps' stands twice"):
+        load_config(str(recipe))

@@ -32,11 +32,6 @@ _HOMES = {
     "train": "vigneron.api",
 }
 
-# The folder `train` and the function `train` share a name, and a folder's first import binds it. Done here and undone,
-# the name is the function's for good.
-import_module("vigneron.train")
-del globals()["train"]
-
 
 def __getattr__(name: str) -> Any:
     """torch and transformers are imported when something needs them, not before."""

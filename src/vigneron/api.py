@@ -13,13 +13,12 @@ from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.prompts import Row, completion_text
-from vigneron.tasks.source import load_data
-from vigneron.train import loop
-from vigneron.train.checkpoint import checkpoint_step, checkpoints, load_weights
-from vigneron.train.folder import RunFolder, default_runs_folder
-from vigneron.train.metrics import batch_metrics
-from vigneron.train.run import Run, View, load_child
-from vigneron.train.samples import Sample, samples_of
+from vigneron.training import loop
+from vigneron.training.checkpoint import check_manifest, checkpoint_step, checkpoints, load_weights
+from vigneron.training.folder import RunFolder, default_runs_folder
+from vigneron.training.metrics import batch_metrics
+from vigneron.training.run import Run, View, load_child
+from vigneron.training.samples import Sample, samples_of
 
 
 @dataclass
@@ -53,7 +52,7 @@ class Trained:
         return self.evaluate_samples(rows)[0]
 
     def evaluate_samples(self, rows: Sequence[Row] | None = None) -> tuple[dict[str, float], list[Sample]]:
-        rows = load_data(self.config).held_out if rows is None else rows
+        rows = RunFolder(self.folder).data().held_out if rows is None else rows
         if not rows:
             raise UserError("there is no held-out part to evaluate on: give data.held_out, or --file")
         rollout = OnPolicy(self.policy, None, self.config.max_new_tokens)
@@ -98,6 +97,7 @@ def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
     config = found.config()
     policy = load_child(config)
     reference = Reference.of(policy)
+    check_manifest(chosen[-1], weights_only=True)
     load_weights(chosen[-1], policy)
     return Trained(found.path, config, checkpoint_step(chosen[-1]), policy, reference)
 

@@ -53,7 +53,7 @@ def train(recipe: Recipe, overrides: Overrides = None, name: Name = None, runs: 
 @app.command()
 def resume(run: RunPath) -> None:
     """Go on with a run that was stopped or killed."""
-    from vigneron.train.folder import RunFolder
+    from vigneron.training.folder import RunFolder
 
     recipe = RunFolder.open(run).config().recipe
     from vigneron import api
@@ -129,7 +129,7 @@ def evaluate(
     rows = None
     if file is not None:
         from vigneron.tasks.source import load_rows
-        from vigneron.train.folder import RunFolder
+        from vigneron.training.folder import RunFolder
 
         rows = load_rows(RunFolder.open(run).config(), file)
     from vigneron.api import load_run
@@ -193,9 +193,6 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
-        raise SystemExit(130) from None
 
 
 def main() -> None:

@@ -245,7 +245,14 @@ class Config(Strict):
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML, with YAML 1.2's numbers: `1e-5` is one."""
+    """Safe YAML, with YAML 1.2's numbers (`1e-5` is one). A key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -13,7 +13,7 @@ from command_line import Answer, vigneron, write_jsonl, write_recipe
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.train import run as run_module
+from vigneron.training import run as run_module
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from vigneron.api import load_run
 from vigneron.api import train as train_in_python
 from vigneron.config import load_config, recipe_names
 from vigneron.report.terminal import TerminalView, say
-from vigneron.train.folder import RunFolder
-from vigneron.train.samples import SampleStore
+from vigneron.training.folder import RunFolder
+from vigneron.training.samples import SampleStore
 
 ESCAPE = "\x1b"
 HEAVY = {"torch", "transformers", "numpy", "matplotlib", "yaml", "vigneron.config", "vigneron.api"}
@@ -367,7 +367,7 @@ def test_resume_goes_on_from_the_newest_checkpoint(trained: tuple[Path, str], tm
 
 
 def test_the_public_names_stay_what_they_are() -> None:
-    """`vigneron.train` is the function, whatever was imported before: there is also a folder of that name."""
+    """`vigneron.train` is the function, whatever was imported before."""
     for _ in range(2):
         assert package.train is train_in_python
         assert package.load_run is load_run

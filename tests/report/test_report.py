@@ -12,8 +12,8 @@ from vigneron.errors import UserError
 from vigneron.report.figures import PANELS, as_svg, comparison_figure, series, smoothed
 from vigneron.report.html import before_and_after, summary, write_report
 from vigneron.report.terminal import BARS, sparkline
-from vigneron.train.folder import RunFolder
-from vigneron.train.samples import Sample, SampleStore
+from vigneron.training.folder import RunFolder
+from vigneron.training.samples import Sample, SampleStore
 
 HARM = "<script>alert(1)</script>"
 

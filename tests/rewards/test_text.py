@@ -23,7 +23,10 @@ from vigneron.rewards.text import letters_only, normalise
         ("\u200bpurple\u200b", "purple"),  # zero width
         ("42.", "42"),
         ("", ""),
-        (" .!? ", ""),
+        (" .!? ", ".!?"),  # nothing but punctuation stays what it is
+        ("-5", "-5"),
+        ("- five", "five"),
+        ("C++.", "c++"),
     ],
 )
 def test_normalise(text: str, wanted: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from vigneron.methods import actor_critic
-from vigneron.train.slots import Method, Parts
+from vigneron.training.slots import Method, Parts
 
 METHODS: dict[str, Callable[[Parts], Method]] = {
     "actor_critic": actor_critic.build,

@@ -19,9 +19,9 @@ from vigneron.core.losses import clipped_ratio, policy_gradient, squared_error
 from vigneron.policy.evaluate import Critic, Evaluation, evaluate, reference_view, values_before
 from vigneron.policy.model import ValueHead
 from vigneron.rollout.on_policy import OnPolicy
-from vigneron.train.kl_controller import KlController
-from vigneron.train.slots import Method, Parts
-from vigneron.train.update import GradientUpdate, Player, Term
+from vigneron.training.kl_controller import KlController
+from vigneron.training.slots import Method, Parts
+from vigneron.training.update import GradientUpdate, Player, Term
 
 
 def build(parts: Parts) -> Method:

@@ -9,14 +9,16 @@ from rich.console import Console
 from vigneron.api import load_run
 from vigneron.config import Config
 from vigneron.report.terminal import say
-from vigneron.tasks.source import load_data
 from vigneron.tasks.task import load_task
+from vigneron.training.folder import RunFolder
 
 
 def chat_loop(console: Console, run: Path, *, step: int | None, temperature: float, raw: bool) -> None:
     trained = load_run(run, step=step)
     template = None if raw else _template(trained.config)
-    conversational = not raw and template is None and not isinstance(load_data(trained.config).train[0]["prompt"], str)
+    conversational = (
+        not raw and template is None and not isinstance(RunFolder(trained.folder).data().train[0]["prompt"], str)
+    )
     say(
         console,
         f"{trained.config.model.name}, before and after {trained.step} steps of {trained.config.recipe}",

@@ -11,7 +11,7 @@ from vigneron.api import train
 from vigneron.config import load_config
 from vigneron.report.html import summary, write_report
 from vigneron.report.terminal import TerminalView, say
-from vigneron.train.folder import RunFolder, default_runs_folder
+from vigneron.training.folder import RunFolder, default_runs_folder
 
 
 def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> None:

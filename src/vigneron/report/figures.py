@@ -37,7 +37,7 @@ def comparison_figure(runs: Mapping[str, Records], title: str | None = None) -> 
     axes = figure.subplots(1, len(PANELS))
     for panel, axis in zip(PANELS, axes, strict=True):
         for (run, records), colour in zip(runs.items(), _colours(), strict=False):
-            name = run.replace("$", r"\$")  # a formula to matplotlib otherwise
+            name = " " * run.startswith("_") + run.replace("$", r"\$")  # hidden, or a formula, to matplotlib otherwise
             steps, values = series(records, panel.key)
             faint = len(values) > 30
             axis.plot(steps, values, color=colour, alpha=0.3 if faint else 1.0, label=None if faint else name)

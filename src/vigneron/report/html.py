@@ -12,8 +12,8 @@ from vigneron.config import config_yaml
 from vigneron.errors import UserError
 from vigneron.files import write_atomically
 from vigneron.report.figures import as_svg, comparison_figure
-from vigneron.train.folder import RunFolder
-from vigneron.train.samples import Sample, SampleStore
+from vigneron.training.folder import RunFolder
+from vigneron.training.samples import Sample, SampleStore
 
 COMPLETIONS_SHOWN = 40
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from vigneron.train.samples import Sample
+from vigneron.training.samples import Sample
 
 
 def samples_table(samples: Sequence[Sample]) -> Table:
@@ -15,9 +15,14 @@ def samples_table(samples: Sequence[Sample]) -> Table:
     for sample in samples:
         reward = "missing" if sample.reward is None else f"{sample.reward:.2f}"
         exact = {None: "", True: "yes", False: "no"}[sample.exact]
-        cells = (sample.prompt, repr(sample.completion), sample.answer or "", reward, exact)
-        table.add_row(*(Text(cell) for cell in cells))
+        cells = (sample.prompt, repr(sample.completion), str(sample.answer or ""), reward, exact)
+        table.add_row(*(Text(visible(cell)) for cell in cells))
     return table
+
+
+def visible(text: str) -> str:
+    """Control characters, which could move the cursor or recolour the terminal, as escapes."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.batch import Batch
-from vigneron.train.run import Run
-from vigneron.train.samples import samples_of
-from vigneron.train.slots import Metrics
+from vigneron.report.tables import samples_table
+from vigneron.training.run import Run
+from vigneron.training.samples import samples_of
+from vigneron.training.slots import Metrics
 
 FIGURES = {
     "reward": "reward",
@@ -76,13 +77,7 @@ class TerminalView:
         for name, history in self._history.items():
             if history:
                 figures.add_row(name, f"{history[-1]:.3f}", Text(sparkline(history, 40), style="green"))
-        samples = Table(box=None, padding=(0, 2), header_style="dim")
-        for heading in ("prompt", "completion", "parent", "reward"):
-            samples.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=48)
-        for sample in samples_of(batch.rows(range(min(3, len(batch)))), run.step, "train"):
-            reward = "missing" if sample.reward is None else f"{sample.reward:.2f}"
-            cells = (sample.prompt, repr(sample.completion), sample.answer or "", reward)
-            samples.add_row(*(Text(cell) for cell in cells))
+        samples = samples_table(samples_of(batch.rows(range(min(3, len(batch)))), run.step, "train"))
         head = Text(f"step {run.step}/{run.config.steps}   {rate:.1f} samples/s   {left} left")
         bar = ProgressBar(total=run.config.steps, completed=run.step, width=60)
         return Panel(Group(head, bar, Text(), figures, Text(), samples), title=self._title, title_align="left")

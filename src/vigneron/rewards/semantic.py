@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize

@@ -5,7 +5,7 @@ from typing import Any
 
 from vigneron.config import AdaptiveKlConfig, KlConfig
 from vigneron.core.kl import adapted_coefficient
-from vigneron.train.slots import Metrics
+from vigneron.training.slots import Metrics
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from vigneron.batch import Batch
 from vigneron.rewards.exact import is_exact
-from vigneron.train.slots import Metrics
+from vigneron.training.slots import Metrics
 
 
 def batch_metrics(batch: Batch) -> Metrics:

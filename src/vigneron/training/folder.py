@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import IO, Any
 from vigneron.config import Config, check_config, config_yaml, parse_yaml
 from vigneron.errors import UserError
 from vigneron.files import write_atomically
+from vigneron.rollout.dataset import read_rows
+from vigneron.tasks.source import Data
 
 
 @dataclass
@@ -21,6 +24,8 @@ class RunFolder:
     @classmethod
     def create(cls, runs: Path, name: str, *, exact_name: bool) -> "RunFolder":
         """A new folder `runs/name`; a taken name is refused if it was asked for, else numbered."""
+        if not name or name.startswith(".") or "/" in name or not name.isprintable():
+            raise UserError(f"{name!r} is no name for a run: it names a folder, without '/' and not hidden")
         for number in range(1, 10_000):
             path = runs / (name if number == 1 else f"{name}-{number}")
             try:
@@ -70,6 +75,21 @@ class RunFolder:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read '{where}': {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
         return check_config(parse_yaml(text, str(where)), str(where))
+
+    def write_data(self, data: Data) -> None:
+        """The rows themselves: whoever has the folder needs no other file."""
+        (self.path / "data").mkdir(exist_ok=True)
+        for part in ("train", "held_out"):
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in getattr(data, part)]
+            write_atomically(self.path / "data" / f"{part}.jsonl", "".join(lines))
+
+    def data(self) -> Data:
+        return Data(*(read_rows(self.path / "data" / f"{part}.jsonl") for part in ("train", "held_out")))
+
+    def remove(self) -> None:
+        """For a run that could not start: its name is free again."""
+        self.unlock()
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """One line of JSON. NaN (a figure that was not there) is null."""

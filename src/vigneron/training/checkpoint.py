@@ -78,7 +78,7 @@ def checkpoint_step(path: Path) -> int:
 
 def load_checkpoint(path: Path, policy: Policy, *, base: dict[str, str]) -> State:
     """Put the weights into the policy and return the rest; refuse what is damaged or belongs to another base."""
-    _check_manifest(path)
+    check_manifest(path)
     scalars = json.loads((path / "state" / "scalars.json").read_text(encoding="utf-8"))
     if scalars.pop("base") != base:
         raise UserError(f"'{path}' was trained from other weights than '{base['name']}' now holds: it cannot go on")
@@ -122,8 +122,11 @@ def _write_manifest(draft: Path) -> None:
     (draft / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
 
 
-def _check_manifest(path: Path) -> None:
+def check_manifest(path: Path, *, weights_only: bool = False) -> None:
+    """Every file is what was written, or those that the weights need."""
     for name, expected in json.loads((path / MANIFEST).read_text(encoding="utf-8")).items():
+        if weights_only and name.startswith("state/"):
+            continue
         file = path / name
         if not file.is_file() or sha256_of(file) != expected:
             raise UserError(f"the checkpoint '{path}' is damaged: {name} is not what was written")

@@ -22,11 +22,11 @@ from vigneron.rewards.build import build_reward
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.prompts import PromptOrder, Row
 from vigneron.tasks.source import Data, load_data
-from vigneron.train.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, weights_identity
-from vigneron.train.folder import RunFolder
-from vigneron.train.metrics import batch_metrics
-from vigneron.train.samples import SampleStore, samples_of
-from vigneron.train.slots import Method, Metrics, Parts
+from vigneron.training.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, weights_identity
+from vigneron.training.folder import RunFolder
+from vigneron.training.metrics import batch_metrics
+from vigneron.training.samples import SampleStore, samples_of
+from vigneron.training.slots import Method, Metrics, Parts
 
 
 class View(Protocol):
@@ -59,17 +59,23 @@ class Run:
 
     @classmethod
     def start(cls, config: Config, folder: RunFolder, view: View | None = None) -> "Run":
-        """A new run, from the base model. What can fail fails before a model is loaded."""
-        folder.lock()
-        folder.write_config(config)
-        return cls._build(config, folder, view or Silent())
+        """A new run, from the base model. What can fail fails before a model is loaded, and leaves no folder."""
+        try:
+            folder.lock()
+            folder.write_config(config)
+            data = load_data(config)
+            folder.write_data(data)
+            return cls._build(config, folder, data, view or Silent())
+        except BaseException:
+            folder.remove()
+            raise
 
     @classmethod
     def resume(cls, folder: RunFolder, view: View | None = None) -> "Run":
         """Go on from the newest checkpoint, or from the start where there is none yet."""
         view = view or Silent()
         folder.lock()
-        run = cls._build(folder.config(), folder, view)
+        run = cls._build(folder.config(), folder, folder.data(), view)
         saved = checkpoints(folder.checkpoints)
         if saved:
             run._load(load_checkpoint(saved[-1], run.policy, base=run.base))
@@ -79,8 +85,7 @@ class Run:
         return run
 
     @classmethod
-    def _build(cls, config: Config, folder: RunFolder, view: View) -> "Run":
-        data = load_data(config)
+    def _build(cls, config: Config, folder: RunFolder, data: Data, view: View) -> "Run":
         reward = ApplyReward(
             build_reward(config.reward, cache=folder.path / "embeddings.sqlite"),
             missing_limit=config.reward.missing_limit,
@@ -117,7 +122,7 @@ class Run:
 
     def _load(self, state: State) -> None:
         if state.scalars["data"] != self.data_hash:
-            raise UserError("the dataset is not the one this run was trained on: it cannot go on")
+            raise UserError(f"the rows in '{self.folder.path / 'data'}' are not the ones this run was trained on")
         update = {k.removeprefix("update."): v for k, v in state.tensors.items() if k.startswith("update.")}
         self.method.update.load(update, state.scalars["update"])
         if self.method.critic is not None:

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.train.checkpoint import checkpoints
-from vigneron.train.folder import RunFolder
-from vigneron.train.samples import SampleStore
+from vigneron.training.checkpoint import checkpoints
+from vigneron.training.folder import RunFolder
+from vigneron.training.samples import SampleStore
 
 LORA = {"lora": {"rank": 4}}
 
@@ -109,7 +109,7 @@ def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: P
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1)
     folder = RunFolder.create(tmp_path, "run", exact_name=True)
     run = api.Run.start(config, folder)
-    code = "import sys; from vigneron.train.folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
+    code = "import sys; from vigneron.training.folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
     other = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True)
     assert "another process is training" in other.stderr
     run.close()
@@ -123,26 +123,45 @@ def test_a_damaged_checkpoint_is_refused(tiny_folder: Path, tmp_path: Path) -> N
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(bytes(content))
-    with pytest.raises(UserError, match="damaged"):
-        api.resume(folder)
+    for use in (api.resume, api.load_run):
+        with pytest.raises(UserError, match="damaged"):
+            use(folder)
 
 
-def test_a_changed_dataset_or_base_model_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+def test_the_folder_holds_its_rows_and_changed_rows_or_another_base_are_refused(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
     model = tmp_path / "model"
     subprocess.run(["cp", "-r", str(tiny_folder), str(model)], check=True)
     data = write_data(tmp_path)
     folder = api.train(tiny_config(model, data, steps=2, eval_every=0), name="run", runs=tmp_path).folder
-    original = data.read_text()
-    data.write_text(original.replace("hot", "warm"))
-    with pytest.raises(UserError, match="dataset"):
+    data.unlink()
+    assert api.resume(folder).step == 2
+
+    rows = folder / "data" / "train.jsonl"
+    original = rows.read_text()
+    rows.write_text(original.replace("hot", "warm"))
+    with pytest.raises(UserError, match="not the ones"):
         api.resume(folder)
-    data.write_text(original)
+    rows.write_text(original)
     changed = AutoModelForCausalLM.from_pretrained(model)
     with torch.no_grad():
         changed.model.norm.weight.add_(0.5)
     changed.save_pretrained(model)
     with pytest.raises(UserError, match="other weights"):
         api.resume(folder)
+
+
+def test_a_run_that_cannot_start_leaves_its_name_free(tiny_folder: Path, tmp_path: Path) -> None:
+    data = write_data(tmp_path)
+    with pytest.raises(UserError, match="config"):
+        api.train(tiny_config(tmp_path, data, steps=1), name="run", runs=tmp_path)
+    assert api.train(tiny_config(tiny_folder, data, steps=1), name="run", runs=tmp_path).step == 1
+    with pytest.raises(UserError, match="exists"):
+        api.train(tiny_config(tiny_folder, data, steps=1), name="run", runs=tmp_path)
+    assert api.load_run(tmp_path / "run").step == 1
+    with pytest.raises(UserError, match="no name"):
+        api.train(tiny_config(tiny_folder, data, steps=1), name="../run", runs=tmp_path)
 
 
 @pytest.mark.parametrize("model_changes", [{}, LORA])

@@ -12,10 +12,10 @@ from helpers import tiny_config, write_data
 from vigneron import api
 from vigneron.batch import Batch
 from vigneron.rewards.apply import ApplyReward
-from vigneron.train.folder import RunFolder
-from vigneron.train.loop import train
-from vigneron.train.run import Run
-from vigneron.train.update import NonFinite
+from vigneron.training.folder import RunFolder
+from vigneron.training.loop import train
+from vigneron.training.run import Run
+from vigneron.training.update import NonFinite
 
 
 def start(tmp_path: Path, model: Path, **changes: Any) -> Run:

@@ -2,10 +2,10 @@
 
 import time
 
-from vigneron.train.metrics import batch_metrics
-from vigneron.train.run import Run, Silent, View
-from vigneron.train.samples import samples_of
-from vigneron.train.signals import StopRequest
+from vigneron.training.metrics import batch_metrics
+from vigneron.training.run import Run, Silent, View
+from vigneron.training.samples import samples_of
+from vigneron.training.signals import StopRequest
 
 
 def train(run: Run, view: View | None = None) -> None:

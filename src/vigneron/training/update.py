@@ -15,7 +15,7 @@ from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
 from vigneron.core.schedule import Shape, learning_rate_factor
 from vigneron.errors import UserError
 from vigneron.policy.evaluate import Evaluation
-from vigneron.train.slots import Metrics
+from vigneron.training.slots import Metrics
 
 
 @dataclass(frozen=True)
