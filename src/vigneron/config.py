@@ -81,8 +81,8 @@ class SemanticRewardConfig(Strict):
     """PGSRM's reward."""
 
     kind: Literal["semantic"]
-    embedder: str = "wordllama"
-    """`wordllama`, `minilm`, a Numberbatch file, or a sentence-transformers folder or hub id."""
+    embedder: str = "lexical"
+    """`lexical`, `wordllama`, `minilm`, a Numberbatch file, or a sentence-transformers folder or hub id."""
     alpha: Annotated[float, Field(ge=1)] = 4.0
     form: Literal["clip", "shift", "euclidean"] = "clip"
     clean: Literal["letters", "none"] = "letters"

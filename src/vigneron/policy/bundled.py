@@ -2,9 +2,12 @@
 
 import hashlib
 import importlib.util
+import io
 import os
 import shutil
+import sys
 import tempfile
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from vigneron.errors import UserError
@@ -67,7 +70,9 @@ def _convert(source: Path, target: Path) -> None:
 
     from vigneron.policy.quiet import quiet_transformers
 
-    with quiet_transformers():
+    print("converting the bundled weights, once: about half a minute", file=sys.stderr)
+    # The conversion's own progress bar knows no switch.
+    with quiet_transformers(), redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
         quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     config = quantised.config

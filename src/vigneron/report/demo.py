@@ -24,7 +24,6 @@ def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> N
         console,
         "SmolLM2-135M learns opposites from a parent's recorded answers: PGSRM, then the binary reward.",
     )
-    say(console, "The first start converts the bundled weights, about half a minute.")
     folders: list[RunFolder] = []
     for name, config in arms.items():
         folder = RunFolder.create(runs, name, exact_name=False)

@@ -40,6 +40,7 @@ class OnPolicy:
         texts = self.policy.tokenizer.batch_decode(
             [ids[:length] for ids, length in zip(done.ids_BT.tolist(), lengths, strict=True)],
             skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
         )
         device = self.policy.device
         return Batch(

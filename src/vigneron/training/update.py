@@ -75,10 +75,10 @@ class Player:
         for name, parameter in self.parameters:
             prefix = f"{self.name}.{name}."
             found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            # Only a fused optimizer counts its steps on the parameter's device.
+            counter = parameter.device if self.optimizer.defaults["fused"] else torch.device("cpu")
             self.optimizer.state[parameter] = {
-                key: value.clone() if key == "step" else value.to(parameter.device).clone()
-                for key, value in found.items()
-                if key in ("step", "exp_avg", "exp_avg_sq")
+                key: value.to(counter if key == "step" else parameter.device).clone() for key, value in found.items()
             }
 
 
