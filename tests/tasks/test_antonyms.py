@@ -79,7 +79,7 @@ def test_a_template_makes_another_prompt() -> None:
 
 
 def test_a_recipe_gets_both_parts() -> None:
-    data = load_data(load_config("demo"))
+    data = load_data(load_config("pgsrm-antonyms-paper"))
     assert (data.train, data.held_out) == (TRAIN, HELD_OUT)
 
 
