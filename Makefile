@@ -28,15 +28,15 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
 
 types: setup
 	$(BIN)/mypy
 
 format: setup
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -8,6 +8,7 @@ from typing import Any
 from vigneron.config import Config, load_config
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
+from vigneron.methods import METHODS
 from vigneron.policy.model import Policy, Reference
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
@@ -16,8 +17,8 @@ from vigneron.rollout.prompts import Row, completion_text
 from vigneron.training import loop
 from vigneron.training.checkpoint import check_manifest, checkpoint_step, checkpoints, load_weights
 from vigneron.training.folder import RunFolder, default_runs_folder
-from vigneron.training.metrics import batch_metrics
-from vigneron.training.run import Run, View, load_child
+from vigneron.training.held_out import evaluate
+from vigneron.training.run import Run, Silent, View, load_child
 from vigneron.training.samples import Sample, samples_of
 
 
@@ -55,10 +56,9 @@ class Trained:
         rows = RunFolder(self.folder).data().held_out if rows is None else rows
         if not rows:
             raise UserError("there is no held-out part to evaluate on: give data.held_out, or --file")
-        rollout = OnPolicy(self.policy, None, self.config.max_new_tokens)
         reward = ApplyReward(build_reward(self.config.reward), missing_limit=self.config.reward.missing_limit)
-        batch = reward(rollout(rows))
-        return batch_metrics(batch), samples_of(batch, self.step, "eval")
+        batch, metrics = evaluate(self.config, self.policy, reward, rows)
+        return metrics, samples_of(batch, self.step, "eval")
 
 
 def train(
@@ -66,24 +66,26 @@ def train(
     *overrides: str,
     name: str | None = None,
     runs: str | Path | None = None,
-    folder: RunFolder | None = None,
     view: View | None = None,
     **keys: Any,
 ) -> Trained:
-    """Train a recipe (a name, a file, or a config) to its end, in a new folder under `runs` (or in `folder`).
+    """Train a recipe (a name, a file, or a config) to its end, in a new folder under `runs`.
 
     Overrides are `key=value` texts; a top-level key may also be given as a keyword: `train("demo", steps=5)`.
     """
+    if isinstance(recipe, Config) and (overrides or keys):
+        raise UserError("a config is whole: overrides go with a recipe's name or file")
     config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides, keys)
-    if folder is None:
-        where = Path(runs) if runs is not None else default_runs_folder()
-        folder = RunFolder.create(where, name or config.recipe, exact_name=name is not None)
-    return _finish(Run.start(config, folder, view), view)
+    where = Path(runs) if runs is not None else default_runs_folder()
+    view = view or Silent()
+    return _finish(Run.start(config, where, METHODS[config.method.name], name=name, view=view), view)
 
 
-def resume(folder: str | Path, *, view: View | None = None) -> Trained:
+def resume(folder: str | Path, *, device: str | None = None, view: View | None = None) -> Trained:
     """Go on with a run that was stopped or killed, from its newest checkpoint."""
-    return _finish(Run.resume(RunFolder.open(folder), view), view)
+    found = RunFolder.open(folder)
+    view = view or Silent()
+    return _finish(Run.resume(found, METHODS[found.config().method.name], device=device, view=view), view)
 
 
 def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
@@ -95,14 +97,16 @@ def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
         there = ", ".join(str(checkpoint_step(path)) for path in saved) or "none"
         raise UserError(f"'{folder}' has no checkpoint{'' if step is None else f' of step {step}'} (there is: {there})")
     config = found.config()
-    policy = load_child(config)
+    # Wherever it was trained, it is looked at here.
+    here = config.model.model_copy(update={"device": "auto", "dtype": "auto"})
+    policy = load_child(config.model_copy(update={"model": here}))
     reference = Reference.of(policy)
     check_manifest(chosen[-1], weights_only=True)
     load_weights(chosen[-1], policy)
     return Trained(found.path, config, checkpoint_step(chosen[-1]), policy, reference)
 
 
-def _finish(run: Run, view: View | None) -> Trained:
+def _finish(run: Run, view: View) -> Trained:
     try:
         loop.train(run, view)
     finally:

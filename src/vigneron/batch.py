@@ -33,6 +33,8 @@ class Batch:
     columns: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    excluded_B: Bool[Tensor, " B"] | None = None
+    """Samples that are not trained on though they have a reward."""
     # Filled in by the loop's slots; None before.
     prompt_hidden_BH: Float[Tensor, "B H"] = None  # type: ignore[assignment]
     rewards_B: Float[Tensor, " B"] = None  # type: ignore[assignment]
@@ -64,10 +66,13 @@ class Batch:
 
     @property
     def trained_BT(self) -> Bool[Tensor, "B T"]:
-        """1 on the tokens that are trained on: a sample whose reward is missing (NaN) has none."""
-        if self.rewards_B is None:
-            return self.mask_BT
-        return self.mask_BT & ~self.rewards_B.isnan()[:, None]
+        """1 on the tokens that are trained on: a sample excluded, or without a reward (NaN), has none."""
+        trained_BT = self.mask_BT
+        if self.rewards_B is not None:
+            trained_BT = trained_BT & ~self.rewards_B.isnan()[:, None]
+        if self.excluded_B is not None:
+            trained_BT = trained_BT & ~self.excluded_B[:, None]
+        return trained_BT
 
     def rows(self, indices: Sequence[int]) -> "Batch":
         """The given samples, cut to the longest completion among them."""

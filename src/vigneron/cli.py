@@ -31,8 +31,10 @@ RunPath = Annotated[Path, typer.Argument(help="A run's folder.")]
 
 
 @app.callback()
-def options(debug: Annotated[bool, typer.Option(help="Show tracebacks.")] = False) -> None:
-    """Options before the verb."""
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
+) -> None:
+    """`--debug` is taken out of the arguments by `main`; it stands here for the help."""
 
 
 @app.command()
@@ -51,7 +53,10 @@ def train(recipe: Recipe, overrides: Overrides = None, name: Name = None, runs: 
 
 
 @app.command()
-def resume(run: RunPath) -> None:
+def resume(
+    run: RunPath,
+    device: Annotated[str | None, typer.Option(help="Where to go on, if not where it was: auto, cpu, cuda.")] = None,
+) -> None:
     """Go on with a run that was stopped or killed."""
     from vigneron.training.folder import RunFolder
 
@@ -61,7 +66,7 @@ def resume(run: RunPath) -> None:
 
     console = _console()
     with TerminalView(console, recipe) as view:
-        trained = api.resume(run, view=view)
+        trained = api.resume(run, device=device, view=view)
     _finished(console, trained)
 
 
@@ -107,9 +112,13 @@ def validate(file: Recipe, overrides: Overrides = None) -> None:
     from vigneron.config import load_config
 
     config = load_config(file, overrides or [])
+    from vigneron.policy.load import check_model_name
+    from vigneron.rewards.build import build_reward
     from vigneron.tasks.source import load_data
 
     data = load_data(config)
+    check_model_name(config.model.name)
+    build_reward(config.reward)
     samples = config.prompts_per_step * config.group_size
     typer.echo(f"{file} is valid: {len(data.train)} prompts to train on, {len(data.held_out)} held out")
     typer.echo(
@@ -196,5 +205,7 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
 
 
 def main() -> None:
-    with _one_line_errors("--debug" in sys.argv):
-        app()
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    with _one_line_errors(debug):
+        app([argument for argument in arguments if argument != "--debug"])

@@ -75,6 +75,8 @@ class SamplingConfig(Strict):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    mask_truncated: bool = False
+    """Do not train on completions that the length limit cut."""
 
 
 class SemanticRewardConfig(Strict):
@@ -141,6 +143,13 @@ class KlConfig(Strict):
     against: Literal["reference", "previous"] = "reference"
     """The policy at the run's start, or the one that sampled; for the latter name k2 or another estimator."""
     adaptive: AdaptiveKlConfig | None = None
+
+    @model_validator(mode="after")
+    def starts_within_its_bounds(self) -> "KlConfig":
+        bounds = self.adaptive
+        if bounds and not bounds.minimum <= self.coefficient <= bounds.maximum:
+            raise ValueError(f"`coefficient` is outside of `adaptive`'s bounds, {bounds.minimum} to {bounds.maximum}")
+        return self
 
     @model_validator(mode="after")
     def exact_needs_the_reference(self) -> "KlConfig":
@@ -239,6 +248,19 @@ class Config(Strict):
     keep_last: Positive = 2
     successive_kl_every: Annotated[int, Field(ge=0)] = 1
     """How often KL(π₀ ‖ π₁) after a step's updates is measured (it costs a pass); 0: never."""
+
+    @model_validator(mode="after")
+    def what_is_adapted_to_is_measured(self) -> "Config":
+        kl = self.method.kl
+        if kl.adaptive and kl.against == "previous" and self.successive_kl_every != 1:
+            raise ValueError("an adaptive KL against the previous policy needs `successive_kl_every: 1`")
+        return self
+
+    @model_validator(mode="after")
+    def the_warm_up_ends(self) -> "Config":
+        if self.optimizer.warmup_steps >= self.steps:
+            raise ValueError(f"`optimizer.warmup_steps` ({self.optimizer.warmup_steps}) fill all {self.steps} steps")
+        return self
 
 
 # ---------------------------------------------------------------------------------------------- reading

@@ -20,8 +20,8 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sync_folder(path: Path) -> None:
-    """Make a rename in the folder survive a power cut."""
+def sync(path: Path) -> None:
+    """Make a file, or a rename in a folder, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

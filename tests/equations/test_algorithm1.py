@@ -121,7 +121,10 @@ def test_losses_gradients_and_step_are_those_of_the_algorithm(faithful: bool) ->
     )
     batch = setting.method.advantage(hand_batch())
     update: Any = setting.method.update
-    sums = update._sum_over_parts(batch, lambda part: update.loss(part, update.evaluate(part)))
+    sums = {
+        name: value
+        for name, value, _ in update._sum_over_parts(batch, lambda part: update.loss(part, update.score(part)))
+    }
 
     for name, value in expected.items():
         assert sums[name] == pytest.approx(value.item(), abs=1e-10), name
@@ -149,7 +152,10 @@ def test_the_default_kl_is_the_exact_one_and_has_its_gradient() -> None:
     batch = setting.method.advantage(hand_batch())
     batch = replace(batch, advantages_BT=torch.zeros_like(batch.advantages_BT))
     update: Any = setting.method.update
-    sums = update._sum_over_parts(batch, lambda part: update.loss(part, update.evaluate(part)))
+    sums = {
+        name: value
+        for name, value, _ in update._sum_over_parts(batch, lambda part: update.loss(part, update.score(part)))
+    }
 
     terms = []
     for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
@@ -178,15 +184,21 @@ def test_the_clipped_objective_with_several_updates_uses_the_ratio_to_the_sampli
     )
     batch = setting.method.advantage(hand_batch())
     update: Any = setting.method.update
-    behaviour_BT = update.evaluate(batch).logprobs_BT.detach() - 0.1  # every ratio is e^0.1 = 1.105: inside the clip
+    behaviour_BT = update.score(batch).logprobs_BT.detach() - 0.1  # every ratio is e^0.1 = 1.105: inside the clip
     batch = replace(batch, behaviour_BT=behaviour_BT)
-    sums = update._sum_over_parts(batch, lambda part: update.loss(part, update.evaluate(part)))
+    sums = {
+        name: value
+        for name, value, _ in update._sum_over_parts(batch, lambda part: update.loss(part, update.score(part)))
+    }
     advantages = batch.advantages_BT[batch.mask_BT]
     assert sums["loss/policy"] == pytest.approx(float(-(torch.tensor(0.1).exp() * advantages).mean()), rel=1e-6)
 
     outside = replace(batch, behaviour_BT=behaviour_BT - 1.0)  # e^1.1 = 3.0: clipped at 1.2 where A > 0
     clipped = torch.where(advantages > 0, 1.2 * advantages, torch.tensor(1.1).exp().double() * advantages)
-    sums = update._sum_over_parts(outside, lambda part: update.loss(part, update.evaluate(part)))
+    sums = {
+        name: value
+        for name, value, _ in update._sum_over_parts(outside, lambda part: update.loss(part, update.score(part)))
+    }
     assert sums["loss/policy"] == pytest.approx(float(-clipped.mean()), rel=1e-6)
 
     metrics = setting.method.update(batch)
@@ -215,7 +227,9 @@ def test_a_missing_reward_leaves_loss_and_gradient_as_if_the_sample_were_not_the
     results = []
     for setting, part in ((whole, missing), (without, absent)):
         update: Any = setting.method.update
-        results.append(update._sum_over_parts(part, lambda p, u=update: u.loss(p, u.evaluate(p))))
+        results.append(
+            {name: value for name, value, _ in update._sum_over_parts(part, lambda p, u=update: u.loss(p, u.score(p)))}
+        )
     assert results[0] == pytest.approx(results[1], abs=1e-12)
     for module in ("policy", "critic"):
         pairs = zip(_module(whole, module).parameters(), _module(without, module).parameters(), strict=True)
@@ -235,7 +249,7 @@ def test_gradients_agree_for_every_split_into_microbatches(budget: int) -> None:
         update: Any = setting.method.update
         update.microbatch_tokens = tokens
         batch = setting.method.advantage(hand_batch())
-        update._sum_over_parts(batch, lambda part, u=update: u.loss(part, u.evaluate(part)))
+        update._sum_over_parts(batch, lambda part, u=update: u.loss(part, u.score(part)))
     for a, b in zip(whole.policy.model.parameters(), split.policy.model.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-12, rtol=1e-9)
 
@@ -258,7 +272,7 @@ def test_the_end_token_is_trained_though_it_is_also_the_padding_and_nothing_else
     setting.policy.hidden = spy  # type: ignore[method-assign]
     update: Any = setting.method.update
     update.microbatch_tokens = 10_000
-    update._sum_over_parts(batch, lambda part: update.loss(part, update.evaluate(part)))
+    update._sum_over_parts(batch, lambda part: update.loss(part, update.score(part)))
     (states,) = seen
     assert states.grad is not None
     touched = states.grad.abs().sum(-1) > 0

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from conftest import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
-from vigneron.policy import evaluate as evaluate_module
-from vigneron.policy.evaluate import evaluate
+from vigneron.policy import scoring
 from vigneron.policy.model import Policy, left_pad, positions_of
+from vigneron.policy.scoring import score
 
 token = st.integers(1, 250)
 rows_of_tokens = st.lists(st.lists(token, min_size=2, max_size=12), min_size=1, max_size=5)
@@ -44,7 +44,7 @@ def test_a_teacher_forced_batch_gives_each_completion_its_own_log_probs(
     cuts = [data.draw(st.integers(1, len(row) - 1)) for row in rows]
     batch = batch_of([(row[:cut], row[cut:]) for row, cut in zip(rows, cuts, strict=True)])
     with torch.no_grad():
-        got = evaluate(policy, batch, Sampling())
+        got = score(policy, batch, Sampling())
     for i, (row, cut) in enumerate(zip(rows, cuts, strict=True)):
         logprobs = alone(policy, row)[cut - 1 : -1]
         expected = logprobs.gather(-1, torch.tensor(row[cut:])[:, None]).squeeze(-1)
@@ -59,9 +59,9 @@ def test_the_head_in_chunks_gives_the_same_values_and_gradients(
     batch = batch_of([([3, 4, 5], [6, 7, 0]), ([8], [9, 10]), ([11, 12], [13])])
     results = []
     for chunk in (1024, 2):
-        monkeypatch.setattr(evaluate_module, "HEAD_CHUNK", chunk)
+        monkeypatch.setattr(scoring, "HEAD_CHUNK", chunk)
         policy.model.zero_grad()
-        now = evaluate(policy, batch, Sampling(temperature=0.7, top_k=50))
+        now = score(policy, batch, Sampling(temperature=0.7, top_k=50))
         (now.logprobs_BT.sum() + 0.1 * now.entropy_BT.sum()).backward()
         results.append((now.logprobs_BT.detach(), [p.grad.clone() for p in policy.model.parameters()]))
     torch.testing.assert_close(results[0][0], results[1][0])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from conftest import tiny_policy
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
-from vigneron.policy.evaluate import evaluate
 from vigneron.policy.model import Policy
+from vigneron.policy.scoring import score
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.sample import sample
 
@@ -22,7 +22,7 @@ def test_behaviour_log_probs_are_those_of_a_teacher_forced_pass(policy: Policy, 
     rollout = OnPolicy(policy, sampling, max_new_tokens=8, group_size=3, seed=4)
     batch = rollout([{"prompt": text} for text in ("hot", "a longer prompt", "x")], step=2)
     with torch.no_grad():
-        forced = evaluate(policy, batch, sampling).logprobs_BT
+        forced = score(policy, batch, sampling).logprobs_BT
     mask = batch.mask_BT
     torch.testing.assert_close(batch.behaviour_BT[mask], forced[mask], atol=1e-4, rtol=0)
     assert (batch.behaviour_BT[mask] < 0).all()

@@ -26,7 +26,8 @@ def sampled_logprobs(
     """Log-probs of the distribution sampled from: temperature, then top-k, then top-p, renormalised.
 
     `keep_N` are tokens that were sampled: they stay in the support even where rounding or a later update has
-    moved them across the edge of top-k or top-p, so that their log-prob is finite.
+    moved them across the edge of top-k or top-p, so that their log-prob is finite. The rest of the support is the
+    one of the policy as it is now.
     """
     logprobs_NV = (logits_NV / sampling.temperature).log_softmax(-1)
     vocabulary = logits_NV.shape[-1]
@@ -53,6 +54,10 @@ def entropy(logprobs_NV: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
     """−Σᵥ p log p, over the full distribution."""
     p_NV = logprobs_NV.exp()
     return -(p_NV * torch.where(logprobs_NV.isneginf(), 0.0, logprobs_NV)).sum(-1)
+
+
+def chosen_logprobs(logprobs_NV: Float[Tensor, "N V"], ids_N: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    return logprobs_NV.gather(-1, ids_N[:, None]).squeeze(-1)
 
 
 def draw(logprobs_NV: Float[Tensor, "N V"], uniform_N: Float[Tensor, " N"]) -> Int[Tensor, " N"]:

@@ -36,18 +36,35 @@ def clipped_ratio(
     that a row's masked sum is the sample's loss. π₀ is the policy that sampled.
     """
 
-    def clipped(log_ratio: Tensor, advantages: Tensor) -> Tensor:
+    def loss(log_ratio: Tensor, advantages: Tensor) -> Tensor:
         ratio = log_ratio.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP).exp()
         return -torch.minimum(ratio * advantages, ratio.clamp(1 - epsilon, 1 + epsilon) * advantages)
 
     log_ratio_BT = where_finite(torch.sub, logprobs_BT, behaviour_BT)
     if level == "token":
-        return where_finite(clipped, log_ratio_BT, advantages_BT)
+        return where_finite(loss, log_ratio_BT, advantages_BT)
     mask_BT = mask_BT.bool()
     tokens_B = mask_BT.sum(1).clamp(min=1)
     log_ratio_B = masked_sum(log_ratio_BT, mask_BT)
-    share_BT = clipped(log_ratio_B[:, None], torch.where(mask_BT, advantages_BT, 0.0)) / tokens_B[:, None]
+    share_BT = loss(log_ratio_B[:, None], torch.where(mask_BT, advantages_BT, 0.0)) / tokens_B[:, None]
     return torch.where(mask_BT, share_BT, 0.0)
+
+
+def clipped(
+    logprobs_BT: Float[Tensor, "B T"],
+    behaviour_BT: Float[Tensor, "B T"],
+    advantages_BT: Float[Tensor, "B T"],
+    *,
+    epsilon: float = 0.2,
+) -> Float[Tensor, "B T"]:
+    """1 where the token's ratio is clipped and passes no gradient, else 0: a metric of `clipped_ratio`."""
+
+    def is_clipped(logprobs: Tensor, behaviour: Tensor, advantages: Tensor) -> Tensor:
+        ratio = (logprobs - behaviour).exp()
+        up, down = (ratio > 1 + epsilon) & (advantages > 0), (ratio < 1 - epsilon) & (advantages < 0)
+        return (up | down).to(logprobs.dtype)
+
+    return where_finite(is_clipped, logprobs_BT, behaviour_BT, advantages_BT).detach()
 
 
 def squared_error(values_B: Float[Tensor, " B"], returns_B: Float[Tensor, " B"]) -> Float[Tensor, " B"]:

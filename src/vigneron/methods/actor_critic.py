@@ -15,23 +15,22 @@ from vigneron.batch import Batch, map_parts
 from vigneron.config import ActorCriticConfig
 from vigneron.core import kl
 from vigneron.core.draws import Sampling
-from vigneron.core.losses import clipped_ratio, policy_gradient, squared_error
-from vigneron.policy.evaluate import Critic, Evaluation, evaluate, reference_view, values_before
+from vigneron.core.losses import clipped, clipped_ratio, policy_gradient, squared_error
 from vigneron.policy.model import ValueHead
+from vigneron.policy.scoring import Critic, Scores, reference_view, score, values_before
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.training.kl_controller import KlController
 from vigneron.training.slots import Method, Parts
-from vigneron.training.update import GradientUpdate, Player, Term
+from vigneron.training.update import GradientUpdate, Term, actor_and_critic
 
 
 def build(parts: Parts) -> Method:
     config, policy, reference = parts.config, parts.policy, parts.reference
-    options, optimizer = config.method, config.optimizer
-    sampling = Sampling(**config.sampling.model_dump())
+    options = config.method
+    sampling = Sampling(**config.sampling.model_dump(include={"temperature", "top_k", "top_p"}))
     critic = Critic(ValueHead(policy.hidden_size).to(policy.device), options.value_position)
     controller = KlController.of(options.kl)
     exact = options.kl.estimator == "exact"
-    adamw = {"weight_decay": optimizer.weight_decay, "max_grad_norm": optimizer.max_grad_norm}
 
     def advantage(batch: Batch) -> Batch:
         """A = R − V   (Algorithm 1, lines 4 and 7-10)."""
@@ -44,76 +43,57 @@ def build(parts: Parts) -> Method:
         seen = reference_view(reference, part, sampling, keep_hidden=exact)
         return {**seen, "values_B": values_before(policy, part, critic)}
 
-    def loss(batch: Batch, now: Evaluation) -> list[Term]:
+    def score_now(batch: Batch) -> Scores:
+        return score(policy, batch, sampling, critic=critic, reference=reference if exact else None)
+
+    def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −(log π · A) − β_ent H + λ_KL D_KL, and λ_v (v − r)²   (Algorithm 1, lines 11-17)."""
-        if options.clip_epsilon is None:
-            policy_BT = policy_gradient(now.logprobs_BT, batch.advantages_BT)
-        else:
-            policy_BT = clipped_ratio(
-                now.logprobs_BT,
-                batch.behaviour_BT,
-                batch.advantages_BT,
-                batch.mask_BT,
-                epsilon=options.clip_epsilon,
-            )
-        against_BT = batch.reference_BT if options.kl.against == "reference" else batch.behaviour_BT
-        penalty_BT = now.exact_kl_BT if exact else kl.ESTIMATORS[options.kl.estimator](now.logprobs_BT, against_BT)
         return [
-            Term("loss/policy", policy_BT, 1.0),
-            Term("entropy", now.entropy_BT, -options.entropy_coefficient),
-            Term("loss/kl", penalty_BT, controller.coefficient),
-            Term(
-                "loss/value",
-                squared_error(now.values_B, batch.rewards_B),
-                options.value_coefficient,
-                "samples",
-            ),
-            Term("kl", kl.k1(now.logprobs_BT, batch.reference_BT).detach()),
-            Term("logprob_mismatch", (now.logprobs_BT - batch.behaviour_BT).abs().detach()),
+            *surrogate(batch, now),
+            Term("entropy", now.entropy_BT, -options.entropy_coefficient, of_sampler=True),
+            Term("loss/kl", penalty(batch, now), controller.coefficient),
+            Term("loss/value", squared_error(now.values_B, batch.rewards_B), options.value_coefficient, "samples"),
+            Term("kl", kl.k1(now.untruncated_BT, batch.reference_BT).detach(), of_sampler=True),
+            Term("logprob_mismatch", (now.logprobs_BT - batch.behaviour_BT).abs().detach(), of_sampler=True),
         ]
 
-    def judge_now(batch: Batch) -> Evaluation:
-        return evaluate(policy, batch, sampling, critic=critic, reference=reference if exact else None)
+    def surrogate(batch: Batch, now: Scores) -> list[Term]:
+        if options.clip_epsilon is None:
+            return [Term("loss/policy", policy_gradient(now.logprobs_BT, batch.advantages_BT), 1.0)]
+        ratio = (now.logprobs_BT, batch.behaviour_BT, batch.advantages_BT)
+        policy_BT = clipped_ratio(*ratio, batch.mask_BT, epsilon=options.clip_epsilon)
+        return [
+            Term("loss/policy", policy_BT, 1.0),
+            Term("clip_ratio/region_mean", clipped(*ratio, epsilon=options.clip_epsilon)),
+        ]
+
+    def penalty(batch: Batch, now: Scores) -> Tensor:
+        if exact:
+            return now.exact_kl_BT
+        estimator = kl.ESTIMATORS[options.kl.estimator]
+        if options.kl.against == "reference":
+            return estimator(now.untruncated_BT, batch.reference_BT)
+        return estimator(now.logprobs_BT, batch.behaviour_BT)
 
     def moved(batch: Batch) -> Term:
         """KL(π₀ ‖ π₁) after the updates: how far the step has moved the policy."""
-        return Term("kl_previous", kl.k3(batch.behaviour_BT, evaluate(policy, batch, sampling).logprobs_BT))
+        return Term("kl_previous", kl.k3(batch.behaviour_BT, score(policy, batch, sampling).logprobs_BT))
 
+    players = actor_and_critic(config.optimizer, policy.trainable(), list(critic.head.named_parameters()))
     return Method(
-        rollout=OnPolicy(
-            policy, sampling, config.max_new_tokens, config.group_size, config.seed, config.microbatch_tokens
-        ),
+        rollout=OnPolicy.of(config, policy, sampling),
         reward=parts.reward,
         advantage=advantage,
-        update=GradientUpdate(
-            evaluate=judge_now,
-            loss=loss,
-            measure=moved,
-            measure_every=config.successive_kl_every,
-            players=[
-                Player("actor", policy.trainable(), optimizer.actor_lr, **adamw),
-                Player("critic", list(critic.head.named_parameters()), optimizer.critic_lr, **adamw),
-            ],
-            total_updates=config.steps * options.updates_per_step,
-            updates_per_step=options.updates_per_step,
-            microbatch_tokens=config.microbatch_tokens,
-            schedule=optimizer.schedule,
-            warmup_updates=optimizer.warmup_steps * options.updates_per_step,
-            controller=controller,
-        ),
+        update=GradientUpdate.of(config, options.updates_per_step, score_now, loss, players, moved, controller),
         critic=critic,
         notices=_notices(options),
     )
 
 
 def _notices(options: ActorCriticConfig) -> tuple[str, ...]:
-    if options.updates_per_step > 1:
-        return ()
-    idle = []
-    if options.clip_epsilon is not None:
-        idle.append("clip_epsilon")
-    if options.kl.against == "previous":
-        idle.append("kl.against: previous")
-    if not idle:
+    """With one update a step π₁ is π₀, and what compares the two does nothing."""
+    idle = ["clip_epsilon"] * (options.clip_epsilon is not None)
+    idle += ["kl.against: previous"] * (options.kl.against == "previous" and options.kl.estimator != "k1")
+    if options.updates_per_step > 1 or not idle:
         return ()
     return (f"one update a step: the trained policy is the one that sampled, so {' and '.join(idle)} has no effect",)

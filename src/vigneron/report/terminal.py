@@ -38,7 +38,8 @@ class TerminalView:
 
     def __enter__(self) -> "TerminalView":
         if self._console.is_terminal:
-            self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+            starting = Text(f"{self._title}: starting", style="dim")
+            self._live = Live(starting, console=self._console, refresh_per_second=4, transient=False)
             self._live.__enter__()
         return self
 

@@ -15,6 +15,9 @@ from vigneron.errors import UserError
 
 RewardFunction = Callable[..., Any]
 
+# A share of fewer samples than this says little.
+SMALLEST_SHARE = 100
+
 
 class RewardFailed(UserError):
     """A reward raised, or returned something that is not a list of numbers."""
@@ -23,32 +26,46 @@ class RewardFailed(UserError):
 class ApplyReward:
     """`reward(batch)`: None (missing) becomes NaN, which takes the sample out of everything.
 
-    Above `missing_limit` (a share of the step's samples) the run stops: something is broken that training on the
-    rest would hide.
+    When a whole step is missing, or more than `missing_limit` of all samples so far (of the first hundred, while
+    there are fewer), the run stops: something is broken that training on the rest would hide.
     """
 
     def __init__(self, function: RewardFunction, *, missing_limit: float = 0.05) -> None:
         self._function = function
         self._name = getattr(function, "__name__", type(function).__name__)
         self._missing_limit = missing_limit
+        self._seen = 0
+        self._missing = 0
 
     def __call__(self, batch: Batch) -> Batch:
         extras: dict[str, tuple[Any, ...]] = {}
         metrics: dict[str, float] = {}
         values = self._call(batch, extras, metrics)
         rewards = [self._number(value, row) for row, value in enumerate(values)]
-        missing = sum(math.isnan(reward) for reward in rewards)
-        if missing > self._missing_limit * len(batch):
-            raise RewardFailed(
-                f"reward '{self._name}' is missing for {missing} of {len(batch)} samples, above the limit of "
-                f"{self._missing_limit:.0%} (reward.missing_limit)"
-            )
+        self._count(sum(math.isnan(reward) for reward in rewards), len(batch))
         return replace(
             batch,
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device),
             extras={**batch.extras, **extras},
             metrics={**batch.metrics, **metrics},
         )
+
+    def _count(self, missing: int, of: int) -> None:
+        self._seen += of
+        self._missing += missing
+        if missing == of and self._missing_limit < 1:
+            raise RewardFailed(f"reward '{self._name}' is missing for all {of} samples of a step")
+        if self._missing > self._missing_limit * max(self._seen, SMALLEST_SHARE):
+            raise RewardFailed(
+                f"reward '{self._name}' is missing for {self._missing} of {self._seen} samples so far, above the limit "
+                f"of {self._missing_limit:.0%} (reward.missing_limit)"
+            )
+
+    def scalars(self) -> dict[str, int]:
+        return {"seen": self._seen, "missing": self._missing}
+
+    def load(self, scalars: dict[str, int]) -> None:
+        self._seen, self._missing = scalars["seen"], scalars["missing"]
 
     def _call(self, batch: Batch, extras: dict[str, Any], metrics: dict[str, Any]) -> list[Any]:
         def log_extra(name: str, values: Any) -> None:

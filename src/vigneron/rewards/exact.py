@@ -8,7 +8,7 @@ from vigneron.rollout.prompts import completion_text
 
 
 def is_exact(completion: Any, answer: Any) -> bool:
-    return normalise(completion_text(completion)) == normalise(str(answer))
+    return normalise(completion_text(completion)) == normalise(completion_text(answer))
 
 
 def exact_reward(

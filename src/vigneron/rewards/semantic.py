@@ -34,7 +34,8 @@ def similarity_reward(
     if form == "euclidean":
         unknown_B = (parent_BD == 0).all(1) | (child_BD == 0).all(1)
         distance_B = torch.where(unknown_B, 2.0**0.5, (parent_BD - child_BD).norm(dim=1))
-        return (1.0 - distance_B).clamp(-1.0, 1.0)
+        missing_B = parent_BD.isnan().any(1) | child_BD.isnan().any(1)
+        return torch.where(missing_B, torch.nan, 1.0 - distance_B).clamp(-1.0, 1.0)
     cosine_B = (parent_BD * child_BD).sum(1).clamp(-1.0, 1.0)
     if form == "shift":
         return ((cosine_B + 1.0) / 2.0) ** alpha
@@ -73,7 +74,7 @@ class SemanticReward:
         if not have:
             return rewards
         # Parents and children in one call: a text that occurs twice is embedded once.
-        texts = [self._clean(str(answer[i])) for i in have]
+        texts = [self._clean(completion_text(answer[i])) for i in have]
         texts += [self._clean(completion_text(completions[i])) for i in have]
         parent_BD, child_BD = self._embedder.embed(texts).split(len(have))
         scores = similarity_reward(parent_BD, child_BD, alpha=self._alpha, form=self._form)

@@ -11,6 +11,8 @@ from vigneron.rollout.prompts import Row
 
 LONGEST_LINE = 10_000_000
 
+RESERVED = {"prompts", "completions", "completion_ids", "log_extra", "log_metric"}
+
 
 def read_rows(path: str | Path) -> list[Row]:
     """All rows of a .jsonl or .csv file; a bad one is named by its number."""
@@ -39,6 +41,11 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
                 raise UserError(
                     f"data: {where}, row {number} has no '{column}'{did_you_mean(column, has) if has else ''}"
                 )
+        for column in set(row) & RESERVED:
+            raise UserError(f"data: {where}, row {number}: '{column}' is a reward's own argument: rename the column")
+        answer = row.get("answer") if "answer" in columns else None
+        if answer is not None and not isinstance(answer, str | int | float) and not _is_conversation(answer):
+            raise UserError(f"data: {where}, row {number}: answer is neither a text, a number nor messages")
         prompt = row.get("prompt")
         if prompt is not None and not isinstance(prompt, str) and not _is_conversation(prompt):
             raise UserError(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from vigneron.batch import Batch
+from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.policy.model import Policy
 from vigneron.rollout.prompts import Row, prompt_token_ids
@@ -23,6 +24,23 @@ class OnPolicy:
     group_size: int = 1
     seed: int = 0
     tokens_at_once: int = 65536
+    mask_truncated: bool = False
+
+    @classmethod
+    def of(cls, config: Config, policy: Policy, sampling: Sampling | None) -> "OnPolicy":
+        return cls(
+            policy,
+            sampling,
+            config.max_new_tokens,
+            config.group_size,
+            config.seed,
+            config.microbatch_tokens,
+            config.sampling.mask_truncated,
+        )
+
+    @classmethod
+    def greedy(cls, config: Config, policy: Policy) -> "OnPolicy":
+        return cls(policy, None, config.max_new_tokens, tokens_at_once=config.microbatch_tokens)
 
     def __call__(self, rows: Sequence[Row], step: int = 0) -> Batch:
         repeated = [row for row in rows for _ in range(self.group_size)]
@@ -49,6 +67,7 @@ class OnPolicy:
             spans=tuple(((len(ids), len(ids) + length),) for ids, length in zip(prompt_ids, lengths, strict=True)),
             behaviour_BT=done.behaviour_BT,
             truncated_B=done.truncated_B,
+            excluded_B=done.truncated_B if self.mask_truncated else None,
             prompt_hidden_BH=done.prompt_hidden_BH,
             group_B=torch.arange(len(rows), device=device).repeat_interleave(self.group_size),
             sample_B=torch.arange(len(repeated), device=device),

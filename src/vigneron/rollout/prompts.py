@@ -52,7 +52,7 @@ def prompt_text(prompt: Any) -> str:
 
 
 def completion_text(completion: Any) -> str:
-    """A completion as text: plain, or TRL's conversational form."""
-    if isinstance(completion, str):
-        return completion
-    return "\n".join(str(message["content"]) for message in completion)
+    """A completion or an answer as text: plain, a number, or TRL's conversational form."""
+    if isinstance(completion, list | tuple):
+        return "\n".join(str(message["content"]) for message in completion)
+    return str(completion)

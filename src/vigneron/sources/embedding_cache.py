@@ -40,7 +40,8 @@ class CachedEmbedder:
             with self._store:
                 self._store.executemany(
                     "INSERT OR IGNORE INTO vectors VALUES (?, ?, ?)",
-                    [(self.name, text, known[text].tobytes()) for text in missing],
+                    # A failure (NaN) is not kept: the next time it is tried again.
+                    [(self.name, text, known[text].tobytes()) for text in missing if np.isfinite(known[text]).all()],
                 )
         return torch.from_numpy(np.stack([known[text] for text in texts]))
 

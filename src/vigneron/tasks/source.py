@@ -6,8 +6,9 @@ from pathlib import Path
 
 from vigneron.config import Config
 from vigneron.errors import UserError
+from vigneron.rewards.text import letters_only
 from vigneron.rollout.dataset import check_rows, read_rows
-from vigneron.rollout.prompts import Row
+from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.task import load_task
 
 
@@ -32,6 +33,10 @@ def load_rows(config: Config, path: str | Path) -> list[Row]:
     needed = ["prompt"] if config.reward.kind == "python" else ["prompt", "answer"]
     rows = _with_prompts(read_rows(path), config.data.template, path)
     check_rows(rows, needed, f"'{path}'")
+    if config.reward.kind == "semantic" and config.reward.clean == "letters":
+        for number, row in enumerate(rows, start=1):
+            if not letters_only(completion_text(row["answer"])):
+                raise UserError(f"data: '{path}', row {number}: the answer has no letters: set `reward.clean: none`")
     return rows
 
 

@@ -6,7 +6,6 @@ renamed; `manifest.json`, with the hash of every file, is written last.
 
 import hashlib
 import json
-import os
 import random
 import re
 import shutil
@@ -20,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vigneron.errors import UserError
-from vigneron.files import sha256_of, sync_folder
+from vigneron.files import sha256_of, sync
 from vigneron.policy.model import Policy
-from vigneron.policy.quiet import quiet_transformers
+from vigneron.quiet import quiet_transformers
 
 MANIFEST = "manifest.json"
 
@@ -53,7 +52,7 @@ def save_checkpoint(folder: Path, policy: Policy, state: State, *, base: dict[st
         (draft / "state" / "scalars.json").write_text(json.dumps(scalars), encoding="utf-8")
         _write_manifest(draft)
         draft.rename(target)
-        sync_folder(folder)
+        sync(folder)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise UserError(
@@ -114,17 +113,19 @@ def weights_identity(name: str, policy: Policy) -> dict[str, str]:
 
 def _write_manifest(draft: Path) -> None:
     files = sorted(p for p in draft.rglob("*") if p.is_file())
-    for path in files:
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
     hashes = {str(p.relative_to(draft)): sha256_of(p) for p in files}
     (draft / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+    for path in (*files, draft / MANIFEST):
+        sync(path)
 
 
 def check_manifest(path: Path, *, weights_only: bool = False) -> None:
     """Every file is what was written, or those that the weights need."""
-    for name, expected in json.loads((path / MANIFEST).read_text(encoding="utf-8")).items():
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"the checkpoint '{path}' is damaged: {MANIFEST} cannot be read") from error
+    for name, expected in manifest.items():
         if weights_only and name.startswith("state/"):
             continue
         file = path / name

@@ -3,14 +3,13 @@
 import time
 
 from vigneron.training.metrics import batch_metrics
-from vigneron.training.run import Run, Silent, View
+from vigneron.training.run import Run, View
 from vigneron.training.samples import samples_of
 from vigneron.training.signals import StopRequest
 
 
-def train(run: Run, view: View | None = None) -> None:
+def train(run: Run, view: View) -> None:
     """Train until the last step, or until asked to stop: then the step is finished and saved."""
-    view = view or Silent()
     config, method = run.config, run.method
     if run.step == 0 and config.eval_every and run.data.held_out:
         run.folder.append("metrics.jsonl", {"step": 0, **run.evaluate_and_keep()})

@@ -1,5 +1,7 @@
 """Figures of a batch, under TRL's names where they mean the same."""
 
+import math
+
 from vigneron.batch import Batch
 from vigneron.rewards.exact import is_exact
 from vigneron.training.slots import Metrics
@@ -9,9 +11,9 @@ def batch_metrics(batch: Batch) -> Metrics:
     """Of samples that have what the figure needs; a missing reward counts nowhere but in `reward_missing`."""
     assert batch.rewards_B is not None
     present_B = ~batch.rewards_B.isnan()
-    rewards = batch.rewards_B[present_B].double()
+    rewards = batch.rewards_B[present_B].cpu().double()  # Apple's GPUs have no float64
     metrics = {
-        "reward": float(rewards.mean()),
+        "reward": float(rewards.mean()) if len(rewards) else math.nan,
         "reward_std": float(rewards.std()) if len(rewards) > 1 else 0.0,
         "reward_missing": int((~present_B).sum()),
     }
@@ -22,10 +24,10 @@ def batch_metrics(batch: Batch) -> Metrics:
     ]
     if pairs:
         metrics["exact_match"] = sum(is_exact(c, a) for c, a in pairs) / len(pairs)
-    lengths = batch.lengths_B.double()
+    lengths = batch.lengths_B.cpu().double()
     return {
         **metrics,
         "completions/mean_length": float(lengths.mean()),
-        "completions/clipped_ratio": float(batch.truncated_B.double().mean()),
-        **batch.metrics,
+        "completions/clipped_ratio": float(batch.truncated_B.cpu().double().mean()),
+        **{f"reward/{name}": value for name, value in batch.metrics.items()},
     }

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,19 +14,19 @@ import torch
 from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
-from vigneron.policy.load import Lora, load_policy
+from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device
 from vigneron.policy.model import Policy, Reference
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
-from vigneron.rollout.on_policy import OnPolicy
-from vigneron.rollout.prompts import PromptOrder, Row
+from vigneron.rollout.prompts import PromptOrder
 from vigneron.tasks.source import Data, load_data
 from vigneron.training.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, weights_identity
 from vigneron.training.folder import RunFolder
-from vigneron.training.metrics import batch_metrics
+from vigneron.training.held_out import evaluate
 from vigneron.training.samples import SampleStore, samples_of
 from vigneron.training.slots import Method, Metrics, Parts
+
+Build = Callable[[Parts], Method]
 
 
 class View(Protocol):
@@ -50,6 +50,7 @@ class Run:
     data: Data
     policy: Policy
     reference: Reference
+    reward: ApplyReward
     method: Method
     prompts: PromptOrder
     samples: SampleStore
@@ -58,24 +59,28 @@ class Run:
     step: int = 0
 
     @classmethod
-    def start(cls, config: Config, folder: RunFolder, view: View | None = None) -> "Run":
+    def start(cls, config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> "Run":
         """A new run, from the base model. What can fail fails before a model is loaded, and leaves no folder."""
+        config = resolved(config)
+        data = load_data(config)
+        folder = RunFolder.create(runs, name or config.recipe, exact_name=name is not None)
         try:
             folder.lock()
             folder.write_config(config)
-            data = load_data(config)
             folder.write_data(data)
-            return cls._build(config, folder, data, view or Silent())
+            return cls._build(config, folder, data, build, view)
         except BaseException:
             folder.remove()
             raise
 
     @classmethod
-    def resume(cls, folder: RunFolder, view: View | None = None) -> "Run":
+    def resume(cls, folder: RunFolder, build: Build, *, device: str | None = None, view: View) -> "Run":
         """Go on from the newest checkpoint, or from the start where there is none yet."""
-        view = view or Silent()
+        config = folder.config()
+        if device is not None:
+            config = resolved(config.model_copy(update={"model": config.model.model_copy(update={"device": device})}))
         folder.lock()
-        run = cls._build(folder.config(), folder, folder.data(), view)
+        run = cls._build(config, folder, folder.data(), build, view)
         saved = checkpoints(folder.checkpoints)
         if saved:
             run._load(load_checkpoint(saved[-1], run.policy, base=run.base))
@@ -85,7 +90,7 @@ class Run:
         return run
 
     @classmethod
-    def _build(cls, config: Config, folder: RunFolder, data: Data, view: View) -> "Run":
+    def _build(cls, config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> "Run":
         reward = ApplyReward(
             build_reward(config.reward, cache=folder.path / "embeddings.sqlite"),
             missing_limit=config.reward.missing_limit,
@@ -94,7 +99,7 @@ class Run:
         policy = load_child(config)
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
-        method = METHODS[config.method.name](Parts(config, policy, reference, reward))
+        method = build(Parts(config, policy, reference, reward))
         for notice in method.notices:
             view.notice(notice)
         return cls(
@@ -103,6 +108,7 @@ class Run:
             data,
             policy,
             reference,
+            reward,
             method,
             PromptOrder(data.train, config.prompts_per_step, config.seed),
             SampleStore(folder.path),
@@ -115,7 +121,8 @@ class Run:
         tensors = {f"update.{name}": tensor for name, tensor in update.tensors().items()}
         if critic is not None:
             tensors |= {f"critic.{name}": tensor for name, tensor in critic.head.state_dict().items()}
-        state = State(self.step, tensors, {"update": update.scalars(), "data": self.data_hash})
+        scalars = {"update": update.scalars(), "reward": self.reward.scalars(), "data": self.data_hash}
+        state = State(self.step, tensors, scalars)
         return save_checkpoint(
             self.folder.checkpoints, self.policy, state, base=self.base, keep_last=self.config.keep_last
         )
@@ -125,22 +132,17 @@ class Run:
             raise UserError(f"the rows in '{self.folder.path / 'data'}' are not the ones this run was trained on")
         update = {k.removeprefix("update."): v for k, v in state.tensors.items() if k.startswith("update.")}
         self.method.update.load(update, state.scalars["update"])
+        self.reward.load(state.scalars["reward"])
         if self.method.critic is not None:
             head = {k.removeprefix("critic."): v for k, v in state.tensors.items() if k.startswith("critic.")}
             self.method.critic.head.load_state_dict(head)
         self.step = state.step
 
-    def evaluate(self, rows: Sequence[Row] | None = None) -> tuple[Batch, Metrics]:
-        """Greedy completions of the held-out rows, rewarded."""
-        rows = self.data.held_out if rows is None else rows
-        greedy = OnPolicy(self.policy, None, self.config.max_new_tokens, tokens_at_once=self.config.microbatch_tokens)
-        batch = self.method.reward(greedy(rows))
-        return batch, {f"eval/{name}": value for name, value in batch_metrics(batch).items()}
-
     def evaluate_and_keep(self) -> Metrics:
-        batch, metrics = self.evaluate()
+        """Figures of the held-out part; its completions go to the run's samples."""
+        batch, metrics = evaluate(self.config, self.policy, self.method.reward, self.data.held_out)
         self.samples.add(samples_of(batch, self.step, "eval"))
-        return metrics
+        return {f"eval/{name}": value for name, value in metrics.items()}
 
     def close(self) -> None:
         self.samples.close()
@@ -162,6 +164,23 @@ def load_child(config: Config) -> Policy:
         allow_pickle=model.allow_pickle,
         trust_remote_code=model.trust_remote_code,
     )
+
+
+def resolved(config: Config) -> Config:
+    """What `auto` means here, and paths that do not depend on where a command is started."""
+    device = resolve_device(config.model.device)
+    dtype = "bfloat16" if resolve_compute_dtype(config.model.dtype, device) == torch.bfloat16 else "float32"
+    model = {"name": absolute(config.model.name), "device": str(device), "dtype": dtype}
+    changes: dict[str, Any] = {"model": config.model.model_copy(update=model)}
+    if config.reward.kind == "semantic":
+        changes["reward"] = config.reward.model_copy(update={"embedder": absolute(config.reward.embedder)})
+    return config.model_copy(update=changes)
+
+
+def absolute(name: str) -> str:
+    """A path that exists, made absolute; a name of something else as it is."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
 
 
 def seed_everything(seed: int) -> None:

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from vigneron.batch import Batch
 from vigneron.config import Config
-from vigneron.policy.evaluate import Critic
 from vigneron.policy.model import Policy, Reference
+from vigneron.policy.scoring import Critic
 from vigneron.rollout.prompts import Row
 
 Metrics = dict[str, float]

@@ -4,17 +4,18 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vigneron.batch import Batch, length_buckets
+from vigneron.config import Config, OptimizerConfig
 from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
 from vigneron.core.schedule import Shape, learning_rate_factor
 from vigneron.errors import UserError
-from vigneron.policy.evaluate import Evaluation
+from vigneron.policy.scoring import Scores
 from vigneron.training.slots import Metrics
 
 
@@ -26,6 +27,14 @@ class Term:
     values: Float[Tensor, "B T"] | Float[Tensor, " B"]
     coefficient: float = 0.0
     mode: AggregateMode = "tokens"
+    of_sampler: bool = False
+    """A figure of the policy that sampled: of a step's several updates, the first's."""
+
+
+class Figure(NamedTuple):
+    name: str
+    value: float
+    of_sampler: bool = False
 
 
 class NonFinite(UserError):
@@ -82,12 +91,24 @@ class Player:
             }
 
 
+def actor_and_critic(
+    options: OptimizerConfig,
+    actor: Sequence[tuple[str, nn.Parameter]],
+    critic: Sequence[tuple[str, nn.Parameter]],
+) -> list[Player]:
+    shared = {"weight_decay": options.weight_decay, "max_grad_norm": options.max_grad_norm}
+    return [
+        Player("actor", actor, options.actor_lr, **shared),
+        Player("critic", critic, options.critic_lr, **shared),
+    ]
+
+
 @dataclass
 class GradientUpdate:
-    """`update(batch)`: `evaluate` and `loss` are the method's; `after_step` is told the step's metrics."""
+    """`update(batch)`: `score` and `loss` are the method's, `measure` looks at the policy after the step's updates."""
 
-    evaluate: Callable[[Batch], Evaluation]
-    loss: Callable[[Batch, Evaluation], list[Term]]
+    score: Callable[[Batch], Scores]
+    loss: Callable[[Batch, Scores], list[Term]]
     players: Sequence[Player]
     total_updates: int
     updates_per_step: int = 1
@@ -99,32 +120,58 @@ class GradientUpdate:
     controller: Any = None
     done: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        updates_per_step: int,
+        score: Callable[[Batch], Scores],
+        loss: Callable[[Batch, Scores], list[Term]],
+        players: Sequence[Player],
+        measure: Callable[[Batch], Term] | None = None,
+        controller: Any = None,
+    ) -> "GradientUpdate":
+        return cls(
+            score,
+            loss,
+            players,
+            total_updates=config.steps * updates_per_step,
+            updates_per_step=updates_per_step,
+            microbatch_tokens=config.microbatch_tokens,
+            schedule=config.optimizer.schedule,
+            warmup_updates=config.optimizer.warmup_steps * updates_per_step,
+            measure=measure,
+            measure_every=config.successive_kl_every,
+            controller=controller,
+        )
+
     def __call__(self, batch: Batch) -> Metrics:
-        """K updates; the metrics are of the first, where π₁ is still the policy that sampled."""
-        metrics: Metrics = {}
-        for _ in range(self.updates_per_step):
-            metrics = {**self._one_update(batch), **metrics}
+        """K updates. A step on which nothing can be trained passes, and says nothing of losses or KL."""
+        if not batch.trained_BT.any():
+            self.done += self.updates_per_step
+            return {}
+        metrics = _mean_over_updates([self._one_update(batch) for _ in range(self.updates_per_step)])
         step = self.done // self.updates_per_step
         if self.measure is not None and self.measure_every and step % self.measure_every == 0:
             measure = self.measure
             with torch.no_grad():
-                metrics |= self._sum_over_parts(batch, lambda part: [measure(part)])
+                metrics |= {name: value for name, value, _ in self._sum_over_parts(batch, lambda p: [measure(p)])}
         if self.controller is not None:
             metrics |= self.controller.observe(metrics)
         return metrics
 
-    def _one_update(self, batch: Batch) -> Metrics:
+    def _one_update(self, batch: Batch) -> list[Figure]:
         """The gradient of the whole batch, part by part, then one clipped step of each player."""
-        sums = self._sum_over_parts(batch, lambda part: self.loss(part, self.evaluate(part)))
-        _check_finite(sums)
-        return {**sums, **self._step()} if batch.trained_BT.any() else sums
+        figures = self._sum_over_parts(batch, lambda part: self.loss(part, self.score(part)))
+        _check_finite(figures)
+        return [*figures, *self._step()]
 
-    def _sum_over_parts(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> Metrics:
+    def _sum_over_parts(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> list[Figure]:
         """Each term over the whole batch; what has a coefficient is differentiated on the way."""
         trained_BT = batch.trained_BT
         modes: tuple[AggregateMode, ...] = ("tokens", "samples", "sum_over_samples")
         whole = {mode: aggregate_denominator(trained_BT, mode) for mode in modes}
-        sums: dict[str, float] = defaultdict(float)
+        sums: dict[tuple[str, bool], float] = defaultdict(float)
         for rows in length_buckets([spans[-1][1] for spans in batch.spans], self.microbatch_tokens):
             part = batch.rows(rows)
             objective = torch.zeros((), device=trained_BT.device)
@@ -133,21 +180,21 @@ class GradientUpdate:
                 if values.dim() == 1:
                     values, mask = values[:, None], mask.any(1, keepdim=True)
                 value = aggregate(values, mask, mode=term.mode, denominator=whole[term.mode])
-                sums[term.name] += float(value.detach())
+                sums[term.name, term.of_sampler] += float(value.detach())
                 if term.coefficient:
                     objective = objective + term.coefficient * value
             if objective.requires_grad:
                 objective.backward()
-        return dict(sums)
+        return [Figure(name, value, of_sampler) for (name, of_sampler), value in sums.items()]
 
-    def _step(self) -> Metrics:
+    def _step(self) -> list[Figure]:
         factor = learning_rate_factor(self.done, self.total_updates, shape=self.schedule, warmup=self.warmup_updates)
-        norms = {f"grad_norm/{player.name}": player.clip() for player in self.players}
+        norms = [Figure(f"grad_norm/{player.name}", player.clip()) for player in self.players]
         _check_finite(norms)
         for player in self.players:
             player.step(factor)
         self.done += 1
-        return {**norms, "learning_rate": self.players[0].learning_rate * factor}
+        return [*norms, Figure("learning_rate", self.players[0].learning_rate * factor)]
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor for player in self.players for name, tensor in player.tensors().items()}
@@ -164,10 +211,20 @@ class GradientUpdate:
             self.controller.load(scalars["controller"])
 
 
-def _check_finite(figures: Metrics) -> None:
-    broken = [name for name, value in figures.items() if not math.isfinite(value)]
+def _mean_over_updates(updates: Sequence[Sequence[Figure]]) -> Metrics:
+    """Figures of the policy that sampled are the first update's, where π₁ is still π₀; the others are means."""
+    first = {figure.name: figure for figure in updates[0]}
+    means = {
+        name: sum(figure.value for update in updates for figure in update if figure.name == name) / len(updates)
+        for name in first
+    }
+    return {name: figure.value if figure.of_sampler else means[name] for name, figure in first.items()}
+
+
+def _check_finite(figures: Sequence[Figure]) -> None:
+    broken = [figure.name for figure in figures if not math.isfinite(figure.value)]
     if broken:
         raise NonFinite(
-            f"{', '.join(broken)}: not finite. Nothing was updated, and the last checkpoint stands; "
+            f"{', '.join(broken)}: not finite. This update was not made, and the last checkpoint stands; "
             "a lower learning rate or temperature usually helps"
         )

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vigneron.batch import Batch
 from vigneron.core import kl
-from vigneron.core.draws import Sampling, entropy, sampled_logprobs
+from vigneron.core.draws import Sampling, chosen_logprobs, entropy, sampled_logprobs
 from vigneron.policy.model import Policy, Reference, ValueHead, right_pad
 
 HEAD_CHUNK = 1024
@@ -31,10 +31,13 @@ class Critic:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Scores:
     """Per completion token, under the policy as it is now: 0 where there is no token."""
 
     logprobs_BT: Float[Tensor, "B T"]
+    """Of the distribution that was sampled from."""
+    untruncated_BT: Float[Tensor, "B T"]
+    """The same without top-k and top-p: what a KL to the reference compares."""
     entropy_BT: Float[Tensor, "B T"]
     # Where a reference and a critic were given.
     exact_kl_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
@@ -74,17 +77,18 @@ def values_before(policy: Policy, batch: Batch, critic: Critic) -> Float[Tensor,
     return completion_hidden(policy, batch, critic)[1]
 
 
-def evaluate(
+def score(
     policy: Policy,
     batch: Batch,
     sampling: Sampling,
     *,
     critic: Critic | None = None,
     reference: Reference | None = None,
-) -> Evaluation:
-    """Log-probs of the distribution that was sampled from, its entropy, and the values.
+) -> Scores:
+    """Log-probs of given tokens, entropy, and the values.
 
-    With a `reference` (and its hidden states in the batch) also the exact KL(π ‖ reference) over the vocabulary.
+    With a `reference` (and its hidden states in the batch) also the exact KL(π ‖ reference) over the vocabulary. Top-k
+    and top-p change what is sampled, not what is compared with the reference: equal policies have a KL of 0.
     """
     hidden_BTH, values_B = completion_hidden(policy, batch, critic)
     mask_BT = batch.mask_BT
@@ -95,19 +99,16 @@ def evaluate(
         for at in (slice(start, start + HEAD_CHUNK) for start in range(0, len(ids_N), HEAD_CHUNK))
     ]
     found = [_spread(torch.cat(values), mask_BT) for values in zip(*parts, strict=True)]
-    return replace(Evaluation(*found), values_B=values_B)
+    return replace(Scores(*found), values_B=values_B)
 
 
 def reference_view(reference: Reference, batch: Batch, sampling: Sampling, *, keep_hidden: bool) -> dict[str, Tensor]:
-    """The reference's log-probs, and its hidden states where the exact KL will need them.
-
-    The reference is not truncated by top-k or top-p: a KL against it stays finite.
-    """
+    """The reference's log-probs, without top-k and top-p, and its hidden states where the exact KL will need them."""
     with reference.active() as policy:
         hidden_BTH, _ = completion_hidden(policy, batch)
         mask_BT = batch.mask_BT
         chosen = [
-            sampled_logprobs(policy.logits(hidden_NH), untruncated(sampling)).gather(-1, ids_N[:, None]).squeeze(-1)
+            chosen_logprobs(sampled_logprobs(policy.logits(hidden_NH), untruncated(sampling)), ids_N)
             for hidden_NH, ids_N in zip(
                 hidden_BTH[mask_BT].split(HEAD_CHUNK),
                 batch.completion_BT[mask_BT].split(HEAD_CHUNK),
@@ -130,16 +131,18 @@ def _statistics(
     reference: Reference | None,
     reference_NH: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Log-prob of each token, entropy, and exact KL if there is a reference, for one chunk of tokens."""
+    """One chunk of tokens: the fields of `Scores`, in their order."""
 
     def compute(hidden_NH: Tensor) -> tuple[Tensor, ...]:
-        logprobs_NV = sampled_logprobs(policy.logits(hidden_NH), sampling, keep_N=ids_N)
-        chosen_N = logprobs_NV.gather(-1, ids_N[:, None]).squeeze(-1)
+        logits_NV = policy.logits(hidden_NH)
+        full_NV = sampled_logprobs(logits_NV, untruncated(sampling))
+        logprobs_NV = full_NV if sampling == untruncated(sampling) else sampled_logprobs(logits_NV, sampling, ids_N)
+        chosen = (chosen_logprobs(logprobs_NV, ids_N), chosen_logprobs(full_NV, ids_N), entropy(logprobs_NV))
         if reference is None:
-            return chosen_N, entropy(logprobs_NV)
+            return chosen
         with reference.active() as other:
             other_NV = sampled_logprobs(other.logits(reference_NH), untruncated(sampling))
-        return chosen_N, entropy(logprobs_NV), kl.exact(logprobs_NV, other_NV)
+        return *chosen, kl.exact(full_NV, other_NV)
 
     if not torch.is_grad_enabled():
         return compute(hidden_NH)

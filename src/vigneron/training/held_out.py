@@ -1,0 +1,18 @@
+"""The held-out part: greedy completions, rewarded."""
+
+from collections.abc import Callable, Sequence
+
+from vigneron.batch import Batch
+from vigneron.config import Config
+from vigneron.policy.model import Policy
+from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rollout.prompts import Row
+from vigneron.training.metrics import batch_metrics
+from vigneron.training.slots import Metrics
+
+
+def evaluate(
+    config: Config, policy: Policy, reward: Callable[[Batch], Batch], rows: Sequence[Row]
+) -> tuple[Batch, Metrics]:
+    batch = reward(OnPolicy.greedy(config, policy)(rows))
+    return batch, batch_metrics(batch)
