@@ -77,7 +77,7 @@ def test_an_unknown_key_is_named_by_its_path_with_the_nearest_known_one(
 
 def test_an_unknown_key_like_no_other_lists_what_there_is() -> None:
     line = line_of(sampling={"zzz": 1})
-    assert line == "my.yaml: unknown key 'sampling.zzz' (there is: temperature, top_k, top_p)"
+    assert line == "my.yaml: unknown key 'sampling.zzz' (there is: temperature, top_k, top_p, mask_truncated)"
 
 
 def test_a_key_of_another_reward_is_unknown() -> None:
@@ -399,7 +399,7 @@ NUMBERS = {
     "optimizer.weight_decay": not_negative,
     "optimizer.warmup_steps": st.integers(min_value=0, max_value=2**40),
     "method.entropy_coefficient": not_negative,
-    "method.kl.coefficient": not_negative,
+    "method.kl.coefficient": st.floats(min_value=1e-6, max_value=0.1),  # within the default bounds
     "method.kl.adaptive.target": positive,
     "sampling.temperature": positive,
     "sampling.top_p": st.floats(min_value=0, max_value=1, exclude_min=True),
@@ -455,3 +455,19 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     recipe.write_text("steps: 3\nseed: 1\nsteps: 4\n")
     with pytest.raises(UserError, match="'steps' stands twice"):
         load_config(str(recipe))
+
+
+def test_an_adaptive_coefficient_starts_within_its_bounds_and_sees_what_it_adapts_to() -> None:
+    method = {"name": "actor_critic", "kl": {"coefficient": 5.0, "adaptive": {"target": 0.8}}}
+    assert "outside of `adaptive`'s bounds" in line_of(method=method)
+    previous = {"against": "previous", "estimator": "k2", "adaptive": {"target": 0.8}}
+    method = {"name": "actor_critic", "clip_epsilon": 0.2, "updates_per_step": 2, "kl": previous}
+    assert "successive_kl_every: 1" in line_of(method=method, successive_kl_every=0)
+
+
+def test_a_kind_that_is_missing_or_given_short() -> None:
+    assert (
+        line_of(reward={"embedder": "lexical"})
+        == "my.yaml: 'reward.kind' is missing: one of 'semantic', 'exact', 'python'"
+    )
+    assert "reward.kind: one of" in line_of(reward="nosuch")

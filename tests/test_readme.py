@@ -24,6 +24,11 @@ def test_the_script_trains_evaluates_and_samples_the_real_child(tmp_path: Path) 
     assert config["model"]["name"] == "smollm2-135m"
 
 
+def test_pictures_and_pages_it_names_are_there() -> None:
+    for name in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / name).exists(), name
+
+
 def test_the_two_commands_are_the_makefiles() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in ("demo", "test"):

@@ -1,6 +1,7 @@
 """The built wheel, outside the checkout: recipes, data and templates are inside it."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,12 @@ ROOT = Path(__file__).parent.parent
 def test_the_wheel_lists_recipes_and_trains(tmp_path: Path, tiny_folder: Path) -> None:
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run(
-        [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(ROOT)], check=True
-    )
+    # A copy: a build folder in the checkout would pack what has been deleted since.
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    subprocess.run([*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, copy], check=True)
     (wheel,) = tmp_path.glob("vigneron-*.whl")
     subprocess.run([*pip, "install", "-q", "--no-deps", "--target", str(site), str(wheel)], check=True)
 

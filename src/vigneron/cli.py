@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     add_completion=False,
+    invoke_without_command=True,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -33,8 +34,14 @@ RunPath = Annotated[Path, typer.Argument(help="A run's folder.")]
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
 ) -> None:
     """`--debug` is taken out of the arguments by `main`; it stands here for the help."""
+    if version:
+        from vigneron import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
 
 
 @app.command()
@@ -94,7 +101,8 @@ def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="Where to wri
     """Copy a recipe to a file, to edit it."""
     from vigneron.config import recipe_text
 
-    text = recipe_text(recipe)
+    lines = recipe_text(recipe).splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("recipe:"))  # the copy goes by its file's name
     if file.exists():
         raise UserError(f"'{file}' exists: choose another name")
     if file.suffix not in (".yaml", ".yml"):

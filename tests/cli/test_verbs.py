@@ -21,6 +21,8 @@ import vigneron as package
 from vigneron.api import load_run
 from vigneron.api import train as train_in_python
 from vigneron.config import load_config, recipe_names
+from vigneron.errors import UserError
+from vigneron.report.demo import verdict
 from vigneron.report.terminal import TerminalView, say
 from vigneron.training.folder import RunFolder
 from vigneron.training.samples import SampleStore
@@ -108,7 +110,9 @@ def test_init_then_validate_then_train(tmp_path: Path, tiny_folder: Path) -> Non
     written = vigneron("init", "pgsrm-antonyms-binary", file)
     assert written.code == 0
     assert written.out == f"wrote {file}: edit it, then `vigneron train {file}`\n"
-    assert load_config(str(file)) == load_config("pgsrm-antonyms-binary")
+    copied, original = load_config(str(file)), load_config("pgsrm-antonyms-binary")
+    assert copied.recipe == "mine"
+    assert copied == original.model_copy(update={"recipe": "mine"})
 
     words = [f"model.name={tiny_folder}", "steps=1", "prompts_per_step=2", "eval_every=0"]
     valid = vigneron("validate", file, *words)
@@ -118,14 +122,46 @@ def test_init_then_validate_then_train(tmp_path: Path, tiny_folder: Path) -> Non
 
     done = vigneron("train", file, *words, "--runs", tmp_path / "runs")
     assert done.code == 0, done.err
-    config = RunFolder.open(tmp_path / "runs" / "pgsrm-antonyms-binary").config()
+    config = RunFolder.open(tmp_path / "runs" / "mine").config()
     assert (config.steps, config.method.kl.estimator, config.reward.kind) == (1, "k1", "exact")
 
 
-def test_validate_loads_no_model(recipe: Path) -> None:
-    answer = vigneron("validate", recipe, "model.name=./nowhere")
+def test_validate_checks_everything_short_of_loading_a_model(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("vigneron.policy.load.load_policy", never)
+    answer = vigneron("validate", recipe)
     assert answer.code == 0
     assert answer.out.splitlines()[0] == f"{recipe} is valid: 6 prompts to train on, 2 held out"
+    for wrong in ("model.name=./nowhere", "reward={kind: semantic, embedder: nosuch}"):
+        assert vigneron("validate", recipe, wrong).code == 2
+
+
+def test_the_demo_compares_two_rewards(tmp_path: Path, tiny_folder: Path) -> None:
+    few = (f"model.name={tiny_folder}", "steps=2", "prompts_per_step=2", "eval_every=1")
+    answer = vigneron("demo", *few, "--runs", tmp_path)
+    assert answer.code == 0, answer.err
+    assert "PGSRM" in answer.out
+    assert "binary" in answer.out
+    assert "about the same" in answer.out
+    kinds = [RunFolder.open(tmp_path / name).config().reward.kind for name in ("demo-pgsrm", "demo-binary")]
+    assert kinds == ["semantic", "exact"]
+    assert (tmp_path / "demo-pgsrm" / "report.html").is_file()
+    assert vigneron("demo", "reward=exact").code == 2
+
+
+def test_the_verdict_says_what_was_seen() -> None:
+    assert verdict({"after": 0.6}, {"after": 0.1}).startswith("PGSRM taught")
+    assert verdict({"after": 0.1}, {"after": 0.6}).startswith("The binary reward taught")
+    assert "about the same" in verdict({"after": 0.55}, {"after": 0.6})
+    assert "nothing to compare" in verdict({"after": None}, {"after": None})
+
+
+def test_debug_may_stand_anywhere_and_shows_the_traceback(recipe: Path) -> None:
+    with pytest.raises(UserError):
+        vigneron("validate", recipe, "group_size=0", "--debug")
+    assert vigneron("--version").out.strip() == package.__version__
 
 
 # ---------------------------------------------------------------------------------------------- train
@@ -137,7 +173,8 @@ def test_a_run_is_its_folder(trained: tuple[Path, str], tiny_folder: Path) -> No
     assert (config["recipe"], config["seed"], config["steps"]) == ("my", 7, 4)
     assert config["model"]["name"] == str(tiny_folder)
     assert config["method"]["kl"]["estimator"] == "exact"  # a default, resolved
-    assert config["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    assert config["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "mask_truncated": False}
+    assert (config["model"]["device"], config["model"]["dtype"]) == ("cpu", "float32")  # what `auto` meant here
 
     metrics = lines(run / "metrics.jsonl")
     assert [record["step"] for record in metrics] == [0, 1, 2, 3, 4]
@@ -348,7 +385,7 @@ def test_resume_of_a_finished_run_does_nothing_more(trained: tuple[Path, str], t
     before = {name: (run / name).read_bytes() for name in names}
     answer = vigneron("resume", run)
     assert answer.code == 0, answer.err
-    assert "going on after step 4 of 4" in answer.out
+    assert "finished already, at step 4" in answer.out
     assert not re.search(r"^step ", answer.out, re.MULTILINE)
     assert {name: (run / name).read_bytes() for name in names} == before
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-2", "step-4"]

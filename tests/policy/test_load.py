@@ -43,6 +43,8 @@ def test_remote_code_is_refused_unless_allowed(tiny_folder: Path, tmp_path: Path
     (folder / "code.py").write_text("raise SystemExit('remote code ran')\n")
     with pytest.raises(UserError, match="cannot load"):
         load_policy(str(folder), device="cpu")
+    with pytest.raises(SystemExit, match="remote code ran"):
+        load_policy(str(folder), device="cpu", trust_remote_code=True)
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:

@@ -114,6 +114,8 @@ def test_the_summary_is_of_the_first_and_the_last_evaluation(run: Path) -> None:
         "steps": 3,
         "before": 0.125,
         "after": 0.75,
+        "included_before": None,
+        "included_after": None,
         "reward": 0.625,
         "entropy": 1.5,
         "kl": 0.02,
@@ -203,7 +205,7 @@ def test_a_figure_has_one_line_a_run_and_dots_for_what_was_held_out() -> None:
         "second": [{"step": 1, "reward": 0.7, "exact_match": 0.3}],
     }
     figure = comparison_figure(runs)
-    assert [panel.key for panel in PANELS] == ["reward", "exact_match", "entropy", "kl"]
+    assert [panel.key for panel in PANELS] == ["reward", "exact_match", "entropy", "kl", "kl_previous"]
     assert lines_of(figure, 0) == [([1], [0.5]), ([1], [0.7])]
     assert lines_of(figure, 1) == [([1], [0.2]), ([0], [0.1]), ([1], [0.3]), ([], [])]
     legend = figure.axes[0].get_legend()

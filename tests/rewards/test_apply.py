@@ -69,12 +69,21 @@ def test_none_is_missing_and_becomes_nan_which_is_not_trained_on() -> None:
 
 
 def test_above_the_missing_limit_the_run_stops() -> None:
-    values = [None] + [1.0] * 19
-    assert ApplyReward(returning(*values))(make_batch(20)).rewards_B.isnan().sum() == 1  # 5 % is allowed
-    with pytest.raises(RewardFailed, match=r"'mine' is missing for 2 of 20 samples, above the limit of 5%"):
-        ApplyReward(returning(None, *values[:-1]))(make_batch(20))
-    with pytest.raises(RewardFailed, match="1 of 3 samples, above the limit of 0%"):
+    """5 % of all samples so far, and of a hundred while there are fewer: the sixth missing one is too many."""
+    reward = ApplyReward(returning(None, 1.0, 1.0))
+    for _ in range(5):
+        assert reward(make_batch()).rewards_B.isnan().sum() == 1
+    with pytest.raises(RewardFailed, match=r"'mine' is missing for 6 of 18 samples so far, above the limit of 5%"):
+        reward(make_batch())
+    resumed = ApplyReward(returning(None, 1.0, 1.0))
+    resumed.load({"seen": 15, "missing": 5})
+    with pytest.raises(RewardFailed, match="6 of 18"):
+        resumed(make_batch())
+    assert resumed.scalars() == {"seen": 18, "missing": 6}
+    with pytest.raises(RewardFailed, match="1 of 3 samples so far, above the limit of 0%"):
         ApplyReward(returning(1.0, None, 1.0), missing_limit=0.0)(make_batch())
+    with pytest.raises(RewardFailed, match="missing for all 3 samples of a step"):
+        ApplyReward(returning(None, None, None))(make_batch())
     everything = ApplyReward(returning(None, None, None), missing_limit=1.0)(make_batch())
     assert everything.rewards_B.isnan().all()
 

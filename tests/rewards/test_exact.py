@@ -2,7 +2,7 @@
 
 import pytest
 
-from vigneron.rewards.exact import exact_reward, is_exact
+from vigneron.rewards.exact import exact_reward, includes, is_exact
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,11 @@ def test_exact_reward_has_trls_signature_and_knows_missing_from_zero() -> None:
 def test_a_column_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
         exact_reward(["a", "b"], ["x", "y"], answer=["x"])
+
+
+def test_an_answer_is_included_as_whole_words() -> None:
+    assert includes(" 'dark' and", "dark")
+    assert includes("It is Dark blue.", "dark blue")
+    assert includes("C++, of course", "C++")
+    assert not includes("darkness", "dark")
+    assert not includes("", "dark")

@@ -11,16 +11,16 @@ from helpers import tiny_config, write_data
 
 from vigneron import api
 from vigneron.batch import Batch
+from vigneron.methods import METHODS
 from vigneron.rewards.apply import ApplyReward
-from vigneron.training.folder import RunFolder
 from vigneron.training.loop import train
-from vigneron.training.run import Run
+from vigneron.training.run import Run, Silent
 from vigneron.training.update import NonFinite
 
 
 def start(tmp_path: Path, model: Path, **changes: Any) -> Run:
     config = tiny_config(model, write_data(tmp_path), **{"eval_every": 0, "save_every": 0, **changes})
-    return Run.start(config, RunFolder.create(tmp_path, "run", exact_name=True))
+    return Run.start(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
 
 
 def share_of_vowels(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
@@ -38,7 +38,7 @@ def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path) -
         optimizer={"actor_lr": 1e-2, "critic_lr": 1e-2},
     )
     run.method = replace(run.method, reward=ApplyReward(share_of_vowels))
-    train(run)
+    train(run, Silent())
     rewards = [record["reward"] for record in run.folder.metrics()]
     run.close()
     assert sum(rewards[:3]) / 3 < 0.1
@@ -93,8 +93,13 @@ def test_a_step_whose_rewards_are_all_missing_changes_nothing(tmp_path: Path, ti
     before = [p.clone() for p in run.policy.model.parameters()]
     batch = run.method.rollout(run.prompts.at(0), 0)
     batch = replace(batch, rewards_B=torch.full((len(batch),), torch.nan))
-    run.method.update(run.method.advantage(batch))
+    update: Any = run.method.update
+    coefficient = update.controller.coefficient
+    metrics = update(run.method.advantage(batch))
     run.close()
+    assert metrics == {}, "a KL that was not measured is not 0"
+    assert update.controller.coefficient == coefficient
+    assert update.done == 1, "the schedule goes by steps"
     for a, b in zip(before, run.policy.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -122,3 +127,50 @@ def test_one_update_a_step_says_that_clipping_is_idle(tmp_path: Path, tiny_folde
     )
     api.train(config, name="run", runs=tmp_path, view=Ear())
     assert notices == ["one update a step: the trained policy is the one that sampled, so clip_epsilon has no effect"]
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 5, "top_p": 0.9}, {"temperature": 0.5}, {"top_p": 0.3}])
+@pytest.mark.parametrize("estimator", ["exact", "k2"])
+def test_equal_policies_have_a_kl_of_zero_however_they_are_sampled(
+    tmp_path: Path, tiny_folder: Path, sampling: dict[str, float], estimator: str
+) -> None:
+    method = {"name": "actor_critic", "kl": {"estimator": estimator}}
+    run = start(tmp_path, tiny_folder, steps=1, sampling=sampling, method=method)
+    train(run, Silent())
+    run.close()
+    (record,) = run.folder.metrics()
+    assert record["kl"] == pytest.approx(0.0, abs=1e-5)
+    assert record["loss/kl"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_completions_that_were_cut_may_be_left_out(tmp_path: Path, tiny_folder: Path) -> None:
+    run = start(tmp_path, tiny_folder, steps=1, sampling={"mask_truncated": True})
+    batch = run.method.reward(run.method.rollout(run.prompts.at(0), 0))
+    run.close()
+    assert batch.truncated_B.any()
+    assert torch.equal(batch.trained_BT.any(1), ~batch.truncated_B)
+
+
+def test_a_rewards_own_metrics_stand_beside_the_runs(tmp_path: Path, tiny_folder: Path) -> None:
+    def reward(completions: list[str], log_metric: Any, **columns: Any) -> list[float]:
+        log_metric("step", 99)
+        log_metric("reward", 98)
+        return [0.5] * len(completions)
+
+    run = start(tmp_path, tiny_folder, steps=1)
+    run.method = replace(run.method, reward=ApplyReward(reward))
+    train(run, Silent())
+    run.close()
+    (record,) = run.folder.metrics()
+    assert (record["step"], record["reward"]) == (1, 0.5)
+    assert (record["reward/step"], record["reward/reward"]) == (99.0, 98.0)
+
+
+def test_several_updates_log_their_clipping(tmp_path: Path, tiny_folder: Path) -> None:
+    method = {"name": "actor_critic", "clip_epsilon": 0.01, "updates_per_step": 4}
+    run = start(tmp_path, tiny_folder, steps=1, method=method, optimizer={"actor_lr": 0.05, "critic_lr": 1e-3})
+    train(run, Silent())
+    run.close()
+    (record,) = run.folder.metrics()
+    assert 0.0 < record["clip_ratio/region_mean"] <= 0.75, "none in the first of four updates"
+    assert record["kl"] == pytest.approx(0.0, abs=1e-6), "of the policy that sampled"

@@ -1,6 +1,7 @@
 """A run that is killed and resumed is the run that was never killed, bit for bit."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vigneron import api
 from vigneron.errors import UserError
+from vigneron.methods import METHODS
+from vigneron.training import loop
 from vigneron.training.checkpoint import checkpoints
 from vigneron.training.folder import RunFolder
+from vigneron.training.run import Run, Silent
 from vigneron.training.samples import SampleStore
 
 LORA = {"lora": {"rank": 4}}
@@ -44,7 +48,7 @@ def recipe_file(folder: Path, tiny: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(("kill_at", "model_changes"), [(6, {}), (3, {}), (9, LORA)])
-def test_killed_and_resumed_equals_uninterrupted_and_not_a_cold_start(
+def test_killed_and_resumed_equals_uninterrupted(
     tiny_folder: Path, tmp_path: Path, kill_at: int, model_changes: dict[str, Any]
 ) -> None:
     recipe = recipe_file(tmp_path, tiny_folder, model={"name": str(tiny_folder), "device": "cpu", **model_changes})
@@ -60,32 +64,54 @@ def test_killed_and_resumed_equals_uninterrupted_and_not_a_cold_start(
     api.resume(folder)
     assert final_state(folder) == final_state(whole)
 
-    # A cold start from the checkpoint's step with fresh optimizers would give other weights.
-    cold = api.train(str(recipe), "seed=1", name="cold", runs=tmp_path).folder
-    assert final_state(cold) != final_state(whole)
     stores = [SampleStore(path, read_only=True) for path in (whole, folder)]
     pages = [[s.page(step=step) for step in s.steps("train")] for s in stores]
     assert pages[0] == pages[1]
     assert len(pages[0]) == 12
 
 
-def test_the_state_is_complete_without_it_the_run_differs(tiny_folder: Path, tmp_path: Path) -> None:
-    """Each part of the state matters: resumed without the optimizer's tensors, the weights come out different."""
-    recipe = recipe_file(tmp_path, tiny_folder)
-    whole = api.train(str(recipe), name="whole", runs=tmp_path).folder
-    short = api.train(str(recipe), name="short", runs=tmp_path, steps=12).folder
-    for path in checkpoints(short / "checkpoints")[-1:]:
-        subprocess.run(["rm", "-r", str(path)], check=True)  # back to step 8
-    folder = RunFolder.open(short)
-    run = api.Run.resume(folder)
-    assert run.step == 8
-    update: Any = run.method.update
-    for player in update.players:
-        for state in player.optimizer.state.values():
-            state["exp_avg"].zero_()
-    api.loop.train(run)
+def lose_optimizers(run: Any) -> None:
+    for player in run.method.update.players:
+        player.optimizer.state.clear()
+
+
+def lose_critic(run: Any) -> None:
+    torch.nn.init.zeros_(run.method.critic.head.linear.weight)
+
+
+def lose_controller(run: Any) -> None:
+    run.method.update.controller.coefficient = 1e-3
+
+
+def lose_schedule(run: Any) -> None:
+    run.method.update.done = 0
+
+
+def lose_rng(run: Any) -> None:
+    torch.manual_seed(0)
+
+
+def lose_nothing(run: Any) -> None: ...
+
+
+def drawing_reward(completions: list[str], **columns: Any) -> list[float]:
+    return [len(text) + float(torch.rand(())) for text in completions]
+
+
+@pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers, lose_critic, lose_controller, lose_schedule, lose_rng])
+def test_every_part_of_the_state_is_needed(tiny_folder: Path, tmp_path: Path, lose: Any) -> None:
+    """The third arm: resumed without any one part, the run comes out different; with all of them, the same."""
+    reward = {"kind": "python", "function": f"{__name__}:drawing_reward"}
+    config = tiny_config(tiny_folder, write_data(tmp_path), reward=reward, steps=8, eval_every=0)
+    whole = api.train(config, name="whole", runs=tmp_path).folder
+    other = api.train(config, name="other", runs=tmp_path).folder
+    shutil.rmtree(other / "checkpoints" / "step-8")
+    run = Run.resume(RunFolder.open(other), METHODS["actor_critic"], view=Silent())
+    assert run.step == 4
+    lose(run)
+    loop.train(run, Silent())
     run.close()
-    assert final_state(short) != final_state(whole)
+    assert (final_state(other) == final_state(whole)) == (lose is lose_nothing)
 
 
 def test_sigterm_finishes_the_step_saves_and_exits_143(tiny_folder: Path, tmp_path: Path) -> None:
@@ -107,8 +133,8 @@ def test_sigterm_finishes_the_step_saves_and_exits_143(tiny_folder: Path, tmp_pa
 
 def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1)
-    folder = RunFolder.create(tmp_path, "run", exact_name=True)
-    run = api.Run.start(config, folder)
+    run = Run.start(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    folder = run.folder
     code = "import sys; from vigneron.training.folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
     other = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True)
     assert "another process is training" in other.stderr
@@ -204,8 +230,8 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it_whole(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=2, save_every=1, eval_every=0)
-    folder = RunFolder.create(tmp_path, "run", exact_name=True)
-    run = api.Run.start(config, folder)
+    run = Run.start(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    folder = run.folder
     rename = Path.rename
 
     def full(self: Path, target: Path) -> Path:
@@ -215,7 +241,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it_whole(
 
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(UserError, match="No space left"):
-        api.loop.train(run)
+        loop.train(run, Silent())
     run.close()
     assert [p.name for p in checkpoints(folder.checkpoints)] == ["step-1"]
     assert not list(folder.checkpoints.glob(".step*"))

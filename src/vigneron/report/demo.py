@@ -26,6 +26,7 @@ def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> N
     say(console, f"{child} learns opposites from a parent's recorded answers: PGSRM, then the binary reward.")
     folders = []
     for config in arms:
+        say(console, f"\n{config.recipe}")
         with TerminalView(console, config.recipe) as view:
             folders.append(RunFolder(train(config, runs=runs, view=view).folder))
     rows = [summary(folder, folder.metrics()) for folder in folders]
@@ -47,17 +48,17 @@ def verdict(pgsrm: dict[str, Any], binary: dict[str, Any]) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Exact match, and whether the answer stood in the completion at all: the rest of a gain is form."""
     table = Table(title="held-out words, greedy", title_justify="left")
-    for heading in ("run", "reward", "exact match before", "after", "gain"):
+    for heading in ("reward", "exact match", "gain", "answer included"):
         table.add_column(heading)
     for row in rows:
         before, after = row["before"], row["after"]
         known = before is not None and after is not None
         table.add_row(
-            row["name"],
-            "PGSRM (embedding similarity)" if row["reward_kind"] == "semantic" else "binary (exact match)",
-            f"{before:.2f}" if known else "–",
-            f"{after:.2f}" if known else "–",
+            "PGSRM" if row["reward_kind"] == "semantic" else "binary",
+            f"{before:.2f} → {after:.2f}" if known else "–",
             f"{after - before:+.2f}" if known else "–",
+            f"{row['included_before']:.2f} → {row['included_after']:.2f}" if known else "–",
         )
     return table

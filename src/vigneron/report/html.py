@@ -67,6 +67,8 @@ def summary(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> dict[str
         "steps": records[-1]["step"] if records else 0,
         "before": evals[0]["eval/exact_match"] if evals else None,
         "after": evals[-1]["eval/exact_match"] if len(evals) > 1 else None,
+        "included_before": evals[0].get("eval/answer_included") if evals else None,
+        "included_after": evals[-1].get("eval/answer_included") if len(evals) > 1 else None,
         "reward": steps[-1]["reward"] if steps else None,
         "entropy": steps[-1].get("entropy") if steps else None,
         "kl": steps[-1].get("kl") if steps else None,

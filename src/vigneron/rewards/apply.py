@@ -3,9 +3,11 @@
 import asyncio
 import inspect
 import math
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,7 +96,9 @@ class ApplyReward:
         except UserError:
             raise
         except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
-            raise RewardFailed(f"reward '{self._name}' raised {type(error).__name__}: {error}") from error
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(at.filename).name}, line {at.lineno}"
+            raise RewardFailed(f"reward '{self._name}' raised {type(error).__name__}: {error} ({where})") from error
         try:
             values = list(result)
         except TypeError as error:

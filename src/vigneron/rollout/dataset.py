@@ -18,7 +18,7 @@ def read_rows(path: str | Path) -> list[Row]:
     """All rows of a .jsonl or .csv file; a bad one is named by its number."""
     path = Path(path).expanduser()
     if not path.is_file():
-        raise UserError(f"data: there is no file '{path}'")
+        raise UserError(f"data: there is no file '{path.absolute()}'")
     readers = {".jsonl": _read_jsonl, ".csv": _read_csv}
     if path.suffix not in readers:
         raise UserError(f"data: '{path}' is not a .jsonl or .csv file")

@@ -53,6 +53,6 @@ def prompt_text(prompt: Any) -> str:
 
 def completion_text(completion: Any) -> str:
     """A completion or an answer as text: plain, a number, or TRL's conversational form."""
-    if isinstance(completion, list | tuple):
+    if isinstance(completion, list) and all(isinstance(m, dict) and "content" in m for m in completion):
         return "\n".join(str(message["content"]) for message in completion)
     return str(completion)

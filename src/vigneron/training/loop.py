@@ -13,7 +13,7 @@ def train(run: Run, view: View) -> None:
     config, method = run.config, run.method
     if run.step == 0 and config.eval_every and run.data.held_out:
         run.folder.append("metrics.jsonl", {"step": 0, **run.evaluate_and_keep()})
-    with StopRequest() as stop:
+    with StopRequest(view.notice) as stop:
         while run.step < config.steps:
             began = time.perf_counter()
 
@@ -34,4 +34,5 @@ def train(run: Run, view: View) -> None:
             if last or stop.asked or (config.save_every and run.step % config.save_every == 0):
                 run.save()
             if stop.asked:
+                view.notice(f"saved after step {run.step}: `vigneron resume {run.folder.path}` goes on")
                 stop.leave()

@@ -3,7 +3,7 @@
 import math
 
 from vigneron.batch import Batch
-from vigneron.rewards.exact import is_exact
+from vigneron.rewards.exact import includes, is_exact
 from vigneron.training.slots import Metrics
 
 
@@ -24,6 +24,7 @@ def batch_metrics(batch: Batch) -> Metrics:
     ]
     if pairs:
         metrics["exact_match"] = sum(is_exact(c, a) for c, a in pairs) / len(pairs)
+        metrics["answer_included"] = sum(includes(c, a) for c, a in pairs) / len(pairs)
     lengths = batch.lengths_B.cpu().double()
     return {
         **metrics,

@@ -86,7 +86,10 @@ class Run:
             run._load(load_checkpoint(saved[-1], run.policy, base=run.base))
         folder.forget_after(run.step if saved else -1)
         run.samples.forget_after(run.step if saved else -1)
-        view.notice(f"going on after step {run.step} of {run.config.steps}")
+        if run.step == run.config.steps:
+            view.notice(f"finished already, at step {run.step}")
+        else:
+            view.notice(f"going on after step {run.step} of {run.config.steps}")
         return run
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -13,8 +14,9 @@ class Stopped(SystemExit):
 class StopRequest:
     """While active, the first signal sets `asked`; the second one has its ordinary effect."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
         self.asked: int | None = None
+        self._tell = tell
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -30,6 +32,7 @@ class StopRequest:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = number
         self._restore()
+        self._tell("stopping: this step is finished and saved first; once more stops at once")
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
