@@ -69,7 +69,7 @@ class Run:
             folder.write_config(config)
             folder.write_data(data)
             return cls._build(config, folder, data, build, view)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: a run that never began leaves its name free; raised on
             folder.remove()
             raise
 
