@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    CodeGenConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 from vigneron.policy.load import make_policy
 from vigneron.policy.model import Policy
@@ -25,29 +34,35 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def tiny_model(kind: str, seed: int = 0) -> GPT2LMHeadModel | LlamaForCausalLM:
-    """GPT-2's shape has learned positions and tied embeddings; Llama's has rotary positions and grouped heads."""
+GROUPED_HEADS = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+LEARNED_POSITIONS = {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
+SHAPES = {
+    "gpt2": lambda: GPT2Config(**LEARNED_POSITIONS, bos_token_id=0, eos_token_id=0),
+    "llama": lambda: LlamaConfig(**GROUPED_HEADS),
+    "qwen": lambda: Qwen3Config(**GROUPED_HEADS, head_dim=8),
+    # Two that the sampling engine cannot take: attention of its own kind, and a sliding window.
+    "codegen": lambda: CodeGenConfig(
+        **(LEARNED_POSITIONS | {"n_head": 4}), rotary_dim=4, n_ctx=64, bos_token_id=0, eos_token_id=0
+    ),
+    "mistral": lambda: MistralConfig(**GROUPED_HEADS, sliding_window=3),
+}
+
+
+def tiny_model(kind: str, seed: int = 0) -> PreTrainedModel:
+    """GPT-2 has learned positions and tied embeddings; Llama rotary ones and grouped heads; Qwen norms its queries."""
     torch.manual_seed(seed)
-    if kind == "gpt2":
-        return GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
-            )
-        )
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            max_position_embeddings=64,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            bos_token_id=0,
-            eos_token_id=0,
-            pad_token_id=0,
-        )
-    )
+    return AutoModelForCausalLM.from_config(SHAPES[kind]())
 
 
 def tiny_policy(kind: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32) -> Policy:
@@ -55,7 +70,7 @@ def tiny_policy(kind: str = "llama", seed: int = 0, dtype: torch.dtype = torch.f
     return make_policy(model, byte_tokenizer(), device=torch.device("cpu"))
 
 
-@pytest.fixture(params=["gpt2", "llama"])
+@pytest.fixture(params=["gpt2", "llama", "qwen"])
 def policy(request: pytest.FixtureRequest) -> Policy:
     return tiny_policy(request.param)
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vigneron.api import Trained, load_run, resume, train
-    from vigneron.config import Config, load_config
+    from vigneron.config import Config
     from vigneron.errors import UserError
+    from vigneron.recipe import load_config
 
 __all__ = ["Config", "Trained", "UserError", "load_config", "load_run", "resume", "train"]
 __version__ = "0.1.0"
@@ -26,7 +27,7 @@ _HOMES = {
     "Config": "vigneron.config",
     "Trained": "vigneron.api",
     "UserError": "vigneron.errors",
-    "load_config": "vigneron.config",
+    "load_config": "vigneron.recipe",
     "load_run": "vigneron.api",
     "resume": "vigneron.api",
     "train": "vigneron.api",

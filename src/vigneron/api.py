@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vigneron.config import Config, load_config
+from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
 from vigneron.methods import METHODS
 from vigneron.policy.model import Policy, Reference
+from vigneron.recipe import load_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rollout.on_policy import OnPolicy

@@ -1,7 +1,8 @@
 """What one step works on: a small frozen dataclass, changed by `replace`."""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -35,6 +36,10 @@ class Batch:
     metrics: dict[str, float] = field(default_factory=dict)
     excluded_B: Bool[Tensor, " B"] | None = None
     """Samples that are not trained on though they have a reward."""
+    per_row: int = 1
+    """How many completions of a prompt a training pass puts behind one copy of it."""
+    completion_ids: tuple[tuple[int, ...], ...] | None = None
+    """The completions on the host, where they were kept: reading them off the device is a wait."""
     # Filled in by the loop's slots; None before.
     prompt_hidden_BH: Float[Tensor, "B H"] = None  # type: ignore[assignment]
     rewards_B: Float[Tensor, " B"] = None  # type: ignore[assignment]
@@ -45,6 +50,13 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
+
+    def completion_lists(self) -> Sequence[Sequence[int]]:
+        """The completions' ids on the host, without padding."""
+        if self.completion_ids is not None:
+            return self.completion_ids
+        widths = [spans[-1][1] - spans[0][0] for spans in self.spans]
+        return [row[:width] for row, width in zip(self.completion_BT.tolist(), widths, strict=True)]
 
     @property
     def lengths_B(self) -> Int[Tensor, " B"]:
@@ -77,19 +89,55 @@ class Batch:
     def rows(self, indices: Sequence[int]) -> "Batch":
         """The given samples, cut to the longest completion among them."""
         at = torch.tensor(list(indices), device=self.completion_BT.device)
-        width = int(self.lengths_B[at].max())
+        width = max(self.spans[i][-1][1] - self.spans[i][0][0] for i in indices)
 
         def pick(name: str, value: Any) -> Any:
             if isinstance(value, Tensor):
                 picked = value[at]
                 return picked[:, :width] if "_BT" in name else picked
-            if value is None or name == "metrics":
+            if value is None or name in ("metrics", "per_row"):
                 return value
             if isinstance(value, dict):
                 return {key: tuple(column[i] for i in indices) for key, column in value.items()}
             return tuple(value[i] for i in indices)
 
         return Batch(**{f.name: pick(f.name, getattr(self, f.name)) for f in fields(self)})
+
+
+def concatenated(parts: Sequence[Batch]) -> Batch:
+    """Parts one after the other. Figures that each of them logged are averaged over samples."""
+    width, total = max(part.completion_BT.shape[1] for part in parts), sum(len(part) for part in parts)
+
+    def join(name: str, values: list[Any]) -> Any:
+        if name == "metrics":
+            names = dict.fromkeys(key for value in values for key in value)
+            return {key: _mean_of(key, parts) for key in names}
+        if values[0] is None or name == "per_row":
+            return values[0]
+        if isinstance(values[0], Tensor):
+            return torch.cat([_widened(v, width) if "_BT" in name else v for v in values])
+        if isinstance(values[0], dict):
+            names = dict.fromkeys(key for value in values for key in value)
+            return {
+                key: tuple(x for v, part in zip(values, parts, strict=True) for x in v.get(key, (None,) * len(part)))
+                for key in names
+            }
+        return tuple(x for value in values for x in value)
+
+    whole = Batch(**{f.name: join(f.name, [getattr(part, f.name) for part in parts]) for f in fields(Batch)})
+    assert len(whole) == total
+    return whole
+
+
+def _mean_of(figure: str, parts: Sequence[Batch]) -> float:
+    seen = [(len(part), part.metrics[figure]) for part in parts if figure in part.metrics]
+    return sum(count * value for count, value in seen) / sum(count for count, _ in seen)
+
+
+def _widened(values_BT: Tensor, width: int) -> Tensor:
+    blank_BT = values_BT.new_zeros(len(values_BT), width, *values_BT.shape[2:])
+    blank_BT[:, : values_BT.shape[1]] = values_BT
+    return blank_BT
 
 
 def length_buckets(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -108,11 +156,56 @@ def length_buckets(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return parts
 
 
+def bundles(batch: Batch) -> list[list[int]]:
+    """Samples that share a row: at most `per_row` neighbours with the same prompt."""
+    rows: list[list[int]] = []
+    for i, prompt in enumerate(batch.prompt_ids):
+        if rows and len(rows[-1]) < batch.per_row and batch.prompt_ids[rows[-1][0]] == prompt:
+            rows[-1].append(i)
+        else:
+            rows.append([i])
+    return rows
+
+
+def parts_of(batch: Batch, budget: int) -> list[Batch]:
+    """Parts of at most `budget` tokens, padding counted; completions of a prompt stay together where it pays."""
+    batch = replace(batch, per_row=completions_per_row(batch, budget))
+    rows = bundles(batch)
+    if len(rows) == len(batch):
+        return [batch.rows(part) for part in length_buckets([spans[-1][1] for spans in batch.spans], budget)]
+    widths = [_row_width(batch, row) for row in rows]
+    return [batch.rows([i for row in part for i in rows[row]]) for part in length_buckets(widths, budget)]
+
+
+def completions_per_row(batch: Batch, budget: int) -> int:
+    """Of 1, 2, 4 … completions behind one copy of a prompt, the number that costs least and fits the budget.
+
+    A row of width W costs W token passes, and W² pairs of attention: some 3,000 pairs cost as much as a token in the
+    small models this is for, a third of that with a mask, which the fast kernels cannot take.
+    """
+    most = max((len(row) for row in bundles(replace(batch, per_row=len(batch)))), default=1)
+    choices = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
+
+    def cost(per_row: int) -> float:
+        widths = [_row_width(batch, row) for row in bundles(replace(batch, per_row=per_row))]
+        if per_row > 1 and max(widths) > budget:
+            return math.inf
+        return sum(width * (1 + width / (3072 if per_row == 1 else 1024)) for width in widths)
+
+    return min(choices, key=cost)
+
+
+def _row_width(batch: Batch, row: Sequence[int]) -> int:
+    return len(batch.prompt_ids[row[0]]) + sum(batch.spans[i][-1][1] - batch.spans[i][0][0] for i in row)
+
+
 def map_parts(batch: Batch, budget: int, function: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Any]:
     """Tensors that `function` computes for parts of at most `budget` tokens, put together for the whole batch."""
     whole: dict[str, Tensor] = {}
-    for rows in length_buckets([spans[-1][1] for spans in batch.spans], budget):
-        for name, values in function(batch.rows(rows)).items():
+    numbered = replace(batch, sample_B=torch.arange(len(batch), device=batch.completion_BT.device))
+    for part in parts_of(numbered, budget):
+        rows = part.sample_B
+        for name, values in function(replace(part, sample_B=batch.sample_B[rows])).items():
             by_token = "_BT" in name
             if name not in whole:
                 inner = (batch.completion_BT.shape[1], *values.shape[2:]) if by_token else values.shape[1:]

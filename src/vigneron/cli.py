@@ -45,18 +45,39 @@ def options(
 
 
 @app.command()
-def train(recipe: Recipe, overrides: Overrides = None, name: Name = None, runs: Runs = None) -> None:
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    name: Name = None,
+    runs: Runs = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Show at the end where a step's time went.")] = False,
+) -> None:
     """Train a recipe: vigneron train pgsrm-antonyms steps=50"""
-    from vigneron.config import load_config
+    from vigneron.recipe import load_config
 
     config = load_config(recipe, overrides or [])
     from vigneron import api
     from vigneron.report.terminal import TerminalView
 
     console = _console()
-    with TerminalView(console, config.recipe) as view:
-        trained = api.train(config, name=name, runs=runs, view=view)
-    _finished(console, trained)
+    with _profiled(console, profile):
+        with TerminalView(console, config.recipe) as view:
+            trained = api.train(config, name=name, runs=runs, view=view)
+        _finished(console, trained)
+
+
+@contextmanager
+def _profiled(console: "Console", wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    from vigneron.report.profile import profile_table
+    from vigneron.timing import listening
+
+    with listening() as watch:
+        yield
+    if watch.laps:
+        console.print(profile_table(watch.laps))
 
 
 @app.command()
@@ -88,7 +109,7 @@ def demo(overrides: Overrides = None, runs: Runs = None) -> None:
 @app.command()
 def recipes() -> None:
     """List the built-in recipes."""
-    from vigneron.config import load_config, recipe_names
+    from vigneron.recipe import load_config, recipe_names
 
     names = recipe_names()
     width = max(len(name) for name in names)
@@ -99,7 +120,7 @@ def recipes() -> None:
 @app.command()
 def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="Where to write it.")]) -> None:
     """Copy a recipe to a file, to edit it."""
-    from vigneron.config import recipe_text
+    from vigneron.recipe import recipe_text
 
     lines = recipe_text(recipe).splitlines(keepends=True)
     text = "".join(line for line in lines if not line.startswith("recipe:"))  # the copy goes by its file's name
@@ -117,7 +138,7 @@ def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="Where to wri
 @app.command()
 def validate(file: Recipe, overrides: Overrides = None) -> None:
     """Check a recipe and its data, without loading a model."""
-    from vigneron.config import load_config
+    from vigneron.recipe import load_config
 
     config = load_config(file, overrides or [])
     from vigneron.policy.load import check_model_name

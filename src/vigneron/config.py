@@ -1,30 +1,23 @@
-"""The run's config: a recipe read from YAML, checked whole before anything is loaded.
+"""The run's config: what a recipe may say, and what contradicts itself. Recipes are read in `recipe.py`.
 
 Light on purpose: no torch here, so that a bad recipe is refused at once.
 """
 
-import re
-from collections.abc import Mapping, Sequence
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    ValidationError,
     model_serializer,
     model_validator,
 )
-from pydantic_core import ErrorDetails
-
-from vigneron.errors import UserError, did_you_mean
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+DEFAULT_MICROBATCH_TOKENS = 8192
 NotNegative = Annotated[float, Field(ge=0)]
 
 
@@ -48,6 +41,10 @@ class ModelConfig(Strict):
     """What matrix products run in; weights are float32 always."""
     lora: LoraConfig | None = None
     activation_checkpointing: bool = False
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile for layers and losses, on a CUDA device: takes half a minute at the start. auto: from 200 steps."""
+    graphs: bool = True
+    """On a CUDA device, passes whose shapes repeat are replayed as CUDA graphs."""
     allow_pickle: bool = False
     trust_remote_code: bool = False
 
@@ -161,6 +158,8 @@ class KlConfig(Strict):
 class ActorCriticConfig(Strict):
     """PGSRM's Algorithm 1 (`pgsrm`, A.4), and §3.3's clipped objective."""
 
+    has_critic: ClassVar[bool] = True
+    compares_a_group: ClassVar[bool] = False
     name: Literal["actor_critic"]
     faithful: bool = False
     """Algorithm 1 to the letter: k1 differentiated, the value read after the last completion token."""
@@ -209,11 +208,32 @@ class ActorCriticConfig(Strict):
         return self
 
 
-MethodConfig = ActorCriticConfig
+class GrpoKlConfig(KlConfig):
+    """GRPO's own KL is `{coefficient: 0.04, estimator: k3}`; 0 leaves out the reference's pass altogether."""
+
+    coefficient: NotNegative = 0.04
+
+
+class GrpoConfig(Strict):
+    """GRPO as Dr. GRPO (`rlmt-grape` eq. 13-14), with a KL to the reference. The first GRPO's biases go by name."""
+
+    has_critic: ClassVar[bool] = False
+    compares_a_group: ClassVar[bool] = True
+    name: Literal["grpo"]
+    updates_per_step: Positive = 1
+    clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    aggregation: Literal["tokens", "samples", "sum_over_samples"] = "tokens"
+    """tokens: the mean over all tokens. sum_over_samples: eq. 14. samples: the first GRPO's 1/length."""
+    scale_by_std: bool = False
+    """Divide a group's advantages by the std of its rewards, as the first GRPO does."""
+    kl: GrpoKlConfig = GrpoKlConfig()
+
+
+MethodConfig = Annotated[ActorCriticConfig | GrpoConfig, Field(discriminator="name")]
 
 
 class OptimizerConfig(Strict):
-    """AdamW, one for the actor and one for the critic, each with its own gradient clipping."""
+    """AdamW, one for the actor and one for the critic where there is one, each with its own gradient clipping."""
 
     actor_lr: Annotated[float, Field(gt=0)] = 1e-5
     critic_lr: Annotated[float, Field(gt=0)] = 1e-4
@@ -239,8 +259,9 @@ class Config(Strict):
     prompts_per_step: Positive = 16
     group_size: Positive = 1
     max_new_tokens: Positive = 16
-    microbatch_tokens: Positive = 8192
-    """Bounds memory, and changes nothing but rounding."""
+    microbatch_tokens: Positive | Literal["auto"] = "auto"
+    """Tokens that pass through the model together: bounds memory, and changes nothing but rounding. auto: found from
+    the memory that is free when the run starts, and kept in the run's config."""
     eval_every: Annotated[int, Field(ge=0)] = 10
     """Greedy evaluation on the held-out part every so many steps, at the start and at the end; 0: never."""
     save_every: Annotated[int, Field(ge=0)] = 50
@@ -249,6 +270,10 @@ class Config(Strict):
     successive_kl_every: Annotated[int, Field(ge=0)] = 1
     """How often KL(π₀ ‖ π₁) after a step's updates is measured (it costs a pass); 0: never."""
 
+    @property
+    def tokens_at_once(self) -> int:
+        return DEFAULT_MICROBATCH_TOKENS if self.microbatch_tokens == "auto" else self.microbatch_tokens
+
     @model_validator(mode="after")
     def what_is_adapted_to_is_measured(self) -> "Config":
         kl = self.method.kl
@@ -256,167 +281,25 @@ class Config(Strict):
             raise ValueError("an adaptive KL against the previous policy needs `successive_kl_every: 1`")
         return self
 
+    @model_validator(mode="after")
+    def a_group_can_be_compared(self) -> "Config":
+        if self.method.compares_a_group and self.group_size == 1:
+            raise ValueError(
+                f"`method: {self.method.name}` compares the samples of a prompt with each other: "
+                "set `group_size` to 2 or more (8 is usual)"
+            )
+        return self
 
-# ---------------------------------------------------------------------------------------------- reading
+    @model_validator(mode="after")
+    def critic_lr_has_an_effect(self) -> "Config":
+        if not self.method.has_critic and "critic_lr" in self.optimizer.model_fields_set:
+            raise ValueError(f"`optimizer.critic_lr` has no effect with `method: {self.method.name}`: it has no critic")
+        return self
 
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML, with YAML 1.2's numbers (`1e-5` is one). A key given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads: the text '1e-5' is quoted."""
-
-
-for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
-        list("-+0123456789."),
-    )
-    # The resolver above also matches whole numbers: let the integer rule come first.
-    for _rules in _side.yaml_implicit_resolvers.values():
-        _rules.sort(key=lambda rule: rule[0] != "tag:yaml.org,2002:int")
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{where}{line}: not valid YAML: {problem}") from error
-
-
-def recipe_names() -> list[str]:
-    folder = resources.files("vigneron") / "recipes"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
-def recipe_text(name: str) -> str:
-    """The YAML of a built-in recipe, or of a file."""
-    if name in recipe_names():
-        return (resources.files("vigneron") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-    path = Path(name).expanduser()
-    if path.suffix in (".yaml", ".yml"):
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise UserError(f"cannot read the recipe '{name}': {reason}") from error
-    raise UserError(f"unknown recipe '{name}'{did_you_mean(name, recipe_names())}; a .yaml file also does")
-
-
-def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, Any] | None = None) -> Config:
-    """A recipe by name or file, with `key=value` overrides and top-level `keys`, checked."""
-    given = parse_yaml(recipe_text(recipe), recipe)
-    if not isinstance(given, dict):
-        raise UserError(f"{recipe}: a recipe is a mapping of keys to values")
-    for override in overrides:
-        given = with_override(given, override)
-    given = {**given, **(keys or {})}
-    return check_config({"recipe": Path(recipe).stem, **given}, recipe)
-
-
-def with_override(given: Mapping[str, Any], override: str) -> dict[str, Any]:
-    """`a.b=value` set in a copy of nested mappings."""
-    key, separator, value = override.partition("=")
-    path = key.strip().split(".")
-    if not separator or not all(path):
-        raise UserError(f"'{override}' is not of the form key=value")
-    parsed = parse_yaml(value, override)
-    return _set(given, path, parsed)
-
-
-def _set(mapping: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
-    mapping = dict(mapping) if isinstance(mapping, Mapping) else {}
-    head, *rest = path
-    mapping[head] = _set(mapping.get(head), rest, value) if rest else value
-    return mapping
-
-
-def check_config(given: Mapping[str, Any], where: str) -> Config:
-    """Every error at once, one line each, with the key's path. `reward: exact` is short for its `kind`, and so on."""
-    short = {"reward": "kind", "method": "name", "model": "name"}
-    if isinstance(given, Mapping):
-        given = {k: {short[k]: v} if k in short and isinstance(v, str) else v for k, v in given.items()}
-    try:
-        return Config.model_validate(given)
-    except ValidationError as errors:
-        lines = [_describe(error, given) for error in errors.errors()]
-        raise UserError("\n".join(f"{where}: {line}" for line in lines)) from errors
-
-
-def _describe(error: ErrorDetails, given: Any) -> str:
-    path = _path_in(error, given)
-    key = ".".join(str(part) for part in path) or "the recipe"
-    if error["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{did_you_mean(str(path[-1]), _known_keys(path[:-1], given))}"
-    if error["type"] == "missing":
-        return f"'{key}' is missing"
-    if error["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        given_kind = error["input"].get("kind") if isinstance(error["input"], Mapping) else error["input"]
-        kinds = "'semantic', 'exact', 'python'"
-        if given_kind is None:
-            return f"'{key}.kind' is missing: one of {kinds}"
-        return f"{key}.kind: one of {kinds}, not {given_kind!r}"
-    message = error["msg"].removeprefix("Value error, ")
-    message = re.sub("^(Input|String) should", "should", message)
-    shown = error["input"]
-    if error["type"] == "value_error" or isinstance(shown, dict | list):
-        return f"{key}: {message}"
-    return f"{key}: {message}, not {shown!r}"
-
-
-def _path_in(error: ErrorDetails, given: Any) -> list[int | str]:
-    """Pydantic's location without the tags of unions, which are no keys."""
-    path: list[int | str] = []
-    here = given
-    for part in error["loc"]:
-        missing = error["type"] == "missing" and part == error["loc"][-1]
-        if isinstance(here, Mapping) and (part in here or missing):
-            here = here.get(part)
-        elif isinstance(here, list) and isinstance(part, int):
-            here = here[part]
-        else:
-            continue
-        path.append(part)
-    return path
-
-
-def _known_keys(path: Sequence[int | str], given: Any) -> list[str]:
-    """The keys that a section of the config has."""
-    model: type[BaseModel] = Config
-    here = given
-    for part in path:
-        here = here.get(part) if isinstance(here, Mapping) else None
-        model = _section_model(model, str(part), here)
-    return list(model.model_fields)
-
-
-def _section_model(model: type[BaseModel], key: str, given: Any) -> type[BaseModel]:
-    kinds: dict[str, type[BaseModel]] = {
-        "semantic": SemanticRewardConfig,
-        "exact": ExactRewardConfig,
-        "python": PythonRewardConfig,
-    }
-    if key == "reward" and isinstance(given, Mapping):
-        return kinds.get(str(given.get("kind")), ExactRewardConfig)
-    annotation = model.model_fields[key].annotation
-    for option in getattr(annotation, "__args__", (annotation,)):
-        if isinstance(option, type) and issubclass(option, BaseModel):
-            return option
-    return model
-
-
-def config_yaml(config: Config) -> str:
-    """The resolved config, as it is written into the run's folder."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    @model_serializer(mode="wrap")
+    def without_inert_critic_lr(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read again."""
+        written = dump(self)
+        if not self.method.has_critic:
+            written.get("optimizer", {}).pop("critic_lr", None)
+        return written

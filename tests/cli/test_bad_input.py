@@ -391,7 +391,7 @@ def test_ctrl_c_is_the_shells_exit_code(monkeypatch: pytest.MonkeyPatch) -> None
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vigneron.config.load_config", interrupted)
+    monkeypatch.setattr("vigneron.recipe.load_config", interrupted)
     answer = vigneron("train", "demo")
     assert answer.code == 130
     assert "Traceback" not in answer.err

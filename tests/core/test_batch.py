@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vigneron.batch import Batch, length_buckets, map_parts
+from vigneron.batch import Batch, bundles, length_buckets, map_parts
 
 
 def make_batch(prompt_lengths: list[int], lengths: list[int], **fields: object) -> Batch:
@@ -123,8 +123,8 @@ def test_map_parts_equals_computing_on_the_whole(sizes: list[tuple[int, int]], b
     def compute(part: Batch) -> dict[str, Tensor]:
         kept = torch.where(part.mask_BT, part.completion_BT.double(), 0.0)
         if part is not batch:
-            ends = [spans[-1][1] for spans in part.spans]
-            assert len(part) == 1 or max(ends) * len(part) <= budget
+            widths = [len(part.prompt_ids[row[0]]) + sum(part.lengths_B[i] for i in row) for row in bundles(part)]
+            assert len(part) == 1 or max(widths) * len(widths) <= budget
             seen.extend(part.sample_B.tolist())
         return {
             "running_BT": torch.where(part.mask_BT, kept.cumsum(1), 0.0),

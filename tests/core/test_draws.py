@@ -96,30 +96,36 @@ def test_entropy_by_hand_with_excluded_tokens() -> None:
 
 def test_draw_takes_the_token_whose_share_holds_the_number() -> None:
     # Shares: token 0 none, token 1 [0, 0.25), token 2 none, token 3 [0.25, 1), token 4 none.
-    logprobs = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0], dtype=torch.float64).log()
+    shares = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0], dtype=torch.float64)
     numbers = torch.tensor([0.0, 0.2499, 0.25, 0.9, 1 - 2.0**-53], dtype=torch.float64)
-    assert draw(logprobs.expand(5, 5), numbers).tolist() == [1, 1, 3, 3, 3]
+    assert draw(shares.expand(5, 5), numbers).tolist() == [1, 1, 3, 3, 3]
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_draw_never_takes_a_token_of_probability_zero(data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=8).filter(any))
+    # The same in a vocabulary of several blocks, empty ones among them.
+    places = data.draw(st.lists(st.integers(0, 700), min_size=len(weights), max_size=len(weights), unique=True))
+    weights = [
+        dict(zip(places, weights, strict=True)).get(i, 0) for i in range(max(places) + data.draw(st.integers(1, 300)))
+    ]
     edges = st.sampled_from([0.0, 2.0**-53, 0.5, 1 - 2.0**-53])
     number = data.draw(st.one_of(edges, st.floats(0, 1, exclude_max=True)))
     # Rounded to float32, they need not sum to 1.
-    logprobs = (torch.tensor([weights], dtype=torch.float32) / sum(weights)).log()
-    token = int(draw(logprobs, torch.tensor([number], dtype=torch.float64)))
+    shares = torch.tensor([weights], dtype=torch.float32) / sum(weights)
+    token = int(draw(shares, torch.tensor([number], dtype=torch.float64)))
     assert weights[token] > 0
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_draws_follow_the_distribution(seed: int) -> None:
-    weights = torch.tensor([0.4, 0.0, 0.3, 0.05, 0.25], dtype=torch.float64)
+    weights = torch.zeros(600, dtype=torch.float64)  # three blocks, the last one cut
+    weights[[0, 255, 256, 511, 599]] = torch.tensor([0.4, 0.3, 0.05, 0.05, 0.2], dtype=torch.float64)
     count = 20_000
-    tokens = draw(weights.log().expand(count, 5), keyed_uniform(seed, 3, torch.arange(count), 7))
-    seen = torch.bincount(tokens, minlength=5)
-    assert seen[1] == 0
+    tokens = draw(weights.expand(count, 600), keyed_uniform(seed, 3, torch.arange(count), 7))
+    seen = torch.bincount(tokens, minlength=600)
+    assert (seen[weights == 0] == 0).all()
     some = weights > 0
     assert stats.chisquare(seen[some].numpy(), (weights[some] * count).numpy()).pvalue > 1e-3
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from conftest import tiny_policy
 from vigneron.batch import Batch
-from vigneron.config import check_config
 from vigneron.methods import METHODS
 from vigneron.policy.model import Reference
+from vigneron.recipe import check_config
 from vigneron.training.slots import Method, Parts
 
 PROMPTS = ((5, 9, 33, 2), (7, 8), (40, 41, 42, 43, 44, 45))

@@ -1,4 +1,6 @@
-"""What stands beside a row, or before it, never changes what the policy thinks of it."""
+"""What stands beside a completion never changes what the policy thinks of it."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +10,9 @@ from hypothesis import strategies as st
 from conftest import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
-from vigneron.policy import scoring
-from vigneron.policy.model import Policy, left_pad, positions_of
-from vigneron.policy.scoring import score
+from vigneron.policy import head, scoring
+from vigneron.policy.model import Policy, ValueHead
+from vigneron.policy.scoring import Critic, score
 
 token = st.integers(1, 250)
 rows_of_tokens = st.lists(st.lists(token, min_size=2, max_size=12), min_size=1, max_size=5)
@@ -22,16 +24,30 @@ def alone(policy: Policy, row: list[int]) -> torch.Tensor:
         return policy.model(torch.tensor([row])).logits[0].log_softmax(-1)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-@given(rows=rows_of_tokens)
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen"])
+@given(rows=rows_of_tokens, copies=st.integers(1, 5), per_row=st.integers(1, 6), with_last=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_a_left_padded_batch_gives_each_row_its_own_log_probs(kind: str, rows: list[list[int]]) -> None:
+def test_completions_behind_one_copy_of_their_prompt_do_not_see_each_other(
+    kind: str, rows: list[list[int]], copies: int, per_row: int, with_last: bool
+) -> None:
     policy = tiny_policy(kind)
-    ids, attention = left_pad(rows, policy.pad_id, policy.device)
+    prompts = [row[: len(row) // 2] for row in rows]
+    pairs = [
+        (p, [*row[len(p) :], *range(1, c + 1)]) for p, row in zip(prompts, rows, strict=True) for c in range(copies)
+    ]
+    batch = replace(batch_of(pairs), per_row=per_row)
+    critic = Critic(ValueHead(policy.hidden_size), "last_completion" if with_last else "last_prompt")
+    torch.nn.init.normal_(critic.head.linear.weight)
     with torch.no_grad():
-        got = policy.logits(policy.hidden(ids, positions_of(attention), attention)).log_softmax(-1)
-    for i, row in enumerate(rows):
-        torch.testing.assert_close(got[i, -len(row) :], alone(policy, row), atol=1e-5, rtol=0)
+        got = score(policy, batch, Sampling(), critic=critic)
+    for i, (prompt, completion) in enumerate(pairs):
+        whole = [*prompt, *completion]
+        expected = alone(policy, whole)[len(prompt) - 1 : -1].gather(-1, torch.tensor(completion)[:, None])[:, 0]
+        torch.testing.assert_close(got.logprobs_BT[i, : len(completion)], expected, atol=1e-5, rtol=0)
+        with torch.no_grad():
+            states = policy.model.base_model(torch.tensor([whole])).last_hidden_state[0]
+            value = critic.head(states[len(whole) - 1 if with_last else len(prompt) - 1][None])[0]
+        torch.testing.assert_close(got.values_B[i], value, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -53,15 +69,17 @@ def test_a_teacher_forced_batch_gives_each_completion_its_own_log_probs(
         torch.testing.assert_close(got.entropy_BT[i, : len(row) - cut], entropy, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), Sampling(temperature=0.7, top_k=50)])
 def test_the_head_in_chunks_gives_the_same_values_and_gradients(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
+    policy: Policy, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = batch_of([([3, 4, 5], [6, 7, 0]), ([8], [9, 10]), ([11, 12], [13])])
     results = []
     for chunk in (1024, 2):
         monkeypatch.setattr(scoring, "HEAD_CHUNK", chunk)
+        monkeypatch.setattr(head, "HEAD_CHUNK", chunk)
         policy.model.zero_grad()
-        now = score(policy, batch, Sampling(temperature=0.7, top_k=50))
+        now = score(policy, batch, sampling)
         (now.logprobs_BT.sum() + 0.1 * now.entropy_BT.sum()).backward()
         results.append((now.logprobs_BT.detach(), [p.grad.clone() for p in policy.model.parameters()]))
     torch.testing.assert_close(results[0][0], results[1][0])

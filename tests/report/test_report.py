@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from vigneron.config import load_config
 from vigneron.errors import UserError
+from vigneron.recipe import load_config
 from vigneron.report.figures import PANELS, as_svg, comparison_figure, series, smoothed
 from vigneron.report.html import before_and_after, summary, write_report
 from vigneron.report.terminal import BARS, sparkline

@@ -11,6 +11,7 @@ from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.policy.scoring import score
 from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rollout.prompts import texts_of
 from vigneron.rollout.sample import sample
 
 PROMPTS = [[5, 9, 33, 2], [7, 8], [40, 41, 42, 43, 44, 45], [1], [100, 101, 102]]
@@ -123,3 +124,9 @@ def test_the_rollout_keeps_spans_groups_columns_and_texts() -> None:
         completion = batch.completions[row]
         assert (completion if row < 2 else completion[0]["content"]) == text
     assert policy.tokenizer.decode(list(batch.prompt_ids[2])) == "user: hi\nanswer: "
+
+
+def test_texts_are_those_of_the_tokenizer() -> None:
+    tokenizer = tiny_policy().tokenizer
+    ids = [[5, 9, 0], [100, 101, 102, 0, 0], [0]]
+    assert texts_of(tokenizer, ids) == [tokenizer.decode(row, skip_special_tokens=True) for row in ids]

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 import pytest
 from transformers import AutoTokenizer
 
-from vigneron.config import load_config, recipe_names
 from vigneron.policy.bundled import SMOLLM2, bundled_model_folder
+from vigneron.recipe import load_config, recipe_names
 from vigneron.rewards.exact import is_exact
 from vigneron.rollout.prompts import Row
 from vigneron.tasks import TASKS, load_task

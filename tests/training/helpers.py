@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vigneron.config import Config, check_config
+from vigneron.config import Config
+from vigneron.recipe import check_config
 
 WORDS = ("hot", "cold", "big", "small", "up", "down", "wet", "dry", "rich", "poor")
 

@@ -24,6 +24,10 @@ from vigneron.training.run import Run, Silent
 from vigneron.training.samples import SampleStore
 
 LORA = {"lora": {"rank": 4}}
+GRPO = {
+    "method": {"name": "grpo", "updates_per_step": 2, "kl": {"coefficient": 1e-3, "adaptive": {"target": 0.01}}},
+    "optimizer": {"actor_lr": 1e-3, "schedule": "cosine", "warmup_steps": 2},
+}
 
 # Trains, and kills itself with SIGKILL in the middle of the given step: no handler runs, nothing is flushed.
 KILLED = """
@@ -47,11 +51,14 @@ def recipe_file(folder: Path, tiny: Path, **changes: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("kill_at", "model_changes"), [(6, {}), (3, {}), (9, LORA)])
+@pytest.mark.parametrize(
+    ("kill_at", "model_changes", "changes"), [(6, {}, {}), (3, {}, {}), (9, LORA, {}), (6, {}, GRPO)]
+)
 def test_killed_and_resumed_equals_uninterrupted(
-    tiny_folder: Path, tmp_path: Path, kill_at: int, model_changes: dict[str, Any]
+    tiny_folder: Path, tmp_path: Path, kill_at: int, model_changes: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    recipe = recipe_file(tmp_path, tiny_folder, model={"name": str(tiny_folder), "device": "cpu", **model_changes})
+    model = {"name": str(tiny_folder), "device": "cpu", **model_changes}
+    recipe = recipe_file(tmp_path, tiny_folder, model=model, **changes)
     whole = api.train(str(recipe), name="whole", runs=tmp_path).folder
     again = api.train(str(recipe), name="again", runs=tmp_path).folder
     assert final_state(whole) == final_state(again)
@@ -103,15 +110,27 @@ def test_every_part_of_the_state_is_needed(tiny_folder: Path, tmp_path: Path, lo
     """The third arm: resumed without any one part, the run comes out different; with all of them, the same."""
     reward = {"kind": "python", "function": f"{__name__}:drawing_reward"}
     config = tiny_config(tiny_folder, write_data(tmp_path), reward=reward, steps=8, eval_every=0)
-    whole = api.train(config, name="whole", runs=tmp_path).folder
-    other = api.train(config, name="other", runs=tmp_path).folder
+    check_third_arm(config, tmp_path, lose)
+
+
+def check_third_arm(config: Any, runs: Path, lose: Any) -> None:
+    whole = api.train(config, name="whole", runs=runs).folder
+    other = api.train(config, name="other", runs=runs).folder
     shutil.rmtree(other / "checkpoints" / "step-8")
-    run = Run.resume(RunFolder.open(other), METHODS["actor_critic"], view=Silent())
+    run = Run.resume(RunFolder.open(other), METHODS[config.method.name], view=Silent())
     assert run.step == 4
     lose(run)
     loop.train(run, Silent())
     run.close()
     assert (final_state(other) == final_state(whole)) == (lose is lose_nothing)
+
+
+@pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers, lose_controller, lose_schedule, lose_rng])
+def test_every_part_of_grpos_state_is_needed(tiny_folder: Path, tmp_path: Path, lose: Any) -> None:
+    """The same without a critic."""
+    reward = {"kind": "python", "function": f"{__name__}:drawing_reward"}
+    config = tiny_config(tiny_folder, write_data(tmp_path), reward=reward, steps=8, eval_every=0, **GRPO)
+    check_third_arm(config, tmp_path, lose)
 
 
 def test_sigterm_finishes_the_step_saves_and_exits_143(tiny_folder: Path, tmp_path: Path) -> None:

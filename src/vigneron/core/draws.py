@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+DRAW_BLOCK = 256
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -60,18 +62,55 @@ def chosen_logprobs(logprobs_NV: Float[Tensor, "N V"], ids_N: Int[Tensor, " N"])
     return logprobs_NV.gather(-1, ids_N[:, None]).squeeze(-1)
 
 
-def draw(logprobs_NV: Float[Tensor, "N V"], uniform_N: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """The token whose share of [0, 1) holds the uniform number. A token of probability 0 is never drawn."""
-    cumulative_NV = logprobs_NV.to(uniform_N.dtype).exp().cumsum(-1)
-    total_N = cumulative_NV[:, -1]
-    target_N = torch.minimum(uniform_N * total_N, torch.nextafter(total_N, torch.zeros_like(total_N)))
-    return torch.searchsorted(cumulative_NV, target_N[:, None], right=True).squeeze(-1)
+def draw(probabilities_NV: Float[Tensor, "N V"], uniform_N: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """The token whose share of [0, 1) holds the uniform number. A token of probability 0 is never drawn.
+
+    The block that holds it is found first, then the token in the block: only sums over blocks are ever accumulated,
+    in the uniform number's precision, and the vocabulary is read once.
+    """
+    vocabulary = probabilities_NV.shape[-1]
+    whole = vocabulary // DRAW_BLOCK * DRAW_BLOCK
+    blocks_NKB = probabilities_NV[:, :whole].unflatten(-1, (whole // DRAW_BLOCK, DRAW_BLOCK))
+    sums_NK = blocks_NKB.sum(-1, dtype=uniform_N.dtype)
+    if whole < vocabulary:
+        tail_N1 = probabilities_NV[:, whole:].sum(-1, keepdim=True, dtype=uniform_N.dtype)
+        sums_NK = torch.cat([sums_NK, tail_N1], dim=-1)
+    left_N, block_N = _first_above(sums_NK, uniform_N * sums_NK.sum(-1))
+    inside_NB = block_N[:, None] * DRAW_BLOCK + torch.arange(DRAW_BLOCK, device=block_N.device)
+    shares_NB = probabilities_NV.gather(-1, inside_NB.clamp(max=vocabulary - 1)).to(uniform_N.dtype)
+    shares_NB = torch.where(inside_NB < vocabulary, shares_NB, 0.0)
+    _, at_N = _first_above(shares_NB, left_N)
+    return block_N * DRAW_BLOCK + at_N
+
+
+def _first_above(
+    weights_NK: Float[Tensor, "N K"], target_N: Float[Tensor, " N"]
+) -> tuple[Float[Tensor, " N"], Int[Tensor, " N"]]:
+    """The first place where the running sum exceeds the target, and what of the target is left there.
+
+    A target that rounding has lifted to the sum or above counts as just below it.
+    """
+    cumulative_NK = weights_NK.cumsum(-1)
+    total_N = cumulative_NK[:, -1]
+    target_N = torch.minimum(target_N, torch.nextafter(total_N, torch.zeros_like(total_N)))
+    at_N1 = torch.searchsorted(cumulative_NK, target_N[:, None], right=True)
+    before_N1 = cumulative_NK.gather(-1, at_N1) - weights_NK.gather(-1, at_N1)
+    return (target_N - before_N1[:, 0]).clamp(min=0), at_N1[:, 0]
 
 
 def keyed_uniform(seed: int, step: int, sample_N: Int[Tensor, " N"], position: int) -> Float[Tensor, " N"]:
     """Uniform numbers in [0, 1), each a function of (seed, step, its sample, position) alone."""
-    bits_N = _mix(_mix(_mix(_mix(torch.full_like(sample_N, seed)) ^ step) ^ sample_N) ^ position)
-    if sample_N.device.type == "mps":  # has no float64
+    return uniform_at(draw_keys(seed, step, sample_N), torch.full_like(sample_N, position))
+
+
+def draw_keys(seed: int, step: int, sample_N: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """What a sample's draws of a step have in common: with a position it gives a draw."""
+    return _mix(_mix(_mix(torch.full_like(sample_N, seed)) ^ step) ^ sample_N)
+
+
+def uniform_at(key_N: Int[Tensor, " N"], position_N: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    bits_N = _mix(key_N ^ position_N)
+    if key_N.device.type == "mps":  # has no float64
         return _shift_right(bits_N, 40).to(torch.float32) * 2.0**-24
     return _shift_right(bits_N, 11).to(torch.float64) * 2.0**-53
 

@@ -13,9 +13,16 @@ from torch import Tensor
 
 from vigneron.batch import Batch, map_parts
 from vigneron.config import ActorCriticConfig
-from vigneron.core import kl
-from vigneron.core.draws import Sampling
-from vigneron.core.losses import clipped, clipped_ratio, policy_gradient, squared_error
+from vigneron.core.losses import policy_gradient, squared_error
+from vigneron.methods.shared import (
+    clipped_terms,
+    idle_notice,
+    kl_figure,
+    kl_penalty,
+    mismatch_figure,
+    movement,
+    sampling_of,
+)
 from vigneron.policy.model import ValueHead
 from vigneron.policy.scoring import Critic, Scores, reference_view, score, values_before
 from vigneron.rollout.on_policy import OnPolicy
@@ -27,14 +34,15 @@ from vigneron.training.update import GradientUpdate, Term, actor_and_critic
 def build(parts: Parts) -> Method:
     config, policy, reference = parts.config, parts.policy, parts.reference
     options = config.method
-    sampling = Sampling(**config.sampling.model_dump(include={"temperature", "top_k", "top_p"}))
+    assert isinstance(options, ActorCriticConfig)
+    sampling = sampling_of(config)
     critic = Critic(ValueHead(policy.hidden_size).to(policy.device), options.value_position)
     controller = KlController.of(options.kl)
     exact = options.kl.estimator == "exact"
 
     def advantage(batch: Batch) -> Batch:
         """A = R − V   (Algorithm 1, lines 4 and 7-10)."""
-        seen = map_parts(batch, config.microbatch_tokens, look)
+        seen = map_parts(batch, config.tokens_at_once, look)
         advantages_B1 = (batch.rewards_B - seen["values_B"])[:, None]
         return replace(batch, **seen, advantages_BT=advantages_B1.expand(batch.completion_BT.shape))
 
@@ -51,34 +59,18 @@ def build(parts: Parts) -> Method:
         return [
             *surrogate(batch, now),
             Term("entropy", now.entropy_BT, -options.entropy_coefficient, of_sampler=True),
-            Term("loss/kl", penalty(batch, now), controller.coefficient),
+            Term("loss/kl", kl_penalty(options.kl, batch, now), controller.coefficient),
             Term("loss/value", squared_error(now.values_B, batch.rewards_B), options.value_coefficient, "samples"),
-            Term("kl", kl.k1(now.untruncated_BT, batch.reference_BT).detach(), of_sampler=True),
-            Term("logprob_mismatch", (now.logprobs_BT - batch.behaviour_BT).abs().detach(), of_sampler=True),
+            kl_figure(batch, now),
+            mismatch_figure(batch, now),
         ]
 
     def surrogate(batch: Batch, now: Scores) -> list[Term]:
         if options.clip_epsilon is None:
             return [Term("loss/policy", policy_gradient(now.logprobs_BT, batch.advantages_BT), 1.0)]
-        ratio = (now.logprobs_BT, batch.behaviour_BT, batch.advantages_BT)
-        policy_BT = clipped_ratio(*ratio, batch.mask_BT, epsilon=options.clip_epsilon)
-        return [
-            Term("loss/policy", policy_BT, 1.0),
-            Term("clip_ratio/region_mean", clipped(*ratio, epsilon=options.clip_epsilon)),
-        ]
+        return clipped_terms(batch, now, options.clip_epsilon)
 
-    def penalty(batch: Batch, now: Scores) -> Tensor:
-        if exact:
-            return now.exact_kl_BT
-        estimator = kl.ESTIMATORS[options.kl.estimator]
-        if options.kl.against == "reference":
-            return estimator(now.untruncated_BT, batch.reference_BT)
-        return estimator(now.logprobs_BT, batch.behaviour_BT)
-
-    def moved(batch: Batch) -> Term:
-        """KL(π₀ ‖ π₁) after the updates: how far the step has moved the policy."""
-        return Term("kl_previous", kl.k3(batch.behaviour_BT, score(policy, batch, sampling).logprobs_BT))
-
+    moved = movement(policy, sampling)
     players = actor_and_critic(config.optimizer, policy.trainable(), list(critic.head.named_parameters()))
     return Method(
         rollout=OnPolicy.of(config, policy, sampling),
@@ -86,14 +78,5 @@ def build(parts: Parts) -> Method:
         advantage=advantage,
         update=GradientUpdate.of(config, options.updates_per_step, score_now, loss, players, moved, controller),
         critic=critic,
-        notices=_notices(options),
+        notices=idle_notice(options.updates_per_step, options.clip_epsilon, options.kl),
     )
-
-
-def _notices(options: ActorCriticConfig) -> tuple[str, ...]:
-    """With one update a step π₁ is π₀, and what compares the two does nothing."""
-    idle = ["clip_epsilon"] * (options.clip_epsilon is not None)
-    idle += ["kl.against: previous"] * (options.kl.against == "previous" and options.kl.estimator != "k1")
-    if options.updates_per_step > 1 or not idle:
-        return ()
-    return (f"one update a step: the trained policy is the one that sampled, so {' and '.join(idle)} has no effect",)

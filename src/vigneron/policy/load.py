@@ -1,14 +1,16 @@
 """Loading a child: a hub id, a folder, or a bundled model."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from vigneron.compiling import can_compile, compile_layers, set_compiling
 from vigneron.errors import UserError
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights
-from vigneron.policy.model import Policy, check_head
+from vigneron.policy.model import Policy, Reference, check_head
 from vigneron.quiet import quiet_transformers
 
 
@@ -34,12 +36,32 @@ def resolve_device(device: str) -> torch.device:
 def resolve_compute_dtype(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
     """Weights are float32 masters always; this is what the matrix products run in.
 
-    auto: bfloat16 on a GPU that has it, float32 elsewhere (on most CPUs bfloat16 is emulated, about 100× slower).
+    auto: bfloat16 where the hardware has it, else float32 (emulated, as on most CPUs, it is about 100× slower).
     """
     if dtype == "auto":
-        has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if has_bf16 else torch.float32
+        return torch.bfloat16 if has_bfloat16(device) else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """A GPU says so; a CPU that says so is put to the test."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    return _seconds_of_a_product(torch.float32) > 1.5 * _seconds_of_a_product(torch.bfloat16)
+
+
+def _seconds_of_a_product(dtype: torch.dtype) -> float:
+    """The fastest of five, on the CPU."""
+    matrix = torch.randn(768, 768).to(dtype)
+
+    def once() -> float:
+        began = time.perf_counter()
+        matrix @ matrix
+        return time.perf_counter() - began
+
+    return min(once() for _ in range(5))
 
 
 def model_source(name: str) -> str:
@@ -87,10 +109,25 @@ def load_policy(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if lora is not None:
             model.enable_input_require_grads()
-    policy = make_policy(model.to(where), tokenizer, device=where, dtype=resolve_compute_dtype(dtype, where))
-    policy.activation_checkpointing = activation_checkpointing
+    policy = make_policy(model.to(where), tokenizer, device=where)
     check_head(policy)
+    policy.compute_dtype = resolve_compute_dtype(dtype, where)
+    policy.activation_checkpointing = activation_checkpointing
     return policy
+
+
+def speed_up(policy: Policy, reference: Reference, *, graphs: bool, compiled: bool) -> None:
+    """Graphs and torch.compile for a policy and its reference, where the device has them.
+
+    Activation checkpointing goes without graphs: it computes the pass back in another order than it was recorded.
+    """
+    on_gpu = policy.device.type == "cuda"
+    policy.compiled = compiled and can_compile(policy.device)
+    set_compiling(policy.compiled)
+    for each in {id(p): p for p in (policy, reference.policy)}.values():
+        each.graphed = graphs and on_gpu and not policy.activation_checkpointing
+        if policy.compiled:
+            compile_layers(each.causal)
 
 
 def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torch.dtype = torch.float32) -> Policy:

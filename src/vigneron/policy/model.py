@@ -3,17 +3,26 @@
 The trunk and the head are called apart, so that the head runs only where a completion needs it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from vigneron.errors import UserError
+from vigneron.policy.graphs import GraphedTrunk, Graphs
+from vigneron.policy.head import Head, wide_product
+
+PLAIN_ATTENTION = "vigneron_plain"
+AttentionInterface.register(PLAIN_ATTENTION, sdpa_attention_forward)
 
 
 @dataclass
@@ -27,6 +36,13 @@ class Policy:
     device: torch.device
     compute_dtype: torch.dtype = torch.float32
     activation_checkpointing: bool = False
+    compiled: bool = False
+    """Whether layers go through torch.compile, here and in the sampler."""
+    graphed: bool = False
+    """Whether passes whose shapes repeat are replayed as CUDA graphs."""
+    adapter_off: bool = False
+    sampler: Any = field(default=None, repr=False, compare=False)
+    """How completions are sampled; made by `rollout.sample` when it is first needed."""
 
     @property
     def causal(self) -> Any:
@@ -46,35 +62,65 @@ class Policy:
 
     def hidden(
         self,
-        ids_BS: Int[Tensor, "B S"],
-        positions_BS: Int[Tensor, "B S"],
-        attention_BS: Tensor | None = None,
-        cache: Any = None,
-    ) -> Float[Tensor, "B S H"]:
-        """Last hidden states, after the final norm. Positions are always explicit."""
+        ids_RS: Int[Tensor, "R S"],
+        positions_RS: Int[Tensor, "R S"],
+        allowed_R1SS: Bool[Tensor, "R 1 S S"] | None = None,
+    ) -> Float[Tensor, "R S H"]:
+        """Last hidden states, after the final norm. Without `allowed`, every token sees all before it in its row."""
+        if not self.graphed:
+            return self._trunk(ids_RS, positions_RS, allowed_R1SS)
+        inputs = [ids_RS, positions_RS] if allowed_R1SS is None else [ids_RS, positions_RS, allowed_R1SS]
+        key = (ids_RS.shape, allowed_R1SS is not None, self.adapter_off)
+        if not torch.is_grad_enabled():
+            return self._still_graphs.replayed(key, self._trunk, inputs)
+        return self._moving_graphs(key, inputs)
+
+    @cached_property
+    def _still_graphs(self) -> Graphs:
+        return Graphs(self.device)
+
+    @cached_property
+    def _moving_graphs(self) -> GraphedTrunk:
+        named = self.causal.base_model.named_parameters()
+        return GraphedTrunk(self._trunk, {name: weight for name, weight in named if weight.requires_grad})
+
+    def _trunk(
+        self,
+        ids_RS: Tensor,
+        positions_RS: Tensor,
+        allowed_R1SS: Tensor | None = None,
+        weights: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """`weights` stand in for the trunk's own, by name."""
         if self.activation_checkpointing:
-            # transformers checkpoints in training mode only, and has no cache there. There is no dropout to turn on.
+            # transformers checkpoints in training mode only. There is no dropout to turn on.
             self.model.train(torch.is_grad_enabled())
-        with self._precision():
-            out = self.causal.base_model(
-                input_ids=ids_BS,
-                position_ids=positions_BS,
-                attention_mask=attention_BS,
-                past_key_values=cache,
-                use_cache=cache is not None,
-            )
+        with self._precision(), plain_causal(self.causal.config):
+            inputs = {"input_ids": ids_RS, "position_ids": positions_RS, "attention_mask": allowed_R1SS}
+            out = functional_call(self.causal.base_model, weights or {}, kwargs={**inputs, "use_cache": False})
         return out.last_hidden_state
 
     def logits(self, hidden_NH: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:
         """Next-token logits in float32 (float64 for a model in float64)."""
+        head = self.head()
+        if head is not None and not torch.is_grad_enabled():
+            dtype = head.compute_dtype if head.compute_dtype == torch.bfloat16 else head.weight_VH.dtype
+            flat_NV = wide_product(hidden_NH.flatten(0, -2).to(dtype), head.weight_VH.to(dtype).t())
+            return flat_NV.unflatten(0, hidden_NH.shape[:-1])
         with self._precision():
             logits = self.causal.get_output_embeddings()(hidden_NH)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return apply_logit_shape(logits, self.causal.config)
 
+    def head(self) -> Head | None:
+        """The head as one matrix, where it is no more than that."""
+        return plain_head(self.causal, self.compute_dtype)
+
     def frozen_copy(self) -> "Policy":
         model = deepcopy(self.model).eval().requires_grad_(False)
-        return Policy(model, self.tokenizer, self.eos_ids, self.pad_id, self.device, self.compute_dtype)
+        return Policy(
+            model, self.tokenizer, self.eos_ids, self.pad_id, self.device, self.compute_dtype, graphed=self.graphed
+        )
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.compute_dtype == torch.bfloat16:
@@ -100,7 +146,11 @@ class Reference:
         with torch.no_grad():
             if self.shares_weights:
                 with self.policy.model.disable_adapter():
-                    yield self.policy
+                    self.policy.adapter_off = True
+                    try:
+                        yield self.policy
+                    finally:
+                        self.policy.adapter_off = False
             else:
                 yield self.policy
 
@@ -116,6 +166,33 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden_BH: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
         return self.linear(hidden_BH.to(self.linear.weight.dtype)).squeeze(-1)
+
+
+def plain_head(causal: Any, compute_dtype: torch.dtype) -> Head | None:
+    """The output embeddings as one matrix; None where there is a bias, an adapter, or a shape put on the logits."""
+    head = causal.get_output_embeddings()
+    shaped = any(getattr(causal.config, name, None) for name in LOGIT_SHAPES)
+    if type(head) is not nn.Linear or head.bias is not None or shaped:
+        return None
+    return Head(head.weight, compute_dtype)
+
+
+@contextmanager
+def plain_causal(config: Any) -> Iterator[None]:
+    """Attention by SDPA with the mask that is given, or none at all.
+
+    transformers otherwise looks in the positions for packed rows, and waits for the device to do so.
+    """
+    before = config._attn_implementation
+    if before == "sdpa":
+        config._attn_implementation = PLAIN_ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+LOGIT_SHAPES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 
 
 def apply_logit_shape(logits: Tensor, config: Any) -> Tensor:
@@ -140,29 +217,3 @@ def check_head(policy: Policy) -> None:
     if not torch.allclose(got, expected, atol=1e-3, rtol=1e-3):
         kind = policy.causal.config.model_type
         raise UserError(f"model: '{kind}' changes its logits after the head in a way Vigneron does not know")
-
-
-def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows flush right, as decoding wants them, with the mask that says what is real."""
-    return _pad(rows, pad_id, device, left=True)
-
-
-def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows flush left: with causal attention no real token sees the padding, so no mask is needed."""
-    return _pad(rows, pad_id, device, left=False)
-
-
-def _pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, left: bool) -> tuple[Tensor, Tensor]:
-    width = max(len(row) for row in rows)
-    ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        at = slice(width - len(row), width) if left else slice(0, len(row))
-        ids[i, at] = torch.tensor(row, dtype=torch.long)
-        mask[i, at] = 1
-    return ids.to(device), mask.to(device)
-
-
-def positions_of(attention_BS: Int[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-    """0, 1, 2 … from each row's first real token on, whatever stands before it."""
-    return (attention_BS.cumsum(1) - 1).clamp(min=0)

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from vigneron.api import train
-from vigneron.config import load_config
 from vigneron.errors import UserError
+from vigneron.recipe import load_config
 from vigneron.report.html import summary, write_report
 from vigneron.report.terminal import TerminalView, say
 from vigneron.training.folder import RunFolder

@@ -8,9 +8,9 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from vigneron.config import config_yaml
 from vigneron.errors import UserError
 from vigneron.files import write_atomically
+from vigneron.recipe import config_yaml
 from vigneron.report.figures import as_svg, comparison_figure
 from vigneron.training.folder import RunFolder
 from vigneron.training.samples import Sample, SampleStore

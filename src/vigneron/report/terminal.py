@@ -21,6 +21,7 @@ FIGURES = {
     "exact match": "exact_match",
     "entropy": "entropy",
     "KL": "kl",
+    "flat groups": "frac_reward_zero_std",
     "held-out exact": "eval/exact_match",
 }
 BARS = "▁▂▃▄▅▆▇█"

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from vigneron.batch import Batch
+from vigneron.batch import Batch, concatenated
 from vigneron.errors import UserError
+from vigneron.timing import phase
 
 RewardFunction = Callable[..., Any]
 
@@ -39,12 +40,31 @@ class ApplyReward:
         self._seen = 0
         self._missing = 0
 
+    @property
+    def overlaps(self) -> bool:
+        """An asynchronous reward waits for somebody else: samples that follow can be sampled meanwhile."""
+        function = self._function
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
     def __call__(self, batch: Batch) -> Batch:
+        return self._counted(self._rewarded(batch))
+
+    def of_parts(self, parts: Iterable[Batch]) -> Batch:
+        """Rewards of parts while later ones are still being made; the whole, in order."""
+        with ThreadPoolExecutor(thread_name_prefix="reward") as pool:
+            waiting = [pool.submit(self._rewarded, part) for part in parts]
+            with phase("reward"):
+                return self._counted(concatenated([future.result() for future in waiting]))
+
+    def _counted(self, batch: Batch) -> Batch:
+        self._count(int(batch.rewards_B.isnan().sum()), len(batch))
+        return batch
+
+    def _rewarded(self, batch: Batch) -> Batch:
         extras: dict[str, tuple[Any, ...]] = {}
         metrics: dict[str, float] = {}
         values = self._call(batch, extras, metrics)
         rewards = [self._number(value, row) for row, value in enumerate(values)]
-        self._count(sum(math.isnan(reward) for reward in rewards), len(batch))
         return replace(
             batch,
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device),
@@ -78,8 +98,7 @@ class ApplyReward:
         def log_metric(name: str, value: float) -> None:
             metrics[name] = float(value)
 
-        lengths = batch.lengths_B.tolist()
-        ids = [row[:length] for row, length in zip(batch.completion_BT.tolist(), lengths, strict=True)]
+        ids = [list(row) for row in batch.completion_lists()]
         try:
             result = self._function(
                 prompts=list(batch.prompts),

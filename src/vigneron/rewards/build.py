@@ -11,15 +11,18 @@ from vigneron.rewards.apply import RewardFunction
 from vigneron.rewards.exact import exact_reward
 
 
-def build_reward(config: RewardConfig, *, cache: Path | None = None) -> RewardFunction:
-    """A function of TRL's signature. `cache` is where embeddings are kept."""
+def build_reward(config: RewardConfig, *, cache: Path | None = None, device: str = "cpu") -> RewardFunction:
+    """A function of TRL's signature. `cache` is where embeddings are kept, `device` where they are computed."""
     if isinstance(config, SemanticRewardConfig):
         from vigneron.rewards.semantic import SemanticReward
-        from vigneron.sources.embedders import load_embedder
+        from vigneron.sources.embedders import SentenceEmbedder, load_embedder
         from vigneron.sources.embedding_cache import CachedEmbedder
 
-        embedder = CachedEmbedder(load_embedder(config.embedder), cache)
-        return SemanticReward(embedder, alpha=config.alpha, form=config.form, clean=config.clean)
+        embedder = load_embedder(config.embedder)
+        if isinstance(embedder, SentenceEmbedder):
+            embedder.move(device)
+        kept = CachedEmbedder(embedder, cache)
+        return SemanticReward(kept, alpha=config.alpha, form=config.form, clean=config.clean)
     if isinstance(config, PythonRewardConfig):
         return _python_function(config.function)
     return exact_reward

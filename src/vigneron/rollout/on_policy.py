@@ -10,13 +10,14 @@ from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.policy.model import Policy
-from vigneron.rollout.prompts import Row, prompt_token_ids
+from vigneron.rollout.prompts import Row, prompt_token_ids, texts_of
 from vigneron.rollout.sample import sample
+from vigneron.timing import phase
 
 
 @dataclass(frozen=True)
 class OnPolicy:
-    """`rollout(rows, step)`; without `sampling`, greedily."""
+    """`rollout(rows, step)`; without `sampling`, greedily. `first` prompts of the step stand before these."""
 
     policy: Policy
     sampling: Sampling | None
@@ -34,17 +35,19 @@ class OnPolicy:
             config.max_new_tokens,
             config.group_size,
             config.seed,
-            config.microbatch_tokens,
+            config.tokens_at_once,
             config.sampling.mask_truncated,
         )
 
     @classmethod
     def greedy(cls, config: Config, policy: Policy) -> "OnPolicy":
-        return cls(policy, None, config.max_new_tokens, tokens_at_once=config.microbatch_tokens)
+        return cls(policy, None, config.max_new_tokens, tokens_at_once=config.tokens_at_once)
 
-    def __call__(self, rows: Sequence[Row], step: int = 0) -> Batch:
+    def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         repeated = [row for row in rows for _ in range(self.group_size)]
-        prompt_ids = [prompt_token_ids(self.policy.tokenizer, row["prompt"]) for row in repeated]
+        with phase("tokenize"):
+            tokenized = [tuple(prompt_token_ids(self.policy.tokenizer, row["prompt"])) for row in rows]
+        prompt_ids = [ids for ids in tokenized for _ in range(self.group_size)]
         done = sample(
             self.policy,
             prompt_ids,
@@ -52,25 +55,25 @@ class OnPolicy:
             sampling=self.sampling,
             seed=self.seed,
             step=step,
+            sample_ids=range(first * self.group_size, (first + len(rows)) * self.group_size),
             tokens_at_once=self.tokens_at_once,
         )
         lengths = done.lengths_B.tolist()
-        texts = self.policy.tokenizer.batch_decode(
-            [ids[:length] for ids, length in zip(done.ids_BT.tolist(), lengths, strict=True)],
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
+        completion_ids = [tuple(ids[:length]) for ids, length in zip(done.ids_BT.tolist(), lengths, strict=True)]
+        with phase("detokenize"):
+            texts = texts_of(self.policy.tokenizer, completion_ids)
         device = self.policy.device
         return Batch(
-            prompt_ids=tuple(tuple(ids) for ids in prompt_ids),
+            prompt_ids=tuple(prompt_ids),
             completion_BT=done.ids_BT,
+            completion_ids=tuple(completion_ids),
             spans=tuple(((len(ids), len(ids) + length),) for ids, length in zip(prompt_ids, lengths, strict=True)),
             behaviour_BT=done.behaviour_BT,
             truncated_B=done.truncated_B,
             excluded_B=done.truncated_B if self.mask_truncated else None,
             prompt_hidden_BH=done.prompt_hidden_BH,
-            group_B=torch.arange(len(rows), device=device).repeat_interleave(self.group_size),
-            sample_B=torch.arange(len(repeated), device=device),
+            group_B=torch.arange(first, first + len(rows), device=device).repeat_interleave(self.group_size),
+            sample_B=torch.arange(len(repeated), device=device) + first * self.group_size,
             prompts=tuple(row["prompt"] for row in repeated),
             completions=tuple(_as_completion(row["prompt"], text) for row, text in zip(repeated, texts, strict=True)),
             columns={

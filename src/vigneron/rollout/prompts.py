@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from vigneron.core.draws import keyed_permutation
@@ -21,13 +22,21 @@ class PromptOrder:
     def at(self, step: int) -> list[Row]:
         size = len(self.rows)
         first = step * self.prompts_per_step
-        orders: dict[int, list[int]] = {}
-        picked = []
-        for place in range(first, first + self.prompts_per_step):
-            epoch, index = divmod(place, size)
-            order = orders.setdefault(epoch, keyed_permutation(self.seed, epoch, size))
-            picked.append(self.rows[order[index]])
-        return picked
+        places = [divmod(place, size) for place in range(first, first + self.prompts_per_step)]
+        return [self.rows[_order(self.seed, epoch, size)[index]] for epoch, index in places]
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, size: int) -> list[int]:
+    return keyed_permutation(seed, epoch, size)
+
+
+def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[str]:
+    """Completions as texts, without special tokens; all at once where the tokenizer can."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is not None:
+        return fast.decode_batch([list(row) for row in ids], skip_special_tokens=True)
+    return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def prompt_token_ids(tokenizer: Any, prompt: Any) -> list[int]:

@@ -69,6 +69,10 @@ class SentenceEmbedder:
             raise UserError("reward.embedder: minilm's weights are not the ones expected: reinstall the package")
         return cls("minilm", str(folder))
 
+    def move(self, device: str) -> None:
+        """To the device the child is on: its embeddings are then computed there, in batches."""
+        self._model.to(device)
+
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
         vectors = self._model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
         known = torch.tensor([bool(text.strip()) for text in texts], device=vectors.device)

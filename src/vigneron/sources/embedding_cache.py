@@ -5,6 +5,7 @@ bits as one that was never stopped.
 """
 
 import sqlite3
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from vigneron.sources.embedders import Embedder
 
+# Texts whose vectors are kept in memory too.
+IN_MEMORY = 50_000
+
 
 class CachedEmbedder:
     """An embedder that computes only what its SQLite file does not hold; without a path, in memory."""
@@ -22,6 +26,7 @@ class CachedEmbedder:
     def __init__(self, embedder: Embedder, path: Path | None = None) -> None:
         self.name = embedder.name
         self._embedder = embedder
+        self._near: OrderedDict[str, np.ndarray] = OrderedDict()
         self._store = sqlite3.connect(path if path is not None else ":memory:")
         self._store.execute("PRAGMA journal_mode = WAL")
         self._store.execute("PRAGMA synchronous = NORMAL")
@@ -32,7 +37,7 @@ class CachedEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
         distinct = list(dict.fromkeys(texts))
-        known = {text: vector for text in distinct if (vector := self._read(text)) is not None}
+        known = {text: vector for text in distinct if (vector := self._known(text)) is not None}
         missing = [text for text in distinct if text not in known]
         if missing:
             fresh = self._embedder.embed(missing).numpy().astype(np.float32)
@@ -43,7 +48,20 @@ class CachedEmbedder:
                     # A failure (NaN) is not kept: the next time it is tried again.
                     [(self.name, text, known[text].tobytes()) for text in missing if np.isfinite(known[text]).all()],
                 )
+            self._remember({text: known[text] for text in missing if np.isfinite(known[text]).all()})
         return torch.from_numpy(np.stack([known[text] for text in texts]))
+
+    def _known(self, text: str) -> np.ndarray | None:
+        """From memory, where the same words come again and again, or from the file."""
+        vector = self._near.get(text)
+        if vector is None and (vector := self._read(text)) is not None:
+            self._remember({text: vector})
+        return vector
+
+    def _remember(self, vectors: dict[str, np.ndarray]) -> None:
+        self._near.update(vectors)
+        while len(self._near) > IN_MEMORY:
+            self._near.popitem(last=False)
 
     def _read(self, text: str) -> np.ndarray | None:
         row = self._store.execute(

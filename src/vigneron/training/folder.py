@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from vigneron.config import Config, check_config, config_yaml, parse_yaml
+from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.files import write_atomically
+from vigneron.recipe import check_config, config_yaml, parse_yaml
 from vigneron.rollout.dataset import read_rows
 from vigneron.tasks.source import Data
 

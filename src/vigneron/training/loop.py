@@ -2,7 +2,10 @@
 
 import time
 
+from vigneron.timing import next_lap, phase
+from vigneron.training.memory import explained_memory
 from vigneron.training.metrics import batch_metrics
+from vigneron.training.overlap import rewarded
 from vigneron.training.run import Run, View
 from vigneron.training.samples import samples_of
 from vigneron.training.signals import StopRequest
@@ -17,22 +20,29 @@ def train(run: Run, view: View) -> None:
         while run.step < config.steps:
             began = time.perf_counter()
 
-            batch = method.rollout(run.prompts.at(run.step), run.step)
-            batch = method.reward(batch)
-            batch = method.advantage(batch)
-            metrics = batch_metrics(batch) | method.update(batch)
+            with explained_memory(config):
+                batch = rewarded(method, run.prompts.at(run.step), run.step)
+                with phase("advantage"):
+                    batch = method.advantage(batch)
+                with phase("update"):
+                    metrics = batch_metrics(batch) | method.update(batch)
 
             run.step += 1
             last = run.step == config.steps
             seconds = time.perf_counter() - began
-            run.samples.add(samples_of(batch, run.step, "train"))
+            with phase("keep samples"):
+                run.samples.add(samples_of(batch, run.step, "train"))
             if config.eval_every and run.data.held_out and (last or run.step % config.eval_every == 0):
-                metrics |= run.evaluate_and_keep()
+                with phase("evaluate"):
+                    metrics |= run.evaluate_and_keep()
             run.folder.append("metrics.jsonl", {"step": run.step, **metrics})
             run.folder.append("timings.jsonl", {"step": run.step, "seconds": round(seconds, 4)})
             view.step(run, metrics, batch, seconds)
+            run.explain(metrics, view)
             if last or stop.asked or (config.save_every and run.step % config.save_every == 0):
-                run.save()
+                with phase("save"):
+                    run.save()
+            next_lap()
             if stop.asked:
                 view.notice(f"saved after step {run.step}: `vigneron resume {run.folder.path}` goes on")
                 stop.leave()

@@ -3,6 +3,7 @@
 import math
 
 from vigneron.batch import Batch
+from vigneron.core.advantages import share_without_variance
 from vigneron.rewards.exact import includes, is_exact
 from vigneron.training.slots import Metrics
 
@@ -16,6 +17,7 @@ def batch_metrics(batch: Batch) -> Metrics:
         "reward": float(rewards.mean()) if len(rewards) else math.nan,
         "reward_std": float(rewards.std()) if len(rewards) > 1 else 0.0,
         "reward_missing": int((~present_B).sum()),
+        **_of_groups(batch),
     }
     pairs = [
         (completion, answer)
@@ -32,3 +34,10 @@ def batch_metrics(batch: Batch) -> Metrics:
         "completions/clipped_ratio": float(batch.truncated_B.cpu().double().mean()),
         **{f"reward/{name}": value for name, value in batch.metrics.items()},
     }
+
+
+def _of_groups(batch: Batch) -> Metrics:
+    """The share of groups whose rewards do not differ; nothing where each sample is a group of its own."""
+    if len(batch.group_B.unique()) == len(batch):
+        return {}
+    return {"frac_reward_zero_std": float(share_without_variance(batch.rewards_B, batch.group_B))}

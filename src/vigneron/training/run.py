@@ -4,7 +4,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,19 +12,25 @@ import numpy as np
 import torch
 
 from vigneron.batch import Batch
+from vigneron.compiling import can_compile
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device
+from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
 from vigneron.policy.model import Policy, Reference
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
-from vigneron.rollout.prompts import PromptOrder
+from vigneron.rollout.prompts import PromptOrder, prompt_token_ids
+from vigneron.rollout.sample import sampler_of
 from vigneron.tasks.source import Data, load_data
 from vigneron.training.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, weights_identity
 from vigneron.training.folder import RunFolder
 from vigneron.training.held_out import evaluate
+from vigneron.training.memory import find_microbatch_tokens
 from vigneron.training.samples import SampleStore, samples_of
 from vigneron.training.slots import Method, Metrics, Parts
+
+# Compiling takes half a minute: shorter runs are over sooner without.
+COMPILE_FROM_STEPS = 200
 
 Build = Callable[[Parts], Method]
 
@@ -57,6 +63,7 @@ class Run:
     base: dict[str, str]
     data_hash: str
     step: int = 0
+    said: set[str] = field(default_factory=set)
 
     @classmethod
     def start(cls, config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> "Run":
@@ -95,16 +102,21 @@ class Run:
     @classmethod
     def _build(cls, config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> "Run":
         reward = ApplyReward(
-            build_reward(config.reward, cache=folder.path / "embeddings.sqlite"),
+            build_reward(config.reward, cache=folder.path / "embeddings.sqlite", device=config.model.device),
             missing_limit=config.reward.missing_limit,
         )
         seed_everything(config.seed)
         policy = load_child(config)
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
+        speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
+        if config.microbatch_tokens == "auto":
+            config = config.model_copy(update={"microbatch_tokens": _microbatch_tokens(config, policy, data)})
+            folder.write_config(config)
         method = build(Parts(config, policy, reference, reward))
-        for notice in method.notices:
-            view.notice(notice)
+        for notice in (*method.notices, sampler_of(policy).notice):
+            if notice is not None:
+                view.notice(notice)
         return cls(
             folder,
             config,
@@ -147,6 +159,13 @@ class Run:
         self.samples.add(samples_of(batch, self.step, "eval"))
         return {f"eval/{name}": value for name, value in metrics.items()}
 
+    def explain(self, metrics: Metrics, view: View) -> None:
+        """What the method has to say about a step's figures, each line once."""
+        for text in self.method.explain(metrics):
+            if text not in self.said:
+                self.said.add(text)
+                view.notice(text)
+
     def close(self) -> None:
         self.samples.close()
         self.folder.unlock()
@@ -173,11 +192,23 @@ def resolved(config: Config) -> Config:
     """What `auto` means here, and paths that do not depend on where a command is started."""
     device = resolve_device(config.model.device)
     dtype = "bfloat16" if resolve_compute_dtype(config.model.dtype, device) == torch.bfloat16 else "float32"
-    model = {"name": absolute(config.model.name), "device": str(device), "dtype": dtype}
+    wanted = config.steps >= COMPILE_FROM_STEPS if config.model.compile == "auto" else config.model.compile
+    model = {
+        "name": absolute(config.model.name),
+        "device": str(device),
+        "dtype": dtype,
+        "compile": wanted and can_compile(device),
+    }
     changes: dict[str, Any] = {"model": config.model.model_copy(update=model)}
     if config.reward.kind == "semantic":
         changes["reward"] = config.reward.model_copy(update={"embedder": absolute(config.reward.embedder)})
     return config.model_copy(update=changes)
+
+
+def _microbatch_tokens(config: Config, policy: Policy, data: Data) -> int:
+    prompts = [row["prompt"] for row in (*data.train, *data.held_out)] if policy.device.type == "cuda" else []
+    longest = max((len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts), default=1)
+    return find_microbatch_tokens(policy, longest + config.max_new_tokens)
 
 
 def absolute(name: str) -> str:

@@ -1,6 +1,6 @@
 """The loop's slots, and what a method is given to fill them with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,7 +8,6 @@ from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.scoring import Critic
-from vigneron.rollout.prompts import Row
 
 Metrics = dict[str, float]
 
@@ -26,12 +25,16 @@ class Update(Protocol):
 class Method:
     """Every method is the same loop with these slots filled differently. `update` holds the loss slot."""
 
-    rollout: Callable[[Sequence[Row], int], Batch]
+    rollout: Callable[..., Batch]
+    """`rollout(rows, step, first)`: `first` counts the prompts of the step that stand before these."""
     reward: Callable[[Batch], Batch]
     advantage: Callable[[Batch], Batch]
     update: Update
     critic: Critic | None = None
     notices: tuple[str, ...] = ()
+    """Said once, at the run's start."""
+    explain: Callable[[Metrics], tuple[str, ...]] = lambda metrics: ()
+    """What a user may wonder about in a step's figures; the same line is said once."""
 
 
 @dataclass(frozen=True)

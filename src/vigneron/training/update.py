@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vigneron.batch import Batch, length_buckets
+from vigneron.batch import Batch, parts_of
 from vigneron.config import Config, OptimizerConfig
 from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
 from vigneron.core.schedule import Shape, learning_rate_factor
 from vigneron.errors import UserError
 from vigneron.policy.scoring import Scores
+from vigneron.timing import phase
 from vigneron.training.slots import Metrics
 
 
@@ -61,10 +62,10 @@ class Player:
             fused=all(p.is_cuda or p.device.type == "cpu" for p in weights),
         )
 
-    def clip(self) -> float:
+    def clip(self) -> Tensor:
         """Scale the gradient to at most `max_grad_norm`; its norm before."""
         weights = [parameter for _, parameter in self.parameters]
-        return float(torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm))
+        return torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm)
 
     def step(self, factor: float) -> None:
         for group in self.optimizer.param_groups:
@@ -137,7 +138,7 @@ class GradientUpdate:
             players,
             total_updates=config.steps * updates_per_step,
             updates_per_step=updates_per_step,
-            microbatch_tokens=config.microbatch_tokens,
+            microbatch_tokens=config.tokens_at_once,
             schedule=config.optimizer.schedule,
             warmup_updates=config.optimizer.warmup_steps * updates_per_step,
             measure=measure,
@@ -154,7 +155,7 @@ class GradientUpdate:
         step = self.done // self.updates_per_step
         if self.measure is not None and self.measure_every and step % self.measure_every == 0:
             measure = self.measure
-            with torch.no_grad():
+            with torch.no_grad(), phase("successive KL"):
                 metrics |= {name: value for name, value, _ in self._sum_over_parts(batch, lambda p: [measure(p)])}
         if self.controller is not None:
             metrics |= self.controller.observe(metrics)
@@ -162,34 +163,37 @@ class GradientUpdate:
 
     def _one_update(self, batch: Batch) -> list[Figure]:
         """The gradient of the whole batch, part by part, then one clipped step of each player."""
-        figures = self._sum_over_parts(batch, lambda part: self.loss(part, self.score(part)))
+        with phase("gradient"):
+            figures = self._sum_over_parts(batch, lambda part: self.loss(part, self.score(part)))
         _check_finite(figures)
-        return [*figures, *self._step()]
+        with phase("optimizer"):
+            return [*figures, *self._step()]
 
     def _sum_over_parts(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> list[Figure]:
         """Each term over the whole batch; what has a coefficient is differentiated on the way."""
         trained_BT = batch.trained_BT
         modes: tuple[AggregateMode, ...] = ("tokens", "samples", "sum_over_samples")
         whole = {mode: aggregate_denominator(trained_BT, mode) for mode in modes}
-        sums: dict[tuple[str, bool], float] = defaultdict(float)
-        for rows in length_buckets([spans[-1][1] for spans in batch.spans], self.microbatch_tokens):
-            part = batch.rows(rows)
+        sums: dict[tuple[str, bool], Any] = defaultdict(float)
+        for part in parts_of(batch, self.microbatch_tokens):
             objective = torch.zeros((), device=trained_BT.device)
             for term in terms_of(part):
                 values, mask = term.values, part.trained_BT
                 if values.dim() == 1:
                     values, mask = values[:, None], mask.any(1, keepdim=True)
                 value = aggregate(values, mask, mode=term.mode, denominator=whole[term.mode])
-                sums[term.name, term.of_sampler] += float(value.detach())
+                sums[term.name, term.of_sampler] += value.detach()
                 if term.coefficient:
                     objective = objective + term.coefficient * value
             if objective.requires_grad:
                 objective.backward()
-        return [Figure(name, value, of_sampler) for (name, of_sampler), value in sums.items()]
+        on_host = _on_host(list(sums.values()))
+        return [Figure(name, value, sampler) for (name, sampler), value in zip(sums, on_host, strict=True)]
 
     def _step(self) -> list[Figure]:
         factor = learning_rate_factor(self.done, self.total_updates, shape=self.schedule, warmup=self.warmup_updates)
-        norms = [Figure(f"grad_norm/{player.name}", player.clip()) for player in self.players]
+        values = _on_host([player.clip() for player in self.players])
+        norms = [Figure(f"grad_norm/{p.name}", value) for p, value in zip(self.players, values, strict=True)]
         _check_finite(norms)
         for player in self.players:
             player.step(factor)
@@ -209,6 +213,14 @@ class GradientUpdate:
         self.done = int(scalars["updates_done"])
         if self.controller is not None:
             self.controller.load(scalars["controller"])
+
+
+def _on_host(values: Sequence[Tensor]) -> list[float]:
+    """One wait for the device instead of one for each."""
+    if not values:
+        return []
+    device = values[0].device
+    return [float(value) for value in torch.stack([v.detach().to(device) for v in values]).tolist()]
 
 
 def _mean_over_updates(updates: Sequence[Sequence[Figure]]) -> Metrics:

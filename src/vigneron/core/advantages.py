@@ -1,0 +1,70 @@
+"""Advantages: how much better a sample is than what it is compared with.
+
+A missing reward is NaN: it is in no baseline, and its sample's advantage is 0. Nothing here waits for the device.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+STD_OFFSET = 1e-4
+
+
+def group_relative(
+    rewards_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"], *, scale: Literal["none", "std"] = "none"
+) -> Float[Tensor, " B"]:
+    """A = R − mean of the group's rewards   (eq. 13).
+
+    scale "none" is eq. 13, which is Dr. GRPO's; "std" is the first GRPO's A / (std + 1e-4), with the unbiased std
+    (n − 1), as TRL has it. A sample whose group has no other reward gets 0, and so, exactly, do equal rewards. Samples
+    stand in any order, and groups have any numbers.
+    """
+    number_B = _numbered(group_B)
+    advantages_B, count_B = _centred(rewards_B, number_B)
+    if scale == "std":
+        variance_B = _group_sum(advantages_B**2, number_B) / (count_B - 1).clamp(min=1)
+        advantages_B = advantages_B / (variance_B.sqrt() + STD_OFFSET)
+    return advantages_B.to(rewards_B.dtype)
+
+
+def share_without_variance(rewards_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Float[Tensor, ""]:
+    """Of the groups that have a reward, the share with all of them equal, or only one: they teach nothing."""
+    number_B = _numbered(group_B)
+    centred_B, count_B = _centred(rewards_B, number_B)
+    equal_B = _group_sum(centred_B.abs(), number_B) == 0
+    # A sample that has a reward stands for its part of its group, so that groups count alike.
+    part_B = torch.where(rewards_B.isnan(), 0.0, 1.0 / count_B.clamp(min=1))
+    return torch.where(equal_B, part_B, 0.0).sum() / part_B.sum()
+
+
+def _centred(
+    rewards_B: Float[Tensor, " B"], number_B: Int[Tensor, " B"]
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """Each reward's distance from the mean of its group's rewards (0 for a missing one), and how many these are.
+
+    In float64, so that a mean does not depend on the order of its summands; Apple's GPUs have none. The group's lowest
+    reward is taken away first: a mean of equal numbers may differ from them in its last bit, a mean of zeros is 0.
+    """
+    present_B = ~rewards_B.isnan()
+    precise_B = rewards_B if rewards_B.device.type == "mps" else rewards_B.double()
+    candidates_B = torch.where(present_B, precise_B, torch.inf)
+    lowest_B = torch.full_like(precise_B, torch.inf).scatter_reduce(0, number_B, candidates_B, "amin")[number_B]
+    above_B = torch.where(present_B, precise_B - lowest_B, 0.0)
+    count_B = _group_sum(present_B.to(precise_B.dtype), number_B)
+    mean_B = _group_sum(above_B, number_B) / count_B.clamp(min=1)
+    return torch.where(present_B, above_B - mean_B, 0.0), count_B
+
+
+def _group_sum(values_B: Float[Tensor, " B"], number_B: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """For each sample, the sum over its group."""
+    return torch.zeros_like(values_B).index_add(0, number_B, values_B)[number_B]
+
+
+def _numbered(group_B: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Groups numbered from 0 without gaps. (`torch.unique` would wait for the device, to know how many there are.)"""
+    sorted_B, order_B = group_B.sort()
+    number_B = (sorted_B != sorted_B.roll(1)).long()
+    number_B[:1] = 0
+    return torch.empty_like(order_B).scatter(0, order_B, number_B.cumsum(0))

@@ -1,0 +1,65 @@
+"""What several methods have in common: terms of a loss, figures to log, a line for options that do nothing."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from vigneron.batch import Batch
+from vigneron.config import Config, KlConfig
+from vigneron.core import kl
+from vigneron.core.draws import Sampling
+from vigneron.core.losses import AggregateMode, clipped, clipped_ratio
+from vigneron.policy.model import Policy
+from vigneron.policy.scoring import Scores, score
+from vigneron.training.update import Term
+
+
+def sampling_of(config: Config) -> Sampling:
+    return Sampling(**config.sampling.model_dump(include={"temperature", "top_k", "top_p"}))
+
+
+def clipped_terms(batch: Batch, now: Scores, epsilon: float, mode: AggregateMode = "tokens") -> list[Term]:
+    """−min(r·A, clip(r)·A), and how many tokens were clipped."""
+    ratio = (now.logprobs_BT, batch.behaviour_BT, batch.advantages_BT)
+    return [
+        Term("loss/policy", clipped_ratio(*ratio, batch.mask_BT, epsilon=epsilon), 1.0, mode),
+        Term("clip_ratio/region_mean", clipped(*ratio, epsilon=epsilon)),
+    ]
+
+
+def kl_penalty(options: KlConfig, batch: Batch, now: Scores) -> Tensor:
+    """A value per token of the KL that `options` name, to the reference or to the policy that sampled."""
+    if options.estimator == "exact":
+        return now.exact_kl_BT
+    estimator = kl.ESTIMATORS[options.estimator]
+    if options.against == "reference":
+        return estimator(now.untruncated_BT, batch.reference_BT)
+    return estimator(now.logprobs_BT, batch.behaviour_BT)
+
+
+def kl_figure(batch: Batch, now: Scores) -> Term:
+    """D_KL(π₀ ‖ reference) by k1, whatever the penalty's estimator: unbiased, so of one meaning in all methods."""
+    return Term("kl", kl.k1(now.untruncated_BT, batch.reference_BT).detach(), of_sampler=True)
+
+
+def mismatch_figure(batch: Batch, now: Scores) -> Term:
+    """|log π₀ when scored − log π₀ when sampled|: what sampling and training disagree by, in nats."""
+    return Term("logprob_mismatch", (now.logprobs_BT - batch.behaviour_BT).abs().detach(), of_sampler=True)
+
+
+def movement(policy: Policy, sampling: Sampling) -> Callable[[Batch], Term]:
+    """KL(π₀ ‖ π₁) after the updates: how far the step has moved the policy."""
+
+    def moved(batch: Batch) -> Term:
+        return Term("kl_previous", kl.k3(batch.behaviour_BT, score(policy, batch, sampling).logprobs_BT))
+
+    return moved
+
+
+def idle_notice(updates_per_step: int, clip_epsilon: float | None, options: KlConfig) -> tuple[str, ...]:
+    """With one update a step π₁ is π₀, and what compares the two does nothing."""
+    idle = ["clip_epsilon"] * (clip_epsilon is not None)
+    idle += ["kl.against: previous"] * (options.against == "previous" and options.estimator != "k1")
+    if updates_per_step > 1 or not idle:
+        return ()
+    return (f"one update a step: the trained policy is the one that sampled, so {' and '.join(idle)} has no effect",)

@@ -1,0 +1,171 @@
+"""CUDA graphs of functions that work on tensors which stay where they are; elsewhere the functions themselves.
+
+A graph is replayed by one launch where the function takes a thousand. All graphs of a device lie in one pool of memory:
+what one leaves there the next may overwrite, so a result is used before another graph is replayed.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Graphs:
+    """One graph for each key."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.available = device.type == "cuda"
+        self._device = device
+        self._steps: dict[Hashable, Any] = {}
+        self._calls: dict[Hashable, tuple[Any, list[Tensor], Tensor]] = {}
+        self._seen: set[Hashable] = set()
+
+    def clear(self) -> None:
+        self._steps.clear()
+        self._calls.clear()
+        self._seen.clear()
+
+    def stepped(self, key: Hashable, step: Callable[[], None], state: Sequence[Tensor]) -> None:
+        """`step()` changes `state` in place. Captured at its first call, which leaves one step's worth of change."""
+        if not self.available:
+            step()
+            return
+        if key not in self._steps:
+            before = [tensor.clone() for tensor in state]
+            warm_up(step, self._device)
+            for tensor, value in zip(state, before, strict=True):  # warming up has moved it
+                tensor.copy_(value)
+            self._steps[key], _ = captured(step, self._device)
+        self._steps[key].replay()
+
+    def replayed(self, key: Hashable, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Tensor:
+        """`function(*inputs)`. What is called under a key for the second time is captured."""
+        if not self.available or key not in self._seen:
+            self._seen.add(key)
+            return function(*(tensor.to(self._device) for tensor in inputs))
+        if key not in self._calls:
+            buffers = [tensor.to(self._device).clone() for tensor in inputs]
+            warm_up(lambda: function(*buffers), self._device)
+            graph, result = captured(lambda: function(*buffers), self._device)
+            self._calls[key] = (graph, buffers, result)
+        graph, buffers, result = self._calls[key]
+        _fill(buffers, inputs)
+        graph.replay()
+        return result
+
+
+class GraphedTrunk:
+    """A model's trunk with one graph for the pass forward and one for the pass back, for each shape of its inputs.
+
+    The pass back adds to the weights' gradients itself, into buffers that stay. It is recorded on stand-ins that share
+    the weights' memory: what autograd knows of the weights themselves belongs to another stream.
+    """
+
+    def __init__(self, forward: Callable[..., Tensor], weights: dict[str, nn.Parameter]) -> None:
+        self._forward = forward
+        self._weights = list(weights.values())
+        self.stand_ins = {name: nn.Parameter(weight.detach()) for name, weight in weights.items()}
+        self.buffers: list[Tensor] = []
+        self._shapes: dict[Hashable, _Shape] = {}
+        self._seen: set[Hashable] = set()
+        self._hook = torch.zeros((), device=self._weights[0].device, requires_grad=True)
+
+    def __call__(self, key: Hashable, inputs: Sequence[Tensor]) -> Tensor:
+        if key not in self._seen:
+            self._seen.add(key)
+            return self._forward(*inputs)
+        if not self.buffers:
+            self.buffers = [torch.zeros_like(weight) for weight in self._weights]
+        if key not in self._shapes:
+            self._shapes[key] = _Shape(self, self._forward, inputs)
+        shape = self._shapes[key]
+        _fill(shape.inputs, inputs)
+        return _Replay.apply(self._hook, shape, self)
+
+    def attach_gradients(self) -> None:
+        """Make our buffers the weights' gradients, with what is in those already."""
+        fresh = []
+        for weight, buffer in zip(self._weights, self.buffers, strict=True):
+            if weight.grad is None:
+                fresh.append(buffer)
+            elif weight.grad is not buffer:
+                buffer.copy_(weight.grad)
+            weight.grad = buffer
+        if fresh:
+            torch._foreach_zero_(fresh)
+
+
+class _Shape:
+    def __init__(self, trunk: GraphedTrunk, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
+        device = inputs[0].device
+        self.inputs = [tensor.clone() for tensor in inputs]
+        leaves = list(trunk.stand_ins.values())
+
+        def forward() -> Tensor:
+            return function(*self.inputs, weights=trunk.stand_ins)
+
+        def both() -> None:
+            hidden = forward()
+            torch.autograd.grad(hidden, leaves, torch.zeros_like(hidden), allow_unused=True)
+
+        warm_up(both, device)
+        self.forward, hidden = captured(forward, device)
+        self.to_hidden = torch.zeros_like(hidden)
+
+        def back() -> None:
+            found = torch.autograd.grad(hidden, leaves, self.to_hidden, allow_unused=True)
+            pairs = [(buffer, grad) for buffer, grad in zip(trunk.buffers, found, strict=True) if grad is not None]
+            torch._foreach_add_([buffer for buffer, _ in pairs], [grad for _, grad in pairs])
+
+        self.backward, _ = captured(back, device)
+        self.hidden = hidden.detach()
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hook: Tensor, shape: _Shape, trunk: GraphedTrunk) -> Tensor:
+        ctx.shape, ctx.trunk = shape, trunk
+        shape.forward.replay()
+        return shape.hidden.view_as(shape.hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *to_hidden: Tensor) -> tuple[None, None, None]:
+        ctx.trunk.attach_gradients()
+        ctx.shape.to_hidden.copy_(to_hidden[0])
+        ctx.shape.backward.replay()
+        return None, None, None
+
+
+def warm_up(function: Callable[[], Any], device: torch.device) -> None:
+    """Twice on a side stream: compiles, allocates, chooses kernels."""
+    stream = _stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            function()
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def captured(function: Callable[[], Any], device: torch.device) -> tuple[Any, Any]:
+    graph, pool = torch.cuda.CUDAGraph(), _pool(device)
+    with torch.cuda.graph(graph, pool=pool, stream=_stream(device), capture_error_mode="thread_local"):
+        result = function()
+    return graph, result
+
+
+@cache
+def _pool(device: torch.device) -> Any:
+    return torch.cuda.graph_pool_handle()
+
+
+@cache
+def _stream(device: torch.device) -> Any:
+    """One for all warming up and capturing: autograd remembers on which stream it met a tensor."""
+    return torch.cuda.Stream(device)
+
+
+def _fill(buffers: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    for buffer, tensor in zip(buffers, inputs, strict=True):
+        buffer.copy_(tensor if tensor.device == buffer.device else tensor.pin_memory(), non_blocking=True)

@@ -1,0 +1,173 @@
+"""Reading recipes: YAML with overrides, checked whole before anything is loaded, and written again.
+
+Light on purpose: no torch here, so that a bad recipe is refused at once.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from vigneron.config import Config
+from vigneron.errors import UserError, did_you_mean
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML, with YAML 1.2's numbers (`1e-5` is one). A key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads: the text '1e-5' is quoted."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+        list("-+0123456789."),
+    )
+    # The resolver above also matches whole numbers: let the integer rule come first.
+    for _rules in _side.yaml_implicit_resolvers.values():
+        _rules.sort(key=lambda rule: rule[0] != "tag:yaml.org,2002:int")
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{where}{line}: not valid YAML: {problem}") from error
+
+
+def recipe_names() -> list[str]:
+    folder = resources.files("vigneron") / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def recipe_text(name: str) -> str:
+    """The YAML of a built-in recipe, or of a file."""
+    if name in recipe_names():
+        return (resources.files("vigneron") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    path = Path(name).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise UserError(f"cannot read the recipe '{name}': {reason}") from error
+    raise UserError(f"unknown recipe '{name}'{did_you_mean(name, recipe_names())}; a .yaml file also does")
+
+
+def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, Any] | None = None) -> Config:
+    """A recipe by name or file, with `key=value` overrides and top-level `keys`, checked."""
+    given = parse_yaml(recipe_text(recipe), recipe)
+    if not isinstance(given, dict):
+        raise UserError(f"{recipe}: a recipe is a mapping of keys to values")
+    for override in overrides:
+        given = with_override(given, override)
+    given = {**given, **(keys or {})}
+    return check_config({"recipe": Path(recipe).stem, **given}, recipe)
+
+
+def with_override(given: Mapping[str, Any], override: str) -> dict[str, Any]:
+    """`a.b=value` set in a copy of nested mappings."""
+    key, separator, value = override.partition("=")
+    path = key.strip().split(".")
+    if not separator or not all(path):
+        raise UserError(f"'{override}' is not of the form key=value")
+    parsed = parse_yaml(value, override)
+    return _set(given, path, parsed)
+
+
+def _set(mapping: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
+    mapping = dict(mapping) if isinstance(mapping, Mapping) else {}
+    head, *rest = path
+    mapping[head] = _set(mapping.get(head), rest, value) if rest else value
+    return mapping
+
+
+def check_config(given: Mapping[str, Any], where: str) -> Config:
+    """Every error at once, one line each, with the key's path. `reward: exact` is short for its `kind`, and so on."""
+    short = {"reward": "kind", "method": "name", "model": "name"}
+    if isinstance(given, Mapping):
+        given = {k: {short[k]: v} if k in short and isinstance(v, str) else v for k, v in given.items()}
+    try:
+        return Config.model_validate(given)
+    except ValidationError as errors:
+        lines = [_describe(error, given) for error in errors.errors()]
+        raise UserError("\n".join(f"{where}: {line}" for line in lines)) from errors
+
+
+def _describe(error: ErrorDetails, given: Any) -> str:
+    path = _path_in(error, given)
+    key = ".".join(str(part) for part in path) or "the recipe"
+    if error["type"] == "extra_forbidden":
+        return f"unknown key '{key}'{did_you_mean(str(path[-1]), list(_model_at(path[:-1], given).model_fields))}"
+    if error["type"] == "missing":
+        return f"'{key}' is missing"
+    if error["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        tag, kinds = _kinds(_model_at(path[:-1], given), str(path[-1]))
+        wanted = f"one of {', '.join(repr(kind) for kind in kinds)}"
+        found = error["input"].get(tag) if isinstance(error["input"], Mapping) else error["input"]
+        return f"'{key}.{tag}' is missing: {wanted}" if found is None else f"{key}.{tag}: {wanted}, not {found!r}"
+    message = error["msg"].removeprefix("Value error, ")
+    message = re.sub("^(Input|String) should", "should", message)
+    shown = error["input"]
+    if error["type"] == "value_error" or isinstance(shown, dict | list):
+        return f"{key}: {message}"
+    return f"{key}: {message}, not {shown!r}"
+
+
+def _path_in(error: ErrorDetails, given: Any) -> list[int | str]:
+    """Pydantic's location without the tags of unions, which are no keys."""
+    path: list[int | str] = []
+    here = given
+    for part in error["loc"]:
+        missing = error["type"] == "missing" and part == error["loc"][-1]
+        if isinstance(here, Mapping) and (part in here or missing):
+            here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int):
+            here = here[part]
+        else:
+            continue
+        path.append(part)
+    return path
+
+
+def _model_at(path: Sequence[int | str], given: Any) -> type[BaseModel]:
+    """The schema of a section of the config, as it was given."""
+    model: type[BaseModel] = Config
+    for part in path:
+        given = given.get(part) if isinstance(given, Mapping) else None
+        tag, kinds = _kinds(model, str(part))
+        kind = given.get(tag) if isinstance(given, Mapping) else None
+        model = kinds.get(str(kind)) or next(iter(kinds.values()), model)
+    return model
+
+
+def _kinds(model: type[BaseModel], key: str) -> tuple[str, dict[str, type[BaseModel]]]:
+    """Under which key a section says what kind it is, and the schema of each kind. Most sections have one kind."""
+    field = model.model_fields[key]
+    tag = str(field.discriminator or "")
+    options = [o for o in get_args(field.annotation) or (field.annotation,) if isinstance(o, type)]
+    schemas = [option for option in options if issubclass(option, BaseModel)]
+    return tag, {get_args(o.model_fields[tag].annotation)[0] if tag else "": o for o in schemas}
+
+
+def config_yaml(config: Config) -> str:
+    """The resolved config, as it is written into the run's folder."""
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,71 @@
+"""Where a step's time goes: named phases, one inside the other. Free unless somebody listens."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+
+WHOLE = "whole step"
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by phase (`rollout/decode`), lap by lap."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of the lap under way."""
+    laps: list[dict[str, float]] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
+    path: list[str] = field(default_factory=list)
+
+
+_listening: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Waits for the device at both edges, if somebody listens: time lands where it is spent."""
+    watch = _listening.get()
+    if watch is None:
+        yield
+        return
+    watch.path.append(name)
+    path = "/".join(watch.path)
+    _wait()
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _wait()
+        watch.seconds[path] = watch.seconds.get(path, 0.0) + time.perf_counter() - began
+        watch.path.pop()
+
+
+def next_lap() -> None:
+    """A step is over: what follows is counted anew."""
+    watch = _listening.get()
+    if watch is not None:
+        now = time.perf_counter()
+        watch.laps.append({**watch.seconds, WHOLE: now - watch.began})
+        watch.seconds, watch.began = {}, now
+
+
+@contextmanager
+def listening() -> Iterator[Stopwatch]:
+    """Phases within are timed. Costs a little: the device cannot run ahead."""
+    watch = Stopwatch()
+    token = _listening.set(watch)
+    try:
+        yield watch
+    finally:
+        _listening.reset(token)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    elif torch.backends.mps.is_available():
+        torch.mps.synchronize()

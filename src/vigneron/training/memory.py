@@ -1,0 +1,97 @@
+"""Memory: how many tokens fit into a pass of the update, and what to say when there was not enough."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from vigneron.batch import Batch
+from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config
+from vigneron.core.draws import Sampling
+from vigneron.errors import UserError
+from vigneron.policy.model import Policy
+from vigneron.policy.scoring import score
+
+# What a pass may take of the memory that is free once optimizer, gradients and the sampler have theirs.
+SHARE = 0.7
+SAMPLER_BYTES = 8 * 2**30
+
+
+def find_microbatch_tokens(policy: Policy, longest: int) -> int:
+    """The largest pass that surely fits, up to a size beyond which nothing gets faster.
+
+    On a CUDA device two small passes are made, forward and back: their peaks give the bytes a token takes.
+    """
+    if policy.device.type != "cuda":
+        return DEFAULT_MICROBATCH_TOKENS
+    rows = max(1, 512 // longest)
+    fewer, more = (_peak_bytes(policy, longest, count) for count in (rows, 2 * rows))
+    per_token = max(1, more - fewer) / (rows * longest)
+    fixed = max(0, fewer - per_token * rows * longest)
+    torch.cuda.empty_cache()
+    trained = sum(parameter.nbytes for _, parameter in policy.trainable())
+    free, total = torch.cuda.mem_get_info(policy.device)
+    kept = 3 * trained + min(SAMPLER_BYTES, total // 8)  # gradients and AdamW's two moments; cache and graphs
+    room = SHARE * (free - kept - fixed)
+    fits = int(room / per_token) // 256 * 256
+    return max(longest, min(DEFAULT_MICROBATCH_TOKENS, fits))
+
+
+def _peak_bytes(policy: Policy, width: int, rows: int) -> int:
+    """What a pass forward and back over `rows` rows takes above what is there before it."""
+    device = policy.device
+    prompt, length = max(1, width // 4), width - max(1, width // 4)
+    zeros_BT = torch.zeros(rows, length, device=device)
+    batch = Batch(
+        prompt_ids=tuple((policy.pad_id,) * prompt for _ in range(rows)),
+        completion_BT=zeros_BT.long(),
+        spans=tuple(((prompt, width),) for _ in range(rows)),
+        behaviour_BT=zeros_BT,
+        truncated_B=torch.zeros(rows, dtype=torch.bool, device=device),
+        group_B=torch.arange(rows, device=device),
+        sample_B=torch.arange(rows, device=device),
+        prompts=("",) * rows,
+        completions=("",) * rows,
+    )
+    graphed, policy.graphed = policy.graphed, False
+    try:
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        now = score(policy, batch, Sampling())
+        (now.logprobs_BT.sum() + now.entropy_BT.sum()).backward()
+        return torch.cuda.max_memory_allocated(device) - before
+    finally:
+        policy.graphed = graphed
+        policy.model.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def explained_memory(config: Config) -> Iterator[None]:
+    """Running out of memory, said with the settings that decide it."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise UserError(_advice(config)) from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return "can't allocate memory" in text or "not enough memory" in text or "out of memory" in text
+
+
+def _advice(config: Config) -> str:
+    samples = config.prompts_per_step * config.group_size
+    settings: list[Any] = [
+        f"microbatch_tokens (now {config.microbatch_tokens})",
+        f"max_new_tokens ({config.max_new_tokens})",
+        f"samples a step ({samples}: prompts_per_step × group_size)",
+    ]
+    switches = [] if config.model.activation_checkpointing else ["model.activation_checkpointing=true"]
+    switches += [] if config.model.lora else ["model.lora={}"]
+    also = f", or set {' or '.join(switches)}" if switches else ""
+    return f"out of memory; the last checkpoint stands. Lower {', '.join(settings)}{also}"

@@ -1,0 +1,38 @@
+"""Out of memory: the setting to change is named, and the checkpoint stands."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import tiny_config, write_data
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from conftest import GROUPED_HEADS, byte_tokenizer
+from vigneron.errors import UserError
+from vigneron.methods import METHODS
+from vigneron.training.checkpoint import checkpoints, load_checkpoint
+from vigneron.training.loop import train
+from vigneron.training.run import Run, Silent
+
+
+def test_running_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_path: Path) -> None:
+    """A model with room for 10¹² tokens, asked for all of them: no machine has the memory."""
+    model = tmp_path / "model"
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**(GROUPED_HEADS | {"max_position_embeddings": 10**13}))).save_pretrained(model)
+    byte_tokenizer().save_pretrained(model)
+    config = tiny_config(model, write_data(tmp_path), steps=2, eval_every=0)
+    run = Run.start(config, tmp_path / "runs", METHODS[config.method.name], view=Silent())
+    train(run, Silent())
+    run.config = run.config.model_copy(update={"steps": 3, "max_new_tokens": 10**12})
+    run.method = replace(run.method, rollout=replace(run.method.rollout, max_new_tokens=10**12))
+    with pytest.raises(
+        UserError, match=r"out of memory; the last checkpoint stands. Lower microbatch_tokens"
+    ) as raised:
+        train(run, Silent())
+    assert "max_new_tokens (1000000000000)" in str(raised.value)
+    assert "model.activation_checkpointing=true" in str(raised.value)
+    saved = checkpoints(run.folder.checkpoints)[-1]
+    assert load_checkpoint(saved, run.policy, base=run.base).step == 2
+    run.close()

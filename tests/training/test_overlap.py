@@ -1,0 +1,88 @@
+"""An asynchronous reward: the batch is the same, and its waiting is hidden behind the sampling of what follows."""
+
+import asyncio
+import time
+
+import pytest
+import torch
+
+from conftest import tiny_policy
+from vigneron.batch import Batch
+from vigneron.core.draws import Sampling
+from vigneron.rewards.apply import ApplyReward, RewardFailed
+from vigneron.rollout.on_policy import OnPolicy
+from vigneron.training.overlap import PARTS, rewarded
+from vigneron.training.slots import Method
+
+ROWS = [{"prompt": f"word {i}", "answer": str(i)} for i in range(6)]
+
+
+def method_of(reward: ApplyReward, rollout=None) -> Method:
+    rollout = rollout or OnPolicy(tiny_policy(), Sampling(), max_new_tokens=4, group_size=2, seed=5)
+    return Method(rollout, reward, lambda batch: batch, None)  # type: ignore[arg-type]
+
+
+def score(completions: list[str], answer: list[str]) -> list[float]:
+    return [len(c) + float(a) for c, a in zip(completions, answer, strict=True)]
+
+
+def test_in_parts_the_batch_is_the_one_sampled_whole() -> None:
+    calls: list[int] = []
+
+    async def later(prompts, completions, answer, log_extra, log_metric, **others):
+        calls.append(len(completions))
+        log_extra("twice", [2 * a for a in score(completions, answer)])
+        log_metric("mean", sum(score(completions, answer)) / len(answer))
+        await asyncio.sleep(0.01)
+        return score(completions, answer)
+
+    def at_once(prompts, completions, answer, log_extra, log_metric, **others):
+        log_extra("twice", [2 * a for a in score(completions, answer)])
+        log_metric("mean", sum(score(completions, answer)) / len(answer))
+        return score(completions, answer)
+
+    whole = rewarded(method_of(ApplyReward(at_once)), ROWS, step=3)
+    parts = rewarded(method_of(ApplyReward(later)), ROWS, step=3)
+    assert sorted(calls, reverse=True) == [4, 4, 4]
+    assert len(calls) <= PARTS
+    for name in ("prompt_ids", "spans", "prompts", "completions", "columns", "extras", "completion_ids"):
+        assert getattr(parts, name) == getattr(whole, name)
+    for name in ("group_B", "sample_B", "truncated_B", "rewards_B", "mask_BT"):
+        assert torch.equal(getattr(parts, name), getattr(whole, name))
+    assert torch.equal(parts.completion_BT[whole.mask_BT], whole.completion_BT[whole.mask_BT])
+    torch.testing.assert_close(parts.behaviour_BT, whole.behaviour_BT, atol=1e-5, rtol=0)
+    assert parts.metrics == pytest.approx(whole.metrics)
+
+
+def test_the_reward_of_a_part_runs_while_the_next_is_sampled() -> None:
+    events: list[str] = []
+    sampled = OnPolicy(tiny_policy(), Sampling(), max_new_tokens=2, seed=5)
+
+    def rollout(rows, step, first) -> Batch:
+        events.append("sample")
+        time.sleep(0.05)
+        return sampled(rows, step, first)
+
+    async def reward(completions, **others):
+        events.append("ask")
+        await asyncio.sleep(0.3)
+        events.append("answer")
+        return [1.0] * len(completions)
+
+    began = time.perf_counter()
+    rewarded(method_of(ApplyReward(reward), rollout), ROWS[:4], step=0)
+    last_sample = len(events) - 1 - events[::-1].index("sample")
+    assert events.index("ask") < last_sample < events.index("answer")
+    assert time.perf_counter() - began < 4 * 0.3
+
+
+def test_missing_rewards_are_counted_over_the_whole_step() -> None:
+    """One part without any reward is not a step without any."""
+
+    async def reward(completions, answer, **others):
+        return [None if a in "01" else 1.0 for a in answer]
+
+    batch = rewarded(method_of(ApplyReward(reward, missing_limit=0.5)), ROWS, step=0)
+    assert batch.rewards_B.isnan().sum() == 4
+    with pytest.raises(RewardFailed, match="missing"):
+        rewarded(method_of(ApplyReward(reward, missing_limit=0.01)), ROWS, step=0)
