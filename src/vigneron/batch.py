@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -58,13 +60,13 @@ class Batch:
         widths = [spans[-1][1] - spans[0][0] for spans in self.spans]
         return [row[:width] for row, width in zip(self.completion_BT.tolist(), widths, strict=True)]
 
-    @property
+    @cached_property
     def lengths_B(self) -> Int[Tensor, " B"]:
         """Tokens from the first completion token to the last one."""
         ends = [spans[-1][1] - spans[0][0] for spans in self.spans]
-        return torch.tensor(ends, device=self.completion_BT.device)
+        return to_device(ends, self.completion_BT.device)
 
-    @property
+    @cached_property
     def mask_BT(self) -> Bool[Tensor, "B T"]:
         """1 on the tokens the policy wrote."""
         width = self.completion_BT.shape[1]
@@ -76,7 +78,7 @@ class Batch:
                 mask[row, start - spans[0][0] : stop - spans[0][0]] = True
         return mask.to(self.completion_BT.device)
 
-    @property
+    @cached_property
     def trained_BT(self) -> Bool[Tensor, "B T"]:
         """1 on the tokens that are trained on: a sample excluded, or without a reward (NaN), has none."""
         trained_BT = self.mask_BT
@@ -88,7 +90,7 @@ class Batch:
 
     def rows(self, indices: Sequence[int]) -> "Batch":
         """The given samples, cut to the longest completion among them."""
-        at = torch.tensor(list(indices), device=self.completion_BT.device)
+        at = to_device(list(indices), self.completion_BT.device)
         width = max(self.spans[i][-1][1] - self.spans[i][0][0] for i in indices)
 
         def pick(name: str, value: Any) -> Any:
@@ -102,6 +104,12 @@ class Batch:
             return tuple(value[i] for i in indices)
 
         return Batch(**{f.name: pick(f.name, getattr(self, f.name)) for f in fields(self)})
+
+
+def to_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """Whole numbers from the host, without waiting for what the device is doing."""
+    tensor = torch.from_numpy(np.array(numbers, dtype=np.int64))  # faster than torch's own reading of lists
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def concatenated(parts: Sequence[Batch]) -> Batch:
@@ -158,23 +166,27 @@ def length_buckets(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 def bundles(batch: Batch) -> list[list[int]]:
     """Samples that share a row: at most `per_row` neighbours with the same prompt."""
-    rows: list[list[int]] = []
+    return [run[at : at + batch.per_row] for run in _runs(batch) for at in range(0, len(run), batch.per_row)]
+
+
+def _runs(batch: Batch) -> list[list[int]]:
+    """Neighbours with the same prompt."""
+    runs: list[list[int]] = []
     for i, prompt in enumerate(batch.prompt_ids):
-        if rows and len(rows[-1]) < batch.per_row and batch.prompt_ids[rows[-1][0]] == prompt:
-            rows[-1].append(i)
+        if runs and batch.prompt_ids[runs[-1][0]] == prompt:
+            runs[-1].append(i)
         else:
-            rows.append([i])
-    return rows
+            runs.append([i])
+    return runs
 
 
 def parts_of(batch: Batch, budget: int) -> list[Batch]:
     """Parts of at most `budget` tokens, padding counted; completions of a prompt stay together where it pays."""
     batch = replace(batch, per_row=completions_per_row(batch, budget))
     rows = bundles(batch)
-    if len(rows) == len(batch):
-        return [batch.rows(part) for part in length_buckets([spans[-1][1] for spans in batch.spans], budget)]
     widths = [_row_width(batch, row) for row in rows]
-    return [batch.rows([i for row in part for i in rows[row]]) for part in length_buckets(widths, budget)]
+    # In their old order, so that the part falls into the same rows again.
+    return [batch.rows([i for row in sorted(part) for i in rows[row]]) for part in length_buckets(widths, budget)]
 
 
 def completions_per_row(batch: Batch, budget: int) -> int:
@@ -183,11 +195,13 @@ def completions_per_row(batch: Batch, budget: int) -> int:
     A row of width W costs W token passes, and W² pairs of attention: some 3,000 pairs cost as much as a token in the
     small models this is for, a third of that with a mask, which the fast kernels cannot take.
     """
-    most = max((len(row) for row in bundles(replace(batch, per_row=len(batch)))), default=1)
+    runs = _runs(batch)
+    most = max((len(run) for run in runs), default=1)
     choices = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
 
     def cost(per_row: int) -> float:
-        widths = [_row_width(batch, row) for row in bundles(replace(batch, per_row=per_row))]
+        rows = [run[at : at + per_row] for run in runs for at in range(0, len(run), per_row)]
+        widths = [_row_width(batch, row) for row in rows]
         if per_row > 1 and max(widths) > budget:
             return math.inf
         return sum(width * (1 + width / (3072 if per_row == 1 else 1024)) for width in widths)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import tiny_policy
-from vigneron.batch import Batch
+from vigneron.batch import Batch, map_parts
 from vigneron.core.draws import Sampling
 from vigneron.policy import head, scoring
 from vigneron.policy.model import Policy, ValueHead
@@ -103,3 +103,22 @@ def batch_of(pairs: list[tuple[list[int], list[int]]]) -> Batch:
         prompts=("",) * len(pairs),
         completions=("",) * len(pairs),
     )
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen"])
+@given(rows=rows_of_tokens, copies=st.integers(1, 4), budget=st.integers(1, 200))
+@settings(max_examples=20, deadline=None)
+def test_the_size_of_a_microbatch_changes_nothing(kind: str, rows: list[list[int]], copies: int, budget: int) -> None:
+    policy = tiny_policy(kind)
+    pairs = [(row[:1], [*row[1:], *range(1, c + 1)]) for row in rows for c in range(copies)]
+    batch = batch_of(pairs)
+
+    def logprobs(part: Batch) -> dict[str, torch.Tensor]:
+        return {"logprobs_BT": score(policy, part, Sampling()).logprobs_BT}
+
+    with torch.no_grad():
+        split = map_parts(batch, budget, logprobs)["logprobs_BT"]
+    for i, (prompt, completion) in enumerate(pairs):
+        expected = alone(policy, [*prompt, *completion])[len(prompt) - 1 : -1]
+        expected = expected.gather(-1, torch.tensor(completion)[:, None])[:, 0]
+        torch.testing.assert_close(split[i, : len(completion)], expected, atol=1e-5, rtol=0)

@@ -75,7 +75,7 @@ def test_a_prompt_is_computed_once_for_its_group(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         Engine, "prefill", lambda self, prompts, rows: (seen.append(len(prompts)), before(self, prompts, rows))[1]
     )
-    sample(policy, [[5, 6]] * 4 + [[7]] * 4, max_new_tokens=3, sampling=Sampling())
+    sample(policy, [[5, 6]] * 4 + [[7, 8]] * 4, max_new_tokens=3, sampling=Sampling())
     assert seen == [2]
 
 
@@ -171,3 +171,22 @@ def test_engine_and_generate_draw_the_same_tokens() -> None:
     assert by_engine.ids_BT.tolist() == by_generate.ids_BT.tolist()
     torch.testing.assert_close(by_engine.behaviour_BT, by_generate.behaviour_BT, atol=1e-5, rtol=0)
     torch.testing.assert_close(by_engine.prompt_hidden_BH, by_generate.prompt_hidden_BH, atol=1e-5, rtol=0)
+
+
+def test_prompts_of_like_length_go_through_the_model_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
+    sampler_of(policy)
+    seen: list[list[int]] = []
+    before = Engine.prefill
+
+    def watched(self, prompts, rows):
+        seen.append([len(prompt) for prompt in prompts])
+        return before(self, prompts, rows)
+
+    monkeypatch.setattr(Engine, "prefill", watched)
+    sizes = [3, 20, 2, 19, 11, 4]
+    sample(policy, [[5] * size for size in sizes], max_new_tokens=2, sampling=Sampling())
+    assert seen == [[20, 19, 11], [4, 3], [2]]
+    seen.clear()
+    sample(policy, [[5] * size for size in sizes], max_new_tokens=2, sampling=Sampling(), tokens_at_once=40)
+    assert seen == [[20, 19], [11], [4, 3], [2]]

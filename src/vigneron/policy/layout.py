@@ -8,14 +8,12 @@ A completion's last token is left out where nobody reads the state after it.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from vigneron.batch import Batch, bundles
+from vigneron.batch import Batch, bundles, to_device
 
 # Kernels read masks of a width that is a multiple of this.
 MASK_ALIGNMENT = 8
@@ -48,58 +46,56 @@ def lay_out(
     completions = batch.completion_lists()
     rows = bundles(batch)
     fed = [len(c) if with_last else len(c) - 1 for c in completions]
-    widths = [len(batch.prompt_ids[row[0]]) + sum(fed[i] for i in row) for row in rows]
     shared = any(len(row) > 1 for row in rows)
-    width = max(widths)
+    width = max(len(batch.prompt_ids[row[0]]) + sum(fed[i] for i in row) for row in rows)
     if repeatable or shared:
         width = _rounded(width, REPEATABLE_WIDTH if repeatable else MASK_ALIGNMENT)
     count = repeatable_rows(len(rows)) if repeatable else len(rows)
 
-    ids = np.full((count, width), pad_id, dtype=np.int64)
-    positions = np.zeros((count, width), dtype=np.int64)
-    owner = np.full((count, width), -1, dtype=np.int64)
-    prompt_end = np.zeros(len(batch), dtype=np.int64)
-    completion_end = np.zeros(len(batch), dtype=np.int64)
-    first = np.zeros(len(batch), dtype=np.int64)
+    # Plain lists, filled row by row: for thousands of short pieces they are several times faster than arrays.
+    ids: list[int] = []
+    positions: list[int] = []
+    owner: list[int] = []
+    prompt_end, first, completion_end = ([0] * len(batch) for _ in range(3))
     for r, row in enumerate(rows):
         prompt = batch.prompt_ids[row[0]]
         size = len(prompt)
-        ids[r, :size] = prompt
-        positions[r, :size] = np.arange(size)
-        owner[r, :size] = 0
-        at = size
+        ids += prompt
+        positions += range(size)
+        owner += [0] * size
         for j, i in enumerate(row, start=1):
-            stop = at + fed[i]
-            ids[r, at:stop] = completions[i][: fed[i]]
-            positions[r, at:stop] = np.arange(size, size + fed[i])
-            owner[r, at:stop] = j
             prompt_end[i] = r * width + size - 1
-            first[i] = r * width + at
-            completion_end[i] = r * width + stop - 1
-            at = stop
+            first[i] = len(ids)
+            ids += completions[i][: fed[i]]
+            positions += range(size, size + fed[i])
+            owner += [j] * fed[i]
+            completion_end[i] = len(ids) - 1
+        spare = (r + 1) * width - len(ids)
+        ids += [pad_id] * spare
+        positions += [0] * spare
+        owner += [-1] * spare
+    spare = (count - len(rows)) * width
+    ids, positions, owner = ids + [pad_id] * spare, positions + [0] * spare, owner + [-1] * spare
 
-    predicts, tokens, into = [], [], []
+    predicts: list[int] = []
+    tokens: list[int] = []
+    into: list[int] = []
     columns = batch.completion_BT.shape[1]
     for i, spans in enumerate(batch.spans):
-        written = np.concatenate([np.arange(start - spans[0][0], stop - spans[0][0]) for start, stop in spans])
-        predicts.append(np.where(written == 0, prompt_end[i], first[i] + written - 1))
-        tokens.append(np.asarray(completions[i], dtype=np.int64)[written])
-        into.append(i * columns + written)
+        for start, stop in spans:
+            start, stop = start - spans[0][0], stop - spans[0][0]
+            if start == 0:  # the first token is predicted by the prompt's last state
+                predicts.append(prompt_end[i])
+            predicts += range(first[i] + max(start - 1, 0), first[i] + stop - 1)
+            tokens += completions[i][start:stop]
+            into += range(i * columns + start, i * columns + stop)
 
-    flat = [ids, positions, owner, np.concatenate(predicts), np.concatenate(tokens), np.concatenate(into)]
-    ids_, positions_, owner_, predicts_, tokens_, into_, prompt_end_, completion_end_ = _to_device(
-        [*flat, prompt_end, completion_end], device
-    )
-    return Layout(
-        ids_,
-        positions_,
-        _allowed(owner_) if shared else None,
-        predicts_,
-        tokens_,
-        into_,
-        prompt_end_,
-        completion_end_,
-    )
+    lists = [ids, positions, owner, predicts, tokens, into, prompt_end, completion_end]
+    packed = to_device([number for numbers in lists for number in numbers], device)
+    cut = packed.split([len(numbers) for numbers in lists])
+    shape = (count, width)
+    allowed_R1SS = _allowed(cut[2].view(shape)) if shared else None
+    return Layout(cut[0].view(shape), cut[1].view(shape), allowed_R1SS, *cut[3:])
 
 
 def repeatable_rows(count: int) -> int:
@@ -117,12 +113,3 @@ def _allowed(owner_RS: Int[Tensor, "R S"]) -> Bool[Tensor, "R 1 S S"]:
     prompt_RSS = (owner_RS == 0)[:, None, :]
     before_SS = torch.ones(owner_RS.shape[1], owner_RS.shape[1], dtype=torch.bool, device=owner_RS.device).tril()
     return ((mine_RSS | prompt_RSS) & before_SS)[:, None]
-
-
-def _to_device(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
-    """One copy for all: each costs a launch, and without pinned memory a wait."""
-    packed = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-    packed = (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
-    edges = np.cumsum([0, *(array.size for array in arrays)])
-    cut = [packed[start:stop] for start, stop in pairwise(edges)]
-    return [part.view(array.shape) for part, array in zip(cut, arrays, strict=True)]

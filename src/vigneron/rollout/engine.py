@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vigneron.batch import to_device
 from vigneron.compiling import compile_layers
 from vigneron.core.draws import Sampling, draw_keys
 from vigneron.policy.graphs import Graphs
@@ -137,7 +138,7 @@ class Engine:
         """The cache of a prompt, for the other rows of its group."""
         if targets:
             device = self._policy.device
-            source, target = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
+            source, target = to_device([sources, targets], device).unbind()
             self._cache[:, :, target, :, :width] = self._cache[:, :, source, :, :width]
 
     def decode(self, count: int, sampling: Sampling | None) -> None:
@@ -151,7 +152,7 @@ class Engine:
         self._rows.write(slice(0, count), token_R, logprob_R, self._ends)
 
     def compact(self, kept: Sequence[int]) -> None:
-        source = torch.tensor(kept, device=self._policy.device)
+        source = to_device(kept, self._policy.device)
         self._rows.move(source)
         self._cache[:, :, : len(kept)] = self._cache[:, :, source]
 
@@ -161,10 +162,12 @@ class _Sampling:
 
     def __init__(self, engine: Engine, request: Request, rows: int) -> None:
         self.engine, self.request = engine, request
-        self.waiting = _groups(request.prompt_ids, rows)[::-1]
+        # The next one last, longest first: prompts of like length go through the model together.
+        self.waiting = sorted(_groups(request.prompt_ids, rows), key=lambda group: len(group.prompt))
         self.size = engine.rows_for(rows)
         self.rows, self.device = engine._rows, engine._policy.device
-        self.keys = draw_keys(request.seed, request.step, torch.tensor(request.sample_ids)).to(self.device)
+        names = to_device(list(request.sample_ids), self.device)
+        self.keys = draw_keys(request.seed, request.step, names)
         self.done = blank_completions(request, engine._policy)
         self.owner: list[int | None] = [None] * self.size  # the sample in each row
         self.left = [0] * self.size  # tokens it may still get
@@ -216,18 +219,21 @@ class _Sampling:
     def _admit(self, free: list[int]) -> None:
         """As many groups as there are rows for: their prompts, and each sample's first token."""
         groups: list[tuple[Group, list[int]]] = []
-        tokens = 0
         while self.waiting and len(self.waiting[-1].samples) <= len(free):
             group = self.waiting.pop()
             size = len(group.samples)
+            if groups and not self._fits_beside(group, [group for group, _ in groups]):
+                self._begin(groups)
+                groups = []
             groups.append((group, free[:size]))
             free = free[size:]
-            tokens += len(group.prompt)
-            if tokens >= self.request.tokens_at_once:
-                self._begin(groups)
-                groups, tokens = [], 0
         if groups:
             self._begin(groups)
+
+    def _fits_beside(self, group: Group, others: list[Group]) -> bool:
+        """Not less than half as long as the longest, and all of them, padded to it, not too many tokens."""
+        longest = len(others[0].prompt)
+        return 2 * len(group.prompt) > longest and longest * (len(others) + 1) <= self.request.tokens_at_once
 
     def _begin(self, groups: list[tuple[Group, list[int]]]) -> None:
         request, device = self.request, self.device
@@ -245,7 +251,7 @@ class _Sampling:
             rows = [row for _, rows in groups for row in rows]
             lengths = [len(group.prompt) for group, _ in groups for _ in group.samples]
             of_prompt = [p for p, (group, _) in enumerate(groups) for _ in group.samples]
-            at, sample, length, prompt = torch.tensor([rows, samples, lengths, of_prompt]).to(device).unbind()
+            at, sample, length, prompt = to_device([rows, samples, lengths, of_prompt], device).unbind()
             key = self.keys[sample]
             self.rows.start(at, slot=length, key=key, limit=torch.full_like(at, request.max_new_tokens))
             token, logprob = choose(logits_PV[prompt], key, torch.zeros_like(key), request.sampling)
@@ -258,7 +264,7 @@ class _Sampling:
         if not ended:
             return
         owners = [self.owner[row] for row in ended]
-        row, sample = torch.tensor([ended, owners]).to(self.device).unbind()
+        row, sample = to_device([ended, owners], self.device).unbind()
         width = self.request.max_new_tokens
         length = self.rows.written[row]
         real = torch.arange(width, device=self.device) < length[:, None]

@@ -10,7 +10,7 @@ from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.policy.model import Policy
-from vigneron.rollout.prompts import Row, prompt_token_ids, texts_of
+from vigneron.rollout.prompts import Row, prompts_token_ids, texts_of
 from vigneron.rollout.sample import sample
 from vigneron.timing import phase
 
@@ -46,7 +46,7 @@ class OnPolicy:
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         repeated = [row for row in rows for _ in range(self.group_size)]
         with phase("tokenize"):
-            tokenized = [tuple(prompt_token_ids(self.policy.tokenizer, row["prompt"])) for row in rows]
+            tokenized = prompts_token_ids(self.policy.tokenizer, [row["prompt"] for row in rows])
         prompt_ids = [ids for ids in tokenized for _ in range(self.group_size)]
         done = sample(
             self.policy,

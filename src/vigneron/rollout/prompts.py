@@ -39,6 +39,15 @@ def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[str]:
     return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
+def prompts_token_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ...]]:
+    """`prompt_token_ids` of each, plain ones all at once."""
+    if prompts and all(isinstance(prompt, str) for prompt in prompts):
+        found = tokenizer(list(prompts))["input_ids"]
+        if all(found):
+            return [tuple(ids) for ids in found]
+    return [tuple(prompt_token_ids(tokenizer, prompt)) for prompt in prompts]
+
+
 def prompt_token_ids(tokenizer: Any, prompt: Any) -> list[int]:
     """Ids of a plain prompt, or of a conversation through the model's chat template."""
     if isinstance(prompt, str):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vigneron.batch import Batch
-from vigneron.core.losses import aggregate
+from vigneron.core.masked import masked_sum
 from vigneron.rewards.exact import is_exact
 from vigneron.rollout.prompts import completion_text, prompt_text
 
@@ -37,20 +37,22 @@ def samples_of(batch: Batch, step: int, kind: Kind) -> list[Sample]:
     rewards = batch.rewards_B.tolist() if batch.rewards_B is not None else [None] * len(batch)
     advantages: list[Any] = [None] * len(batch)
     if batch.advantages_BT is not None:
-        rows = zip(batch.advantages_BT, batch.trained_BT, strict=True)
-        advantages = [float(aggregate(a[None], m[None])) if m.any() else None for a, m in rows]
+        trained_BT = batch.trained_BT.cpu()
+        means_B = masked_sum(batch.advantages_BT.cpu(), trained_BT) / trained_BT.sum(1)
+        advantages = [mean if some else None for mean, some in zip(means_B.tolist(), trained_BT.any(1), strict=True)]
+    names, truncated = batch.sample_B.tolist(), batch.truncated_B.tolist()
     return [
         Sample(
             step=step,
             kind=kind,
-            sample=int(batch.sample_B[i]),
+            sample=names[i],
             prompt=prompt_text(batch.prompts[i]),
             completion=completion_text(batch.completions[i]),
             answer=None if answers[i] is None else str(answers[i]),
             reward=None if rewards[i] != rewards[i] else rewards[i],
             advantage=advantages[i],
             exact=None if answers[i] is None else is_exact(batch.completions[i], answers[i]),
-            truncated=bool(batch.truncated_B[i]),
+            truncated=truncated[i],
             extras={name: column[i] for name, column in batch.extras.items()},
         )
         for i in range(len(batch))

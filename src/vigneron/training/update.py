@@ -171,12 +171,12 @@ class GradientUpdate:
 
     def _sum_over_parts(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> list[Figure]:
         """Each term over the whole batch; what has a coefficient is differentiated on the way."""
-        trained_BT = batch.trained_BT
+        trained_BT = batch.trained_BT.cpu()  # one wait for the device, not one for each number
         modes: tuple[AggregateMode, ...] = ("tokens", "samples", "sum_over_samples")
         whole = {mode: aggregate_denominator(trained_BT, mode) for mode in modes}
         sums: dict[tuple[str, bool], Any] = defaultdict(float)
         for part in parts_of(batch, self.microbatch_tokens):
-            objective = torch.zeros((), device=trained_BT.device)
+            objective = torch.zeros((), device=batch.completion_BT.device)
             for term in terms_of(part):
                 values, mask = term.values, part.trained_BT
                 if values.dim() == 1:

@@ -1,0 +1,1 @@
+"""Vigneron beside its peers, on the same work: `python -m benchmarks NAME`."""

@@ -1,0 +1,101 @@
+"""One comparison: the parity gate, then each contestant in a process of its own, a table, and lines `ratio NAME VALUE`.
+
+python -m benchmarks NAME [--steps N] [--only ours,trl-tuned] [--out DIR]
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import get_args
+
+from benchmarks.arguments import with_pace
+from benchmarks.comparison import Comparison
+from benchmarks.measure import Measurement
+from benchmarks.processes import start
+from benchmarks.work import WORKS, Contestant, Work
+
+MODULES = {"ours": "ours", "trl": "peer_trl", "released": "peer_pgsrm"}
+"""By the first part of a contestant's name."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", choices=WORKS)
+    parser.add_argument("--steps", type=int, help="steps to measure, however long they take")
+    parser.add_argument("--patience", type=float, help="seconds after which five steps are enough")
+    parser.add_argument("--only", help="contestants, separated by commas")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="where NAME.json goes")
+    given = parser.parse_args()
+    if given.steps is not None and given.steps < 1:
+        parser.error("--steps: at least 1")
+    work = with_pace(WORKS[given.name], given.steps, given.patience)
+    contestants = given.only.split(",") if given.only else list(work.contestants)
+    check_possible(work, contestants)
+    given.out.mkdir(parents=True, exist_ok=True)
+    comparison = compare(work, contestants)
+    comparison.save(given.out / f"{work.name}.json")
+    print("\n".join(comparison.lines()))
+    return 1 if comparison.failures else 0
+
+
+def check_possible(work: Work, contestants: list[str]) -> None:
+    """Everything that is missing, before any time is spent."""
+    import torch
+
+    peer = {"grpo": "trl", "actor_critic": "released"}[work.method]
+    known = [name for name in get_args(Contestant) if name == "ours" or name.startswith(peer)]
+    unknown = [name for name in contestants if name not in known]
+    if unknown:
+        raise SystemExit(f"{work.name} has no contestant {', '.join(unknown)}; it has {', '.join(known)}")
+    if work.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(f"{work.name} needs a CUDA device, and torch sees none; cpu-4x4x16 needs none")
+    if work.method == "grpo" and find_spec("trl") is None:
+        raise SystemExit("trl is not installed here: `make bench-setup` makes an environment that has it")
+
+
+def compare(work: Work, contestants: list[str]) -> Comparison:
+    from transformers import AutoConfig, AutoTokenizer
+
+    from benchmarks.floor import Shape, floor_seconds, measure_ceilings
+    from benchmarks.measure import machine
+    from benchmarks.models import model_folder
+    from benchmarks.parity import check_parity
+    from benchmarks.prompts import prompt_rows
+
+    folder = model_folder(work.model)  # made here once, before two processes want it at the same time
+    with tempfile.TemporaryDirectory() as place:
+        parity = check_parity(work, Path(place))
+        if parity.failures:
+            print("\n".join(parity.lines()))
+            raise SystemExit(f"out of tolerance: {', '.join(parity.failures)}. No speed is reported")
+        config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        rows = prompt_rows(work, tokenizer)
+        prompt_tokens = sum(len(tokenizer(row["prompt"])["input_ids"]) for row in rows) / len(rows)
+        ceilings = measure_ceilings(work.device, work.dtype)
+        floor = floor_seconds(work, Shape.of(config), ceilings, prompt_tokens)
+        measured, failures = run_contestants(work, contestants, Path(place))
+    return Comparison(work, machine(work.device), ceilings, floor, parity, config.vocab_size, tuple(measured), failures)
+
+
+def run_contestants(work: Work, contestants: list[str], place: Path) -> tuple[list[Measurement], dict[str, str]]:
+    """One after the other, each in its own process: their peak memories do not mix. One that fails is reported."""
+    measured: list[Measurement] = []
+    failures: dict[str, str] = {}
+    for contestant in contestants:
+        print(f"{work.name}: {contestant} …", file=sys.stderr, flush=True)
+        out = place / f"{contestant}.json"
+        module = MODULES[contestant.partition("-")[0]]
+        pace = {"steps": work.steps, "patience": work.patience_s}
+        why = start(module, place, work=work.name, contestant=contestant, out=out, **pace).failure()
+        if why is None:
+            measured.append(Measurement.of(json.loads(out.read_text())))
+        else:
+            failures[contestant] = why
+    return measured, failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

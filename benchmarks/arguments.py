@@ -1,0 +1,37 @@
+"""What every contestant's command takes, and the work it means."""
+
+import argparse
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.work import WORKS, Work
+
+
+@dataclass(frozen=True)
+class Arguments:
+    work: Work
+    contestant: str
+    out: Path
+    frozen: Path | None
+    """Parity: work on this frozen batch instead of training."""
+
+
+def contestant_arguments(about: str | None) -> Arguments:
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--work", required=True, choices=WORKS)
+    parser.add_argument("--contestant", required=True)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--patience", type=float)
+    parser.add_argument("--frozen", type=Path)
+    given = parser.parse_args()
+    work = with_pace(WORKS[given.work], given.steps, given.patience)
+    return Arguments(work, given.contestant, given.out, given.frozen)
+
+
+def with_pace(work: Work, steps: int | None, patience_s: float | None) -> Work:
+    """The work with another number of steps. A number that was asked for is run, however long it takes."""
+    if steps is not None:
+        work = replace(work, steps=steps, patience_s=math.inf)
+    return work if patience_s is None else replace(work, patience_s=patience_s)

@@ -1,0 +1,126 @@
+"""What a comparison has found: its measurements beside the floor, as a table and as ratios, kept in JSON."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.floor import Ceilings
+from benchmarks.measure import PHASES, Measurement
+from benchmarks.parity import Parity
+from benchmarks.work import Work
+
+GB = 1e9
+EPISODES = 100_000
+"""Of a run of the PGSRM paper."""
+
+HEADER = (
+    "contestant",
+    "samples/s",
+    "slowest-fastest",
+    "tokens/s",
+    "s/step",
+    *PHASES,
+    "peak GB",
+    "reserved",
+    "of floor",
+    "steps",
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    work: Work
+    machine: str
+    ceilings: Ceilings
+    floor: dict[str, float]
+    """Seconds of each phase."""
+    parity: Parity
+    vocabulary: int
+    measurements: tuple[Measurement, ...]
+    failures: dict[str, str]
+    """Contestants that did not finish, and why."""
+
+    def of(self, contestant: str) -> Measurement | None:
+        return next((m for m in self.measurements if m.contestant == contestant), None)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        return [_row(m, sum(self.floor.values())) for m in self.measurements]
+
+    def ratios(self) -> Iterator[tuple[str, float]]:
+        """Ours over each peer in samples per second, and under it in peak memory."""
+        ours = self.of("ours")
+        if ours is None:
+            return
+        name = self.work.name
+        peers = [m for m in self.measurements if m is not ours]
+        for peer in peers:
+            yield f"{name}/{peer.contestant}", ours.samples_per_s / peer.samples_per_s
+        # Memory is compared with the peer that the work names first.
+        main = next((m for known in self.work.contestants for m in peers if m.contestant == known), None)
+        if main is not None:
+            # On a GPU all that ours has reserved, which CUDA graphs use inside, over what the peer has allocated.
+            most = ours.memory.get("reserved") or ours.peak_bytes
+            yield f"{name}/peak-memory", most / main.peak_bytes
+            if main.memory.get("reserved"):
+                yield f"{name}/reserved-memory", ours.memory["reserved"] / main.memory["reserved"]
+        yield f"{name}/floor", sum(self.floor.values()) / ours.seconds
+        if "update_above" in ours.memory:
+            logits = self.work.tokens * self.vocabulary * 4
+            yield f"{name}/update-memory-over-logits", ours.memory["update_above"] / logits
+
+    def lines(self) -> list[str]:
+        ceilings, floor = self.ceilings, self.floor
+        parts = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in floor.items())
+        lines = [
+            *self.parity.lines(),
+            f"{self.work.name} on {self.machine}",
+            f"floor at {ceilings.bytes_per_s / 1e12:.3f} TB/s and {ceilings.flops_per_s / 1e12:.2f} TFLOP/s: {parts}",
+            *table(HEADER, self.rows()),
+        ]
+        ours = self.of("ours")
+        if ours is not None and self.work.method == "actor_critic":
+            lines.append(f"the paper's {EPISODES:,} episodes would take ours {EPISODES / ours.samples_per_s:.0f} s")
+        lines += [f"FAILED {contestant}: {why}" for contestant, why in self.failures.items()]
+        return [*lines, *(f"ratio {name} {value:.2f}" for name, value in self.ratios())]
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps({**asdict(self), "ratios": dict(self.ratios())}, indent=1))
+
+    @classmethod
+    def load(cls, path: Path) -> "Comparison":
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return cls(
+            Work(**{**kept["work"], "contestants": tuple(kept["work"]["contestants"])}),
+            kept["machine"],
+            Ceilings(**kept["ceilings"]),
+            kept["floor"],
+            Parity(**kept["parity"]),
+            kept["vocabulary"],
+            tuple(Measurement.of(m) for m in kept["measurements"]),
+            kept["failures"],
+        )
+
+
+def _row(found: Measurement, floor_seconds: float) -> tuple[str, ...]:
+    slowest, fastest = found.spread
+    phases = found.phases()
+    return (
+        found.contestant,
+        f"{found.samples_per_s:.4g}",
+        f"{slowest:.4g}-{fastest:.4g}",
+        f"{found.tokens_per_s:.4g}",
+        f"{found.seconds:.4g}",
+        *(f"{phases[name]:.4g}" for name in PHASES),
+        f"{found.peak_bytes / GB:.2f}",
+        f"{found.memory['reserved'] / GB:.2f}" if found.memory.get("reserved") else "-",
+        f"{floor_seconds / found.seconds:.1%}",
+        str(len(found.step_seconds)),
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with columns aligned."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]

@@ -1,0 +1,215 @@
+"""Timing a contestant: warm-ups that are forgotten, steps that count, phases, peak memory, and what it ran on."""
+
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from benchmarks.work import Work
+
+FEWEST_STEPS = 5
+
+Phase = Literal["sampling", "reference+reward", "update"]
+UPDATE: Phase = "update"
+PHASES: tuple[Phase, ...] = ("sampling", "reference+reward", UPDATE)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One contestant on one work, as it is kept in JSON."""
+
+    work: str
+    contestant: str
+    samples: int
+    tokens: int
+    step_seconds: tuple[float, ...]
+    phase_seconds: dict[str, tuple[float, ...]]
+    peak_bytes: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What was set, so that a reader can judge it."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """`reserved`: what torch had taken from the GPU at its peak; ours also has the update's part."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.step_seconds)
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Samples per second of the slowest and of the fastest step."""
+        return self.samples / max(self.step_seconds), self.samples / min(self.step_seconds)
+
+    def phases(self) -> dict[str, float]:
+        """Median seconds of each phase."""
+        return {name: statistics.median(values) for name, values in self.phase_seconds.items()}
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def of(cls, kept: dict[str, Any]) -> "Measurement":
+        return cls(**{**kept, "step_seconds": tuple(kept["step_seconds"])})
+
+
+class Memory:
+    """The peak since `reset`: what torch allocated on a GPU, the process's resident set on a CPU."""
+
+    def __init__(self, device: str) -> None:
+        self._on_gpu = device == "cuda"
+
+    def reset(self) -> None:
+        self._forget()
+
+    def peak(self) -> int:
+        if self._on_gpu:
+            return torch.cuda.max_memory_allocated()
+        try:
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+        except (OSError, StopIteration):
+            scale = 1 if platform.system() == "Darwin" else 1024
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+    def reserved(self) -> int:
+        """What torch had taken from the GPU: also what CUDA graphs use inside, and gaps between tensors."""
+        return torch.cuda.max_memory_reserved() if self._on_gpu else 0
+
+    def taken(self, held: int) -> dict[str, int]:
+        """What a step takes above what is held between steps (weights, gradients, optimizer, the sampler's cache)."""
+        return {"held": held, "update_above": self.reserved() - held} if self._on_gpu else {}
+
+    def _forget(self) -> None:
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
+        except OSError:
+            return  # elsewhere the peak is that of the whole process
+
+
+class Recorder:
+    """`with recorder.phase(name)` around the parts of a step, `recorder.end_step()` after it: True when it is enough.
+
+    A phase inside another one is taken out of it. What is in no phase belongs to the update.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._phases: dict[str, list[float]] = defaultdict(list)
+        self._this_step: dict[str, float] = defaultdict(float)
+        self._open: list[str] = [UPDATE]
+        self._steps: list[float] = []
+        self._done = 0
+        self.memory = Memory(work.device)
+        self._began = self._since = self.now()
+
+    def now(self) -> float:
+        """The time when the device has done everything it was given."""
+        if self._work.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        self._charge()
+        self._open.append(name)
+        yield
+        self._charge()
+        self._open.pop()
+
+    def charge(self, name: Phase, seconds: float) -> None:
+        """Time of this step that somebody else has measured."""
+        self._charge()
+        self._this_step[name] += seconds
+        self._this_step[UPDATE] -= seconds
+
+    def _charge(self) -> float:
+        """The time since the last change of phase goes to the phase that is open."""
+        now = self.now()
+        self._this_step[self._open[-1]] += now - self._since
+        self._since = now
+        return now
+
+    def end_step(self) -> bool:
+        now = self._charge()
+        if self._done >= self._work.warmups:
+            self._steps.append(now - self._began)
+            for name in PHASES:
+                self._phases[name].append(self._this_step[name])
+        self._done += 1
+        self._this_step.clear()
+        if self._done == self._work.warmups:
+            self.memory.reset()
+        self._began = self._since = self.now()
+        return enough(self._steps, self._work)
+
+    def finish(self, contestant: str, settings: dict[str, Any], memory: dict[str, int] | None = None) -> Measurement:
+        return Measurement(
+            self._work.name,
+            contestant,
+            self._work.samples,
+            self._work.tokens,
+            tuple(self._steps),
+            {name: tuple(seconds) for name, seconds in self._phases.items()},
+            self.memory.peak(),
+            settings,
+            {"reserved": self.memory.reserved(), **(memory or {})},
+            versions(),
+        )
+
+
+def enough(step_seconds: Sequence[float], work: Work) -> bool:
+    """All the steps asked for, or five and no patience left."""
+    if len(step_seconds) >= work.steps:
+        return True
+    return len(step_seconds) >= FEWEST_STEPS and sum(step_seconds) > work.patience_s
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("torch", "transformers", "trl", "vigneron"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine(device: str) -> str:
+    """The machine's name, as a table's caption has it."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_processor()}, {cores} cores"
+
+
+def _processor() -> str:
+    arm = {"0xd0c": "Neoverse-N1", "0xd40": "Neoverse-V1", "0xd49": "Neoverse-N2", "0xd4f": "Neoverse-V2"}
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    keys = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in lines}
+    part = keys.get("CPU part", "")
+    return keys.get("model name") or arm.get(part) or f"{platform.machine()} {part}".strip()

@@ -1,0 +1,176 @@
+"""Vigneron on a work: a real run through the real training loop, watched from outside."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.algorithm_1 import ALPHA, CRITIC_LEARNING_RATE, ENTROPY_COEFFICIENT, VALUE_COEFFICIENT
+from benchmarks.arguments import contestant_arguments
+from benchmarks.frozen import GROUP, Frozen
+from benchmarks.measure import Measurement, Phase, Recorder
+from benchmarks.models import model_folder
+from benchmarks.parity import Verdict
+from benchmarks.prompts import prompt_rows
+from benchmarks.work import Work
+from vigneron.batch import Batch
+from vigneron.core.draws import Sampling
+from vigneron.methods import METHODS
+from vigneron.policy.scoring import score
+from vigneron.recipe import check_config
+from vigneron.timing import Stopwatch, listening
+from vigneron.training import loop
+from vigneron.training.run import Run, Silent
+from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.update import GradientUpdate
+
+
+def recipe(work: Work, model: Path, data: Path) -> dict[str, Any]:
+    """The work as a recipe. GRPO as TRL has it by default: mean over tokens, k3; PGSRM as Algorithm 1 has it."""
+    methods: dict[str, dict[str, Any]] = {
+        "grpo": {"name": "grpo", "aggregation": "tokens", "kl": {"coefficient": work.kl_beta, "estimator": "k3"}},
+        "actor_critic": {
+            "name": "actor_critic",
+            "faithful": True,
+            "entropy_coefficient": ENTROPY_COEFFICIENT,
+            "value_coefficient": VALUE_COEFFICIENT,
+            "kl": {"coefficient": work.kl_beta},
+        },
+    }
+    rewards = {
+        "grpo": {"kind": "python", "function": "benchmarks.prompts:share_of_e"},
+        "actor_critic": {"kind": "semantic", "embedder": "lexical", "alpha": ALPHA},
+    }
+    critic = {"critic_lr": CRITIC_LEARNING_RATE} if work.method == "actor_critic" else {}
+    return {
+        "recipe": work.name,
+        "method": methods[work.method],
+        "model": {"name": str(model), "device": work.device, "dtype": work.dtype, "compile": work.device == "cuda"},
+        "data": {"train": str(data)},
+        "reward": rewards[work.method],
+        "sampling": {"temperature": work.temperature},
+        "optimizer": {"actor_lr": work.learning_rate, **critic},
+        "steps": work.warmups + work.steps,
+        "prompts_per_step": work.prompts,
+        "group_size": work.group,
+        "max_new_tokens": work.new_tokens,
+        "eval_every": 0,
+        "save_every": 0,
+        "successive_kl_every": 0,
+    }
+
+
+@contextmanager
+def started(work: Work, model: Path | None = None) -> Iterator[Run]:
+    """A run of the work, in a folder that is thrown away. No token ends a completion: lengths are forced."""
+    model = model or model_folder(work.model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    with tempfile.TemporaryDirectory() as place:
+        data = Path(place) / "prompts.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in prompt_rows(work, tokenizer)))
+        config = check_config(recipe(work, model, data), work.name)
+
+        def build(parts: Parts) -> Method:
+            parts.policy.eos_ids = frozenset()
+            return METHODS[config.method.name](parts)
+
+        run = Run.start(config, Path(place), build, view=Silent())
+        yield run
+        run.close()
+
+
+class Enough(Exception):
+    """All steps that were wanted are measured."""
+
+
+class StepTimes:
+    """Watches a run as the terminal would: a step's time is everything from one of its calls to the next."""
+
+    def __init__(self, work: Work, watch: Stopwatch) -> None:
+        self._work, self._watch = work, watch
+        self.recorder = Recorder(work)
+        self.held = 0
+
+    def notice(self, text: str) -> None: ...
+
+    def step(self, run: Run, metrics: Metrics, batch: Batch, seconds: float) -> None:
+        check_lengths(batch, self._work)
+        if run.policy.device.type == "cuda":
+            self.held = torch.cuda.memory_allocated()
+        for name, phases in PARTS.items():
+            self.recorder.charge(name, sum(self._watch.seconds.get(phase, 0.0) for phase in phases))
+        if self.recorder.end_step():
+            raise Enough
+
+
+PARTS: dict[Phase, tuple[str, ...]] = {"sampling": ("rollout",), "reference+reward": ("reward", "advantage")}
+"""The loop's phases under the names of the comparison; the rest of a step, its logs too, is the update's."""
+
+
+def measure(work: Work, model: Path | None = None) -> Measurement:
+    """The training loop itself, with its logs and its samples kept, as in any run."""
+    with started(work, model) as run, listening() as watch:
+        view = StepTimes(work, watch)
+        with suppress(Enough):
+            loop.train(run, view)
+        memory = view.recorder.memory.taken(view.held)
+        return view.recorder.finish("ours", {"microbatch_tokens": run.config.microbatch_tokens}, memory)
+
+
+def check_lengths(batch: Batch, work: Work) -> None:
+    """Refuse figures of a run that did less than its work."""
+    lengths = {spans[-1][1] - spans[0][0] for spans in batch.spans}
+    if len(batch) != work.samples or lengths != {work.new_tokens}:
+        raise SystemExit(f"ours: {len(batch)} completions of {lengths} tokens: lengths were to be forced")
+
+
+def frozen_batch(frozen: Frozen, device: torch.device) -> Batch:
+    size, prompt_tokens = frozen.prompt_BP.shape
+
+    def tensor(values: Any) -> torch.Tensor:
+        return torch.as_tensor(values, device=device)
+
+    advantages_B = tensor(frozen.advantages_B)
+    return Batch(
+        prompt_ids=tuple(tuple(row) for row in frozen.prompt_BP.tolist()),
+        completion_BT=tensor(frozen.completion_BT),
+        spans=tuple(((prompt_tokens, prompt_tokens + n),) for n in frozen.lengths_B.tolist()),
+        behaviour_BT=tensor(frozen.behaviour_BT),
+        truncated_B=torch.zeros(size, dtype=torch.bool, device=device),
+        group_B=torch.arange(size, device=device) // GROUP,
+        sample_B=torch.arange(size, device=device),
+        prompts=("",) * size,
+        completions=("",) * size,
+        rewards_B=advantages_B,
+        advantages_BT=advantages_B[:, None].expand(frozen.completion_BT.shape),
+        reference_BT=tensor(frozen.reference_BT),
+    )
+
+
+def parity(work: Work, frozen: Frozen) -> Verdict:
+    """Our log-probs, and what our update says of its loss and its gradient."""
+    with started(replace(work, dtype="float32")) as run:
+        batch = frozen_batch(frozen, run.policy.device)
+        with torch.no_grad():
+            logprobs_BT = score(run.policy, batch, Sampling(work.temperature)).logprobs_BT
+        update = run.method.update
+        assert isinstance(update, GradientUpdate)
+        metrics = update(batch)
+        loss = metrics["loss/policy"] + work.kl_beta * metrics["loss/kl"]
+        if work.method == "actor_critic":
+            loss -= ENTROPY_COEFFICIENT * metrics["entropy"]
+        return Verdict(logprobs_BT.cpu().numpy(), loss, metrics["grad_norm/actor"])
+
+
+if __name__ == "__main__":
+    asked = contestant_arguments(__doc__)
+    if asked.frozen is not None:
+        parity(asked.work, Frozen.load(asked.frozen)).save(asked.out)
+    else:
+        measure(asked.work).save(asked.out)

@@ -1,0 +1,115 @@
+"""The gate before any speed is reported: on one frozen batch, in float32, both sides must say the same.
+
+Compared are the log-probs of every completion token (also with transformers' own pass), the loss, and the norm of its
+gradient. Beyond the tolerances nothing else is run.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.frozen import Frozen, freeze
+from benchmarks.processes import Running, start
+from benchmarks.work import Work
+
+LOGPROB_TOLERANCE = 5e-4
+"""Largest |Δ log p| of any token, in nats: float32 sums in another order differ by a tenth of it."""
+LOSS_TOLERANCE = 1e-3
+"""Relative to the loss."""
+NORM_TOLERANCE = 5e-3
+"""Relative to the gradient's norm."""
+
+PEERS = {"grpo": ("peer_parity", "TRL"), "actor_critic": ("peer_pgsrm", "the released shape")}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one side says of the frozen batch."""
+
+    logprobs_BT: np.ndarray
+    loss: float
+    grad_norm: float
+
+    def save(self, path: Path) -> None:
+        np.savez(path, logprobs_BT=self.logprobs_BT, loss=self.loss, grad_norm=self.grad_norm)
+
+    @classmethod
+    def load(cls, path: Path) -> "Verdict":
+        with np.load(path) as kept:
+            return cls(kept["logprobs_BT"], float(kept["loss"]), float(kept["grad_norm"]))
+
+
+@dataclass(frozen=True)
+class Parity:
+    peer: str
+    logprob_gap: float
+    """Ours against the peer, over all completion tokens."""
+    ours_to_plain: float
+    peer_to_plain: float
+    ours_loss: float
+    peer_loss: float
+    ours_grad_norm: float
+    peer_grad_norm: float
+
+    @property
+    def failures(self) -> list[str]:
+        """What is out of tolerance; NaN is."""
+        checks = {
+            "max |Δ log p|": self.logprob_gap <= LOGPROB_TOLERANCE,
+            "loss": _relative(self.ours_loss, self.peer_loss) <= LOSS_TOLERANCE,
+            "gradient norm": _relative(self.ours_grad_norm, self.peer_grad_norm) <= NORM_TOLERANCE,
+        }
+        return [name for name, holds in checks.items() if not holds]
+
+    def lines(self) -> list[str]:
+        return [
+            f"parity with {self.peer}, one frozen batch in float32:",
+            f"  max |Δ log p|   {self.logprob_gap:.2e}   (to transformers' own pass: ours {self.ours_to_plain:.2e}, "
+            f"{self.peer} {self.peer_to_plain:.2e})",
+            f"  loss            ours {self.ours_loss:.6f}   {self.peer} {self.peer_loss:.6f}",
+            f"  gradient norm   ours {self.ours_grad_norm:.6f}   {self.peer} {self.peer_grad_norm:.6f}",
+        ]
+
+
+def _relative(a: float, b: float) -> float:
+    return abs(a - b) / max(abs(a), abs(b), 1e-12)
+
+
+def compare(peer_name: str, frozen: Frozen, ours: Verdict, peer: Verdict) -> Parity:
+    mask_BT = frozen.mask_BT
+
+    def gap(a_BT: np.ndarray, b_BT: np.ndarray) -> float:
+        return float(np.abs(a_BT - b_BT)[mask_BT].max())
+
+    return Parity(
+        peer_name,
+        gap(ours.logprobs_BT, peer.logprobs_BT),
+        gap(ours.logprobs_BT, frozen.plain_BT),
+        gap(peer.logprobs_BT, frozen.plain_BT),
+        ours.loss,
+        peer.loss,
+        ours.grad_norm,
+        peer.grad_norm,
+    )
+
+
+def check_parity(work: Work, place: Path) -> Parity:
+    """Freeze a batch, have both sides judge it (at once: nothing is timed), and compare."""
+    peer, peer_name = PEERS[work.method]
+    frozen = place / "frozen.npz"
+    freeze(work).save(frozen)
+    if work.device == "cuda":
+        torch.cuda.empty_cache()
+    paths = {"ours": place / "ours.npz", peer: place / "peer.npz"}
+    judge = {"work": work.name, "contestant": "parity", "frozen": frozen}
+    _wait_for(*[start(module, place, **judge, out=path) for module, path in paths.items()])
+    ours, theirs = (Verdict.load(path) for path in paths.values())
+    return compare(peer_name, Frozen.load(frozen), ours, theirs)
+
+
+def _wait_for(*running: Running) -> None:
+    failures = {one.module: why for one in running if (why := one.failure()) is not None}
+    if failures:
+        raise SystemExit("; ".join(f"parity: {module} failed, {why}" for module, why in failures.items()))

@@ -1,0 +1,122 @@
+"""TRL's GRPOTrainer on a work, with `generate` (no vLLM), in a process of its own.
+
+trl-default    TRL's own choices where they concern speed: gradient checkpointing is on.
+trl-tuned      gradient checkpointing off.
+trl-compiled   trl-tuned with a static cache and the compiled `generate` that TRL switches off; not a setting of TRL.
+
+Set alike for all, because the comparison needs it: β and plain k3 as the KL (TRL's default multiplies it by the ratio),
+rewards not divided by their std, lengths forced, the micro-batch, a constant learning rate, no logs and no checkpoints.
+The loss is TRL's default, `dapo`: the mean over all tokens.
+"""
+
+import tempfile
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks.arguments import contestant_arguments
+from benchmarks.measure import Measurement, Recorder
+from benchmarks.models import model_folder
+from benchmarks.prompts import prompt_rows, share_of_e
+from benchmarks.work import Work
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "trl-default": {},
+    "trl-tuned": {"gradient_checkpointing": False},
+    "trl-compiled": {"gradient_checkpointing": False, "cache_implementation": "static"},
+}
+
+
+class TimedTrainer(GRPOTrainer):
+    """TRL's trainer with a stopwatch around its two parts before the update, and a look at the lengths."""
+
+    recorder: Recorder
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        with self.recorder.phase("reference+reward"):
+            return super()._generate_and_score_completions(inputs)
+
+    def _generate(self, prompts: Any) -> Any:
+        with self.recorder.phase("sampling"):
+            made = super()._generate(prompts)
+        lengths = {len(ids) for ids in made[1]}
+        if lengths != {self.max_completion_length}:
+            raise SystemExit(f"TRL's completions have {lengths} tokens: lengths were to be forced")
+        return made
+
+
+class CountSteps(TrainerCallback):
+    """Stops the training when enough steps are measured."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
+        control.should_training_stop = self._recorder.end_step()
+        return control
+
+
+def settings(work: Work, variant: str) -> dict[str, Any]:
+    """Everything that differs from TRL's defaults."""
+    microbatch = min(work.peer_microbatch, work.samples)
+    if work.samples % microbatch:
+        raise SystemExit(f"{work.name}: {work.samples} samples are no multiple of the micro-batch, {microbatch}")
+    return {
+        "per_device_train_batch_size": microbatch,
+        "gradient_accumulation_steps": work.samples // microbatch,
+        "num_generations": work.group,
+        "max_completion_length": work.new_tokens,
+        "generation_kwargs": {"min_new_tokens": work.new_tokens},
+        "temperature": work.temperature,
+        "beta": work.kl_beta,
+        "use_bias_correction_kl": False,
+        "loss_type": "dapo",
+        "scale_rewards": "none",
+        "learning_rate": work.learning_rate,
+        "lr_scheduler_type": "constant",
+        "optim": "adamw_torch_fused",
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "bf16": work.dtype == "bfloat16",
+        "use_cpu": work.device == "cpu",
+        "max_steps": work.warmups + work.steps,
+        **VARIANTS[variant],
+    }
+
+
+def make_trainer(work: Work, variant: str, folder: str) -> TimedTrainer:
+    """The trainer, loaded by path: TRL then reads float32 weights, and makes its own reference."""
+    source = str(model_folder(work.model))
+    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    quiet: dict[str, Any] = {"logging_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    trainer = TimedTrainer(
+        model=source,
+        reward_funcs=share_of_e,
+        args=GRPOConfig(output_dir=folder, **settings(work, variant), **quiet),
+        train_dataset=Dataset.from_list(prompt_rows(work, tokenizer)),
+        processing_class=tokenizer,
+    )
+    if variant == "trl-compiled":
+        trainer.generation_config.disable_compile = False
+    model: Any = trainer.model
+    weights = {parameter.dtype for parameter in model.parameters()}
+    if weights != {torch.float32}:
+        raise SystemExit(f"TRL loaded the trained weights as {weights}; the comparison needs float32 for everybody")
+    return trainer
+
+
+def measure(work: Work, variant: str) -> Measurement:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(work, variant, folder)
+        trainer.recorder = recorder = Recorder(work)
+        trainer.add_callback(CountSteps(recorder))
+        trainer.train()
+        return recorder.finish(variant, settings(work, variant))
+
+
+if __name__ == "__main__":
+    asked = contestant_arguments(__doc__)
+    measure(asked.work, asked.contestant).save(asked.out)

@@ -1,0 +1,121 @@
+"""From the JSON of comparisons: a Markdown table and a figure for the documentation.
+
+python -m benchmarks.report [FOLDER]     writes performance.md and performance.svg into it
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.comparison import GB, HEADER, Comparison
+from benchmarks.work import WORKS
+
+if TYPE_CHECKING:
+    from benchmarks.scaling import Point
+
+COLOURS = {"ours": "#7b1e3b"}
+OTHERS = ("#5b7f95", "#a9b8c2", "#d9c9a3")
+
+
+def load_comparisons(folder: Path) -> list[Comparison]:
+    """Those that are there, in the order of WORKS."""
+    return [Comparison.load(path) for name in WORKS if (path := folder / f"{name}.json").is_file()]
+
+
+def markdown(comparisons: Sequence[Comparison]) -> str:
+    return "\n".join(line for comparison in comparisons for line in _section(comparison))
+
+
+def _section(found: Comparison) -> Iterator[str]:
+    work, parity = found.work, found.parity
+    prompt = "the task's prompts" if work.prompt_tokens is None else f"prompts of {work.prompt_tokens} tokens"
+    yield f"### {work.name}\n"
+    yield (
+        f"{work.model}, {work.prompts} × {work.group} × {work.new_tokens} tokens forced, {prompt}, {work.dtype}, "
+        f"KL {work.kl_beta:g}; {found.machine}; {_versions(found)}.\n"
+    )
+    yield _markdown_row(HEADER)
+    yield _markdown_row(["---"] * len(HEADER))
+    yield from (_markdown_row(row) for row in found.rows())
+    yield ""
+    yield (
+        f"Parity with {parity.peer}: max |Δ log p| {parity.logprob_gap:.1e}, loss {parity.ours_loss:.6f} and "
+        f"{parity.peer_loss:.6f}, gradient norm {parity.ours_grad_norm:.5f} and {parity.peer_grad_norm:.5f}. "
+        f"Ceilings: {found.ceilings.bytes_per_s / 1e12:.3g} TB/s, {found.ceilings.flops_per_s / 1e12:.3g} TFLOP/s.\n"
+    )
+    yield "\n".join(["```", *(f"ratio {name} {value:.2f}" for name, value in found.ratios()), "```", ""])
+
+
+def _versions(found: Comparison) -> str:
+    """Of all contestants together."""
+    versions = {name: number for m in found.measurements for name, number in m.versions.items()}
+    return ", ".join(f"{name} {number}" for name, number in versions.items() if name != "vigneron")
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def comparison_figure(comparisons: Sequence[Comparison], path: Path) -> None:
+    """A column of two panels for each work, both from 0: samples per second above, peak memory below."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1 + 2.6 * len(comparisons), 5.5), layout="constrained")
+    panels = figure.subplots(2, len(comparisons), squeeze=False)
+    for column, comparison in enumerate(comparisons):
+        speed, memory = panels[0][column], panels[1][column]
+        for place, found in enumerate(comparison.measurements):
+            colour = COLOURS.get(found.contestant, OTHERS[(place - 1) % len(OTHERS)])
+            slowest, fastest = found.spread
+            error = [[found.samples_per_s - slowest], [fastest - found.samples_per_s]]
+            speed.bar(found.contestant, found.samples_per_s, yerr=error, capsize=3, color=colour)
+            speed.annotate(f"{found.samples_per_s:.3g}", (place, fastest), ha="center", va="bottom", fontsize=8)
+            memory.bar(found.contestant, found.peak_bytes / GB, color=colour)
+            memory.annotate(
+                f"{found.peak_bytes / GB:.3g}", (place, found.peak_bytes / GB), ha="center", va="bottom", fontsize=8
+            )
+        speed.set_title(comparison.work.name, fontsize=10)
+        for panel in (speed, memory):
+            panel.margins(y=0.12)
+            panel.tick_params(axis="x", labelsize=7, rotation=15)
+    panels[0][0].set_ylabel("samples/s")
+    panels[1][0].set_ylabel("peak memory, GB")
+    figure.suptitle(", ".join(dict.fromkeys(c.machine for c in comparisons)), fontsize=9)
+    figure.savefig(path)
+
+
+def scaling_figure(points: Sequence["Point"], machine: str, path: Path) -> None:
+    """A column of two panels for each axis: seconds a step above, peak memory below."""
+    from matplotlib.figure import Figure
+
+    axes = list(dict.fromkeys(point.axis for point in points))
+    figure = Figure(figsize=(1 + 2.8 * len(axes), 5), layout="constrained")
+    panels = figure.subplots(2, len(axes), squeeze=False)
+    for column, axis in enumerate(axes):
+        along = [point for point in points if point.axis == axis]
+        places = [point.size.at(axis) for point in along]
+        panels[0][column].plot(places, [p.measurement.seconds for p in along], "o-", color=COLOURS["ours"])
+        panels[1][column].plot(places, [p.measurement.peak_bytes / GB for p in along], "o-", color=COLOURS["ours"])
+        panels[0][column].set_title(axis)
+        for row in (0, 1):
+            panels[row][column].set_ylim(bottom=0)
+    panels[0][0].set_ylabel("seconds a step")
+    panels[1][0].set_ylabel("peak memory, GB")
+    figure.suptitle(machine, fontsize=9)
+    figure.savefig(path)
+
+
+def main(folder: Path) -> int:
+    comparisons = load_comparisons(folder)
+    if not comparisons:
+        print(f"no comparison in '{folder}': run `python -m benchmarks NAME` first", file=sys.stderr)
+        return 1
+    (folder / "performance.md").write_text(markdown(comparisons))
+    comparison_figure(comparisons, folder / "performance.svg")
+    print(f"wrote {folder / 'performance.md'} and {folder / 'performance.svg'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/benchmarks")))

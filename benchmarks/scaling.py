@@ -1,0 +1,181 @@
+"""Ours alone: seconds and peak memory of a step against B, T, G and the model's size, one of them changed at a time.
+
+python -m benchmarks.scaling [--steps N] [--only rows,tokens,group,model] [--out DIR]
+
+Small on a CPU, larger on a GPU. Each point runs in a process of its own, so that peak memories do not mix.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from benchmarks.comparison import GB, table
+from benchmarks.measure import Measurement
+from benchmarks.processes import start
+from benchmarks.work import Work
+
+AXES = ("rows", "tokens", "group", "model")
+HEADER = ("axis", "at", "B", "G", "T", "parameters", "s/step", "samples/s", "tokens/s", "peak GB")
+
+
+@dataclass(frozen=True)
+class Size:
+    """One point: P prompts, G samples each, T tokens, a Llama of so many layers and so wide."""
+
+    prompts: int
+    group: int
+    new_tokens: int
+    layers: int
+    hidden: int
+
+    def at(self, axis: str) -> str:
+        """Where the point stands on its axis."""
+        values = {"rows": self.prompts * self.group, "tokens": self.new_tokens, "group": self.group}
+        return str(values.get(axis, f"{self.layers}x{self.hidden}"))
+
+
+@dataclass(frozen=True)
+class Point:
+    size: Size
+    parameters: int
+    measurement: Measurement
+    axis: str = ""
+
+    def row(self) -> tuple[str, ...]:
+        size, found = self.size, self.measurement
+        numbers = (size.prompts * size.group, size.group, size.new_tokens)
+        return (
+            self.axis,
+            size.at(self.axis),
+            *(str(number) for number in numbers),
+            f"{self.parameters / 1e6:.1f}M",
+            f"{found.seconds:.4g}",
+            f"{found.samples_per_s:.4g}",
+            f"{found.tokens_per_s:.4g}",
+            f"{found.peak_bytes / GB:.2f}",
+        )
+
+
+def sizes(device: str) -> dict[str, tuple[Size, ...]]:
+    """The points of each axis. `group` splits the same number of samples differently."""
+    if device == "cuda":
+        middle = Size(prompts=64, group=8, new_tokens=64, layers=30, hidden=576)
+        models = ((12, 576), (30, 576), (24, 1152))
+        return _axes(middle, rows=(8, 64, 256), tokens=(16, 64, 256), groups=(2, 8, 32), models=models)
+    middle = Size(prompts=2, group=4, new_tokens=16, layers=6, hidden=384)
+    models = ((2, 192), (6, 384), (12, 576))
+    return _axes(middle, rows=(1, 2, 4, 8), tokens=(4, 16, 64), groups=(2, 4, 8), models=models)
+
+
+def _axes(
+    middle: Size,
+    *,
+    rows: Sequence[int],
+    tokens: Sequence[int],
+    groups: Sequence[int],
+    models: Sequence[tuple[int, int]],
+) -> dict[str, tuple[Size, ...]]:
+    """`rows` are numbers of prompts."""
+    samples = middle.prompts * middle.group
+    return {
+        "rows": tuple(replace(middle, prompts=prompts) for prompts in rows),
+        "tokens": tuple(replace(middle, new_tokens=t) for t in tokens),
+        "group": tuple(replace(middle, group=g, prompts=samples // g) for g in groups),
+        "model": tuple(replace(middle, layers=layers, hidden=hidden) for layers, hidden in models),
+    }
+
+
+def work_of(size: Size, device: str, steps: int) -> Work:
+    return Work(
+        "scaling",
+        "smollm2-135m",
+        size.prompts,
+        size.group,
+        size.new_tokens,
+        device="cuda" if device == "cuda" else "cpu",
+        dtype="bfloat16" if device == "cuda" else "float32",
+        contestants=("ours",),
+        warmups=2 if device == "cuda" else 1,
+        steps=steps,
+    )
+
+
+def measure_point(size: Size, device: str, steps: int) -> Point:
+    """In the process of the point itself."""
+    from transformers import AutoModelForCausalLM
+
+    from benchmarks.models import llama_config, save_random_model
+    from benchmarks.ours import measure
+
+    with tempfile.TemporaryDirectory() as place:
+        model = Path(place) / "model"
+        save_random_model(llama_config(size.layers, size.hidden), model)
+        parameters = AutoModelForCausalLM.from_pretrained(model).num_parameters()
+        return Point(size, parameters, measure(work_of(size, device, steps), model))
+
+
+def load_point(path: Path) -> Point:
+    kept = json.loads(path.read_text())
+    return Point(Size(**kept["size"]), kept["parameters"], Measurement.of(kept["measurement"]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--only", default=",".join(AXES), help="axes, separated by commas")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
+    parser.add_argument("--point", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if given.point is not None:
+        point = measure_point(Size(**json.loads(given.point)), device, given.steps)
+        given.out.write_text(json.dumps(asdict(point)))
+        return 0
+    unknown = set(given.only.split(",")) - set(AXES)
+    if unknown:
+        parser.error(f"--only: no axis {', '.join(sorted(unknown))}; there are {', '.join(AXES)}")
+    return run_all(given.only.split(","), device, given.steps, given.out)
+
+
+def run_all(axes: Sequence[str], device: str, steps: int, out: Path) -> int:
+    from benchmarks.measure import machine
+    from benchmarks.report import scaling_figure
+
+    asked = {axis: sizes(device)[axis] for axis in axes}
+    # The axes cross in one size, which is measured once.
+    found = measure_all(dict.fromkeys(size for of_axis in asked.values() for size in of_axis), steps)
+    points = [replace(found[size], axis=axis) for axis, of_axis in asked.items() for size in of_axis if size in found]
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"scaling-{device}"
+    kept = {"machine": machine(device), "points": [asdict(point) for point in points]}
+    (out / f"{name}.json").write_text(json.dumps(kept, indent=1))
+    if points:
+        scaling_figure(points, machine(device), out / f"{name}.svg")
+        print(f"scaling on {machine(device)}", *table(HEADER, [point.row() for point in points]), sep="\n")
+    return 0 if len(points) == sum(len(of_axis) for of_axis in asked.values()) else 1
+
+
+def measure_all(asked: Iterable[Size], steps: int) -> dict[Size, Point]:
+    """Each size in its own process; one that fails is named and left out."""
+    found: dict[Size, Point] = {}
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "point.json"
+        for size in asked:
+            print(f"scaling: {size} …", file=sys.stderr, flush=True)
+            why = start("scaling", Path(place), point=json.dumps(asdict(size)), steps=steps, out=path).failure()
+            if why is None:
+                found[size] = load_point(path)
+            else:
+                print(f"FAILED {size}: {why}")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
