@@ -1,6 +1,6 @@
 """One comparison: the parity gate, then each contestant in a process of its own, a table, and lines `ratio NAME VALUE`.
 
-python -m benchmarks NAME [--steps N] [--only ours,trl-tuned] [--out DIR]
+python -m benchmarks NAME [NAME …] [--steps N] [--only ours,trl-tuned] [--out DIR]
 """
 
 import argparse
@@ -14,6 +14,7 @@ from typing import get_args
 from benchmarks.arguments import with_pace
 from benchmarks.comparison import Comparison
 from benchmarks.measure import Measurement
+from benchmarks.parity import Parity
 from benchmarks.processes import start
 from benchmarks.work import WORKS, Contestant, Work
 
@@ -23,7 +24,7 @@ MODULES = {"ours": "ours", "trl": "peer_trl", "released": "peer_pgsrm"}
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=WORKS)
+    parser.add_argument("names", nargs="+", choices=WORKS, metavar="NAME", help=f"of {', '.join(WORKS)}")
     parser.add_argument("--steps", type=int, help="steps to measure, however long they take")
     parser.add_argument("--patience", type=float, help="seconds after which five steps are enough")
     parser.add_argument("--only", help="contestants, separated by commas")
@@ -31,14 +32,35 @@ def main() -> int:
     given = parser.parse_args()
     if given.steps is not None and given.steps < 1:
         parser.error("--steps: at least 1")
-    work = with_pace(WORKS[given.name], given.steps, given.patience)
-    contestants = given.only.split(",") if given.only else list(work.contestants)
-    check_possible(work, contestants)
+    works = [with_pace(WORKS[name], given.steps, given.patience) for name in given.names]
+    only = given.only.split(",") if given.only else None
+    for work in works:
+        check_possible(work, only or list(work.contestants))
     given.out.mkdir(parents=True, exist_ok=True)
-    comparison = compare(work, contestants)
-    comparison.save(given.out / f"{work.name}.json")
-    print("\n".join(comparison.lines()))
-    return 1 if comparison.failures else 0
+    parities: dict[tuple[str, ...], Parity] = {}
+    failed = False
+    for work in works:
+        same = (work.model, work.method, work.device)  # what was found equal is not checked again
+        parities[same] = parities.get(same) or passed_parity(work)
+        comparison = compare(work, only or list(work.contestants), parities[same])
+        comparison.save(given.out / f"{work.name}.json")
+        print("\n".join(comparison.lines()), flush=True)
+        failed = failed or bool(comparison.failures)
+    return int(failed)
+
+
+def passed_parity(work: Work) -> Parity:
+    """The parity gate; out of tolerance, everything ends."""
+    from benchmarks.models import model_folder
+    from benchmarks.parity import check_parity
+
+    model_folder(work.model)  # made here once, before two processes want it at the same time
+    with tempfile.TemporaryDirectory() as place:
+        parity = check_parity(work, Path(place))
+    if parity.failures:
+        print("\n".join(parity.lines()))
+        raise SystemExit(f"out of tolerance: {', '.join(parity.failures)}. No speed is reported")
+    return parity
 
 
 def check_possible(work: Work, contestants: list[str]) -> None:
@@ -56,21 +78,16 @@ def check_possible(work: Work, contestants: list[str]) -> None:
         raise SystemExit("trl is not installed here: `make bench-setup` makes an environment that has it")
 
 
-def compare(work: Work, contestants: list[str]) -> Comparison:
+def compare(work: Work, contestants: list[str], parity: Parity) -> Comparison:
     from transformers import AutoConfig, AutoTokenizer
 
     from benchmarks.floor import Shape, floor_seconds, measure_ceilings
     from benchmarks.measure import machine
     from benchmarks.models import model_folder
-    from benchmarks.parity import check_parity
     from benchmarks.prompts import prompt_rows
 
-    folder = model_folder(work.model)  # made here once, before two processes want it at the same time
+    folder = model_folder(work.model)
     with tempfile.TemporaryDirectory() as place:
-        parity = check_parity(work, Path(place))
-        if parity.failures:
-            print("\n".join(parity.lines()))
-            raise SystemExit(f"out of tolerance: {', '.join(parity.failures)}. No speed is reported")
         config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
         rows = prompt_rows(work, tokenizer)
         prompt_tokens = sum(len(tokenizer(row["prompt"])["input_ids"]) for row in rows) / len(rows)

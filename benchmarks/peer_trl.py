@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from datasets.table import InMemoryTable
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -87,6 +88,11 @@ def settings(work: Work, variant: str) -> dict[str, Any]:
     }
 
 
+def rows_as_dataset(rows: list[dict[str, str]]) -> Dataset:
+    """With a fingerprint given: datasets' own, a hash of everything, fails with some versions of its dependencies."""
+    return Dataset(InMemoryTable.from_pylist(rows), fingerprint="benchmark")
+
+
 def make_trainer(work: Work, variant: str, folder: str) -> TimedTrainer:
     """The trainer, loaded by path: TRL then reads float32 weights, and makes its own reference."""
     source = str(model_folder(work.model))
@@ -96,7 +102,7 @@ def make_trainer(work: Work, variant: str, folder: str) -> TimedTrainer:
         model=source,
         reward_funcs=share_of_e,
         args=GRPOConfig(output_dir=folder, **settings(work, variant), **quiet),
-        train_dataset=Dataset.from_list(prompt_rows(work, tokenizer)),
+        train_dataset=rows_as_dataset(prompt_rows(work, tokenizer)),
         processing_class=tokenizer,
     )
     if variant == "trl-compiled":
