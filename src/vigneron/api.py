@@ -123,6 +123,8 @@ def _sample(
     max_new_tokens: int | None,
     seed: int,
 ) -> list[str]:
+    if not prompts:
+        return []
     sampling = Sampling(temperature=temperature) if temperature > 0 else None
     rollout = OnPolicy(policy, sampling, max_new_tokens or config.max_new_tokens, seed=seed)
     return [completion_text(c) for c in rollout([{"prompt": prompt} for prompt in prompts]).completions]

@@ -38,6 +38,8 @@ class Batch:
     metrics: dict[str, float] = field(default_factory=dict)
     excluded_B: Bool[Tensor, " B"] | None = None
     """Samples that are not trained on though they have a reward."""
+    shareable: bool = True
+    """Whether the model keeps completions apart that stand behind one prompt."""
     per_row: int = 1
     """How many completions of a prompt a training pass puts behind one copy of it."""
     completion_ids: tuple[tuple[int, ...], ...] | None = None
@@ -97,7 +99,7 @@ class Batch:
             if isinstance(value, Tensor):
                 picked = value[at]
                 return picked[:, :width] if "_BT" in name else picked
-            if value is None or name in ("metrics", "per_row"):
+            if value is None or name in ("metrics", "per_row", "shareable"):
                 return value
             if isinstance(value, dict):
                 return {key: tuple(column[i] for i in indices) for key, column in value.items()}
@@ -120,7 +122,7 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
         if name == "metrics":
             names = dict.fromkeys(key for value in values for key in value)
             return {key: _mean_of(key, parts) for key in names}
-        if values[0] is None or name == "per_row":
+        if values[0] is None or name in ("per_row", "shareable"):
             return values[0]
         if isinstance(values[0], Tensor):
             return torch.cat([_widened(v, width) if "_BT" in name else v for v in values])
@@ -195,6 +197,8 @@ def completions_per_row(batch: Batch, budget: int) -> int:
     A row of width W costs W token passes, and W² pairs of attention: some 3,000 pairs cost as much as a token in the
     small models this is for, a third of that with a mask, which the fast kernels cannot take.
     """
+    if not batch.shareable:
+        return 1
     runs = _runs(batch)
     most = max((len(run) for run in runs), default=1)
     choices = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]

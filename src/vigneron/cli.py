@@ -75,9 +75,11 @@ def _profiled(console: "Console", wanted: bool) -> Iterator[None]:
     from vigneron.timing import listening
 
     with listening() as watch:
-        yield
-    if watch.laps:
-        console.print(profile_table(watch.laps))
+        try:
+            yield
+        finally:  # also of a run that was stopped
+            if watch.laps:
+                console.print(profile_table(watch.laps))
 
 
 @app.command()

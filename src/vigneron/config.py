@@ -17,7 +17,7 @@ from pydantic import (
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-DEFAULT_MICROBATCH_TOKENS = 8192
+DEFAULT_MICROBATCH_TOKENS = 4096
 NotNegative = Annotated[float, Field(ge=0)]
 
 

@@ -6,12 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from conftest import tiny_policy
-from vigneron.batch import Batch, map_parts
+from vigneron.batch import Batch, map_parts, parts_of
 from vigneron.core.draws import Sampling
 from vigneron.policy import head, scoring
-from vigneron.policy.model import Policy, ValueHead
+from vigneron.policy.load import make_policy
+from vigneron.policy.model import Policy, ValueHead, can_share_prompts
 from vigneron.policy.scoring import Critic, score
 
 token = st.integers(1, 250)
@@ -122,3 +124,41 @@ def test_the_size_of_a_microbatch_changes_nothing(kind: str, rows: list[list[int
         expected = alone(policy, [*prompt, *completion])[len(prompt) - 1 : -1]
         expected = expected.gather(-1, torch.tensor(completion)[:, None])[:, 0]
         torch.testing.assert_close(split[i, : len(completion)], expected, atol=1e-5, rtol=0)
+
+
+def test_a_window_is_kept_in_training_and_nothing_is_shared_there() -> None:
+    """Mistral with a window of 3: log-probs of a completion past it are the model's own."""
+    policy = tiny_policy("mistral")
+    policy.shares_prompts = can_share_prompts(policy)
+    assert not policy.shares_prompts
+    pairs = [([5, 6, 7, 8, 9], [10, 11, 12, 13, c]) for c in (14, 15, 16, 17)]
+    batch = replace(batch_of(pairs), shareable=policy.shares_prompts)
+    (part,) = parts_of(batch, 1000)
+    assert part.per_row == 1
+    with torch.no_grad():
+        got = score(policy, part, Sampling()).logprobs_BT
+    for i, (prompt, completion) in enumerate(pairs):
+        expected = alone(policy, [*prompt, *completion])[len(prompt) - 1 : -1]
+        expected = expected.gather(-1, torch.tensor(completion)[:, None])[:, 0]
+        torch.testing.assert_close(got[i], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen"])
+def test_models_with_full_attention_share(kind: str) -> None:
+    assert can_share_prompts(tiny_policy(kind))
+
+
+def test_a_model_whose_layers_look_past_a_mask_does_not_share() -> None:
+    """LFM2's convolutions run over neighbours, whatever the mask says."""
+    config = Lfm2Config(
+        vocab_size=260,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+    )
+    torch.manual_seed(0)
+    policy = make_policy(Lfm2ForCausalLM(config).eval(), None, device=torch.device("cpu"))
+    assert not can_share_prompts(policy)

@@ -17,6 +17,14 @@ from vigneron.rollout.sample import sample, sampler_of
 SAMPLINGS = [Sampling(), Sampling(temperature=0.6), Sampling(top_k=5), Sampling(temperature=1.5, top_p=0.7), None]
 
 
+@pytest.fixture
+def mkldnn_as_it_was():
+    """A product in bfloat16 on a CPU without it switches oneDNN off for the whole process, and changes later bits."""
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch._C._set_mkldnn_enabled(before)
+
+
 def forced_logprobs(policy: Policy, prompt: list[int], completion: list[int], sampling: Sampling) -> torch.Tensor:
     from vigneron.core.draws import sampled_logprobs
 
@@ -79,21 +87,25 @@ def test_a_prompt_is_computed_once_for_its_group(monkeypatch: pytest.MonkeyPatch
     assert seen == [2]
 
 
-@pytest.mark.parametrize("lora", [None, Lora(rank=2)])
-def test_after_an_update_the_new_weights_are_sampled(kind_of_policy, lora: Lora | None) -> None:
+@pytest.mark.usefixtures("mkldnn_as_it_was")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lora", [None, Lora(rank=2), Lora(rank=2, targets=("embed_tokens", "wte"))])
+def test_after_an_update_the_new_weights_are_sampled(kind_of_policy, lora: Lora | None, dtype: torch.dtype) -> None:
     """Fails where a copy of the weights, a merged adapter or a cached prompt is stale."""
-    policy = kind_of_policy(lora)
+    policy = kind_of_policy(lora, dtype)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
     prompts = [[5, 6, 7], [8]]
     before = sample(policy, prompts, max_new_tokens=5)
     with torch.no_grad():
         for _, weight in policy.trainable():
-            weight += 0.3 * torch.randn_like(weight)
+            weight += (0.3 if lora is None else 1.0) * torch.randn_like(weight)
     after = sample(policy, prompts, max_new_tokens=5)
     assert not torch.allclose(before.behaviour_BT[:, 0], after.behaviour_BT[:, 0], atol=1e-3)
     for row, prompt in enumerate(prompts):
         completion = after.ids_BT[row, : int(after.lengths_B[row])].tolist()
         expected = forced_logprobs(policy, prompt, completion, Sampling())
-        torch.testing.assert_close(after.behaviour_BT[row, : len(completion)], expected, atol=1e-4, rtol=0)
+        gap = (after.behaviour_BT[row, : len(completion)] - expected).abs().mean()
+        assert gap < tolerance
 
 
 @pytest.fixture(params=["gpt2", "llama", "qwen"])
@@ -104,7 +116,7 @@ def kind_of_policy(request: pytest.FixtureRequest):
             model = _add_lora(model, lora)
             torch.manual_seed(1)
             for name, weight in model.named_parameters():
-                if "lora_B" in name:
+                if "lora_B" in name or "lora_embedding_B" in name:
                     torch.nn.init.normal_(weight, std=0.3)
         return make_policy(model.eval(), None, device=torch.device("cpu"), dtype=dtype)
 
@@ -120,14 +132,6 @@ def test_sampling_leaves_weights_and_adapter_exactly_as_they_were(kind_of_policy
     for name, weight in policy.model.named_parameters():
         assert torch.equal(weight, before[name])
     assert policy.causal.config._attn_implementation == "sdpa"
-
-
-@pytest.fixture
-def mkldnn_as_it_was():
-    """A product in bfloat16 on a CPU without it switches oneDNN off for the whole process, and changes later bits."""
-    before = torch.backends.mkldnn.enabled
-    yield
-    torch._C._set_mkldnn_enabled(before)
 
 
 @pytest.mark.usefixtures("mkldnn_as_it_was")
@@ -190,3 +194,15 @@ def test_prompts_of_like_length_go_through_the_model_together(monkeypatch: pytes
     seen.clear()
     sample(policy, [[5] * size for size in sizes], max_new_tokens=2, sampling=Sampling(), tokens_at_once=40)
     assert seen == [[20, 19], [11], [4, 3], [2]]
+
+
+def test_generate_takes_nothing_from_the_models_own_settings() -> None:
+    """No penalties, and no train() that checkpointing left behind: there transformers has no cache."""
+    policy = tiny_policy("mistral")
+    prompts = [[5, 6, 7, 8, 9], [8], [4, 3]]
+    before = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
+    policy.model.generation_config.repetition_penalty = 3.0
+    policy.model.train()
+    after = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
+    assert isinstance(policy.sampler, Generate)
+    assert after.ids_BT.tolist() == before.ids_BT.tolist()

@@ -86,3 +86,20 @@ def test_missing_rewards_are_counted_over_the_whole_step() -> None:
     assert batch.rewards_B.isnan().sum() == 4
     with pytest.raises(RewardFailed, match="missing"):
         rewarded(method_of(ApplyReward(reward, missing_limit=0.01)), ROWS, step=0)
+
+
+def test_all_parts_run_on_one_event_loop() -> None:
+    """A semaphore, like an HTTP client, belongs to the loop that first used it."""
+    one_at_a_time = asyncio.Semaphore(1)
+    loops = set()
+
+    async def reward(completions, **others):
+        async with one_at_a_time:
+            loops.add(id(asyncio.get_running_loop()))
+            await asyncio.sleep(0.02)
+        return [1.0] * len(completions)
+
+    apply = ApplyReward(reward)
+    for step in range(2):
+        assert rewarded(method_of(apply), ROWS, step=step).rewards_B.tolist() == [1.0] * 12
+    assert len(loops) == 1

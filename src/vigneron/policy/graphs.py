@@ -4,12 +4,25 @@ A graph is replayed by one launch where the function takes a thousand. All graph
 what one leaves there the next may overwrite, so a result is used before another graph is replayed.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+# Each kept shape holds its inputs and its result: beyond so many, the one that was longest unused goes.
+MOST_SHAPES = 24
+
+
+def rounded_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+def repeatable(count: int, smallest_step: int = 1) -> int:
+    """Rounded up to one of few numbers, by at most a quarter: shapes made of them come again, and can be graphs."""
+    return rounded_up(count, max(smallest_step, 2 ** (count.bit_length() - 3)))
 
 
 class Graphs:
@@ -19,7 +32,7 @@ class Graphs:
         self.available = device.type == "cuda"
         self._device = device
         self._steps: dict[Hashable, Any] = {}
-        self._calls: dict[Hashable, tuple[Any, list[Tensor], Tensor]] = {}
+        self._calls: OrderedDict[Hashable, tuple[Any, list[Tensor], Tensor]] = OrderedDict()
         self._seen: set[Hashable] = set()
 
     def clear(self) -> None:
@@ -49,7 +62,8 @@ class Graphs:
             buffers = [tensor.to(self._device).clone() for tensor in inputs]
             warm_up(lambda: function(*buffers), self._device)
             graph, result = captured(lambda: function(*buffers), self._device)
-            self._calls[key] = (graph, buffers, result)
+            _keep(self._calls, key, (graph, buffers, result))
+        self._calls.move_to_end(key)
         graph, buffers, result = self._calls[key]
         _fill(buffers, inputs)
         graph.replay()
@@ -68,7 +82,7 @@ class GraphedTrunk:
         self._weights = list(weights.values())
         self.stand_ins = {name: nn.Parameter(weight.detach()) for name, weight in weights.items()}
         self.buffers: list[Tensor] = []
-        self._shapes: dict[Hashable, _Shape] = {}
+        self._shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
         self._seen: set[Hashable] = set()
         self._hook = torch.zeros((), device=self._weights[0].device, requires_grad=True)
 
@@ -79,7 +93,8 @@ class GraphedTrunk:
         if not self.buffers:
             self.buffers = [torch.zeros_like(weight) for weight in self._weights]
         if key not in self._shapes:
-            self._shapes[key] = _Shape(self, self._forward, inputs)
+            _keep(self._shapes, key, _Shape(self, self._forward, inputs))
+        self._shapes.move_to_end(key)
         shape = self._shapes[key]
         _fill(shape.inputs, inputs)
         return _Replay.apply(self._hook, shape, self)
@@ -136,6 +151,12 @@ class _Replay(torch.autograd.Function):
         ctx.shape.to_hidden.copy_(to_hidden[0])
         ctx.shape.backward.replay()
         return None, None, None
+
+
+def _keep(kept: OrderedDict[Hashable, Any], key: Hashable, graph: Any) -> None:
+    kept[key] = graph
+    while len(kept) > MOST_SHAPES:
+        kept.popitem(last=False)
 
 
 def warm_up(function: Callable[[], Any], device: torch.device) -> None:

@@ -14,10 +14,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vigneron.batch import Batch, bundles, to_device
+from vigneron.policy.graphs import repeatable, rounded_up
 
 # Kernels read masks of a width that is a multiple of this.
 MASK_ALIGNMENT = 8
-REPEATABLE_WIDTH = 16
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class Layout:
 
 
 def lay_out(
-    batch: Batch, pad_id: int, device: torch.device, *, with_last: bool = False, repeatable: bool = False
+    batch: Batch, pad_id: int, device: torch.device, *, with_last: bool = False, for_graphs: bool = False
 ) -> Layout:
     """`with_last`: also the last token of each completion, for a critic that reads the state after it.
 
-    `repeatable`: rows and width are rounded up, so that few shapes occur and each can be a graph.
+    `for_graphs`: rows and width are rounded up, so that few shapes occur and each can be a graph.
     """
     completions = batch.completion_lists()
     rows = bundles(batch)
     fed = [len(c) if with_last else len(c) - 1 for c in completions]
     shared = any(len(row) > 1 for row in rows)
     width = max(len(batch.prompt_ids[row[0]]) + sum(fed[i] for i in row) for row in rows)
-    if repeatable or shared:
-        width = _rounded(width, REPEATABLE_WIDTH if repeatable else MASK_ALIGNMENT)
-    count = repeatable_rows(len(rows)) if repeatable else len(rows)
+    if for_graphs or shared:
+        width = repeatable(width, 16) if for_graphs else rounded_up(width, MASK_ALIGNMENT)
+    count = repeatable(len(rows)) if for_graphs else len(rows)
 
     # Plain lists, filled row by row: for thousands of short pieces they are several times faster than arrays.
     ids: list[int] = []
@@ -96,15 +96,6 @@ def lay_out(
     shape = (count, width)
     allowed_R1SS = _allowed(cut[2].view(shape)) if shared else None
     return Layout(cut[0].view(shape), cut[1].view(shape), allowed_R1SS, *cut[3:])
-
-
-def repeatable_rows(count: int) -> int:
-    """Up to the next of 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20 …: at most a quarter more."""
-    return _rounded(count, max(1, 2 ** (count.bit_length() - 3)))
-
-
-def _rounded(number: int, step: int) -> int:
-    return -(-number // step) * step
 
 
 def _allowed(owner_RS: Int[Tensor, "R S"]) -> Bool[Tensor, "R 1 S S"]:

@@ -1,6 +1,5 @@
 """Loading a child: a hub id, a folder, or a bundled model."""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +9,7 @@ import torch
 from vigneron.compiling import can_compile, compile_layers, set_compiling
 from vigneron.errors import UserError
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights
-from vigneron.policy.model import Policy, Reference, check_head
+from vigneron.policy.model import Policy, Reference, can_share_prompts, check_head
 from vigneron.quiet import quiet_transformers
 
 
@@ -44,24 +43,10 @@ def resolve_compute_dtype(dtype: Literal["auto", "float32", "bfloat16"], device:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """A GPU says so; a CPU that says so is put to the test."""
+    """As the hardware says: a time that is taken would make two runs of one recipe differ."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return False
-    return _seconds_of_a_product(torch.float32) > 1.5 * _seconds_of_a_product(torch.bfloat16)
-
-
-def _seconds_of_a_product(dtype: torch.dtype) -> float:
-    """The fastest of five, on the CPU."""
-    matrix = torch.randn(768, 768).to(dtype)
-
-    def once() -> float:
-        began = time.perf_counter()
-        matrix @ matrix
-        return time.perf_counter() - began
-
-    return min(once() for _ in range(5))
+    return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def model_source(name: str) -> str:
@@ -111,6 +96,7 @@ def load_policy(
             model.enable_input_require_grads()
     policy = make_policy(model.to(where), tokenizer, device=where)
     check_head(policy)
+    policy.shares_prompts = can_share_prompts(policy)
     policy.compute_dtype = resolve_compute_dtype(dtype, where)
     policy.activation_checkpointing = activation_checkpointing
     return policy

@@ -41,6 +41,8 @@ class Policy:
     graphed: bool = False
     """Whether passes whose shapes repeat are replayed as CUDA graphs."""
     adapter_off: bool = False
+    shares_prompts: bool = True
+    """Whether completions behind one copy of their prompt are kept apart by a mask; see `check_sharing`."""
     sampler: Any = field(default=None, repr=False, compare=False)
     """How completions are sampled; made by `rollout.sample` when it is first needed."""
 
@@ -103,7 +105,7 @@ class Policy:
     def logits(self, hidden_NH: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:
         """Next-token logits in float32 (float64 for a model in float64)."""
         head = self.head()
-        if head is not None and not torch.is_grad_enabled():
+        if head is not None:
             dtype = head.compute_dtype if head.compute_dtype == torch.bfloat16 else head.weight_VH.dtype
             flat_NV = wide_product(hidden_NH.flatten(0, -2).to(dtype), head.weight_VH.to(dtype).t())
             return flat_NV.unflatten(0, hidden_NH.shape[:-1])
@@ -184,12 +186,20 @@ def plain_causal(config: Any) -> Iterator[None]:
     transformers otherwise looks in the positions for packed rows, and waits for the device to do so.
     """
     before = config._attn_implementation
-    if before == "sdpa":
+    if before == "sdpa" and has_full_attention(config):
         config._attn_implementation = PLAIN_ATTENTION
     try:
         yield
     finally:
         config._attn_implementation = before
+
+
+def has_full_attention(config: Any) -> bool:
+    """Whether every token sees all before it: no window, no layers of another kind."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return set(kinds) == {"full_attention"}
+    return getattr(config, "sliding_window", None) is None
 
 
 LOGIT_SHAPES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
@@ -209,11 +219,32 @@ def apply_logit_shape(logits: Tensor, config: Any) -> Tensor:
 @torch.no_grad()
 def check_head(policy: Policy) -> None:
     """Trunk and head called apart must give the model's own logits: refuse a model where they do not."""
-    ids = torch.tensor([[1, 2, 3, 4]], device=policy.device) % policy.causal.config.vocab_size
-    positions = torch.arange(4, device=policy.device)[None]
+    ids = torch.arange(1, 9, device=policy.device)[None] % policy.causal.config.vocab_size
+    positions = torch.arange(8, device=policy.device)[None]
     with policy._precision():
         expected = policy.causal(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
     got = policy.logits(policy.hidden(ids, positions)).float()
     if not torch.allclose(got, expected, atol=1e-3, rtol=1e-3):
         kind = policy.causal.config.model_type
         raise UserError(f"model: '{kind}' changes its logits after the head in a way Vigneron does not know")
+
+
+@torch.no_grad()
+def can_share_prompts(policy: Policy) -> bool:
+    """Two completions behind one prompt, each compared with itself alone: some layers look past a mask."""
+    if not has_full_attention(policy.causal.config):
+        return False
+    device, size = policy.device, policy.causal.config.vocab_size
+    prompt, one, two = ([i % size for i in range(a, b)] for a, b in ((1, 4), (4, 9), (9, 14)))
+    ids = torch.tensor([[*prompt, *one, *two]], device=device)
+    positions = torch.tensor([[*range(8), *range(3, 8)]], device=device)
+    owner = torch.tensor([0] * 3 + [1] * 5 + [2] * 5, device=device)
+    allowed = ((owner[:, None] == owner) | (owner == 0)) & torch.ones(13, 13, dtype=torch.bool, device=device).tril()
+    try:
+        together = policy.hidden(ids, positions, allowed[None, None])[0, 8:]
+        alone = policy.hidden(torch.tensor([[*prompt, *two]], device=device), torch.arange(8, device=device)[None])[
+            0, 3:
+        ]
+    except Exception:  # the edge to any model there is: one that cannot take such a mask goes without
+        return False
+    return torch.allclose(together, alone, atol=1e-3, rtol=1e-3)

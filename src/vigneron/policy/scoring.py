@@ -47,7 +47,7 @@ class Scores:
 def forward(policy: Policy, batch: Batch, critic: Critic | None = None) -> tuple[Layout, Float[Tensor, "M H"], Any]:
     """How the samples were laid out, all hidden states, and the critic's value of each sample."""
     after_last = critic is not None and critic.position == "last_completion"
-    layout = lay_out(batch, policy.pad_id, policy.device, with_last=after_last, repeatable=policy.graphed)
+    layout = lay_out(batch, policy.pad_id, policy.device, with_last=after_last, for_graphs=policy.graphed)
     hidden_MH = policy.hidden(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS).flatten(0, 1)
     if critic is None:
         return layout, hidden_MH, None

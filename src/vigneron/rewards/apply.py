@@ -5,9 +5,11 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -47,30 +49,35 @@ class ApplyReward:
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def __call__(self, batch: Batch) -> Batch:
-        return self._counted(self._rewarded(batch))
+        return self._counted(self._begun(batch)())
 
     def of_parts(self, parts: Iterable[Batch]) -> Batch:
         """Rewards of parts while later ones are still being made; the whole, in order."""
-        with ThreadPoolExecutor(thread_name_prefix="reward") as pool:
-            waiting = [pool.submit(self._rewarded, part) for part in parts]
-            with phase("reward"):
-                return self._counted(concatenated([future.result() for future in waiting]))
+        waiting = [self._begun(part) for part in parts]
+        with phase("reward"):
+            return self._counted(concatenated([finish() for finish in waiting]))
 
     def _counted(self, batch: Batch) -> Batch:
         self._count(int(batch.rewards_B.isnan().sum()), len(batch))
         return batch
 
-    def _rewarded(self, batch: Batch) -> Batch:
+    def _begun(self, batch: Batch) -> Callable[[], Batch]:
+        """Call the reward. What is returned waits for an asynchronous one, and gives the batch with its rewards."""
         extras: dict[str, tuple[Any, ...]] = {}
         metrics: dict[str, float] = {}
-        values = self._call(batch, extras, metrics)
-        rewards = [self._number(value, row) for row, value in enumerate(values)]
-        return replace(
-            batch,
-            rewards_B=torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device),
-            extras={**batch.extras, **extras},
-            metrics={**batch.metrics, **metrics},
-        )
+        result = self._guarded(lambda: self._called(batch, extras, metrics))
+
+        def finish() -> Batch:
+            found = self._guarded(result.result) if isinstance(result, Future) else result
+            rewards = [self._number(value, row) for row, value in enumerate(self._listed(found, len(batch)))]
+            return replace(
+                batch,
+                rewards_B=torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device),
+                extras={**batch.extras, **extras},
+                metrics={**batch.metrics, **metrics},
+            )
+
+        return finish
 
     def _count(self, missing: int, of: int) -> None:
         self._seen += of
@@ -89,7 +96,9 @@ class ApplyReward:
     def load(self, scalars: dict[str, int]) -> None:
         self._seen, self._missing = scalars["seen"], scalars["missing"]
 
-    def _call(self, batch: Batch, extras: dict[str, Any], metrics: dict[str, Any]) -> list[Any]:
+    def _called(self, batch: Batch, extras: dict[str, Any], metrics: dict[str, Any]) -> Any:
+        """What the reward returns, or a future of it."""
+
         def log_extra(name: str, values: Any) -> None:
             extras[name] = tuple(values)
             if len(extras[name]) != len(batch):
@@ -98,32 +107,35 @@ class ApplyReward:
         def log_metric(name: str, value: float) -> None:
             metrics[name] = float(value)
 
-        ids = [list(row) for row in batch.completion_lists()]
+        result = self._function(
+            prompts=list(batch.prompts),
+            completions=list(batch.completions),
+            completion_ids=[list(row) for row in batch.completion_lists()],
+            log_extra=log_extra,
+            log_metric=log_metric,
+            **{name: list(column) for name, column in batch.columns.items()},
+        )
+        if inspect.isawaitable(result):
+            return asyncio.run_coroutine_threadsafe(_awaited(result), _event_loop())
+        return result
+
+    def _guarded(self, step: Callable[[], Any]) -> Any:
         try:
-            result = self._function(
-                prompts=list(batch.prompts),
-                completions=list(batch.completions),
-                completion_ids=ids,
-                log_extra=log_extra,
-                log_metric=log_metric,
-                **{name: list(column) for name, column in batch.columns.items()},
-            )
-            if inspect.isawaitable(result):
-                # In a thread of its own: in a notebook this one has a running loop.
-                with ThreadPoolExecutor(max_workers=1) as pool:
-                    result = pool.submit(asyncio.run, _awaited(result)).result()
+            return step()
         except UserError:
             raise
         except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
             at = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(at.filename).name}, line {at.lineno}"
             raise RewardFailed(f"reward '{self._name}' raised {type(error).__name__}: {error} ({where})") from error
+
+    def _listed(self, result: Any, count: int) -> list[Any]:
         try:
             values = list(result)
         except TypeError as error:
             raise RewardFailed(f"reward '{self._name}' returned {result!r}, not a list of numbers") from error
-        if len(values) != len(batch):
-            raise RewardFailed(f"reward '{self._name}' returned {len(values)} values for {len(batch)} completions")
+        if len(values) != count:
+            raise RewardFailed(f"reward '{self._name}' returned {len(values)} values for {count} completions")
         return values
 
     def _number(self, value: Any, row: int) -> float:
@@ -142,3 +154,11 @@ class ApplyReward:
 
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
+
+
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One for all asynchronous rewards, in a thread of its own: clients and semaphores belong to one loop."""
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name="rewards", daemon=True).start()
+    return loop

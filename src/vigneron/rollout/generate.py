@@ -1,11 +1,12 @@
 """Sampling by transformers' own `generate`, for models that the engine cannot take. The draws are ours all the same."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from vigneron.batch import length_buckets
 from vigneron.core.draws import Sampling, draw_keys
@@ -31,6 +32,7 @@ class Generate:
 
     def _sample_rows(self, request: Request, rows: Sequence[int], whole: Completions) -> None:
         policy = self._policy
+        policy.model.eval()  # checkpointing trains in train(), where transformers has no cache
         prompts = [request.prompt_ids[i] for i in rows]
         width = max(len(prompt) for prompt in prompts)
         ids_BS = torch.full((len(prompts), width), policy.pad_id)
@@ -40,16 +42,17 @@ class Generate:
             real_BS[i, width - len(prompt) :] = 1
         keys = draw_keys(request.seed, request.step, torch.tensor([request.sample_ids[i] for i in rows]))
         drawn = _OurDraws(keys.to(policy.device), request.sampling)
-        with policy._precision():
+        settings = GenerationConfig(
+            max_new_tokens=request.max_new_tokens,
+            do_sample=False,
+            eos_token_id=sorted(policy.eos_ids) or None,
+            pad_token_id=policy.pad_id,
+        )
+        with policy._precision(), _only(settings, policy.causal):
             out = policy.causal.generate(
                 ids_BS.to(policy.device),
                 attention_mask=real_BS.to(policy.device),
-                max_new_tokens=request.max_new_tokens,
-                min_new_tokens=0,
-                do_sample=False,
-                num_beams=1,
-                eos_token_id=sorted(policy.eos_ids) or None,
-                pad_token_id=policy.pad_id,
+                generation_config=settings,
                 logits_processor=LogitsProcessorList([drawn]),
                 return_dict_in_generate=True,
             )
@@ -74,6 +77,16 @@ class Generate:
         hidden_BSH = self._policy.hidden(ids_BS.to(device), positions_BS)
         last_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         return hidden_BSH[torch.arange(len(prompts), device=device), last_B]
+
+
+@contextmanager
+def _only(settings: GenerationConfig, causal: Any) -> Iterator[None]:
+    """transformers fills what is not given from the model's own settings: a penalty would change what is drawn from."""
+    own, causal.generation_config = causal.generation_config, settings
+    try:
+        yield
+    finally:
+        causal.generation_config = own
 
 
 class _OurDraws(LogitsProcessor):

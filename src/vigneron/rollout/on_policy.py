@@ -67,6 +67,7 @@ class OnPolicy:
             prompt_ids=tuple(prompt_ids),
             completion_BT=done.ids_BT,
             completion_ids=tuple(completion_ids),
+            shareable=self.policy.shares_prompts,
             spans=tuple(((len(ids), len(ids) + length),) for ids, length in zip(prompt_ids, lengths, strict=True)),
             behaviour_BT=done.behaviour_BT,
             truncated_B=done.truncated_B,

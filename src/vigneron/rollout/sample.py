@@ -77,6 +77,6 @@ def _check(policy: Policy, engine: Engine) -> None:
         positions = torch.arange(ids.shape[1], device=policy.device)[None]
         logprobs = policy.logits(policy.hidden(ids, positions))[0].log_softmax(-1)
         expected = logprobs[len(prompt) - 1 : -1].gather(1, completion[:, None])[:, 0]
-        tolerance = 0.25 if policy.compute_dtype == torch.bfloat16 else 1e-3
-        if not torch.allclose(done.behaviour_BT[row, : len(completion)], expected, atol=tolerance, rtol=0):
+        tolerance = 0.05 if policy.compute_dtype == torch.bfloat16 else 1e-3
+        if (done.behaviour_BT[row, : len(completion)] - expected).abs().mean() > tolerance:
             raise Unsupported("attention that the engine does not reproduce")

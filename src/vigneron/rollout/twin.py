@@ -49,13 +49,14 @@ class Twin:
 
     def _copy_matrices(self) -> None:
         """What autocast would cast at every call is cast once; embeddings and norms stay the float32 masters."""
-        merged = {id(copy): source for copy, source in self._copies}
+        merged = {id(copy): (copy, source) for copy, source in self._copies}
         self._copies = []
         for module in self.model.modules():
             if isinstance(module, nn.Linear | Conv1D):
                 for name, master in list(module.named_parameters(recurse=False)):
-                    source = merged.get(id(master), partial(_itself, master))
+                    _, source = merged.pop(id(master), (master, partial(_itself, master)))
                     setattr(module, name, self._copy_of(master, source))
+        self._copies += merged.values()  # an adapter on something that stays in float32: an embedding
 
     def _copy_of(self, master: Tensor, source: Source) -> nn.Parameter:
         dtype = self.dtype if self.dtype == torch.bfloat16 else master.dtype

@@ -13,6 +13,11 @@ from vigneron.training.signals import StopRequest
 
 def train(run: Run, view: View) -> None:
     """Train until the last step, or until asked to stop: then the step is finished and saved."""
+    with explained_memory(run.config):
+        _train(run, view)
+
+
+def _train(run: Run, view: View) -> None:
     config, method = run.config, run.method
     if run.step == 0 and config.eval_every and run.data.held_out:
         run.folder.append("metrics.jsonl", {"step": 0, **run.evaluate_and_keep()})
@@ -20,12 +25,11 @@ def train(run: Run, view: View) -> None:
         while run.step < config.steps:
             began = time.perf_counter()
 
-            with explained_memory(config):
-                batch = rewarded(method, run.prompts.at(run.step), run.step)
-                with phase("advantage"):
-                    batch = method.advantage(batch)
-                with phase("update"):
-                    metrics = batch_metrics(batch) | method.update(batch)
+            batch = rewarded(method, run.prompts.at(run.step), run.step)
+            with phase("advantage"):
+                batch = method.advantage(batch)
+            with phase("update"):
+                metrics = batch_metrics(batch) | method.update(batch)
 
             run.step += 1
             last = run.step == config.steps

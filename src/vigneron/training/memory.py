@@ -10,29 +10,35 @@ from vigneron.batch import Batch
 from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
+from vigneron.policy.head import HEAD_CHUNK
 from vigneron.policy.model import Policy
 from vigneron.policy.scoring import score
+from vigneron.rollout.engine import cache_bytes
 
 # What a pass may take of the memory that is free once optimizer, gradients and the sampler have theirs.
 SHARE = 0.7
-SAMPLER_BYTES = 8 * 2**30
+# Tokens of the smaller of two passes that are measured: more than a chunk of the head, whose cost is then in both.
+PROBE_TOKENS = 2 * HEAD_CHUNK
 
 
 def find_microbatch_tokens(policy: Policy, longest: int) -> int:
-    """The largest pass that surely fits, up to a size beyond which nothing gets faster.
+    """The largest pass that surely fits, up to a size beyond which little gets faster.
 
     On a CUDA device two small passes are made, forward and back: their peaks give the bytes a token takes.
     """
     if policy.device.type != "cuda":
         return DEFAULT_MICROBATCH_TOKENS
-    rows = max(1, 512 // longest)
-    fewer, more = (_peak_bytes(policy, longest, count) for count in (rows, 2 * rows))
+    rows = -(-PROBE_TOKENS // longest)
+    try:
+        fewer, more = (_peak_bytes(policy, longest, count) for count in (rows, 2 * rows))
+    except torch.OutOfMemoryError:
+        return longest
     per_token = max(1, more - fewer) / (rows * longest)
     fixed = max(0, fewer - per_token * rows * longest)
     torch.cuda.empty_cache()
     trained = sum(parameter.nbytes for _, parameter in policy.trainable())
-    free, total = torch.cuda.mem_get_info(policy.device)
-    kept = 3 * trained + min(SAMPLER_BYTES, total // 8)  # gradients and AdamW's two moments; cache and graphs
+    free, _ = torch.cuda.mem_get_info(policy.device)
+    kept = 3 * trained + 1.5 * cache_bytes(policy.device)  # gradients and AdamW's two moments; the sampler
     room = SHARE * (free - kept - fixed)
     fits = int(room / per_token) // 256 * 256
     return max(longest, min(DEFAULT_MICROBATCH_TOKENS, fits))
@@ -81,7 +87,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
-    return "can't allocate memory" in text or "not enough memory" in text or "out of memory" in text
+    signs = ("can't allocate memory", "not enough memory", "out of memory", "cublas_status_alloc_failed")
+    return any(sign in text for sign in signs)
 
 
 def _advice(config: Config) -> str:
@@ -94,4 +101,4 @@ def _advice(config: Config) -> str:
     switches = [] if config.model.activation_checkpointing else ["model.activation_checkpointing=true"]
     switches += [] if config.model.lora else ["model.lora={}"]
     also = f", or set {' or '.join(switches)}" if switches else ""
-    return f"out of memory; the last checkpoint stands. Lower {', '.join(settings)}{also}"
+    return f"out of memory; a checkpoint that was written stands. Lower {', '.join(settings)}{also}"

@@ -25,7 +25,7 @@ from vigneron.tasks.source import Data, load_data
 from vigneron.training.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, weights_identity
 from vigneron.training.folder import RunFolder
 from vigneron.training.held_out import evaluate
-from vigneron.training.memory import find_microbatch_tokens
+from vigneron.training.memory import explained_memory, find_microbatch_tokens
 from vigneron.training.samples import SampleStore, samples_of
 from vigneron.training.slots import Method, Metrics, Parts
 
@@ -101,6 +101,11 @@ class Run:
 
     @classmethod
     def _build(cls, config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> "Run":
+        with explained_memory(config):
+            return cls._put_together(config, folder, data, build, view)
+
+    @classmethod
+    def _put_together(cls, config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> "Run":
         reward = ApplyReward(
             build_reward(config.reward, cache=folder.path / "embeddings.sqlite", device=config.model.device),
             missing_limit=config.reward.missing_limit,

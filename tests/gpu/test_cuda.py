@@ -1,0 +1,92 @@
+"""What exists on a CUDA device only: graphs, the decode kernel, compiled layers, the search for a microbatch."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from conftest import tiny_model
+from vigneron.batch import parts_of
+from vigneron.compiling import has_triton, set_compiling
+from vigneron.core.draws import Sampling
+from vigneron.policy.load import Lora, _add_lora, make_policy, speed_up
+from vigneron.policy.model import Policy, Reference
+from vigneron.policy.scoring import reference_view, score
+from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rollout.sample import sample
+from vigneron.training.memory import find_microbatch_tokens
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CUDA = torch.device("cuda")
+PROMPTS = [[5, 6, 7]] * 4 + [[8, 9]] * 4
+
+
+def cuda_policy(kind: str, *, lora: bool = False, dtype: torch.dtype = torch.float32) -> Policy:
+    from conftest import byte_tokenizer
+
+    model = tiny_model(kind)
+    if lora:
+        model = _add_lora(model, Lora(rank=2))
+    return make_policy(model.to(CUDA).eval(), byte_tokenizer(), device=CUDA, dtype=dtype)
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "size", "slots"), [(9, 3, 64, 100), (12, 12, 64, 33), (4, 2, 8, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_decode_kernel_is_attention(heads: int, key_heads: int, size: int, slots: int, dtype: torch.dtype) -> None:
+    if not has_triton():
+        pytest.skip("needs Triton")
+    from vigneron.rollout.decode_kernel import decode_attention
+
+    torch.manual_seed(0)
+    query = torch.randn(7, heads, size, device=CUDA, dtype=dtype)
+    keys, values = torch.randn(2, 8, key_heads, slots, size, device=CUDA, dtype=dtype)
+    at = torch.randint(0, slots, (7,), device=CUDA)
+    got = decode_attention(query, keys, values, at, size**-0.5)
+    seen = (torch.arange(slots, device=CUDA) <= at[:, None])[:, None, None]
+    shared = query.double().unflatten(1, (key_heads, heads // key_heads))
+    expected = scaled_dot_product_attention(shared, keys[:7].double(), values[:7].double(), attn_mask=seen)
+    error = (got.double() - expected.flatten(1, 2)).norm() / expected.norm()
+    assert error < (1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen"])
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_replayed_passes_are_the_plain_ones_after_every_update(kind: str, lora: bool, compiled: bool) -> None:
+    """Four steps of sampling, scoring, gradients and a change of the weights: graphs are captured in the second."""
+    plain, fast = (cuda_policy(kind, lora=lora) for _ in range(2))
+    fast_reference = Reference.of(fast)
+    speed_up(fast, fast_reference, graphs=True, compiled=compiled)
+    plain_reference = Reference.of(plain)
+    try:
+        for step in range(4):
+            batch = OnPolicy(plain, Sampling(), max_new_tokens=6, group_size=4, seed=3)(
+                [{"prompt": "hot"}, {"prompt": "a longer one"}], step
+            )
+            sampled = sample(fast, PROMPTS, max_new_tokens=6, sampling=Sampling(), seed=1, step=step)
+            expected = sample(plain, PROMPTS, max_new_tokens=6, sampling=Sampling(), seed=1, step=step)
+            assert sampled.ids_BT.tolist() == expected.ids_BT.tolist()
+            torch.testing.assert_close(sampled.behaviour_BT, expected.behaviour_BT, atol=1e-4, rtol=0)
+            for part in parts_of(batch, 64):
+                for one, other in ((plain, plain_reference), (fast, fast_reference)):
+                    now = score(one, part, Sampling())
+                    (now.logprobs_BT.sum() + 0.1 * now.entropy_BT.sum()).backward()
+                views = [
+                    reference_view(r, part, Sampling(), keep_hidden=False) for r in (plain_reference, fast_reference)
+                ]
+                torch.testing.assert_close(views[0]["reference_BT"], views[1]["reference_BT"], atol=1e-4, rtol=0)
+            with torch.no_grad():
+                for (_, a), (_, b) in zip(plain.trainable(), fast.trainable(), strict=True):
+                    torch.testing.assert_close(a.grad, b.grad, atol=1e-3, rtol=1e-3)
+                    change = 0.1 * torch.randn_like(a)
+                    a += change
+                    b += change
+                    a.grad = b.grad = None
+    finally:
+        set_compiling(False)
+
+
+def test_the_microbatch_that_is_found_fits() -> None:
+    policy = cuda_policy("llama")
+    tokens = find_microbatch_tokens(policy, 16)
+    assert tokens >= 16
+    assert all(weight.grad is None for _, weight in policy.trainable())
