@@ -1,5 +1,6 @@
 """The loop with a real, tiny model: it learns, it logs what happened, and it stops when something is wrong."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from helpers import tiny_config, write_data
 
 from vigneron import api
 from vigneron.batch import Batch
+from vigneron.errors import UserError
 from vigneron.methods import METHODS
 from vigneron.rewards.apply import ApplyReward
 from vigneron.training.loop import train
@@ -174,3 +176,14 @@ def test_several_updates_log_their_clipping(tmp_path: Path, tiny_folder: Path) -
     (record,) = run.folder.metrics()
     assert 0.0 < record["clip_ratio/region_mean"] <= 0.75, "none in the first of four updates"
     assert record["kl"] == pytest.approx(0.0, abs=1e-6), "of the policy that sampled"
+
+
+def test_a_prompt_that_does_not_fit_is_found_at_the_start(tiny_folder: Path, tmp_path: Path) -> None:
+    """The tiny model has room for 64 tokens; the third row of the training data is longer."""
+    data = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "a", "answer": "b"}] * 2 + [{"prompt": "a" * 70, "answer": "b"}] * 3
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tiny_config(tiny_folder, data)
+    with pytest.raises(UserError, match=r"3 prompts do not fit .* prompt 3 of the training data, 70 tokens"):
+        Run.start(config, tmp_path / "runs", METHODS[config.method.name], view=Silent())
+    assert not list((tmp_path / "runs").iterdir())

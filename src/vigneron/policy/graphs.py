@@ -20,9 +20,9 @@ def rounded_up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-def repeatable(count: int, smallest_step: int = 1) -> int:
-    """Rounded up to one of few numbers, by at most a quarter: shapes made of them come again, and can be graphs."""
-    return rounded_up(count, max(smallest_step, 2 ** (count.bit_length() - 3)))
+def repeatable(count: int, *, per_doubling: int = 4, smallest_step: int = 1) -> int:
+    """Rounded up to one of few numbers, so many a doubling: shapes made of them come again, and can be graphs."""
+    return rounded_up(count, max(smallest_step, 2 ** (count.bit_length() - 1) // per_doubling))
 
 
 class Graphs:

@@ -49,7 +49,7 @@ def lay_out(
     shared = any(len(row) > 1 for row in rows)
     width = max(len(batch.prompt_ids[row[0]]) + sum(fed[i] for i in row) for row in rows)
     if for_graphs or shared:
-        width = repeatable(width, 16) if for_graphs else rounded_up(width, MASK_ALIGNMENT)
+        width = repeatable(width, per_doubling=8, smallest_step=16) if for_graphs else rounded_up(width, MASK_ALIGNMENT)
     count = repeatable(len(rows)) if for_graphs else len(rows)
 
     # Plain lists, filled row by row: for thousands of short pieces they are several times faster than arrays.

@@ -35,13 +35,15 @@ def sample(
     return sampler_of(policy).sample(request).trimmed()
 
 
-def check_lengths(policy: Policy, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+def check_lengths(
+    policy: Policy, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int, of: str = "the step"
+) -> None:
     limit = policy.context_length
     too_long = [i for i, ids in enumerate(prompt_ids) if limit and len(ids) + max_new_tokens > limit]
     if too_long:
         raise UserError(
             f"{len(too_long)} prompts do not fit with max_new_tokens={max_new_tokens} into the model's context of "
-            f"{limit} tokens (the first is prompt {too_long[0] + 1} of the step, {len(prompt_ids[too_long[0]])} tokens)"
+            f"{limit} tokens (the first is prompt {too_long[0] + 1} of {of}, {len(prompt_ids[too_long[0]])} tokens)"
         )
 
 

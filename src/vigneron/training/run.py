@@ -19,8 +19,8 @@ from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resol
 from vigneron.policy.model import Policy, Reference
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
-from vigneron.rollout.prompts import PromptOrder, prompt_token_ids
-from vigneron.rollout.sample import sampler_of
+from vigneron.rollout.prompts import PromptOrder, prompts_token_ids
+from vigneron.rollout.sample import check_lengths, sampler_of
 from vigneron.tasks.source import Data, load_data
 from vigneron.training.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, weights_identity
 from vigneron.training.folder import RunFolder
@@ -115,8 +115,10 @@ class Run:
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
         speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
+        longest = longest_prompt(config, policy, data)
         if config.microbatch_tokens == "auto":
-            config = config.model_copy(update={"microbatch_tokens": _microbatch_tokens(config, policy, data)})
+            found = find_microbatch_tokens(policy, longest + config.max_new_tokens)
+            config = config.model_copy(update={"microbatch_tokens": found})
             folder.write_config(config)
         method = build(Parts(config, policy, reference, reward))
         for notice in (*method.notices, sampler_of(policy).notice):
@@ -210,10 +212,14 @@ def resolved(config: Config) -> Config:
     return config.model_copy(update=changes)
 
 
-def _microbatch_tokens(config: Config, policy: Policy, data: Data) -> int:
-    prompts = [row["prompt"] for row in (*data.train, *data.held_out)] if policy.device.type == "cuda" else []
-    longest = max((len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts), default=1)
-    return find_microbatch_tokens(policy, longest + config.max_new_tokens)
+def longest_prompt(config: Config, policy: Policy, data: Data) -> int:
+    """Tokens of the longest prompt. One that does not fit into the model is found here, not after hours."""
+    longest = 1
+    for rows, of in ((data.train, "the training data"), (data.held_out, "the held-out part")):
+        ids = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in rows])
+        check_lengths(policy, ids, config.max_new_tokens, of)
+        longest = max(longest, *map(len, ids)) if ids else longest
+    return longest
 
 
 def absolute(name: str) -> str:
