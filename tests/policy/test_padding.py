@@ -12,8 +12,9 @@ from conftest import tiny_policy
 from vigneron.batch import Batch, map_parts, parts_of
 from vigneron.core.draws import Sampling
 from vigneron.policy import head, scoring
+from vigneron.policy.layout import can_share_prompts
 from vigneron.policy.load import make_policy
-from vigneron.policy.model import Policy, ValueHead, can_share_prompts
+from vigneron.policy.model import Policy, ValueHead
 from vigneron.policy.scoring import Critic, score
 
 token = st.integers(1, 250)

@@ -90,14 +90,23 @@ def test_a_completion_ends_with_any_end_id_and_one_without_is_marked_as_cut() ->
     assert not done.truncated_B.all()
 
 
-def test_samples_follow_the_models_distribution() -> None:
-    """Chi-square on the first token of 4,000 samples of one prompt; the bound is far past the 0.1 % quantile."""
+@pytest.mark.parametrize("place", [0, 1])
+def test_samples_follow_the_models_distribution(place: int) -> None:
+    """Chi-square on a token of 4,000 samples of one prompt; the bound is far past the 0.1 % quantile.
+
+    The first token comes from the prompt's pass, the second, summed over all firsts, from a step with the cache.
+    """
     policy = tiny_policy()
     with torch.no_grad():
         probabilities = policy.model(torch.tensor([[5, 6]])).logits[0, -1].softmax(-1)
+        if place == 1:
+            policy.eos_ids = frozenset()
+            size = len(probabilities)
+            after = policy.model(torch.tensor([[5, 6, token] for token in range(size)])).logits[:, -1].softmax(-1)
+            probabilities = probabilities @ after
     count = 4000
-    done = sample(policy, [[5, 6]] * count, max_new_tokens=1, sampling=Sampling())
-    observed = torch.bincount(done.ids_BT[:, 0], minlength=len(probabilities))
+    done = sample(policy, [[5, 6]] * count, max_new_tokens=place + 1, sampling=Sampling())
+    observed = torch.bincount(done.ids_BT[:, place], minlength=len(probabilities))
     chi = (((observed - count * probabilities) ** 2) / (count * probabilities)).sum().item()
     freedom = len(probabilities) - 1
     assert freedom - 4 * (2 * freedom) ** 0.5 < chi < freedom + 4 * (2 * freedom) ** 0.5

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vigneron.batch import Batch, bundles, to_device
 from vigneron.policy.graphs import repeatable, rounded_up
+from vigneron.policy.model import Policy, has_full_attention
 
 # Kernels read masks of a width that is a multiple of this.
 MASK_ALIGNMENT = 8
@@ -104,3 +105,23 @@ def _allowed(owner_RS: Int[Tensor, "R S"]) -> Bool[Tensor, "R 1 S S"]:
     prompt_RSS = (owner_RS == 0)[:, None, :]
     before_SS = torch.ones(owner_RS.shape[1], owner_RS.shape[1], dtype=torch.bool, device=owner_RS.device).tril()
     return ((mine_RSS | prompt_RSS) & before_SS)[:, None]
+
+
+@torch.no_grad()
+def can_share_prompts(policy: Policy) -> bool:
+    """Two completions behind one prompt, the second compared with itself alone: some layers look past a mask."""
+    if not has_full_attention(policy.causal.config):
+        return False
+
+    def ids(*numbers: int) -> Tensor:
+        return to_device([numbers], policy.device)
+
+    size = policy.causal.config.vocab_size
+    prompt, one, two = ([i % size for i in numbers] for numbers in (range(1, 4), range(4, 9), range(9, 14)))
+    owner_RS = ids(*[0] * 3, *[1] * 5, *[2] * 5)
+    try:
+        together = policy.hidden(ids(*prompt, *one, *two), ids(*range(8), *range(3, 8)), _allowed(owner_RS))
+        alone = policy.hidden(ids(*prompt, *two), ids(*range(8)))
+    except Exception:  # the edge to any model there is: one that cannot take such a mask goes without
+        return False
+    return torch.allclose(together[0, 8:], alone[0, 3:], atol=1e-3, rtol=1e-3)

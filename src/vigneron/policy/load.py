@@ -9,7 +9,8 @@ import torch
 from vigneron.compiling import can_compile, compile_layers, set_compiling
 from vigneron.errors import UserError
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights
-from vigneron.policy.model import Policy, Reference, can_share_prompts, check_head
+from vigneron.policy.layout import can_share_prompts
+from vigneron.policy.model import Policy, Reference, check_head
 from vigneron.quiet import quiet_transformers
 
 

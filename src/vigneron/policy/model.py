@@ -42,7 +42,7 @@ class Policy:
     """Whether passes whose shapes repeat are replayed as CUDA graphs."""
     adapter_off: bool = False
     shares_prompts: bool = True
-    """Whether completions behind one copy of their prompt are kept apart by a mask; see `check_sharing`."""
+    """Whether completions behind one copy of their prompt are kept apart by a mask; see `can_share_prompts`."""
     sampler: Any = field(default=None, repr=False, compare=False)
     """How completions are sampled; made by `rollout.sample` when it is first needed."""
 
@@ -104,15 +104,7 @@ class Policy:
 
     def logits(self, hidden_NH: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:
         """Next-token logits in float32 (float64 for a model in float64)."""
-        head = self.head()
-        if head is not None:
-            dtype = head.compute_dtype if head.compute_dtype == torch.bfloat16 else head.weight_VH.dtype
-            flat_NV = wide_product(hidden_NH.flatten(0, -2).to(dtype), head.weight_VH.to(dtype).t())
-            return flat_NV.unflatten(0, hidden_NH.shape[:-1])
-        with self._precision():
-            logits = self.causal.get_output_embeddings()(hidden_NH)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        return apply_logit_shape(logits, self.causal.config)
+        return model_logits(self.causal, hidden_NH, self.compute_dtype)
 
     def head(self) -> Head | None:
         """The head as one matrix, where it is no more than that."""
@@ -125,9 +117,7 @@ class Policy:
         )
 
     def _precision(self) -> AbstractContextManager[Any]:
-        if self.compute_dtype == torch.bfloat16:
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return nullcontext()
+        return precision(self.device, self.compute_dtype)
 
 
 @dataclass
@@ -168,6 +158,24 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden_BH: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
         return self.linear(hidden_BH.to(self.linear.weight.dtype)).squeeze(-1)
+
+
+def precision(device: torch.device, compute_dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """What matrix products run in; weights, sums and norms are as they are."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if compute_dtype == torch.bfloat16 else nullcontext()
+
+
+def model_logits(causal: Any, hidden_NH: Float[Tensor, "*N H"], compute_dtype: torch.dtype) -> Float[Tensor, "*N V"]:
+    """A model's head, the product in `compute_dtype` and its sums in float32 (float64 for a model in float64)."""
+    head = plain_head(causal, compute_dtype)
+    if head is not None:
+        dtype = compute_dtype if compute_dtype == torch.bfloat16 else head.weight_VH.dtype
+        flat_NV = wide_product(hidden_NH.flatten(0, -2).to(dtype), head.weight_VH.to(dtype).t())
+        return flat_NV.unflatten(0, hidden_NH.shape[:-1])
+    with precision(hidden_NH.device, compute_dtype):
+        logits = causal.get_output_embeddings()(hidden_NH)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return apply_logit_shape(logits, causal.config)
 
 
 def plain_head(causal: Any, compute_dtype: torch.dtype) -> Head | None:
@@ -227,24 +235,3 @@ def check_head(policy: Policy) -> None:
     if not torch.allclose(got, expected, atol=1e-3, rtol=1e-3):
         kind = policy.causal.config.model_type
         raise UserError(f"model: '{kind}' changes its logits after the head in a way Vigneron does not know")
-
-
-@torch.no_grad()
-def can_share_prompts(policy: Policy) -> bool:
-    """Two completions behind one prompt, each compared with itself alone: some layers look past a mask."""
-    if not has_full_attention(policy.causal.config):
-        return False
-    device, size = policy.device, policy.causal.config.vocab_size
-    prompt, one, two = ([i % size for i in range(a, b)] for a, b in ((1, 4), (4, 9), (9, 14)))
-    ids = torch.tensor([[*prompt, *one, *two]], device=device)
-    positions = torch.tensor([[*range(8), *range(3, 8)]], device=device)
-    owner = torch.tensor([0] * 3 + [1] * 5 + [2] * 5, device=device)
-    allowed = ((owner[:, None] == owner) | (owner == 0)) & torch.ones(13, 13, dtype=torch.bool, device=device).tril()
-    try:
-        together = policy.hidden(ids, positions, allowed[None, None])[0, 8:]
-        alone = policy.hidden(torch.tensor([[*prompt, *two]], device=device), torch.arange(8, device=device)[None])[
-            0, 3:
-        ]
-    except Exception:  # the edge to any model there is: one that cannot take such a mask goes without
-        return False
-    return torch.allclose(together, alone, atol=1e-3, rtol=1e-3)

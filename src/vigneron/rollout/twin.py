@@ -13,8 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from vigneron.policy.head import wide_product
-from vigneron.policy.model import Policy, apply_logit_shape, plain_head
+from vigneron.policy.model import Policy, model_logits, precision
 from vigneron.rollout import cached_attention
 from vigneron.rollout.cached_attention import Unsupported
 
@@ -87,19 +86,14 @@ class Twin:
             module.vigneron_keys, module.vigneron_values = keys[layer], values[layer]
 
     def hidden(self, ids_RS: Int[Tensor, "R S"], positions_RS: Int[Tensor, "R S"], **cache: Any) -> Tensor:
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+        with precision(self.device, self.dtype):
             out = self.model.base_model(
                 input_ids=ids_RS, position_ids=positions_RS, use_cache=False, attention_mask=None, **cache
             )
         return out.last_hidden_state
 
     def logits(self, hidden_NH: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        head = plain_head(self.model, self.dtype)
-        if head is not None:
-            return wide_product(hidden_NH.to(head.weight_VH.dtype), head.weight_VH.t())
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            logits = self.model.get_output_embeddings()(hidden_NH)
-        return apply_logit_shape(logits if logits.dtype == torch.float64 else logits.float(), self.model.config)
+        return model_logits(self.model, hidden_NH, self.dtype)
 
 
 def _itself(master: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vigneron.batch import Batch, parts_of
-from vigneron.config import Config, OptimizerConfig
+from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config, OptimizerConfig
 from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
 from vigneron.core.schedule import Shape, learning_rate_factor
 from vigneron.errors import UserError
@@ -113,7 +113,7 @@ class GradientUpdate:
     players: Sequence[Player]
     total_updates: int
     updates_per_step: int = 1
-    microbatch_tokens: int = 8192
+    microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS
     schedule: Shape = "constant"
     warmup_updates: int = 0
     measure: Callable[[Batch], Term] | None = None
