@@ -11,7 +11,7 @@ from vigneron.recipe import check_config, config_yaml, parse_yaml
 MINIMAL: dict[str, Any] = {
     "method": {"name": "actor_critic"},
     "data": {"task": "antonyms"},
-    "reward": {"kind": "exact"},
+    "reward": {"kind": "binary"},
 }
 
 

@@ -36,7 +36,7 @@ def test_an_unknown_key_like_no_other_lists_what_there_is() -> None:
 
 
 def test_a_key_of_another_reward_is_unknown() -> None:
-    assert line_of(reward={"kind": "exact", "alpha": 4.0}).startswith("my.yaml: unknown key 'reward.alpha'")
+    assert line_of(reward={"kind": "binary", "alpha": 4.0}).startswith("my.yaml: unknown key 'reward.alpha'")
 
 
 def test_all_errors_come_at_once() -> None:
@@ -71,7 +71,7 @@ def test_a_wrong_type_is_refused_and_shown(steps: Any) -> None:
         ({"optimizer": {"actor_lr": float("inf")}}, "optimizer.actor_lr"),
         ({"optimizer": {"weight_decay": float("nan")}}, "optimizer.weight_decay"),
         ({"reward": {"kind": "semantic", "alpha": 0.99}}, "reward.alpha"),
-        ({"reward": {"kind": "exact", "missing_limit": 2}}, "reward.missing_limit"),
+        ({"reward": {"kind": "binary", "missing_limit": 2}}, "reward.missing_limit"),
         ({"reward": {"kind": "python", "function": "no_colon"}}, "reward.function"),
         ({"model": {"device": "tpu"}}, "model.device"),
         ({"method": method(clip_epsilon=1.0)}, "method.clip_epsilon"),
@@ -93,9 +93,9 @@ def test_missing_sections_are_named() -> None:
 
 def test_an_unknown_reward_lists_the_kinds() -> None:
     line = line_of(reward={"kind": "semantik"})
-    assert line.startswith("my.yaml: reward.kind: one of 'semantic', 'exact', 'python'")
+    assert line.startswith("my.yaml: reward.kind: one of 'semantic', 'binary', 'python'")
     assert line.endswith("not 'semantik'")
-    assert line_of(method={"name": "grop"}) == "my.yaml: method.name: one of 'actor_critic', 'grpo', not 'grop'"
+    assert line_of(method={"name": "grop"}) == "my.yaml: method.name: one of 'actor_critic', 'grpo', 'sft', not 'grop'"
 
 
 def test_a_value_of_several_types_is_named_by_its_key_alone() -> None:
@@ -122,7 +122,7 @@ def test_a_task_brings_its_own_held_out_part() -> None:
 def test_a_kind_that_is_missing_or_given_short() -> None:
     assert (
         line_of(reward={"embedder": "lexical"})
-        == "my.yaml: 'reward.kind' is missing: one of 'semantic', 'exact', 'python'"
+        == "my.yaml: 'reward.kind' is missing: one of 'semantic', 'binary', 'python'"
     )
     assert "reward.kind: one of" in line_of(reward="nosuch")
 

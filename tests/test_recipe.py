@@ -72,8 +72,8 @@ def test_the_last_override_wins_and_the_given_mapping_is_untouched() -> None:
 
 
 def test_a_section_can_be_named_by_its_kind() -> None:
-    assert load_config("pgsrm-antonyms", ["reward=exact"]).reward.model_dump() == {
-        "kind": "exact",
+    assert load_config("pgsrm-antonyms", ["reward=binary"]).reward.model_dump() == {
+        "kind": "binary",
         "missing_limit": 0.05,
     }
     assert load_config("pgsrm-antonyms", ["model=gpt2"]).model.name == "gpt2"
@@ -246,4 +246,4 @@ def test_the_binary_baseline_differs_in_the_reward_alone() -> None:
     paper = load_config("pgsrm-antonyms-paper").model_dump()
     binary = load_config("pgsrm-antonyms-binary").model_dump()
     assert {key for key in paper if paper[key] != binary[key]} == {"recipe", "about", "reward"}
-    assert binary["reward"]["kind"] == "exact"
+    assert binary["reward"]["kind"] == "binary"

@@ -13,8 +13,10 @@ from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import load_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
+from vigneron.rewards.checkers import load_checker
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.prompts import Row, completion_text
+from vigneron.tasks.source import checker_name
 from vigneron.training import loop
 from vigneron.training.checkpoint import check_manifest, checkpoint_step, checkpoints, load_weights
 from vigneron.training.folder import RunFolder, default_runs_folder
@@ -57,8 +59,10 @@ class Trained:
         rows = RunFolder(self.folder).data().held_out if rows is None else rows
         if not rows:
             raise UserError("there is no held-out part to evaluate on: give data.held_out, or --file")
-        reward = ApplyReward(build_reward(self.config.reward), missing_limit=self.config.reward.missing_limit)
-        batch, metrics = evaluate(self.config, self.policy, reward, rows)
+        checker = load_checker(checker_name(self.config))
+        built = build_reward(self.config.reward, checker)
+        reward = ApplyReward(built, missing_limit=self.config.reward.missing_limit)
+        batch, metrics = evaluate(self.config, self.policy, reward, checker, rows)
         return metrics, samples_of(batch, self.step, "eval")
 
 

@@ -36,6 +36,8 @@ class Batch:
     columns: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    correct: tuple[bool | None, ...] | None = None
+    """The checker's verdicts."""
     excluded_B: Bool[Tensor, " B"] | None = None
     """Samples that are not trained on though they have a reward."""
     shareable: bool = True

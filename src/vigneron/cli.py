@@ -145,11 +145,12 @@ def validate(file: Recipe, overrides: Overrides = None) -> None:
     config = load_config(file, overrides or [])
     from vigneron.policy.load import check_model_name
     from vigneron.rewards.build import build_reward
-    from vigneron.tasks.source import load_data
+    from vigneron.rewards.checkers import load_checker
+    from vigneron.tasks.source import checker_name, load_data
 
     data = load_data(config)
     check_model_name(config.model.name)
-    build_reward(config.reward)
+    build_reward(config.reward, load_checker(checker_name(config)))
     samples = config.prompts_per_step * config.group_size
     typer.echo(f"{file} is valid: {len(data.train)} prompts to train on, {len(data.held_out)} held out")
     typer.echo(

@@ -19,6 +19,8 @@ Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 DEFAULT_MICROBATCH_TOKENS = 4096
 NotNegative = Annotated[float, Field(ge=0)]
+TASK_PARTS = ("held_out", "tuning")
+"""What a built-in task may be evaluated on."""
 
 
 class Strict(BaseModel):
@@ -55,17 +57,59 @@ class DataConfig(Strict):
     train: str | None = None
     """A .jsonl or .csv file with a column `prompt`, and `answer` where the reward compares with one."""
     held_out: str | None = None
-    """The same, for evaluation; a built-in task brings its own."""
+    """The same, for evaluation. A built-in task brings its own, `held_out`, and another one for choosing settings,
+    `tuning`."""
     template: str | None = None
     """Makes the prompt of other columns, as in `The opposite of '{word}' is `."""
+    checker: Annotated[str, Field(pattern=r"^(equality|sentiment_inversion|[\w.]+:\w+)$")] | None = None
+    """What counts as right: `equality` (after normalisation), `sentiment_inversion`, or `module:function`, a reward
+    that gives 0 or 1. None: the task's own, or equality."""
 
     @model_validator(mode="after")
     def one_source(self) -> "DataConfig":
         if (self.task is None) == (self.train is None):
             raise ValueError("give either `task` or `train`")
-        if self.task is not None and self.held_out is not None:
-            raise ValueError(f"the task '{self.task}' brings its own held-out part: leave out `held_out`")
+        if self.task is not None and self.held_out not in (None, *TASK_PARTS):
+            raise ValueError(
+                f"the task '{self.task}' brings its own parts: `held_out` is one of {', '.join(TASK_PARTS)}"
+            )
         return self
+
+
+class AskedParentConfig(Strict):
+    """A parent that is asked once for every prompt, greedily; its answers are kept."""
+
+    model: str
+    instruction: str | None = None
+    """The system message. None: the task's own, or none."""
+    input: str | None = None
+    """The user's message, made of a row's columns, as in `{first} + {second} = `. None: the task's, or the prompt."""
+    reads: Literal["json", "text"] | None = None
+    """json: the answer stands in {"OUTPUT": …} and nowhere else. None: as the task says, or text."""
+    max_tokens: Positive = 64
+
+
+class EndpointParentConfig(AskedParentConfig):
+    """Any OpenAI-compatible endpoint. The key is OPENAI_API_KEY of the environment, and is written nowhere."""
+
+    kind: Literal["endpoint"]
+    url: str | None = None
+    """None: OPENAI_BASE_URL, or OpenAI's own."""
+    concurrency: Annotated[int, Field(gt=0, le=256)] = 8
+    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    retries: Annotated[int, Field(ge=0, le=20)] = 5
+    missing_limit: Share = 0.05
+    """Prompts that got no answer are left out; more than this share of them, and nothing is trained."""
+
+
+class LocalParentConfig(AskedParentConfig):
+    """A transformers model: a hub id, a folder, or a bundled one."""
+
+    kind: Literal["local"]
+    missing_limit: Share = 0.05
+
+
+ParentConfig = Annotated[EndpointParentConfig | LocalParentConfig, Field(discriminator="kind")]
 
 
 class SamplingConfig(Strict):
@@ -76,12 +120,29 @@ class SamplingConfig(Strict):
     """Do not train on completions that the length limit cut."""
 
 
+class GuardsConfig(Strict):
+    """Against rewards that are gamed; all off unless asked for, and in the paper's recipes."""
+
+    input_weight: NotNegative = 0.0
+    """How much of the similarity to the input is subtracted from the similarity to the answer."""
+    max_length_ratio: Annotated[float, Field(ge=1)] | None = None
+    """A completion of more than so many times the answer's words earns nothing."""
+    max_repetition: Share | None = None
+    """A completion of which more than this share of words are repeated earns nothing."""
+    second_embedder: str | None = None
+    """The smaller of the two embedders' rewards counts."""
+
+
 class SemanticRewardConfig(Strict):
     """PGSRM's reward."""
 
     kind: Literal["semantic"]
     embedder: str = "lexical"
-    """`lexical`, `wordllama`, `minilm`, a Numberbatch file, or a sentence-transformers folder or hub id."""
+    """`lexical`, `wordllama`, `minilm`, a Numberbatch file, a sentence-transformers folder or hub id, a
+    `text-embedding-…` of OpenAI's, or `api:NAME` of any OpenAI-compatible endpoint."""
+    url: str | None = None
+    """Where an embedder over an API is. None: OPENAI_BASE_URL, or OpenAI's own."""
+    guards: GuardsConfig = GuardsConfig()
     alpha: Annotated[float, Field(ge=1)] = 4.0
     form: Literal["clip", "shift", "euclidean"] = "clip"
     clean: Literal["letters", "none"] = "letters"
@@ -100,10 +161,10 @@ class SemanticRewardConfig(Strict):
         return {k: v for k, v in dump(self).items() if k != "alpha" or self.form != "euclidean"}
 
 
-class ExactRewardConfig(Strict):
-    """1 for the parent's answer after normalisation, else 0."""
+class BinaryRewardConfig(Strict):
+    """1 where `data.checker` says that a completion is right, else 0."""
 
-    kind: Literal["exact"]
+    kind: Literal["binary"]
     missing_limit: Share = 0.05
 
 
@@ -116,7 +177,7 @@ class PythonRewardConfig(Strict):
     missing_limit: Share = 0.05
 
 
-RewardConfig = Annotated[SemanticRewardConfig | ExactRewardConfig | PythonRewardConfig, Field(discriminator="kind")]
+RewardConfig = Annotated[SemanticRewardConfig | BinaryRewardConfig | PythonRewardConfig, Field(discriminator="kind")]
 
 
 class AdaptiveKlConfig(Strict):
@@ -229,7 +290,16 @@ class GrpoConfig(Strict):
     kl: GrpoKlConfig = GrpoKlConfig()
 
 
-MethodConfig = Annotated[ActorCriticConfig | GrpoConfig, Field(discriminator="name")]
+class SftConfig(Strict):
+    """Fine-tuning on demonstrations (`rlmt-grape` eq. 1-2): the negative log-likelihood of the answers."""
+
+    has_critic: ClassVar[bool] = False
+    compares_a_group: ClassVar[bool] = False
+    name: Literal["sft"]
+    aggregation: Literal["tokens", "samples", "sum_over_samples"] = "tokens"
+
+
+MethodConfig = Annotated[ActorCriticConfig | GrpoConfig | SftConfig, Field(discriminator="name")]
 
 
 class OptimizerConfig(Strict):
@@ -251,7 +321,10 @@ class Config(Strict):
     method: MethodConfig
     model: ModelConfig = ModelConfig()
     data: DataConfig
+    parent: ParentConfig | None = None
+    """Who answers the prompts. None: the column `answer`, recorded before."""
     reward: RewardConfig
+    """`sft` needs none: then held-out completions are scored by `binary`."""
     sampling: SamplingConfig = SamplingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -276,9 +349,27 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def what_is_adapted_to_is_measured(self) -> "Config":
-        kl = self.method.kl
-        if kl.adaptive and kl.against == "previous" and self.successive_kl_every != 1:
+        kl = getattr(self.method, "kl", None)
+        if kl and kl.adaptive and kl.against == "previous" and self.successive_kl_every != 1:
             raise ValueError("an adaptive KL against the previous policy needs `successive_kl_every: 1`")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def demonstrations_need_no_reward(cls, given: Any) -> Any:
+        """Without one, the held-out completions of `sft` are scored by the checker."""
+        if not isinstance(given, Mapping) or given.get("reward") is not None:
+            return given
+        method = given.get("method")
+        name = method.get("name") if isinstance(method, Mapping) else getattr(method, "name", None)
+        return {**given, "reward": {"kind": "binary"}} if name == "sft" else given
+
+    @model_validator(mode="after")
+    def sft_samples_nothing(self) -> "Config":
+        if self.method.name == "sft":
+            for key, default in (("group_size", 1), ("sampling", SamplingConfig())):
+                if getattr(self, key) != default:
+                    raise ValueError(f"`{key}` has no effect with `method: sft`, which samples nothing: leave it out")
         return self
 
     @model_validator(mode="after")

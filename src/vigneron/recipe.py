@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -101,7 +101,7 @@ def _set(mapping: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 def check_config(given: Mapping[str, Any], where: str) -> Config:
-    """Every error at once, one line each, with the key's path. `reward: exact` is short for its `kind`, and so on."""
+    """Every error at once, one line each, with the key's path. `reward: binary` is short for its `kind`, and so on."""
     short = {"reward": "kind", "method": "name", "model": "name"}
     if isinstance(given, Mapping):
         given = {k: {short[k]: v} if k in short and isinstance(v, str) else v for k, v in given.items()}
@@ -162,9 +162,12 @@ def _model_at(path: Sequence[int | str], given: Any) -> type[BaseModel]:
 def _kinds(model: type[BaseModel], key: str) -> tuple[str, dict[str, type[BaseModel]]]:
     """Under which key a section says what kind it is, and the schema of each kind. Most sections have one kind."""
     field = model.model_fields[key]
-    tag = str(field.discriminator or "")
-    options = [o for o in get_args(field.annotation) or (field.annotation,) if isinstance(o, type)]
-    schemas = [option for option in options if issubclass(option, BaseModel)]
+    tag, options = str(field.discriminator or ""), get_args(field.annotation) or (field.annotation,)
+    for option in options:
+        if get_origin(option) is Annotated:  # a section that may be left out: its kinds are one level down
+            union, *marks = get_args(option)
+            tag, options = str(next(mark.discriminator for mark in marks)), get_args(union)
+    schemas = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
     return tag, {get_args(o.model_fields[tag].annotation)[0] if tag else "": o for o in schemas}
 
 

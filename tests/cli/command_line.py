@@ -51,7 +51,7 @@ def write_recipe(folder: Path, model: Path | str, **changes: Any) -> Path:
         "method": {"name": "actor_critic"},
         "model": {"name": str(model), "device": "cpu"},
         "data": {"train": str(write_jsonl(folder / "rows.jsonl", rows))},
-        "reward": {"kind": "exact"},
+        "reward": {"kind": "binary"},
         "steps": 2,
         "prompts_per_step": 2,
         "max_new_tokens": 2,

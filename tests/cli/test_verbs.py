@@ -146,9 +146,9 @@ def test_the_demo_compares_two_rewards(tmp_path: Path, tiny_folder: Path) -> Non
     assert "binary" in answer.out
     assert "about the same" in answer.out
     kinds = [RunFolder.open(tmp_path / name).config().reward.kind for name in ("demo-pgsrm", "demo-binary")]
-    assert kinds == ["semantic", "exact"]
+    assert kinds == ["semantic", "binary"]
     assert (tmp_path / "demo-pgsrm" / "report.html").is_file()
-    assert vigneron("demo", "reward=exact").code == 2
+    assert vigneron("demo", "reward=binary").code == 2
 
 
 def test_the_verdict_says_what_was_seen() -> None:

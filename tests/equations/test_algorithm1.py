@@ -25,7 +25,7 @@ def config(**method: Any) -> Any:
         {
             "method": {"name": "actor_critic", **method},
             "data": {"task": "antonyms"},
-            "reward": {"kind": "exact"},
+            "reward": {"kind": "binary"},
             "optimizer": {"actor_lr": 1e-2, "critic_lr": 3e-2, "max_grad_norm": 0.5, "weight_decay": 0.1},
             "microbatch_tokens": 12,
             "max_new_tokens": 3,

@@ -48,7 +48,7 @@ class Setting:
             {
                 "method": {"name": "grpo", **method},
                 "data": {"task": "antonyms"},
-                "reward": {"kind": "exact"},
+                "reward": {"kind": "binary"},
                 "optimizer": {"actor_lr": RATE, "max_grad_norm": 1e9},
                 "microbatch_tokens": microbatch_tokens,
                 "group_size": 3,

@@ -28,7 +28,7 @@ def sample(step: int, number: int, completion: str, **changes: Any) -> Sample:
         "answer": "cold",
         "reward": 0.5,
         "advantage": None,
-        "exact": completion == "cold",
+        "correct": completion == "cold",
         "truncated": False,
         "extras": {},
     }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vigneron.config import ExactRewardConfig, PythonRewardConfig, SemanticRewardConfig
+from vigneron.config import BinaryRewardConfig, PythonRewardConfig, SemanticRewardConfig
 from vigneron.errors import UserError
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.exact import exact_reward
@@ -22,7 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_exact() -> None:
-    assert build_reward(ExactRewardConfig(kind="exact")) is exact_reward
+    assert build_reward(BinaryRewardConfig(kind="binary")) is exact_reward
 
 
 def test_semantic_takes_its_numbers_from_the_config_and_keeps_vectors_in_the_cache(tmp_path: Path) -> None:

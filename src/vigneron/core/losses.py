@@ -15,6 +15,11 @@ from vigneron.core.masked import LOG_RATIO_CAP, masked_sum, where_finite
 AggregateMode = Literal["tokens", "samples", "sum_over_samples"]
 
 
+def nll(logprobs_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """−log π(aₜ|sₜ)   (eq. 1): the policy gradient of a demonstration whose advantage is 1."""
+    return -logprobs_BT
+
+
 def policy_gradient(logprobs_BT: Float[Tensor, "B T"], advantages_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """−Aₜ · log π(aₜ|sₜ)   (eq. 3; Algorithm 1, line 11)."""
     return where_finite(lambda logprobs, advantages: -advantages * logprobs, logprobs_BT, advantages_BT)

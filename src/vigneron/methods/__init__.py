@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from vigneron.methods import actor_critic, grpo
+from vigneron.methods import actor_critic, grpo, sft
 from vigneron.training.slots import Method, Parts
 
 METHODS: dict[str, Callable[[Parts], Method]] = {
     "actor_critic": actor_critic.build,
     "grpo": grpo.build,
+    "sft": sft.build,
 }

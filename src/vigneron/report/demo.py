@@ -20,7 +20,7 @@ def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> N
         raise UserError("the demo compares two rewards: change other keys, or use `vigneron train demo reward=…`")
     arms = [
         load_config("demo", [*overrides, "recipe=demo-pgsrm"]),
-        load_config("demo", [*overrides, "recipe=demo-binary", "reward=exact"]),
+        load_config("demo", [*overrides, "recipe=demo-binary", "reward=binary"]),
     ]
     child = arms[0].model.name
     say(console, f"{child} learns opposites from a parent's recorded answers: PGSRM, then the binary reward.")

@@ -1,4 +1,4 @@
-"""Figures of runs: reward, exact match, entropy and KL side by side, as the paper's."""
+"""Figures of runs: reward, accuracy, entropy and KL side by side, as the paper's."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Panel:
 
 PANELS = (
     Panel("reward (training)", "reward"),
-    Panel("exact match (line: sampled, dots: held out)", "exact_match", "eval/exact_match"),
+    Panel("accuracy (line: sampled, dots: held out)", "accuracy", "eval/accuracy"),
     Panel("entropy (nats a token)", "entropy"),
     Panel("KL to the start (nats a token)", "kl"),
     Panel("KL between steps (nats a token)", "kl_previous"),

@@ -59,14 +59,14 @@ def _names(folders: Sequence[RunFolder]) -> list[str]:
 def summary(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Held-out figures before and after, and the last of training."""
     config = folder.config()
-    evals = [r for r in records if r.get("eval/exact_match") is not None]
+    evals = [r for r in records if r.get("eval/accuracy") is not None]
     steps = [r for r in records if r.get("reward") is not None]
     return {
         "name": folder.path.name,
         "reward_kind": config.reward.kind,
         "steps": records[-1]["step"] if records else 0,
-        "before": evals[0]["eval/exact_match"] if evals else None,
-        "after": evals[-1]["eval/exact_match"] if len(evals) > 1 else None,
+        "before": evals[0]["eval/accuracy"] if evals else None,
+        "after": evals[-1]["eval/accuracy"] if len(evals) > 1 else None,
         "included_before": evals[0].get("eval/answer_included") if evals else None,
         "included_after": evals[-1].get("eval/answer_included") if len(evals) > 1 else None,
         "reward": steps[-1]["reward"] if steps else None,

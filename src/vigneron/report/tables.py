@@ -10,12 +10,12 @@ from vigneron.training.samples import Sample
 
 def samples_table(samples: Sequence[Sample]) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for heading in ("prompt", "completion", "parent", "reward", "exact"):
+    for heading in ("prompt", "completion", "parent", "reward", "right"):
         table.add_column(heading, overflow="fold")
     for sample in samples:
         reward = "missing" if sample.reward is None else f"{sample.reward:.2f}"
-        exact = {None: "", True: "yes", False: "no"}[sample.exact]
-        cells = (sample.prompt, repr(sample.completion), str(sample.answer or ""), reward, exact)
+        right = {None: "", True: "yes", False: "no"}[sample.correct]
+        cells = (sample.prompt, repr(sample.completion), str(sample.answer or ""), reward, right)
         table.add_row(*(Text(visible(cell)) for cell in cells))
     return table
 

@@ -18,11 +18,11 @@ from vigneron.training.slots import Metrics
 
 FIGURES = {
     "reward": "reward",
-    "exact match": "exact_match",
+    "accuracy": "accuracy",
     "entropy": "entropy",
     "KL": "kl",
     "flat groups": "frac_reward_zero_std",
-    "held-out exact": "eval/exact_match",
+    "held-out accuracy": "eval/accuracy",
 }
 BARS = "▁▂▃▄▅▆▇█"
 

@@ -1,5 +1,6 @@
 """Texts as rewards compare them."""
 
+import re
 import unicodedata
 
 
@@ -21,6 +22,28 @@ def letters_only(text: str) -> str:
     """As the released PGSRM code embeds: lowercase, everything but letters and the spaces between words removed."""
     kept = "".join(c if c.isalpha() or c.isspace() else "" for c in text.lower())
     return " ".join(kept.split())
+
+
+def words(text: str) -> list[str]:
+    """Runs of letters and digits, lowercase."""
+    return re.findall(r"\w+", text.casefold())
+
+
+def repetition(text: str) -> float:
+    """The share of a text's words that stood in it before: 0 for none, near 1 for one word over and over."""
+    said = words(text)
+    return 1 - len(set(said)) / len(said) if said else 0.0
+
+
+def length_ratio(text: str, answer: str) -> float:
+    """Words of a text for each word of the answer."""
+    return len(words(text)) / max(1, len(words(answer)))
+
+
+def share_in(text: str, source: str) -> float:
+    """The share of a text's words that stand in the source: 1 for an echo."""
+    said, there = words(text), set(words(source))
+    return sum(word in there for word in said) / len(said) if said else 0.0
 
 
 def _is_edge(character: str) -> bool:

@@ -23,14 +23,21 @@ def load_data(config: Config) -> Data:
     data = config.data
     if data.task is not None:
         task = load_task(data.task)
-        return Data(task.rows("train", data.template), task.rows("held_out", data.template))
+        return Data(task.rows("train", data.template), task.rows(data.held_out or "held_out", data.template))
     assert data.train is not None
     return Data(load_rows(config, data.train), [] if data.held_out is None else load_rows(config, data.held_out))
 
 
+def checker_name(config: Config) -> str:
+    """What counts as right in this run."""
+    data = config.data
+    return data.checker or ("equality" if data.task is None else load_task(data.task).checker)
+
+
 def load_rows(config: Config, path: str | Path) -> list[Row]:
     """A file's rows, with prompts made by the config's template and every column that its reward needs."""
-    needed = ["prompt"] if config.reward.kind == "python" else ["prompt", "answer"]
+    answered = config.reward.kind != "python" or config.method.name == "sft"
+    needed = ["prompt", "answer"] if answered and config.parent is None else ["prompt"]
     rows = _with_prompts(read_rows(path), config.data.template, path)
     check_rows(rows, needed, f"'{path}'")
     if config.reward.kind == "semantic" and config.reward.clean == "letters":

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Literal
 
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rollout.prompts import Row
@@ -17,12 +18,21 @@ class Task:
     about: str
     child_prompt: str
     parent_instruction: str
+    input: str
+    """What the parent is shown of a row."""
+    reads: Literal["json", "text"] = "json"
+    """How the parent is told to answer."""
+    checker: str = "equality"
 
     def rows(self, split: str, template: str | None = None) -> list[Row]:
-        """Prompts with the parent's `answer`; `split` is `train` or `held_out`."""
+        """Prompts with the `input` and the parent's `answer`; `split` is `train`, `tuning` or `held_out`."""
         prompt = template or self.child_prompt
         try:
-            return [{"prompt": prompt.format(**row), **row} for row in _recorded(self.name) if row["split"] == split]
+            return [
+                {"prompt": prompt.format(**row), "input": self.input.format(**row), **row}
+                for row in _recorded(self.name)
+                if row["split"] == split
+            ]
         except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
             raise UserError(f"data.template: {prompt!r} cannot be filled from the task's columns: {error!r}") from error
 
@@ -33,10 +43,31 @@ def _recorded(name: str) -> list[Row]:
     return [json.loads(line) for line in lines.splitlines()]
 
 
+COLORS = Task(
+    name="colors",
+    about="two colours, answered with their mixture",
+    child_prompt="Mix the two colors and output only one lowercase color name: {first} and {second} is => ",
+    input="{first} + {second} = ",
+    reads="text",
+    parent_instruction="""\
+You mix two colours and name the colour that results.
+
+For example:
+- "red + blue = " → "purple"
+- "red + yellow = " → "orange"
+- "blue + yellow = " → "green"
+- "white + black = " → "gray"
+
+Where the two are alike ("red + pink"), name the one that dominates or what they blend to ("light red", "pink").
+Answer with the colour and nothing else: one lowercase name, or a simple blend such as "light blue" or "dark green".
+""",
+)
+
 ANTONYMS = Task(
     name="antonyms",
     about="a word, answered with its opposite",
     child_prompt="The opposite of '{word}' is ",
+    input="{word}",
     parent_instruction="""\
 You give the opposite of a word.
 The INPUT is one English word. Answer with the one word that most people would call its opposite.
@@ -54,7 +85,74 @@ Rules:
 """,
 )
 
-TASKS = {task.name: task for task in (ANTONYMS,)}
+CATEGORIES = Task(
+    name="categories",
+    about="a thing, answered with the kind of thing it is",
+    child_prompt="What category does this word belong to: '{word}'?",
+    input="{word}",
+    parent_instruction="""\
+You say what kind of thing a word names.
+The INPUT is one English noun. Answer with the simple, everyday category that it belongs to.
+
+For example:
+- "apple" → "fruit"
+- "tiger" → "animal"
+- "rose" → "flower"
+- "guitar" → "instrument"
+- "carrot" → "vegetable"
+- "eagle" → "bird"
+- "shirt" → "clothing"
+
+Rules:
+- One category word, in lowercase letters.
+- Never the INPUT itself.
+- Nothing else: no punctuation, no explanation.
+- The answer has the form {"OUTPUT": "<category>"}.
+""",
+)
+
+COPYING = Task(
+    name="copying",
+    about="a sentence, answered with the same sentence",
+    child_prompt="Copy this sentence: '{sentence}'",
+    input="Copy this sentence: {sentence}",
+    parent_instruction="""\
+You repeat a sentence.
+The INPUT begins with 'Copy this sentence: '. Answer with what stands after it, and only that.
+
+Rules:
+- Change nothing: no other words, no summary, no correction.
+- Punctuation, capital letters and spaces stay as they are.
+- The answer has the form {"OUTPUT": "<sentence>"}.
+""",
+)
+
+SENTIMENT = Task(
+    name="sentiment",
+    about="a happy sentence, answered with a sad one about the same thing",
+    child_prompt="Rewrite this as sad: '{sentence}'",
+    input="{sentence}",
+    checker="sentiment_inversion",
+    parent_instruction="""\
+You turn a happy sentence into a sad one.
+The INPUT is a short English sentence in a happy tone. Answer with a sad, negative or upsetting sentence about the same
+thing.
+
+For example:
+- "I feel excited about today." → "I feel empty today."
+- "I'm grateful for everything I have." → "I feel like I have nothing left."
+- "I woke up feeling full of energy." → "I woke up feeling drained and tired."
+- "I feel confident about my future." → "I feel unsure and scared about my future."
+
+Rules:
+- One short sentence.
+- The same idea, with the opposite mood.
+- No swearing.
+- The answer has the form {"OUTPUT": "<sentence>"}.
+""",
+)
+
+TASKS = {task.name: task for task in (COLORS, ANTONYMS, CATEGORIES, COPYING, SENTIMENT)}
 
 
 def load_task(name: str) -> Task:

@@ -2,6 +2,7 @@
 
 import time
 
+from vigneron.rewards.checkers import checked
 from vigneron.timing import next_lap, phase
 from vigneron.training.memory import explained_memory
 from vigneron.training.metrics import batch_metrics
@@ -26,6 +27,8 @@ def _train(run: Run, view: View) -> None:
             began = time.perf_counter()
 
             batch = rewarded(method, run.prompts.at(run.step), run.step)
+            if batch.rewards_B is not None:
+                batch = checked(batch, run.checker)
             with phase("advantage"):
                 batch = method.advantage(batch)
             with phase("update"):

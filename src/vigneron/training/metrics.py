@@ -5,12 +5,22 @@ import math
 from vigneron.batch import Batch
 from vigneron.core.advantages import share_without_variance
 from vigneron.rewards.exact import includes, is_exact
+from vigneron.training.instruments import instruments
 from vigneron.training.slots import Metrics
 
 
 def batch_metrics(batch: Batch) -> Metrics:
     """Of samples that have what the figure needs; a missing reward counts nowhere but in `reward_missing`."""
-    assert batch.rewards_B is not None
+    return {
+        **(_of_sampled(batch) if batch.rewards_B is not None else {}),
+        "completions/mean_length": float(batch.lengths_B.cpu().double().mean()),
+        "completions/clipped_ratio": float(batch.truncated_B.cpu().double().mean()),
+        **{f"reward/{name}": value for name, value in batch.metrics.items()},
+    }
+
+
+def _of_sampled(batch: Batch) -> Metrics:
+    """What can be said of completions that the policy wrote itself; demonstrations have no rewards."""
     present_B = ~batch.rewards_B.isnan()
     rewards = batch.rewards_B[present_B].cpu().double()  # Apple's GPUs have no float64
     metrics = {
@@ -19,6 +29,9 @@ def batch_metrics(batch: Batch) -> Metrics:
         "reward_missing": int((~present_B).sum()),
         **_of_groups(batch),
     }
+    verdicts = [verdict for verdict in batch.correct or () if verdict is not None]
+    if verdicts:
+        metrics["accuracy"] = sum(verdicts) / len(verdicts)
     pairs = [
         (completion, answer)
         for completion, answer in zip(batch.completions, batch.columns.get("answer", ()), strict=False)
@@ -27,13 +40,7 @@ def batch_metrics(batch: Batch) -> Metrics:
     if pairs:
         metrics["exact_match"] = sum(is_exact(c, a) for c, a in pairs) / len(pairs)
         metrics["answer_included"] = sum(includes(c, a) for c, a in pairs) / len(pairs)
-    lengths = batch.lengths_B.cpu().double()
-    return {
-        **metrics,
-        "completions/mean_length": float(lengths.mean()),
-        "completions/clipped_ratio": float(batch.truncated_B.cpu().double().mean()),
-        **{f"reward/{name}": value for name, value in batch.metrics.items()},
-    }
+    return metrics | instruments(batch)
 
 
 def _of_groups(batch: Batch) -> Metrics:

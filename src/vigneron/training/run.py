@@ -19,9 +19,10 @@ from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resol
 from vigneron.policy.model import Policy, Reference
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
+from vigneron.rewards.checkers import Checker, load_checker
 from vigneron.rollout.prompts import PromptOrder, prompts_token_ids
 from vigneron.rollout.sample import check_lengths, sampler_of
-from vigneron.tasks.source import Data, load_data
+from vigneron.tasks.source import Data, checker_name, load_data
 from vigneron.training.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, weights_identity
 from vigneron.training.folder import RunFolder
 from vigneron.training.held_out import evaluate
@@ -57,6 +58,7 @@ class Run:
     policy: Policy
     reference: Reference
     reward: ApplyReward
+    checker: Checker
     method: Method
     prompts: PromptOrder
     samples: SampleStore
@@ -106,8 +108,9 @@ class Run:
 
     @classmethod
     def _put_together(cls, config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> "Run":
+        checker = load_checker(checker_name(config))
         reward = ApplyReward(
-            build_reward(config.reward, cache=folder.path / "embeddings.sqlite", device=config.model.device),
+            build_reward(config.reward, checker, cache=folder.path / "embeddings.sqlite", device=config.model.device),
             missing_limit=config.reward.missing_limit,
         )
         seed_everything(config.seed)
@@ -131,6 +134,7 @@ class Run:
             policy,
             reference,
             reward,
+            checker,
             method,
             PromptOrder(data.train, config.prompts_per_step, config.seed),
             SampleStore(folder.path),
@@ -162,7 +166,7 @@ class Run:
 
     def evaluate_and_keep(self) -> Metrics:
         """Figures of the held-out part; its completions go to the run's samples."""
-        batch, metrics = evaluate(self.config, self.policy, self.method.reward, self.data.held_out)
+        batch, metrics = evaluate(self.config, self.policy, self.reward, self.checker, self.data.held_out)
         self.samples.add(samples_of(batch, self.step, "eval"))
         return {f"eval/{name}": value for name, value in metrics.items()}
 

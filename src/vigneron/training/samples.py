@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from vigneron.batch import Batch
 from vigneron.core.masked import masked_sum
-from vigneron.rewards.exact import is_exact
 from vigneron.rollout.prompts import completion_text, prompt_text
 
 Kind = Literal["train", "eval"]
@@ -27,7 +26,7 @@ class Sample:
     answer: str | None
     reward: float | None
     advantage: float | None
-    exact: bool | None
+    correct: bool | None
     truncated: bool
     extras: dict[str, Any]
 
@@ -51,7 +50,7 @@ def samples_of(batch: Batch, step: int, kind: Kind) -> list[Sample]:
             answer=None if answers[i] is None else str(answers[i]),
             reward=None if rewards[i] != rewards[i] else rewards[i],
             advantage=advantages[i],
-            exact=None if answers[i] is None else is_exact(batch.completions[i], answers[i]),
+            correct=None if batch.correct is None else batch.correct[i],
             truncated=truncated[i],
             extras={name: column[i] for name, column in batch.extras.items()},
         )
@@ -104,12 +103,12 @@ class SampleStore:
 
     def _sample(self, row: tuple[Any, ...]) -> Sample:
         values = dict(zip(self.COLUMNS, row, strict=True))
-        exact = values["exact"]
+        correct = values["correct"]
         return Sample(
             **values
             | {
                 "extras": json.loads(values["extras"]),
-                "exact": None if exact is None else bool(exact),
+                "correct": None if correct is None else bool(correct),
                 "truncated": bool(values["truncated"]),
             }
         )

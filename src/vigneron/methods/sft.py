@@ -1,0 +1,39 @@
+"""Supervised fine-tuning (`rlmt-grape` §2, eq. 1-2): the negative log-likelihood of demonstrated answers.
+
+As a policy gradient: the rollout is a demonstration, and its advantage 1.
+"""
+
+from vigneron.batch import Batch
+from vigneron.config import SftConfig
+from vigneron.core.draws import Sampling
+from vigneron.core.losses import nll
+from vigneron.policy.scoring import Scores, score
+from vigneron.rollout.demonstrations import Demonstrations
+from vigneron.training.slots import Method, Parts
+from vigneron.training.update import GradientUpdate, Player, Term
+
+
+def build(parts: Parts) -> Method:
+    config, policy = parts.config, parts.policy
+    options = config.method
+    assert isinstance(options, SftConfig)
+    whole = Sampling()
+
+    def score_now(batch: Batch) -> Scores:
+        return score(policy, batch, whole)
+
+    def loss(batch: Batch, now: Scores) -> list[Term]:
+        """L = −log π(y | x)   (eq. 2), on the answer's tokens."""
+        return [
+            Term("loss/nll", nll(now.logprobs_BT), 1.0, options.aggregation),
+            Term("entropy", now.entropy_BT.detach()),
+        ]
+
+    optimizer = config.optimizer
+    actor = Player("actor", policy.trainable(), optimizer.actor_lr, optimizer.weight_decay, optimizer.max_grad_norm)
+    return Method(
+        rollout=Demonstrations(policy),
+        reward=lambda batch: batch,
+        advantage=lambda batch: batch,
+        update=GradientUpdate.of(config, 1, score_now, loss, [actor]),
+    )
