@@ -74,13 +74,28 @@ def recipe_text(name: str) -> str:
 
 def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, Any] | None = None) -> Config:
     """A recipe by name or file, with `key=value` overrides and top-level `keys`, checked."""
-    given = parse_yaml(recipe_text(recipe), recipe)
-    if not isinstance(given, dict):
-        raise UserError(f"{recipe}: a recipe is a mapping of keys to values")
+    given = _with_base(recipe)
     for override in overrides:
         given = with_override(given, override)
     given = {**given, **(keys or {})}
     return check_config({"recipe": Path(recipe).stem, **given}, recipe)
+
+
+def _with_base(recipe: str, derived: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A recipe's keys, and those of its `base` (another recipe) that it does not give itself."""
+    if recipe in derived:
+        raise UserError(f"{recipe}: it is its own `base`: {' → '.join((*derived, recipe))}")
+    given = parse_yaml(recipe_text(recipe), recipe)
+    if not isinstance(given, dict):
+        raise UserError(f"{recipe}: a recipe is a mapping of keys to values")
+    base = given.pop("base", None)
+    if base is None:
+        return given
+    if not isinstance(base, str):
+        raise UserError(f"{recipe}: base: the name of a recipe or its .yaml file, not {base!r}")
+    beside = Path(recipe).parent / base
+    inherited = _with_base(str(beside) if beside.suffix and beside.is_file() else base, (*derived, recipe))
+    return {key: value for key, value in inherited.items() if key not in ("recipe", "about")} | given
 
 
 def with_override(given: Mapping[str, Any], override: str) -> dict[str, Any]:

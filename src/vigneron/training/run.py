@@ -212,7 +212,10 @@ def resolved(config: Config) -> Config:
     }
     changes: dict[str, Any] = {"model": config.model.model_copy(update=model)}
     if config.reward.kind == "semantic":
-        changes["reward"] = config.reward.model_copy(update={"embedder": absolute(config.reward.embedder)})
+        second = config.reward.guards.second_embedder
+        guards = config.reward.guards.model_copy(update={"second_embedder": second and absolute(second)})
+        reward = {"embedder": absolute(config.reward.embedder), "guards": guards}
+        changes["reward"] = config.reward.model_copy(update=reward)
     return config.model_copy(update=changes)
 
 
