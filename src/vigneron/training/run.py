@@ -70,6 +70,8 @@ class Run:
     @classmethod
     def start(cls, config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> "Run":
         """A new run, from the base model. What can fail fails before a model is loaded, and leaves no folder."""
+        if config.model.compile is True and not can_compile(resolve_device(config.model.device)):
+            raise UserError("model.compile: true has an effect on a CUDA device only: leave it out here")
         config = resolved(config)
         data = load_data(config)
         folder = RunFolder.create(runs, name or config.recipe, exact_name=name is not None)
