@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 from vigneron import api
 from vigneron.errors import UserError
@@ -38,10 +39,16 @@ def carry_out(console: Console, plan: Plan) -> None:
         train_or_resume(console, run)
     arms = arms_of([*(CollectedRun.read(run.path) for run in plan.planned), *given])
     files = write_comparison(arms, plan.out)
-    table = comparison_table(arms)
-    console.print(table, width=None if console.is_terminal else console.measure(table).maximum, crop=False)
+    print_whole(console, comparison_table(arms))
     for path in files:
         say(console, f"wrote   {path}")
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Piped, a table is as wide as it needs to be."""
+    if not console.is_terminal:
+        console.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+    console.print(table)
 
 
 def is_finished(run: Planned) -> bool:

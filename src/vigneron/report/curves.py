@@ -33,8 +33,8 @@ def is_number(value: Any) -> bool:
 
 
 def smoothed(values: Sequence[float], weight: float | None = None) -> list[float]:
-    """Exponential mean, corrected for its start, over about ten values, or a fiftieth of a long run."""
-    weight = 1 - 1 / max(10.0, len(values) / 50) if weight is None else weight
+    """Exponential mean, corrected for its start, over about ten values, or a hundredth of a long run."""
+    weight = 1 - 1 / max(10.0, len(values) / 100) if weight is None else weight
     mean, norm, out = 0.0, 0.0, []
     for value in values:
         mean = weight * mean + (1 - weight) * value

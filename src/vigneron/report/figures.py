@@ -12,6 +12,7 @@ matplotlib.use("agg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from vigneron.report.curves import Records, over_runs, series, smoothed, thinned, thinned_band
 
@@ -60,6 +61,7 @@ def comparison_figure(
         axis.set_title(panel.title, fontsize=10)
         axis.set_xlabel(x, fontsize=9)
         axis.tick_params(labelsize=8)
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.2)
     for axis in axes[len(panels) :]:

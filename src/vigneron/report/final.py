@@ -57,8 +57,8 @@ STABILITY = (
     Figure("steps_without_reward", "share of steps without reward"),
 )
 SECTIONS = {
-    "held out, greedy (the last evaluation)": HELD_OUT,
-    "training (mean of the last 5 % of steps)": TRAINING,
+    "held out, greedy, last": HELD_OUT,
+    "training, last 5 %": TRAINING,
     "stability": STABILITY,
     "size": SIZE,
 }
@@ -128,4 +128,4 @@ def number(value: float) -> str:
     if value == int(value) and (isinstance(value, int) or value == 0):
         return f"{int(value):,}"
     size = abs(value)
-    return f"{value:,.0f}" if size >= 10_000 else f"{value:.2e}" if size < 0.001 else f"{value:.3f}"
+    return f"{value:,.0f}" if size >= 10_000 else f"{value:.2e}" if size < 0.0005 else f"{value:.3f}"
