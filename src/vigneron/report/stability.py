@@ -5,8 +5,7 @@ Pure: a run's logged values in, numbers out. None: there was nothing to measure.
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
-from statistics import fmean
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from vigneron.report.curves import Records, series
@@ -68,7 +67,8 @@ def drop_from_the_best(values: Sequence[float]) -> float | None:
     if not values:
         return None
     width = min(len(values), final_window(len(values)))
-    means = [fmean(values[start : start + width]) for start in range(len(values) - width + 1)]
+    sums = [0.0, *accumulate(values)]
+    means = [(after - before) / width for before, after in zip(sums, sums[width:], strict=False)]
     return max(means) - means[-1]
 
 
