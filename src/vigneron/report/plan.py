@@ -1,6 +1,7 @@
 """What a comparison is asked for: which recipes are trained with which seeds, and which runs are there already."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def _is_recipe(word: str) -> bool:
 
 
 def _is_path(word: str) -> bool:
-    return "/" in word or word in (".", "..", "~") or Path(word).exists()
+    return "/" in word or word in (".", "..", "~") or os.path.exists(word)
 
 
 def _refuse_one_name_for_two(recipes: Sequence[str], configs: Sequence[Config]) -> None:
