@@ -78,10 +78,10 @@ def _draw(axis: Axes, panel: Panel, runs: Sequence[Records], x: str, colour: str
     smooth = not panel.measured and len(raw.xs) > SMOOTHED_FROM
     shown = over_runs([(xs, smoothed(values)) for xs, values in lines]) if smooth else raw
     if smooth:
-        axis.plot(*thinned(raw.xs, raw.means), color=colour, alpha=0.3, linewidth=0.8)
+        axis.plot(*thinned(raw.xs, raw.means), color=colour, alpha=0.3, linewidth=0.8, zorder=1)
     if len(lines) > 1:
         band = thinned_band(shown, 200)
-        axis.fill_between(band.xs, band.lows, band.highs, color=colour, alpha=0.2, linewidth=0)
+        axis.fill_between(band.xs, band.lows, band.highs, color=colour, alpha=0.2, linewidth=0, zorder=1.5)
     if shown.xs:
         dots = "o" if panel.measured and len(shown.xs) <= DOTS_UP_TO else None
         axis.plot(*thinned(shown.xs, shown.means, 200 if smooth else 400), color=colour, marker=dots, markersize=4)
