@@ -1,6 +1,7 @@
 """`vigneron compare`: real tiny runs, killed, stopped and gone on with; nothing is trained twice."""
 
 import csv
+import os
 import re
 import shutil
 import signal
@@ -15,6 +16,7 @@ from command_line import Answer, vigneron, write_jsonl
 
 from vigneron import api
 from vigneron.report.plan import LONGEST_NAME, default_name
+from vigneron.report.terminal import TerminalView
 from vigneron.training.folder import RunFolder
 
 # The command line in a process of its own, which kills itself right after a step of one run: no handler runs.
@@ -23,14 +25,14 @@ import os, signal, sys
 from vigneron.cli import main
 from vigneron.report.terminal import TerminalView
 
-run, step, number = sys.argv[1], int(sys.argv[2]), getattr(signal, sys.argv[3])
+run, step = sys.argv[1], int(sys.argv[2])
 shown = TerminalView.step
 def step_and_kill(self, *words):
     shown(self, *words)
     if self._title == run and words[0].step == step:
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGKILL)
 TerminalView.step = step_and_kill
-sys.argv = ["vigneron", *sys.argv[4:]]
+sys.argv = ["vigneron", *sys.argv[3:]]
 main()
 """
 
@@ -80,8 +82,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def in_a_process(run: str, step: int, number: str, *words: Any) -> subprocess.CompletedProcess[str]:
-    code = [sys.executable, "-c", KILLED, run, str(step), number, *(str(word) for word in words)]
+def killed_after(run: str, step: int, *words: Any) -> subprocess.CompletedProcess[str]:
+    code = [sys.executable, "-c", KILLED, run, str(step), *(str(word) for word in words)]
     return subprocess.run(code, capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -154,7 +156,7 @@ def test_killed_in_the_middle_the_same_command_goes_on(
     whole: tuple[Path, Answer], recipes: tuple[Path, Path], tmp_path: Path
 ) -> None:
     words = ("compare", *recipes, "--seeds", 2, "--runs", tmp_path)
-    killed = in_a_process("rl-seed-1", 5, "SIGKILL", *words)
+    killed = killed_after("rl-seed-1", 5, *words)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     folder = tmp_path / "compare-rl-sft"
     assert sorted(path.name for path in folder.iterdir()) == list(NAMES[:2])
@@ -177,12 +179,22 @@ def test_killed_in_the_middle_the_same_command_goes_on(
     assert (folder / "compare.svg").read_bytes() == (whole[0] / "compare.svg").read_bytes()
 
 
-def test_ctrl_c_saves_the_step_and_leaves_with_130(recipes: tuple[Path, Path], tmp_path: Path) -> None:
+def test_ctrl_c_saves_the_step_and_leaves_with_130(
+    recipes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("compare", *recipes, "--runs", tmp_path, "--name", "mine", "save_every=0")
-    stopped = in_a_process("rl-seed-0", 3, "SIGINT", *words)
-    assert stopped.returncode == 130, stopped.stderr
-    assert stopped.stderr == ""
-    assert "the same `vigneron compare` goes on with all of it" in stopped.stdout
+    shown = TerminalView.step
+
+    def step_and_interrupt(self: TerminalView, run: Any, *others: Any) -> None:
+        shown(self, run, *others)
+        if run.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TerminalView, "step", step_and_interrupt)
+        stopped = vigneron(*words)
+    assert (stopped.code, stopped.err) == (130, "")
+    assert "the same `vigneron compare` goes on with all of it" in stopped.out
     folder = tmp_path / "mine"
     assert [path.name for path in (folder / "rl-seed-0" / "checkpoints").iterdir()] == ["step-3"]
     assert not (folder / "compare.csv").exists()
