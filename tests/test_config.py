@@ -257,5 +257,9 @@ def test_a_method_is_named() -> None:
 
 
 def test_a_key_of_several_types_is_one_line() -> None:
-    assert line_of(microbatch_tokens=0) == "my.yaml: microbatch_tokens: should be greater than 0, or should be 'auto', not 0"
-    assert line_of(model={"device": "gpu"}) == "my.yaml: model.device: one of auto, cpu, mps, cuda, cuda:N, not 'gpu'"
+    line = line_of(microbatch_tokens=0)
+    assert line == "my.yaml: microbatch_tokens: should be greater than 0, or should be 'auto', not 0"
+    assert (
+        line_of(model={"device": "gpu"})
+        == "my.yaml: model.device: should be one of auto, cpu, mps, cuda, cuda:N, not 'gpu'"
+    )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minimal_recipe import MINIMAL, again, check
-from vigneron.config import Config, KlConfig
+from vigneron.config import Config, GuardsConfig, KlConfig
 from vigneron.errors import UserError
 from vigneron.recipe import config_yaml, load_config, parse_yaml, recipe_names, recipe_text, with_override
 

@@ -7,6 +7,7 @@ The public API, flat:
     load_run(folder)      a run's trained child, to evaluate or sample
     load_config(recipe)   a recipe, checked
     UserError             everything a user can mend
+    semantic_reward, exact_reward, for_verl     our rewards, for other trainers
 
 Rewards and the tensor maths are in `vigneron.rewards` and `vigneron.core`.
 """
@@ -19,14 +20,30 @@ if TYPE_CHECKING:
     from vigneron.config import Config
     from vigneron.errors import UserError
     from vigneron.recipe import load_config
+    from vigneron.rewards.elsewhere import for_verl, semantic_reward
+    from vigneron.rewards.exact import exact_reward
 
-__all__ = ["Config", "Trained", "UserError", "load_config", "load_run", "resume", "train"]
+__all__ = [
+    "Config",
+    "Trained",
+    "UserError",
+    "exact_reward",
+    "for_verl",
+    "load_config",
+    "load_run",
+    "resume",
+    "semantic_reward",
+    "train",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
     "Config": "vigneron.config",
     "Trained": "vigneron.api",
     "UserError": "vigneron.errors",
+    "exact_reward": "vigneron.rewards.exact",
+    "for_verl": "vigneron.rewards.elsewhere",
+    "semantic_reward": "vigneron.rewards.elsewhere",
     "load_config": "vigneron.recipe",
     "load_run": "vigneron.api",
     "resume": "vigneron.api",

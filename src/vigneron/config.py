@@ -33,7 +33,7 @@ class Strict(BaseModel):
 
 def _known_device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        raise ValueError(f"one of auto, cpu, mps, cuda, cuda:N, not {name!r}")
+        raise ValueError(f"should be one of auto, cpu, mps, cuda, cuda:N, not {name!r}")
     return name
 
 

@@ -171,9 +171,9 @@ def test_a_reward_that_leaves_is_named_and_nothing_waits_for_ever(is_async: bool
         raise SystemExit(3)
 
     with pytest.raises(RewardFailed, match=r"reward 'leave.*' .*exit\(3\)"):
-        ApplyReward(leave_later if is_async else leave)(make_batch([1], [1]))
+        ApplyReward(leave_later if is_async else leave)(make_batch())
 
     async def afterwards(completions, **columns):
         return [1.0] * len(completions)
 
-    assert ApplyReward(afterwards)(make_batch([1], [1])).rewards_B.tolist() == [1.0]
+    assert ApplyReward(afterwards)(make_batch()).rewards_B.tolist() == [1.0] * 3
