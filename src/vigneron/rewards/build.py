@@ -14,12 +14,15 @@ def build_reward(
     """A function of TRL's signature. `cache` is where embeddings are kept, `device` where they are computed."""
     if isinstance(config, SemanticRewardConfig):
         from vigneron.rewards.semantic import SemanticReward
+        from vigneron.sources.api_embedder import ApiEmbedder
         from vigneron.sources.embedders import SentenceEmbedder, load_embedder
         from vigneron.sources.embedding_cache import CachedEmbedder
 
-        embedder = load_embedder(config.embedder)
+        embedder = load_embedder(config.embedder, config.url)
         if isinstance(embedder, SentenceEmbedder):
             embedder.move(device)
+        if isinstance(embedder, ApiEmbedder) and cache is not None:
+            embedder.preflight()
         kept = CachedEmbedder(embedder, cache)
         return SemanticReward(kept, alpha=config.alpha, form=config.form, clean=config.clean)
     if isinstance(config, PythonRewardConfig):

@@ -13,7 +13,7 @@ import torch
 
 from vigneron.batch import Batch
 from vigneron.compiling import can_compile
-from vigneron.config import Config
+from vigneron.config import Config, is_api_embedder
 from vigneron.errors import UserError
 from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
 from vigneron.policy.model import Policy, Reference
@@ -22,6 +22,8 @@ from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Checker, load_checker
 from vigneron.rollout.prompts import PromptOrder, prompts_token_ids
 from vigneron.rollout.sample import check_lengths, sampler_of
+from vigneron.sources.client import base_url
+from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, checker_name, load_data
 from vigneron.training.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, weights_identity
 from vigneron.training.folder import RunFolder
@@ -72,6 +74,9 @@ class Run:
         """A new run, from the base model. What can fail fails before a model is loaded, and leaves no folder."""
         config = resolved(config)
         data = load_data(config)
+        if name is not None:
+            RunFolder.refuse_taken(runs, name)  # before a parent is asked for minutes
+        data = answered(config, data, view.notice)
         folder = RunFolder.create(runs, name or config.recipe, exact_name=name is not None)
         try:
             folder.lock()
@@ -212,7 +217,17 @@ def resolved(config: Config) -> Config:
     }
     changes: dict[str, Any] = {"model": config.model.model_copy(update=model)}
     if config.reward.kind == "semantic":
-        changes["reward"] = config.reward.model_copy(update={"embedder": absolute(config.reward.embedder)})
+        reward: dict[str, Any] = {"embedder": absolute(config.reward.embedder)}
+        if is_api_embedder(config.reward.embedder):
+            reward["url"] = base_url(config.reward.url, "reward.url")
+        changes["reward"] = config.reward.model_copy(update=reward)
+    if config.parent is not None:
+        parent = (
+            {"url": base_url(config.parent.url, "parent.url")}
+            if config.parent.kind == "endpoint"
+            else {"model": absolute(config.parent.model)}
+        )
+        changes["parent"] = config.parent.model_copy(update=parent)
     return config.model_copy(update=changes)
 
 
