@@ -14,7 +14,6 @@ from vigneron.config import EndpointParentConfig, LocalParentConfig
 from vigneron.errors import UserError
 from vigneron.sources.answer_cache import AnswerCache, answer_key
 from vigneron.sources.client import Client, Failure, Message, Reply, base_url
-from vigneron.sources.local_model import LocalModel, weights_name
 from vigneron.sources.reading import Reads, Unreadable, complaint, read_answer
 
 Conversation = tuple[tuple[str, str], ...]
@@ -231,5 +230,7 @@ def build_parent(
     if isinstance(config, EndpointParentConfig):
         backend = Endpoint(config)
     else:
+        from vigneron.sources.local_model import LocalModel, weights_name
+
         backend = LocalModel(config.model, weights_name(config.model), config.max_tokens, device)
     return Parent(config.model, config.reads or reads, config.max_tokens, backend, cache)
