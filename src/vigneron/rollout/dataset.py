@@ -34,14 +34,14 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
     """Refuse an empty dataset, and the first row without a needed column, by number (1 is the first row)."""
     if not rows:
         raise UserError(f"data: {where} has no rows")
-    for column in columns:
-        lacking = [number for number, row in enumerate(rows, start=1) if row.get(column) in (None, "", [])]
-        if lacking:
-            has = [name for name, value in rows[lacking[0] - 1].items() if value not in (None, "")]
-            more = f", and so have {len(lacking) - 1} more" if len(lacking) > 1 else ""
-            hint = did_you_mean(column, has) if has else ""
-            raise UserError(f"data: {where}, row {lacking[0]} has no '{column}'{more}{hint}")
     for number, row in enumerate(rows, start=1):
+        for column in columns:
+            if _lacks(row, column):
+                has = [name for name, value in row.items() if value not in (None, "")]
+                hint = did_you_mean(column, has) if has else ""
+                more = sum(_lacks(other, column) for other in rows) - 1
+                counted = f", nor have {more} others" if more else ""
+                raise UserError(f"data: {where}, row {number} has no '{column}'{hint}{counted}")
         for column in set(row) & RESERVED:
             raise UserError(f"data: {where}, row {number}: '{column}' is a reward's own argument: rename the column")
         answer = row.get("answer") if "answer" in columns else None
@@ -53,6 +53,10 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
                 f"data: {where}, row {number}: prompt is neither a text nor a list of "
                 '{"role": …, "content": …} messages'
             )
+
+
+def _lacks(row: Row, column: str) -> bool:
+    return row.get(column) in (None, "", [])
 
 
 def distinct_rows(rows: Sequence[Row], where: str, *, one_answer: bool) -> tuple[list[Row], list[str]]:
@@ -70,7 +74,7 @@ def distinct_rows(rows: Sequence[Row], where: str, *, one_answer: bool) -> tuple
             clashes.append((before, number))
     if clashes:
         before, number = clashes[0]
-        more = f", and so have {len(clashes) - 1} more" if len(clashes) > 1 else ""
+        more = f" ({len(clashes)} such rows in all)" if len(clashes) > 1 else ""
         raise UserError(
             f"data: {where}, rows {before} and {number} have the same prompt and different answers{more}: keep one"
         )
