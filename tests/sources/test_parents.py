@@ -181,7 +181,7 @@ def test_after_too_many_failures_no_more_is_asked(tmp_path: Path) -> None:
         )
     assert len(server.seen) < 20
     assert found.missing == 199
-    assert reasons(found)[-1] == "not asked: too many before it got no answer"
+    assert reasons(found)[-1] == "not asked: too many others got no answer"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,9 @@ class Outcome:
     tokens_out: int = 0
 
 
+NOT_ASKED = Outcome(None, "not asked: too many others got no answer")
+
+
 @dataclass(frozen=True)
 class Answers:
     """In the order of the questions."""
@@ -103,8 +106,7 @@ class Parent:
                 progress(done, of)
                 if allowed_missing is not None and failed > allowed_missing:
                     break
-        unasked = Outcome(None, "not asked: too many before it got no answer")
-        return Answers([known.get(q, unasked) for q in questions], asked=len(known) - cached, cached=cached)
+        return Answers([known.get(q, NOT_ASKED) for q in questions], asked=len(known) - cached, cached=cached)
 
     def _outcomes(self, waiting: Sequence[Conversation]) -> Generator[tuple[Conversation, Outcome], None, None]:
         """As they come. However the caller leaves, what is under way comes to its end and is kept."""

@@ -9,7 +9,7 @@ from vigneron.errors import UserError
 from vigneron.policy.bundled import cache_folder
 from vigneron.rollout.prompts import Row, prompt_text
 from vigneron.sources.answer_cache import AnswerCache
-from vigneron.sources.parents import Answers, Conversation, Outcome, Parent, build_parent, conversation
+from vigneron.sources.parents import NOT_ASKED, Answers, Conversation, Outcome, Parent, build_parent, conversation
 from vigneron.tasks.source import Data, can_be_compared, load_rows
 from vigneron.tasks.task import load_task
 
@@ -106,12 +106,14 @@ def answered(config: Config, data: Data, notice: Callable[[str], None]) -> Data:
 def check_missing(config: Config, review: Review) -> None:
     """Nothing is trained on what is left of a parent that mostly failed."""
     assert config.parent is not None
-    limit, missing, of = config.parent.missing_limit, review.answers.missing, len(review.rows)
-    if missing > limit * of or (review.data.train and not review.with_answers().train):
-        why = next(outcome.why for outcome in review.answers.outcomes if outcome.answer is None)
+    limit, of = config.parent.missing_limit, len(review.rows)
+    if review.answers.missing > limit * of or (review.data.train and not review.with_answers().train):
+        missing = [outcome for outcome in review.answers.outcomes if outcome.answer is None]
+        failed = [outcome for outcome in missing if outcome is not NOT_ASKED]
+        rest = f" ({len(missing) - len(failed)} were not asked any more)" if len(missing) > len(failed) else ""
         raise UserError(
-            f"parent: {missing} of {of} prompts got no answer, more than `parent.missing_limit: {limit}` allows; "
-            f"the first: {why}; the answers that came are kept, try again"
+            f"parent: {len(failed)} of {of} prompts got no answer{rest}, more than `parent.missing_limit: {limit}` "
+            f"allows; the first: {failed[0].why}; the answers that came are kept: mend it and try again"
         )
 
 
