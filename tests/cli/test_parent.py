@@ -105,6 +105,10 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
         assert said[-1].code == 0, said[-1]
         assert len([s for s in server.seen if s.path.endswith("/chat/completions")]) == chats_before
 
+        said.append(vigneron("eval", run, "--file", "held.jsonl"))
+        assert said[-1].code == 0, said[-1]
+        assert "0 prompts asked, 2 from the cache" in said[-1].out
+
         recorded = ["data.train=answers.jsonl", "data.held_out=answers.held_out.jsonl", "parent=null"]
         said.append(vigneron("validate", recipe, *recorded))
         assert "is valid: 11 prompts to train on, 2 held out" in said[-1].out
