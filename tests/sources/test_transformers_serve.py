@@ -49,22 +49,22 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
 
 
 def endpoint(url: str, model: str, folder: Path) -> Parent:
-    config = EndpointParentConfig(kind="endpoint", model=model, url=url, max_tokens=24, concurrency=2)
+    config = EndpointParentConfig(kind="endpoint", model=model, url=url, max_tokens=12, concurrency=2)
     return build_parent(config, reads="text", cache=AnswerCache(folder / "answers.sqlite"))
 
 
 def test_the_endpoint_and_our_own_engine_answer_alike(served: tuple[str, str], tmp_path: Path) -> None:
     url, model = served
-    words = ["What is the capital of France?", "What is the capital of Japan?", "Say hello in one word."]
+    words = ["What is the capital of France?", "Say hello in one word."]
     asked = [conversation("Answer in one short sentence.", word) for word in words]
     found = endpoint(url, model, tmp_path).answer(asked)
-    config = LocalParentConfig(kind="local", model="smollm2-135m", max_tokens=24)
+    config = LocalParentConfig(kind="local", model="smollm2-135m", max_tokens=12)
     local = build_parent(config, reads="text", cache=AnswerCache(tmp_path / "answers.sqlite"), device="cpu")
     ours = local.answer(asked)
     assert [o.answer for o in found.outcomes] == [o.answer for o in ours.outcomes]
     assert "Paris" in found.outcomes[0].answer
     assert found.tokens == ours.tokens
-    assert (found.asked, ours.asked) == (3, 3)
+    assert (found.asked, ours.asked) == (2, 2)
 
 
 def test_another_model_is_refused_in_one_line(served: tuple[str, str], tmp_path: Path) -> None:
