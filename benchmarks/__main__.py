@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
-from benchmarks.arguments import with_pace
+from benchmarks.arguments import make_folder, with_pace
 from benchmarks.comparison import Comparison
 from benchmarks.measure import Measurement
 from benchmarks.parity import Parity
@@ -36,7 +36,7 @@ def main() -> int:
     only = given.only.split(",") if given.only else None
     for work in works:
         check_possible(work, only or list(work.contestants))
-    given.out.mkdir(parents=True, exist_ok=True)
+    make_folder(given.out)
     parities: dict[tuple[str, ...], Parity] = {}
     failed = False
     for work in works:
@@ -73,7 +73,7 @@ def check_possible(work: Work, contestants: list[str]) -> None:
     if unknown:
         raise SystemExit(f"{work.name} has no contestant {', '.join(unknown)}; it has {', '.join(known)}")
     if work.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit(f"{work.name} needs a CUDA device, and torch sees none; cpu-4x4x16 needs none")
+        raise SystemExit(f"{work.name} needs a CUDA device, and torch sees none; cpu-4x4x16 and smoke-… need none")
     if work.method == "grpo" and find_spec("trl") is None:
         raise SystemExit("trl is not installed here: `make bench-setup` makes an environment that has it")
 
@@ -82,7 +82,7 @@ def compare(work: Work, contestants: list[str], parity: Parity) -> Comparison:
     from transformers import AutoConfig, AutoTokenizer
 
     from benchmarks.floor import Shape, floor_seconds, measure_ceilings
-    from benchmarks.measure import machine
+    from benchmarks.measure import commit, machine
     from benchmarks.models import model_folder
     from benchmarks.prompts import prompt_rows
 
@@ -94,7 +94,9 @@ def compare(work: Work, contestants: list[str], parity: Parity) -> Comparison:
         ceilings = measure_ceilings(work.device, work.dtype)
         floor = floor_seconds(work, Shape.of(config), ceilings, prompt_tokens)
         measured, failures = run_contestants(work, contestants, Path(place))
-    return Comparison(work, machine(work.device), ceilings, floor, parity, config.vocab_size, tuple(measured), failures)
+    return Comparison(
+        work, machine(work.device), ceilings, floor, parity, config.vocab_size, tuple(measured), failures, commit()
+    )
 
 
 def run_contestants(work: Work, contestants: list[str], place: Path) -> tuple[list[Measurement], dict[str, str]]:

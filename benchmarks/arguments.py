@@ -30,6 +30,13 @@ def contestant_arguments(about: str | None) -> Arguments:
     return Arguments(work, given.contestant, given.out, given.frozen)
 
 
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"cannot make the folder '{path}': {error.strerror}") from error
+
+
 def with_pace(work: Work, steps: int | None, patience_s: float | None) -> Work:
     """The work with another number of steps. A number that was asked for is run, however long it takes."""
     if steps is not None:

@@ -41,6 +41,8 @@ class Comparison:
     measurements: tuple[Measurement, ...]
     failures: dict[str, str]
     """Contestants that did not finish, and why."""
+    commit: str = "unknown"
+    """Of Vigneron, as it was measured."""
 
     def of(self, contestant: str) -> Measurement | None:
         return next((m for m in self.measurements if m.contestant == contestant), None)
@@ -49,7 +51,7 @@ class Comparison:
         return [_row(m, sum(self.floor.values())) for m in self.measurements]
 
     def ratios(self) -> Iterator[tuple[str, float]]:
-        """Ours over each peer in samples per second, and under it in peak memory."""
+        """Ours over each peer in samples per second, and in memory: ours at its largest, the peer's at its smallest."""
         ours = self.of("ours")
         if ours is None:
             return
@@ -62,7 +64,7 @@ class Comparison:
         if main is not None:
             # On a GPU all that ours has reserved, which CUDA graphs use inside, over what the peer has allocated.
             most = ours.memory.get("reserved") or ours.peak_bytes
-            yield f"{name}/peak-memory", most / main.peak_bytes
+            yield f"{name}/memory", most / main.peak_bytes
             if main.memory.get("reserved"):
                 yield f"{name}/reserved-memory", ours.memory["reserved"] / main.memory["reserved"]
         yield f"{name}/floor", sum(self.floor.values()) / ours.seconds
@@ -100,6 +102,7 @@ class Comparison:
             kept["vocabulary"],
             tuple(Measurement.of(m) for m in kept["measurements"]),
             kept["failures"],
+            kept.get("commit", "unknown"),
         )
 
 

@@ -5,6 +5,7 @@ import os
 import platform
 import resource
 import statistics
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -194,6 +195,15 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def commit() -> str:
+    """Of the checkout, with a mark where it has changes; `unknown` outside of one."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def machine(device: str) -> str:

@@ -1,6 +1,7 @@
 """Contestants run in processes of their own, quietly; of one that fails, the end of what it said is shown."""
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ class Running:
         try:
             status = self.process.wait(LONGEST_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
             return f"not done after {LONGEST_S} s"
+        finally:  # also where we are stopped ourselves: one left behind would disturb the next measurement
+            self.process.kill()
         if status == 0:
             return None
         lines = self.log.read_text(errors="replace").splitlines()
@@ -33,6 +35,7 @@ class Running:
 
 def start(module: str, place: Path, **options: Any) -> Running:
     """`python -m benchmarks.MODULE --option value …`; what it says goes into a file in `place`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` is reached
     log = place / f"{module}.log"
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "-m", f"benchmarks.{module}", *given]

@@ -3,6 +3,7 @@
 python -m benchmarks.report [FOLDER]     writes performance.md and performance.svg into it
 """
 
+import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,14 @@ OTHERS = ("#5b7f95", "#a9b8c2", "#d9c9a3")
 
 def load_comparisons(folder: Path) -> list[Comparison]:
     """Those that are there, in the order of WORKS."""
-    return [Comparison.load(path) for name in WORKS if (path := folder / f"{name}.json").is_file()]
+    return [_load(path) for name in WORKS if (path := folder / f"{name}.json").is_file()]
+
+
+def _load(path: Path) -> Comparison:
+    try:
+        return Comparison.load(path)
+    except (ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"'{path}' is not a comparison: {error}") from error
 
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
@@ -33,7 +41,7 @@ def _section(found: Comparison) -> Iterator[str]:
     yield f"### {work.name}\n"
     yield (
         f"{work.model}, {work.prompts} × {work.group} × {work.new_tokens} tokens forced, {prompt}, {work.dtype}, "
-        f"KL {work.kl_beta:g}; {found.machine}; {_versions(found)}.\n"
+        f"KL {work.kl_beta:g}; {found.machine}; {_versions(found)}; commit {found.commit}.\n"
     )
     yield _markdown_row(HEADER)
     yield _markdown_row(["---"] * len(HEADER))
@@ -118,4 +126,6 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/benchmarks")))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/benchmarks"))
+    sys.exit(main(parser.parse_args().folder))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from benchmarks.arguments import make_folder
 from benchmarks.comparison import GB, table
 from benchmarks.measure import Measurement
 from benchmarks.processes import start
@@ -130,6 +131,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     parser.add_argument("--point", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.steps < 1:
+        parser.error("--steps: at least 1")
 
     import torch
 
@@ -148,11 +151,11 @@ def run_all(axes: Sequence[str], device: str, steps: int, out: Path) -> int:
     from benchmarks.measure import machine
     from benchmarks.report import scaling_figure
 
+    make_folder(out)
     asked = {axis: sizes(device)[axis] for axis in axes}
     # The axes cross in one size, which is measured once.
     found = measure_all(dict.fromkeys(size for of_axis in asked.values() for size in of_axis), steps)
     points = [replace(found[size], axis=axis) for axis, of_axis in asked.items() for size in of_axis if size in found]
-    out.mkdir(parents=True, exist_ok=True)
     name = f"scaling-{device}"
     kept = {"machine": machine(device), "points": [asdict(point) for point in points]}
     (out / f"{name}.json").write_text(json.dumps(kept, indent=1))

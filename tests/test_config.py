@@ -116,7 +116,7 @@ def test_data_has_one_source(data: dict[str, str]) -> None:
 
 
 def test_a_task_brings_its_own_held_out_part() -> None:
-    assert "brings its own held-out part" in line_of(data={"task": "antonyms", "held_out": "a.jsonl"})
+    assert "`held_out` is one of held_out, tuning" in line_of(data={"task": "antonyms", "held_out": "a.jsonl"})
 
 
 def test_a_kind_that_is_missing_or_given_short() -> None:
@@ -249,5 +249,16 @@ def test_grpos_own_keys_are_checked(keys: dict[str, Any], line: str) -> None:
 
 
 def test_a_method_is_named() -> None:
-    assert line_of(method={"clip_epsilon": 0.2}) == "my.yaml: 'method.name' is missing: one of 'actor_critic', 'grpo'"
+    assert (
+        line_of(method={"clip_epsilon": 0.2})
+        == "my.yaml: 'method.name' is missing: one of 'actor_critic', 'grpo', 'sft'"
+    )
     assert check(method="grpo", group_size=4).method.name == "grpo"
+
+
+def test_a_key_of_several_types_is_one_line() -> None:
+    assert (
+        line_of(microbatch_tokens=0)
+        == "my.yaml: microbatch_tokens: should be greater than 0, or should be 'auto', not 0"
+    )
+    assert line_of(model={"device": "gpu"}) == "my.yaml: model.device: one of auto, cpu, mps, cuda, cuda:N, not 'gpu'"

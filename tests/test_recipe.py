@@ -247,3 +247,57 @@ def test_the_binary_baseline_differs_in_the_reward_alone() -> None:
     binary = load_config("pgsrm-antonyms-binary").model_dump()
     assert {key for key in paper if paper[key] != binary[key]} == {"recipe", "about", "reward"}
     assert binary["reward"]["kind"] == "binary"
+
+
+def test_a_shorthand_goes_with_a_further_key() -> None:
+    config = load_config("pgsrm-antonyms", ["reward=python", "reward.function=a:b"])
+    assert config.reward.model_dump(include={"kind", "function"}) == {"kind": "python", "function": "a:b"}
+
+
+TASK_NAMES = ("colors", "antonyms", "categories", "copying", "sentiment")
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_each_task_has_the_papers_recipe_and_a_baseline_that_differs_in_the_reward_alone(task: str) -> None:
+    paper, binary = load_config(f"pgsrm-{task}-paper"), load_config(f"pgsrm-{task}-binary")
+    differing = {key for key in Config.model_fields if getattr(paper, key) != getattr(binary, key)}
+    assert differing == {"recipe", "about", "reward"}
+    assert (paper.reward.kind, binary.reward.kind) == ("semantic", "binary")
+    assert paper.steps * paper.prompts_per_step * paper.group_size == 100_000
+    word = task in TASK_NAMES[:3]
+    assert (paper.prompts_per_step, paper.max_new_tokens) == ((50, 2) if word else (10, 10))
+    assert (paper.method.kl.adaptive is not None) is word
+    assert paper.method.kl.coefficient == 5e-5
+    assert paper.method.faithful
+    assert paper.sampling.temperature == 1.0
+    assert paper.reward.guards == GuardsConfig()
+
+
+def test_a_base_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("base: pgsrm-antonyms\nsteps: 3\nreward: binary\n")
+    Path("again.yaml").write_text("base: mine.yaml\nseed: 5\n")
+    mine, again, base = load_config("mine.yaml"), load_config("again.yaml"), load_config("pgsrm-antonyms")
+    assert (mine.recipe, mine.about, mine.steps, mine.reward.kind) == ("mine", "", 3, "binary")
+    assert (again.recipe, again.steps, again.seed, again.optimizer) == ("again", 3, 5, base.optimizer)
+    # Beside the recipe that names it, wherever one is.
+    Path("inner").mkdir()
+    monkeypatch.chdir("inner")
+    assert load_config("../again.yaml").seed == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base: mine.yaml", "mine.yaml: it is its own `base`: mine.yaml → mine.yaml"),
+        ("base: [a]", "base: the name of a recipe"),
+        ("base: pgsrm-antonym", "unknown recipe 'pgsrm-antonym' (did you mean 'pgsrm-antonyms'?)"),
+    ],
+)
+def test_a_bad_base_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_config("mine.yaml")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

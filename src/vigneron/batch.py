@@ -169,19 +169,16 @@ def length_buckets(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def bundles(batch: Batch) -> list[list[int]]:
-    """Samples that share a row: at most `per_row` neighbours with the same prompt."""
-    return [run[at : at + batch.per_row] for run in _runs(batch) for at in range(0, len(run), batch.per_row)]
+    """Samples that share a row: at most `per_row`, with the same prompt."""
+    return [run[at : at + batch.per_row] for run in _of_one_prompt(batch) for at in range(0, len(run), batch.per_row)]
 
 
-def _runs(batch: Batch) -> list[list[int]]:
-    """Neighbours with the same prompt."""
-    runs: list[list[int]] = []
+def _of_one_prompt(batch: Batch) -> list[list[int]]:
+    """The samples of each prompt, wherever they stand: a part of the batch then falls into the same rows again."""
+    found: dict[tuple[int, ...], list[int]] = {}
     for i, prompt in enumerate(batch.prompt_ids):
-        if runs and batch.prompt_ids[runs[-1][0]] == prompt:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    return runs
+        found.setdefault(prompt, []).append(i)
+    return list(found.values())
 
 
 def parts_of(batch: Batch, budget: int) -> list[Batch]:
@@ -201,7 +198,7 @@ def completions_per_row(batch: Batch, budget: int) -> int:
     """
     if not batch.shareable:
         return 1
-    runs = _runs(batch)
+    runs = _of_one_prompt(batch)
     most = max((len(run) for run in runs), default=1)
     choices = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
 

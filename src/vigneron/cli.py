@@ -230,6 +230,26 @@ def report(
     typer.echo(f"wrote {write_report(runs, out)}")
 
 
+@app.command()
+def compare(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(help="Recipes to train, runs (or folders of runs) as they are, key=value for every recipe."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Train each recipe so often; without it once.")] = None,
+    runs: Runs = None,
+    name: Annotated[str | None, typer.Option(help="The comparison's name; without it made of the recipes'.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the result; without it beside the runs.")] = None,
+) -> None:
+    """Train recipes and set them side by side: vigneron compare A B --seeds 3"""
+    from vigneron.report.plan import plan_comparison
+
+    plan = plan_comparison(what or [], seeds=seeds, runs=runs, name=name, out=out)
+    from vigneron.report.compare import carry_out
+
+    carry_out(_console(), plan)
+
+
 def _console() -> "Console":
     from rich.console import Console
 

@@ -3,6 +3,7 @@
 Light on purpose: no torch here, so that a bad recipe is refused at once.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -55,6 +56,12 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+def _known_device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise ValueError(f"one of auto, cpu, mps, cuda, cuda:N, not {name!r}")
+    return name
+
+
 class LoraConfig(Strict):
     rank: Positive = 16
     alpha: Annotated[float, Field(gt=0)] = 32.0
@@ -64,7 +71,7 @@ class LoraConfig(Strict):
 class ModelConfig(Strict):
     name: str = "smollm2-135m"
     """A hub id, a folder, or `smollm2-135m`, which comes with the installation."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, AfterValidator(_known_device)] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What matrix products run in; weights are float32 always."""
     lora: LoraConfig | None = None

@@ -16,6 +16,9 @@ from pydantic_core import ErrorDetails
 from vigneron.config import Config
 from vigneron.errors import UserError, did_you_mean
 
+SHORT = {"reward": "kind", "method": "name", "model": "name"}
+"""Sections that may be given by the name of their kind alone."""
+
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML, with YAML 1.2's numbers (`1e-5` is one). A key given twice is an error."""
@@ -74,13 +77,28 @@ def recipe_text(name: str) -> str:
 
 def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, Any] | None = None) -> Config:
     """A recipe by name or file, with `key=value` overrides and top-level `keys`, checked."""
-    given = parse_yaml(recipe_text(recipe), recipe)
-    if not isinstance(given, dict):
-        raise UserError(f"{recipe}: a recipe is a mapping of keys to values")
+    given = _with_base(recipe)
     for override in overrides:
         given = with_override(given, override)
     given = {**given, **(keys or {})}
     return check_config({"recipe": Path(recipe).stem, **given}, recipe)
+
+
+def _with_base(recipe: str, derived: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A recipe's keys, and those of its `base` (another recipe) that it does not give itself."""
+    if recipe in derived:
+        raise UserError(f"{recipe}: it is its own `base`: {' → '.join((*derived, recipe))}")
+    given = parse_yaml(recipe_text(recipe), recipe)
+    if not isinstance(given, dict):
+        raise UserError(f"{recipe}: a recipe is a mapping of keys to values")
+    base = given.pop("base", None)
+    if base is None:
+        return given
+    if not isinstance(base, str):
+        raise UserError(f"{recipe}: base: the name of a recipe or its .yaml file, not {base!r}")
+    beside = Path(recipe).parent / base
+    inherited = _with_base(str(beside) if beside.suffix and beside.is_file() else base, (*derived, recipe))
+    return {key: value for key, value in inherited.items() if key not in ("recipe", "about")} | given
 
 
 def with_override(given: Mapping[str, Any], override: str) -> dict[str, Any]:
@@ -96,20 +114,41 @@ def with_override(given: Mapping[str, Any], override: str) -> dict[str, Any]:
 def _set(mapping: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
     mapping = dict(mapping) if isinstance(mapping, Mapping) else {}
     head, *rest = path
-    mapping[head] = _set(mapping.get(head), rest, value) if rest else value
+    mapping[head] = _set(_spelled_out(head, mapping.get(head)), rest, value) if rest else value
     return mapping
+
+
+def _spelled_out(key: str, value: Any) -> Any:
+    """`reward: binary` is short for `reward: {kind: binary}`, and so on."""
+    return {SHORT[key]: value} if key in SHORT and isinstance(value, str) else value
 
 
 def check_config(given: Mapping[str, Any], where: str) -> Config:
     """Every error at once, one line each, with the key's path. `reward: binary` is short for its `kind`, and so on."""
-    short = {"reward": "kind", "method": "name", "model": "name"}
     if isinstance(given, Mapping):
-        given = {k: {short[k]: v} if k in short and isinstance(v, str) else v for k, v in given.items()}
+        given = {key: _spelled_out(key, value) for key, value in given.items()}
     try:
         return Config.model_validate(given)
     except ValidationError as errors:
-        lines = [_describe(error, given) for error in errors.errors()]
+        lines = _described(errors.errors(), given)
         raise UserError("\n".join(f"{where}: {line}" for line in lines)) from errors
+
+
+def _described(errors: Sequence[ErrorDetails], given: Any) -> list[str]:
+    """One line for each key: where it may be of several types, what each of them wants."""
+    found: dict[str, list[ErrorDetails]] = {}
+    for error in errors:
+        found.setdefault(".".join(map(str, _path_in(error, given))), []).append(error)
+    lines = []
+    for of_key in found.values():
+        first, *others = [_describe(error, given) for error in of_key]
+        wanted = [re.sub("^.*?: |, not .*$", "", line) for line in others]
+        if wanted and ", not " in first:
+            before, _, shown = first.rpartition(", not ")
+            first = f"{before}, or {', or '.join(wanted)}, not {shown}"
+            others = []
+        lines += [first, *others]
+    return lines
 
 
 def _describe(error: ErrorDetails, given: Any) -> str:

@@ -44,6 +44,13 @@ def phase(name: str) -> Iterator[None]:
         watch.path.pop()
 
 
+def first_lap() -> None:
+    """The first step begins: what came before is not counted."""
+    watch = _listening.get()
+    if watch is not None:
+        watch.seconds, watch.began = {}, time.perf_counter()
+
+
 def next_lap() -> None:
     """A step is over: what follows is counted anew."""
     watch = _listening.get()

@@ -15,6 +15,8 @@ from command_line import Answer, vigneron, write_jsonl, write_recipe
 sys.path.insert(0, str(Path(__file__).parent.parent / "sources"))
 from servers import Seen, Sent, chat, refusal, serving, vectors
 
+from vigneron.tasks.task import load_task
+
 KEY = "sk-secret-4f9a1c77e2"
 
 
@@ -160,7 +162,9 @@ def test_a_task_asks_with_its_own_instruction(tmp_path: Path) -> None:
     assert answer.code == 0, answer
     assert re.search(r"The opposite of 'hot' is +unhot", answer.out)
     assert server.seen[0].body["messages"][0]["content"].startswith("You give the opposite of a word.")
-    assert len(server.seen) == len({seen.body["messages"][1]["content"] for seen in server.seen}) == 341
+    asked = [seen.body["messages"][1]["content"] for seen in server.seen]
+    words = [row["word"] for part in ("train", "held_out") for row in load_task("antonyms").rows(part)]
+    assert sorted(asked) == sorted(words)
 
 
 def test_ctrl_c_leaves_what_was_answered(tmp_path: Path) -> None:

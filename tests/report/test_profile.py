@@ -1,5 +1,6 @@
 """`--profile`: phases and shares of a step, by hand, and a real run's table."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from typer.testing import CliRunner
 
 from vigneron.cli import app
 from vigneron.report.profile import profile_rows
-from vigneron.timing import WHOLE, listening, next_lap, phase
+from vigneron.timing import WHOLE, first_lap, listening, next_lap, phase
 
 
 def test_medians_shares_and_the_rest_by_hand() -> None:
@@ -32,6 +33,19 @@ def test_phases_nest_and_cost_nothing_when_nobody_listens() -> None:
     (lap,) = watch.laps
     assert list(lap) == ["outer/inner", "outer", WHOLE]
     assert 0 <= lap["outer/inner"] <= lap["outer"] <= lap[WHOLE]
+
+
+def test_what_came_before_the_first_step_is_in_no_lap() -> None:
+    with listening() as watch:
+        with phase("loading"):
+            time.sleep(0.05)
+        first_lap()
+        with phase("update"):
+            pass
+        next_lap()
+    (lap,) = watch.laps
+    assert list(lap) == ["update", WHOLE]
+    assert lap[WHOLE] < 0.05
 
 
 def test_the_command_prints_where_the_time_went(tiny_folder: Path, tmp_path: Path) -> None:

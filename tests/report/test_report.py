@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from vigneron.errors import UserError
 from vigneron.recipe import load_config
-from vigneron.report.figures import PANELS, as_svg, comparison_figure, series, smoothed
+from vigneron.report.curves import series, smoothed
+from vigneron.report.figures import PANELS, as_svg, comparison_figure
 from vigneron.report.html import before_and_after, summary, write_report
 from vigneron.report.terminal import BARS, sparkline
 from vigneron.training.folder import RunFolder
@@ -39,10 +40,10 @@ def make_run(place: Path, name: str, samples: list[Sample], *, after: float = 0.
     """A run's folder as training leaves it, without the training."""
     folder = RunFolder.create(place, name, exact_name=True)
     folder.write_config(load_config("demo"))
-    folder.append("metrics.jsonl", {"step": 0, "eval/exact_match": 0.125})
+    folder.append("metrics.jsonl", {"step": 0, "eval/accuracy": 0.125})
     for step in (1, 2):
         folder.append("metrics.jsonl", {"step": step, "reward": 0.1 * step, "entropy": 2.5, "kl": 0.01})
-    folder.append("metrics.jsonl", {"step": 3, "reward": 0.625, "entropy": 1.5, "kl": 0.02, "eval/exact_match": after})
+    folder.append("metrics.jsonl", {"step": 3, "reward": 0.625, "entropy": 1.5, "kl": 0.02, "eval/accuracy": after})
     store = SampleStore(folder.path)
     store.add(samples)
     store.close()
@@ -201,15 +202,14 @@ def test_smoothed_by_hand() -> None:
 
 def test_a_figure_has_one_line_a_run_and_dots_for_what_was_held_out() -> None:
     runs = {
-        "first": [{"step": 0, "eval/exact_match": 0.1}, {"step": 1, "reward": 0.5, "exact_match": 0.2}],
-        "second": [{"step": 1, "reward": 0.7, "exact_match": 0.3}],
+        "first": [[{"step": 0, "eval/accuracy": 0.1}, {"step": 1, "reward": 0.5, "accuracy": 0.2}]],
+        "second": [[{"step": 1, "reward": 0.7, "accuracy": 0.3}]],
     }
     figure = comparison_figure(runs)
-    assert [panel.key for panel in PANELS] == ["reward", "exact_match", "entropy", "kl", "kl_previous"]
+    assert [panel.key for panel in PANELS] == ["reward", "accuracy", "entropy", "kl", "kl_previous"]
     assert lines_of(figure, 0) == [([1], [0.5]), ([1], [0.7])]
     assert lines_of(figure, 1) == [([1], [0.2]), ([0], [0.1]), ([1], [0.3]), ([], [])]
-    legend = figure.axes[0].get_legend()
-    assert legend is not None
+    (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["first", "second"]
     colours = [line.get_color() for line in figure.axes[0].get_lines()]
     assert len(set(colours)) == 2
@@ -218,14 +218,14 @@ def test_a_figure_has_one_line_a_run_and_dots_for_what_was_held_out() -> None:
 def test_a_long_run_is_also_drawn_smoothed() -> None:
     values = [float(i % 3) for i in range(40)]
     records = [{"step": i, "reward": value} for i, value in enumerate(values)]
-    raw, smooth = lines_of(comparison_figure({"long": records}), 0)
+    raw, smooth = lines_of(comparison_figure({"long": [records]}), 0)
     assert raw[1] == values
     assert smooth[1] == pytest.approx(smoothed(values))
 
 
 def test_the_same_run_gives_the_same_bytes() -> None:
     records = [{"step": 1, "reward": 0.5}]
-    first, second = (as_svg(comparison_figure({"run": records})) for _ in range(2))
+    first, second = (as_svg(comparison_figure({"run": [records]})) for _ in range(2))
     assert first == second
     assert first.startswith("<svg")
 

@@ -160,3 +160,20 @@ def test_an_async_reward_is_awaited_and_its_failure_named() -> None:
 
     with pytest.raises(RewardFailed, match="'broken' raised RuntimeError: judge down"):
         ApplyReward(broken)(make_batch())
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_reward_that_leaves_is_named_and_nothing_waits_for_ever(is_async: bool) -> None:
+    def leave(completions, **columns):
+        raise SystemExit(3)
+
+    async def leave_later(completions, **columns):
+        raise SystemExit(3)
+
+    with pytest.raises(RewardFailed, match=r"reward 'leave.*' .*exit\(3\)"):
+        ApplyReward(leave_later if is_async else leave)(make_batch([1], [1]))
+
+    async def afterwards(completions, **columns):
+        return [1.0] * len(completions)
+
+    assert ApplyReward(afterwards)(make_batch([1], [1])).rewards_B.tolist() == [1.0]

@@ -8,10 +8,11 @@ from vigneron.config import BinaryRewardConfig, PythonRewardConfig, SemanticRewa
 from vigneron.errors import UserError
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.exact import exact_reward
+from vigneron.rewards.sentiment import inversion_reward
 
 
 def python(path: str):
-    return build_reward(PythonRewardConfig(kind="python", function=path))
+    return build_reward(PythonRewardConfig(kind="python", function=path), exact_reward)
 
 
 @pytest.fixture
@@ -21,15 +22,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_exact() -> None:
-    assert build_reward(BinaryRewardConfig(kind="binary")) is exact_reward
+def test_binary_is_the_checker() -> None:
+    assert build_reward(BinaryRewardConfig(kind="binary"), inversion_reward) is inversion_reward
 
 
 def test_semantic_takes_its_numbers_from_the_config_and_keeps_vectors_in_the_cache(tmp_path: Path) -> None:
     file = tmp_path / "vectors.txt"
     file.write_text("2 2\na 3 4\nb 4 3\n")
     config = SemanticRewardConfig(kind="semantic", embedder=str(file), alpha=2.0, form="shift")
-    reward = build_reward(config, cache=tmp_path / "cache.sqlite")
+    reward = build_reward(config, exact_reward, cache=tmp_path / "cache.sqlite")
     assert reward(prompts=["p"], completions=["B."], answer=["a"]) == [pytest.approx(0.98**2)]
     assert (tmp_path / "cache.sqlite").is_file()
 

@@ -1,19 +1,26 @@
 """Figures of runs: reward, accuracy, entropy and KL side by side, as the paper's."""
 
 import io
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib
 
 matplotlib.use("agg")
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-Records = Sequence[Mapping[str, Any]]
+from vigneron.report.curves import Records, over_runs, series, smoothed, thinned, thinned_band
 
 # Told apart by people who see colours differently (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+SMOOTHED_FROM = 30
+"""A line of more points is drawn faint, with its smoothed one before it."""
+DOTS_UP_TO = 50
 
 
 @dataclass(frozen=True)
@@ -21,55 +28,66 @@ class Panel:
     title: str
     key: str
     eval_key: str | None = None
+    """Shown as dots beside the line."""
+    measured: bool = False
+    """Every value is exact (greedy, on all of the held-out part): joined dots, never smoothed."""
 
 
-PANELS = (
-    Panel("reward (training)", "reward"),
-    Panel("accuracy (line: sampled, dots: held out)", "accuracy", "eval/accuracy"),
+REWARD = Panel("reward (training)", "reward")
+DYNAMICS = (
     Panel("entropy (nats a token)", "entropy"),
     Panel("KL to the start (nats a token)", "kl"),
     Panel("KL between steps (nats a token)", "kl_previous"),
 )
+PANELS = (REWARD, Panel("accuracy (line: sampled, dots: held out)", "accuracy", "eval/accuracy"), *DYNAMICS)
+COMPARED = (
+    REWARD,
+    Panel("accuracy (training, sampled)", "accuracy"),
+    Panel("accuracy (held out, greedy)", "eval/accuracy", measured=True),
+    *DYNAMICS,
+)
 
 
-def comparison_figure(runs: Mapping[str, Records], title: str | None = None) -> Figure:
-    """One panel a figure of merit, one colour a run."""
-    figure = Figure(figsize=(17, 3.2), layout="constrained")
-    axes = figure.subplots(1, len(PANELS))
-    for panel, axis in zip(PANELS, axes, strict=True):
-        for (run, records), colour in zip(runs.items(), _colours(), strict=False):
-            name = " " * run.startswith("_") + run.replace("$", r"\$")  # hidden, or a formula, to matplotlib otherwise
-            steps, values = series(records, panel.key)
-            faint = len(values) > 30
-            axis.plot(steps, values, color=colour, alpha=0.3 if faint else 1.0, label=None if faint else name)
-            if faint:
-                axis.plot(steps, smoothed(values), color=colour, label=name)
-            if panel.eval_key:
-                axis.plot(*series(records, panel.eval_key), "o", color=colour, markersize=6)
+def comparison_figure(
+    arms: Mapping[str, Sequence[Records]], *, panels: Sequence[Panel] = PANELS, columns: int = 5, x: str = "step"
+) -> Figure:
+    """One panel a figure of merit, one colour an arm. An arm is one run or several seeds: their mean, in a band."""
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(min(17.0, 4.2 * columns), 3.2 * rows + 0.2), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel, axis in zip(panels, axes, strict=False):
+        for runs, colour in zip(arms.values(), _colours(len(arms)), strict=True):
+            _draw(axis, panel, runs, x, colour)
         axis.set_title(panel.title, fontsize=10)
-        axis.set_xlabel("step", fontsize=9)
+        axis.set_xlabel(x, fontsize=9)
         axis.tick_params(labelsize=8)
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.2)
-    axes[0].legend(frameon=False, fontsize=9)
-    if title:
-        figure.suptitle(title, fontsize=11)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    # Of every arm, also of one that has nothing in the first panel.
+    handles = [Line2D([], [], color=c, label=_label(n)) for n, c in zip(arms, _colours(len(arms)), strict=True)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(arms)), frameon=False, fontsize=9)
     return figure
 
 
-def series(records: Records, key: str) -> tuple[list[int], list[float]]:
-    points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
-    return [step for step, _ in points], [value for _, value in points]
-
-
-def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
-    """Exponential mean, corrected for its start."""
-    mean, norm, out = 0.0, 0.0, []
-    for value in values:
-        mean = weight * mean + (1 - weight) * value
-        norm = weight * norm + (1 - weight)
-        out.append(mean / norm)
-    return out
+def _draw(axis: Axes, panel: Panel, runs: Sequence[Records], x: str, colour: str) -> None:
+    lines = [line for line in (series(records, panel.key, x) for records in runs) if line[0]]
+    raw = over_runs(lines)
+    smooth = not panel.measured and len(raw.xs) > SMOOTHED_FROM
+    shown = over_runs([(xs, smoothed(values)) for xs, values in lines]) if smooth else raw
+    if smooth:
+        axis.plot(*thinned(raw.xs, raw.means), color=colour, alpha=0.3, linewidth=0.8, zorder=1)
+    if len(lines) > 1:
+        band = thinned_band(shown, 200)
+        axis.fill_between(band.xs, band.lows, band.highs, color=colour, alpha=0.2, linewidth=0, zorder=1.5)
+    if shown.xs:
+        dots = "o" if panel.measured and len(shown.xs) <= DOTS_UP_TO else None
+        axis.plot(*thinned(shown.xs, shown.means, 200 if smooth else 400), color=colour, marker=dots, markersize=4)
+    if panel.eval_key:
+        dots_of = over_runs([series(records, panel.eval_key, x) for records in runs])
+        axis.plot(*thinned(dots_of.xs, dots_of.means), "o", color=colour, markersize=6)
 
 
 def as_svg(figure: Figure) -> str:
@@ -78,8 +96,18 @@ def as_svg(figure: Figure) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "vigneron"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return re.sub(r' d="[^"]*"', _shorter, text[text.index("<svg") :])
 
 
-def _colours() -> list[str]:
-    return list(COLOURS) * 10
+def _shorter(path: re.Match[str]) -> str:
+    """A hundredth of a point is finer than any screen."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
+
+
+def _label(name: str) -> str:
+    """As it is: to matplotlib a leading underscore hides it, and dollars make a formula."""
+    return " " * name.startswith("_") + name.replace("$", r"\$")
+
+
+def _colours(count: int) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(count)]

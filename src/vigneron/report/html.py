@@ -1,11 +1,10 @@
 """report.html: one file, nothing fetched, everything a model wrote escaped."""
 
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from vigneron.errors import UserError
@@ -25,12 +24,10 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     metrics = {name: folder.metrics() for name, folder in zip(names, folders, strict=True)}
     if not any(metrics.values()):
         raise UserError("there is nothing to report yet: no step has been logged")
-    template = Environment(autoescape=True).from_string(
-        (resources.files("vigneron") / "report" / "report.html").read_text(encoding="utf-8")
-    )
-    page = template.render(
+    page = rendered(
+        "report.html",
         title=" and ".join(metrics),
-        figure=Markup(as_svg(comparison_figure(metrics))),
+        figure=Markup(as_svg(comparison_figure({name: [records] for name, records in metrics.items()}))),
         summary=[{**summary(f, metrics[name]), "name": name} for name, f in zip(names, folders, strict=True)],
         runs=[
             {
@@ -42,11 +39,22 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
         ],
     )
     path = Path(out) if out is not None else folders[0].path / "report.html"
+    write_for_user(path, page)
+    return path
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A page of this package's, with every value escaped that is not `Markup`."""
+    return (
+        Environment(loader=PackageLoader("vigneron", "report"), autoescape=True).get_template(template).render(values)
+    )
+
+
+def write_for_user(path: Path, text: str) -> None:
     try:
-        write_atomically(path, page)
+        write_atomically(path, text)
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error
-    return path
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:

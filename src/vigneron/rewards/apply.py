@@ -124,6 +124,8 @@ class ApplyReward:
             return step()
         except UserError:
             raise
+        except SystemExit as error:
+            raise RewardFailed(f"reward '{self._name}' called exit({error.code})") from error
         except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
             at = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(at.filename).name}, line {at.lineno}"
@@ -153,7 +155,10 @@ class ApplyReward:
 
 
 async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
+    try:
+        return await awaitable
+    except SystemExit as error:  # let through, it would end the thread that all rewards wait for
+        raise RuntimeError(f"exit({error.code})") from error
 
 
 @cache

@@ -13,18 +13,26 @@ def build_reward(
 ) -> RewardFunction:
     """A function of TRL's signature. `cache` is where embeddings are kept, `device` where they are computed."""
     if isinstance(config, SemanticRewardConfig):
+        from vigneron.rewards.guards import Guards
         from vigneron.rewards.semantic import SemanticReward
         from vigneron.sources.api_embedder import ApiEmbedder
         from vigneron.sources.embedders import SentenceEmbedder, load_embedder
         from vigneron.sources.embedding_cache import CachedEmbedder
 
-        embedder = load_embedder(config.embedder, config.url)
-        if isinstance(embedder, SentenceEmbedder):
-            embedder.move(device)
-        if isinstance(embedder, ApiEmbedder) and cache is not None:
-            embedder.preflight()
-        kept = CachedEmbedder(embedder, cache)
-        return SemanticReward(kept, alpha=config.alpha, form=config.form, clean=config.clean)
+        def kept(name: str) -> CachedEmbedder:
+            embedder = load_embedder(name, config.url)
+            if isinstance(embedder, SentenceEmbedder):
+                embedder.move(device)
+            if isinstance(embedder, ApiEmbedder) and cache is not None:
+                embedder.preflight()
+            return CachedEmbedder(embedder, cache)
+
+        options = config.guards
+        second = None if options.second_embedder is None else kept(options.second_embedder)
+        guards = Guards(options.input_weight, options.max_length_ratio, options.max_repetition, second)
+        return SemanticReward(
+            kept(config.embedder), alpha=config.alpha, form=config.form, clean=config.clean, guards=guards
+        )
     if isinstance(config, PythonRewardConfig):
         return python_function(config.function, "reward.function")
     return checker

@@ -1,6 +1,6 @@
 """PGSRM's reward (pgsrm §3.2): how near the child's answer is to the parent's, in an embedding space."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from vigneron.rewards.guards import Guards
 from vigneron.rewards.text import letters_only
 from vigneron.rollout.prompts import completion_text
 from vigneron.sources.embedders import Embedder
@@ -45,7 +46,11 @@ def similarity_reward(
 
 
 class SemanticReward:
-    """`similarity_reward` of texts, with TRL's signature. The parent's answers arrive in the column `answer`."""
+    """`similarity_reward` of texts, with TRL's signature. The parent's answers arrive in the column `answer`.
+
+    Where rows have an `input`, how near the child came to it is logged: a child that echoes is seen there. Guards are
+    for rewards that are gamed, and off by default.
+    """
 
     def __init__(
         self,
@@ -54,12 +59,14 @@ class SemanticReward:
         alpha: float = 4.0,
         form: Form = "clip",
         clean: Literal["letters", "none"] = "letters",
+        guards: Guards | None = None,
     ) -> None:
         self.__name__ = "semantic"
         self._embedder = embedder
         self._alpha: float = alpha
         self._form: Form = form
         self._clean = letters_only if clean == "letters" else str
+        self._guards = guards or Guards()
 
     def __call__(
         self,
@@ -67,17 +74,39 @@ class SemanticReward:
         completions: Sequence[Any],
         *,
         answer: Sequence[str | None],
+        input: Sequence[Any] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
         have = [i for i, text in enumerate(answer) if text is not None]
         rewards: list[float | None] = [None] * len(completions)
         if not have:
             return rewards
-        # Parents and children in one call: a text that occurs twice is embedded once.
-        texts = [self._clean(completion_text(answer[i])) for i in have]
-        texts += [self._clean(completion_text(completions[i])) for i in have]
-        parent_BD, child_BD = self._embedder.embed(texts).split(len(have))
-        scores = similarity_reward(parent_BD, child_BD, alpha=self._alpha, form=self._form)
-        for i, score in zip(have, scores.tolist(), strict=True):
+        parents = [completion_text(answer[i]) for i in have]
+        children = [completion_text(completions[i]) for i in have]
+        inputs = None if input is None else [str(input[i]) for i in have]
+        scores_B, echo_B = self._scores(parents, children, inputs)
+        if log_metric is not None and echo_B is not None and not echo_B.isnan().all():
+            log_metric("input_similarity", float(echo_B.nanmean()))
+        scores_B = self._guards.applied(scores_B, echo_B, children, parents)
+        for i, score in zip(have, scores_B.tolist(), strict=True):
             rewards[i] = None if score != score else score
         return rewards
+
+    def _scores(
+        self, parents: Sequence[str], children: Sequence[str], inputs: Sequence[str] | None
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"] | None]:
+        """The reward of each child by the parent's answer, and of the same child by the input."""
+        # All in one call: a text that occurs twice is embedded once.
+        texts = [self._clean(text) for text in (*parents, *children, *(inputs or ()))]
+        scores = []
+        for embedder in (self._embedder, self._guards.second):
+            if embedder is None:
+                continue
+            parent_BD, child_BD, *input_BD = embedder.embed(texts).split(len(children))
+            scores.append([self._similarity(other_BD, child_BD) for other_BD in (parent_BD, *input_BD)])
+        by_parent = torch.stack([found[0] for found in scores]).amin(0)
+        return by_parent, scores[0][1] if inputs else None
+
+    def _similarity(self, one_BD: Float[Tensor, "B D"], other_BD: Float[Tensor, "B D"]) -> Float[Tensor, " B"]:
+        return similarity_reward(one_BD, other_BD, alpha=self._alpha, form=self._form)

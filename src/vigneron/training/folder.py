@@ -25,8 +25,7 @@ class RunFolder:
     @classmethod
     def create(cls, runs: Path, name: str, *, exact_name: bool) -> "RunFolder":
         """A new folder `runs/name`; a taken name is refused if it was asked for, else numbered."""
-        if not name or name.startswith(".") or "/" in name or not name.isprintable():
-            raise UserError(f"{name!r} is no name for a run: it names a folder, without '/' and not hidden")
+        check_name(name)
         for number in range(1, 10_000):
             path = runs / (name if number == 1 else f"{name}-{number}")
             try:
@@ -129,6 +128,11 @@ class RunFolder:
 
 def _number(value: Any) -> Any:
     return None if isinstance(value, float) and value != value else value
+
+
+def check_name(name: str) -> None:
+    if not name or name.startswith(".") or "/" in name or not name.isprintable():
+        raise UserError(f"{name!r} is no name for a run: it names a folder, without '/' and not hidden")
 
 
 def default_runs_folder() -> Path:

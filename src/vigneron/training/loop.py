@@ -3,7 +3,7 @@
 import time
 
 from vigneron.rewards.checkers import checked
-from vigneron.timing import next_lap, phase
+from vigneron.timing import first_lap, next_lap, phase
 from vigneron.training.memory import explained_memory
 from vigneron.training.metrics import batch_metrics
 from vigneron.training.overlap import rewarded
@@ -22,6 +22,7 @@ def _train(run: Run, view: View) -> None:
     config, method = run.config, run.method
     if run.step == 0 and config.eval_every and run.data.held_out:
         run.folder.append("metrics.jsonl", {"step": 0, **run.evaluate_and_keep()})
+    first_lap()
     with StopRequest(view.notice) as stop:
         while run.step < config.steps:
             began = time.perf_counter()

@@ -72,6 +72,8 @@ class Run:
     @classmethod
     def start(cls, config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> "Run":
         """A new run, from the base model. What can fail fails before a model is loaded, and leaves no folder."""
+        if config.model.compile is True and not can_compile(resolve_device(config.model.device)):
+            raise UserError("model.compile: true has an effect on a CUDA device only: leave it out here")
         config = resolved(config)
         data = load_data(config)
         if name is not None:
@@ -217,8 +219,10 @@ def resolved(config: Config) -> Config:
     }
     changes: dict[str, Any] = {"model": config.model.model_copy(update=model)}
     if config.reward.kind == "semantic":
-        reward: dict[str, Any] = {"embedder": absolute(config.reward.embedder)}
-        if is_api_embedder(config.reward.embedder):
+        second = config.reward.guards.second_embedder
+        guards = config.reward.guards.model_copy(update={"second_embedder": second and absolute(second)})
+        reward: dict[str, Any] = {"embedder": absolute(config.reward.embedder), "guards": guards}
+        if any(name and is_api_embedder(name) for name in (config.reward.embedder, second)):
             reward["url"] = base_url(config.reward.url, "reward.url")
         changes["reward"] = config.reward.model_copy(update=reward)
     if config.parent is not None:

@@ -1,0 +1,28 @@
+"""A batch without a model."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vigneron.batch import Batch
+
+
+def make_batch(prompt_lengths: list[int], lengths: list[int], **fields: Any) -> Batch:
+    """One span a row; token t of row i is 100 i + t, and what stands past a row's end is 999."""
+    size, width = len(lengths), max(lengths)
+    ids = torch.full((size, width), 999)
+    for i, length in enumerate(lengths):
+        ids[i, :length] = 100 * i + torch.arange(length)
+    plain = Batch(
+        prompt_ids=tuple((7,) * length for length in prompt_lengths),
+        completion_BT=ids,
+        spans=tuple(((p, p + c),) for p, c in zip(prompt_lengths, lengths, strict=True)),
+        behaviour_BT=-ids.float(),
+        truncated_B=torch.arange(size) % 2 == 0,
+        group_B=torch.arange(size) // 2,
+        sample_B=torch.arange(size) + 40,
+        prompts=tuple(f"prompt {i}" for i in range(size)),
+        completions=tuple(f"completion {i}" for i in range(size)),
+    )
+    return replace(plain, **fields)

@@ -1,0 +1,63 @@
+"""SFT in the loop with a real, tiny model: it learns the answers, is evaluated, and goes on after a stop."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import final_state, tiny_config, write_data
+
+from vigneron import api
+from vigneron.errors import UserError
+from vigneron.recipe import check_config
+from vigneron.training.folder import RunFolder
+
+
+def config_of(tmp_path: Path, model: Path, **changes: Any) -> Any:
+    options = {"method": {"name": "sft"}, "optimizer": {"actor_lr": 1e-2}, "group_size": 1, "max_new_tokens": 8}
+    return tiny_config(model, write_data(tmp_path), **{**options, "reward": {"kind": "binary"}, **changes})
+
+
+def test_it_learns_the_answers_by_heart(tmp_path: Path, tiny_folder: Path) -> None:
+    config = config_of(tmp_path, tiny_folder, steps=120, prompts_per_step=10, eval_every=120, save_every=0)
+    trained = api.train(config, runs=tmp_path, name="run")
+    records = RunFolder(trained.folder).metrics()
+    losses = [record["loss/nll"] for record in records if "loss/nll" in record]
+    assert losses[0] > 4
+    assert losses[-1] < 0.5
+    assert records[0]["eval/accuracy"] == 0.0
+    assert records[-1]["eval/accuracy"] >= 0.7
+    assert "reward" not in records[1]  # demonstrations earn nothing
+    assert "accuracy" not in records[1]
+    assert records[-1]["eval/reward"] == records[-1]["eval/accuracy"]
+
+
+def test_two_runs_and_a_resumed_one_are_the_same(tmp_path: Path, tiny_folder: Path) -> None:
+    whole = api.train(config_of(tmp_path, tiny_folder, steps=6, save_every=2), runs=tmp_path, name="whole")
+    half = config_of(tmp_path, tiny_folder, steps=6, save_every=2)
+    api.train(half, runs=tmp_path, name="half")
+    folder = RunFolder(tmp_path / "half")
+    last = max((folder.path / "checkpoints").glob("step-*"), key=lambda path: int(path.name[5:]))
+    for file in sorted(last.rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    last.rmdir()
+    api.resume(folder.path)
+    assert final_state(folder.path) == final_state(whole.folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"group_size": 4}, "`group_size` has no effect with `method: sft`"),
+        ({"sampling": {"temperature": 0.5}}, "`sampling` has no effect with `method: sft`"),
+        ({"optimizer": {"critic_lr": 0.1}}, "`optimizer.critic_lr` has no effect"),
+    ],
+)
+def test_inert_options_are_refused(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        check_config({"method": "sft", "data": {"task": "antonyms"}, **changes}, "my.yaml")
+
+
+def test_a_reward_may_be_left_out_and_only_then() -> None:
+    assert check_config({"method": "sft", "data": {"task": "antonyms"}}, "my.yaml").reward.kind == "binary"
+    with pytest.raises(UserError, match="'reward' is missing"):
+        check_config({"method": "actor_critic", "data": {"task": "antonyms"}}, "my.yaml")
