@@ -82,3 +82,35 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_model("llama").save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def obliging_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that answers `xy` to everything. With its layers at zero a GPT-2 is a table: x is followed by y, y by the
+    end, all else by x."""
+    tokenizer = byte_tokenizer()
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=256,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=False,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    x, y = (tokenizer(letter)["input_ids"][0] for letter in "xy")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.transformer.ln_f.weight.fill_(1.0)
+        model.transformer.wte.weight[:, 0] = 1.0
+        model.transformer.wte.weight[x] = torch.eye(8)[1]
+        model.transformer.wte.weight[y] = torch.eye(8)[2]
+        for follows, feature in ((x, 0), (y, 1), (0, 2)):
+            model.lm_head.weight[follows, feature] = 1.0
+    folder = tmp_path_factory.mktemp("models") / "obliging"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

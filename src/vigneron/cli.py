@@ -151,12 +151,35 @@ def validate(file: Recipe, overrides: Overrides = None) -> None:
     data = load_data(config)
     check_model_name(config.model.name)
     build_reward(config.reward, load_checker(checker_name(config)))
+    for text in data.notices:
+        typer.echo(f"note: {text}")
     samples = config.prompts_per_step * config.group_size
+    if config.parent is not None:
+        from vigneron.tasks.answers import counted
+
+        cached, to_ask = counted(config, data)
+        typer.echo(f"the parent {config.parent.model}: {cached} answers in the cache, {to_ask} to ask")
     typer.echo(f"{file} is valid: {len(data.train)} prompts to train on, {len(data.held_out)} held out")
     typer.echo(
         f"{config.steps} steps of {samples} samples ({config.prompts_per_step} prompts × {config.group_size}), "
         f"up to {config.max_new_tokens} new tokens each: {config.steps * samples} samples in all"
     )
+
+
+@app.command()
+def parent(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    show: Annotated[int, typer.Option(min=0, help="How many answers to show.")] = 20,
+    out: Annotated[Path | None, typer.Option(help="Write the rows with their answers to a .jsonl file.")] = None,
+) -> None:
+    """Ask a recipe's parent, and show its answers before training."""
+    from vigneron.recipe import load_config
+
+    config = load_config(recipe, overrides or [])
+    from vigneron.report.parent import review_parent
+
+    review_parent(_console(), config, recipe, show=show, out=out)
 
 
 @app.command(name="eval")
@@ -169,10 +192,10 @@ def evaluate(
     """Greedy completions of the held-out part, scored."""
     rows = None
     if file is not None:
-        from vigneron.tasks.source import load_rows
+        from vigneron.tasks.answers import rows_to_evaluate
         from vigneron.training.folder import RunFolder
 
-        rows = load_rows(RunFolder.open(run).config(), file)
+        rows = rows_to_evaluate(RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {text}"))
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 

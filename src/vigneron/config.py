@@ -6,6 +6,7 @@ Light on purpose: no torch here, so that a bad recipe is refused at once.
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +24,30 @@ DEFAULT_MICROBATCH_TOKENS = 4096
 NotNegative = Annotated[float, Field(ge=0)]
 TASK_PARTS = ("held_out", "tuning")
 """What a built-in task may be evaluated on."""
+
+
+def plain_url(url: str) -> str:
+    """An address and nothing else: what is refused is not repeated, it may hold a secret."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  (raises where it is no number)
+    except ValueError:
+        raise ValueError("is not a URL") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
+        raise ValueError("should be a URL such as http://127.0.0.1:8000/v1")
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise ValueError(
+            "should hold no user, password or query: it is written into the run's folder "
+            "(a key goes into the environment, as OPENAI_API_KEY)"
+        )
+    return url
+
+
+Url = Annotated[str, AfterValidator(plain_url)]
+
+
+def is_api_embedder(name: str) -> bool:
+    return name.startswith(("text-embedding-", "api:"))
 
 
 class Strict(BaseModel):
@@ -101,10 +126,11 @@ class EndpointParentConfig(AskedParentConfig):
     """Any OpenAI-compatible endpoint. The key is OPENAI_API_KEY of the environment, and is written nowhere."""
 
     kind: Literal["endpoint"]
-    url: str | None = None
+    url: Url | None = None
     """None: OPENAI_BASE_URL, or OpenAI's own."""
     concurrency: Annotated[int, Field(gt=0, le=256)] = 8
     timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """For one answer; a question with all its retries takes five minutes at most."""
     retries: Annotated[int, Field(ge=0, le=20)] = 5
     missing_limit: Share = 0.05
     """Prompts that got no answer are left out; more than this share of them, and nothing is trained."""
@@ -148,7 +174,7 @@ class SemanticRewardConfig(Strict):
     embedder: str = "lexical"
     """`lexical`, `wordllama`, `minilm`, a Numberbatch file, a sentence-transformers folder or hub id, a
     `text-embedding-…` of OpenAI's, or `api:NAME` of any OpenAI-compatible endpoint."""
-    url: str | None = None
+    url: Url | None = None
     """Where an embedder over an API is. None: OPENAI_BASE_URL, or OpenAI's own."""
     guards: GuardsConfig = GuardsConfig()
     alpha: Annotated[float, Field(ge=1)] = 4.0
@@ -156,6 +182,16 @@ class SemanticRewardConfig(Strict):
     clean: Literal["letters", "none"] = "letters"
     """letters: embed lowercased text with everything but letters removed, as the released code does."""
     missing_limit: Share = 0.05
+
+    @model_validator(mode="after")
+    def url_has_an_effect(self) -> "SemanticRewardConfig":
+        embedders = (self.embedder, self.guards.second_embedder)
+        if self.url is not None and not any(name and is_api_embedder(name) for name in embedders):
+            raise ValueError(
+                f"`url` has no effect with `embedder: {self.embedder}`, which is no API: "
+                "leave it out, or name one as `api:NAME`"
+            )
+        return self
 
     @model_validator(mode="after")
     def alpha_has_an_effect(self) -> "SemanticRewardConfig":

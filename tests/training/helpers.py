@@ -13,10 +13,16 @@ WORDS = ("hot", "cold", "big", "small", "up", "down", "wet", "dry", "rich", "poo
 
 
 def write_data(folder: Path) -> Path:
+    """Rows to train on, and beside them others that are held out."""
     path = folder / "words.jsonl"
-    rows = [{"prompt": f"say {word}: ", "answer": word} for word in WORDS]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for file, prompt in ((path, "say {}: "), (held_out_of(path), "name {}: ")):
+        rows = [{"prompt": prompt.format(word), "answer": word} for word in WORDS]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def held_out_of(data: Path) -> Path:
+    return data.with_name(f"held-out-{data.name}")
 
 
 def tiny_recipe(folder: Path, data: Path, **changes: Any) -> dict[str, Any]:
@@ -24,7 +30,7 @@ def tiny_recipe(folder: Path, data: Path, **changes: Any) -> dict[str, Any]:
         "recipe": "tiny",
         "method": {"name": "actor_critic", "kl": {"coefficient": 1e-3, "adaptive": {"target": 0.01}}},
         "model": {"name": str(folder), "device": "cpu"},
-        "data": {"train": str(data), "held_out": str(data)},
+        "data": {"train": str(data), "held_out": str(held_out_of(data)) if held_out_of(data).exists() else None},
         "reward": {"kind": "semantic", "embedder": "minilm", "form": "shift", "clean": "none"},
         "optimizer": {"actor_lr": 1e-3, "critic_lr": 1e-2, "schedule": "cosine", "warmup_steps": 2},
         "steps": 12,

@@ -181,7 +181,7 @@ def test_several_updates_log_their_clipping(tmp_path: Path, tiny_folder: Path) -
 def test_a_prompt_that_does_not_fit_is_found_at_the_start(tiny_folder: Path, tmp_path: Path) -> None:
     """The tiny model has room for 64 tokens; the third row of the training data is longer."""
     data = tmp_path / "rows.jsonl"
-    rows = [{"prompt": "a", "answer": "b"}] * 2 + [{"prompt": "a" * 70, "answer": "b"}] * 3
+    rows = [{"prompt": prompt, "answer": "b"} for prompt in ("a", "b", "a" * 70, "b" * 70, "c" * 70)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = tiny_config(tiny_folder, data)
     with pytest.raises(UserError, match=r"3 prompts do not fit .* prompt 3 of the training data, 70 tokens"):

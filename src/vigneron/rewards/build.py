@@ -15,13 +15,16 @@ def build_reward(
     if isinstance(config, SemanticRewardConfig):
         from vigneron.rewards.guards import Guards
         from vigneron.rewards.semantic import SemanticReward
+        from vigneron.sources.api_embedder import ApiEmbedder
         from vigneron.sources.embedders import SentenceEmbedder, load_embedder
         from vigneron.sources.embedding_cache import CachedEmbedder
 
         def kept(name: str) -> CachedEmbedder:
-            embedder = load_embedder(name)
+            embedder = load_embedder(name, config.url)
             if isinstance(embedder, SentenceEmbedder):
                 embedder.move(device)
+            if isinstance(embedder, ApiEmbedder) and cache is not None:
+                embedder.preflight()
             return CachedEmbedder(embedder, cache)
 
         options = config.guards

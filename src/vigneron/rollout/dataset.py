@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.errors import UserError, did_you_mean
-from vigneron.rollout.prompts import Row
+from vigneron.rollout.prompts import Row, prompt_text
 
 LONGEST_LINE = 10_000_000
 
@@ -36,11 +36,12 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
         raise UserError(f"data: {where} has no rows")
     for number, row in enumerate(rows, start=1):
         for column in columns:
-            if row.get(column) in (None, "", []):
+            if _lacks(row, column):
                 has = [name for name, value in row.items() if value not in (None, "")]
-                raise UserError(
-                    f"data: {where}, row {number} has no '{column}'{did_you_mean(column, has) if has else ''}"
-                )
+                hint = did_you_mean(column, has) if has else ""
+                more = sum(_lacks(other, column) for other in rows) - 1
+                counted = f", nor have {more} others" if more else ""
+                raise UserError(f"data: {where}, row {number} has no '{column}'{hint}{counted}")
         for column in set(row) & RESERVED:
             raise UserError(f"data: {where}, row {number}: '{column}' is a reward's own argument: rename the column")
         answer = row.get("answer") if "answer" in columns else None
@@ -52,6 +53,50 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
                 f"data: {where}, row {number}: prompt is neither a text nor a list of "
                 '{"role": …, "content": …} messages'
             )
+
+
+def _lacks(row: Row, column: str) -> bool:
+    return row.get(column) in (None, "", [])
+
+
+def distinct_rows(rows: Sequence[Row], where: str, *, one_answer: bool) -> tuple[list[Row], list[str]]:
+    """Rows without their exact repeats, and what is to be said of that.
+
+    `one_answer`: the same prompt with two answers is an error.
+    """
+    first_of: dict[str, int] = {}
+    numbers: dict[str, int] = {}
+    clashes: list[tuple[int, int]] = []
+    for number, row in enumerate(rows, start=1):
+        first_of.setdefault(_as_key(row), number)
+        before = numbers.setdefault(_as_key(row.get("prompt")), number)
+        if one_answer and row.get("answer") != rows[before - 1].get("answer"):
+            clashes.append((before, number))
+    if clashes:
+        before, number = clashes[0]
+        more = f" ({len(clashes)} such rows in all)" if len(clashes) > 1 else ""
+        raise UserError(
+            f"data: {where}, rows {before} and {number} have the same prompt and different answers{more}: keep one"
+        )
+    repeats = len(rows) - len(first_of)
+    notices = [f"{where}: {repeats} rows repeat an earlier one and are left out"] if repeats else []
+    return [rows[number - 1] for number in first_of.values()], notices
+
+
+def check_apart(train: Sequence[Row], held_out: Sequence[Row]) -> None:
+    """What is trained on cannot be held out."""
+    trained = {_as_key(row.get("prompt")) for row in train}
+    both = [(number, row) for number, row in enumerate(held_out, start=1) if _as_key(row.get("prompt")) in trained]
+    if both:
+        number, row = both[0]
+        raise UserError(
+            f"data: {len(both)} of {len(held_out)} prompts of `held_out` stand in `train` too, the first in row "
+            f"{number}: {prompt_text(row['prompt'])[:60]!r}: leave them out of one of the two"
+        )
+
+
+def _as_key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _is_conversation(prompt: Any) -> bool:

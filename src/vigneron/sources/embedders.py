@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from vigneron.config import is_api_embedder
 from vigneron.errors import UserError, did_you_mean
 from vigneron.files import sha256_of
 from vigneron.packages import package_folder
@@ -28,10 +29,17 @@ class Embedder(Protocol):
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]: ...
 
 
-def load_embedder(name: str) -> Embedder:
-    """A bundled one, a Numberbatch file (.txt, .txt.gz), or a sentence-transformers folder or hub id."""
+def load_embedder(name: str, url: str | None = None) -> Embedder:
+    """A bundled one, a Numberbatch file (.txt, .txt.gz), a sentence-transformers folder or hub id, or one over an API.
+
+    `url` is where an API's is; without it OPENAI_BASE_URL, or OpenAI's own.
+    """
     if name in BUNDLED_EMBEDDERS:
         return BUNDLED_EMBEDDERS[name]()
+    if is_api_embedder(name):
+        from vigneron.sources.api_embedder import ApiEmbedder
+
+        return ApiEmbedder(name, url)
     path = Path(name).expanduser()
     if name.endswith((".txt", ".txt.gz")):
         return WordVectors.numberbatch(path)
@@ -42,7 +50,8 @@ def load_embedder(name: str) -> Embedder:
     if path.exists() or name.startswith((".", "/", "~")) or "/" not in name:
         raise UserError(
             f"reward.embedder: '{name}' is no embedder{did_you_mean(name, BUNDLED_EMBEDDERS)}; "
-            "a Numberbatch file (.txt, .txt.gz), a sentence-transformers folder or a hub id also do"
+            "a Numberbatch file (.txt, .txt.gz), a sentence-transformers folder or a hub id, `text-embedding-…` and "
+            "`api:NAME` also do"
         )
     return SentenceEmbedder(name, name)
 

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.rewards.text import letters_only
-from vigneron.rollout.dataset import check_rows, read_rows
+from vigneron.rollout.dataset import check_apart, check_rows, distinct_rows, read_rows
 from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.task import load_task
 
@@ -16,6 +17,8 @@ from vigneron.tasks.task import load_task
 class Data:
     train: list[Row]
     held_out: list[Row]
+    notices: tuple[str, ...] = ()
+    """What the user should know of how the rows were read."""
 
 
 def load_data(config: Config) -> Data:
@@ -25,7 +28,12 @@ def load_data(config: Config) -> Data:
         task = load_task(data.task)
         return Data(task.rows("train", data.template), task.rows(data.held_out or "held_out", data.template))
     assert data.train is not None
-    return Data(load_rows(config, data.train), [] if data.held_out is None else load_rows(config, data.held_out))
+    train, notices = load_rows(config, data.train)
+    if data.held_out is None:
+        return Data(train, [], tuple(notices))
+    held_out, more = load_rows(config, data.held_out)
+    check_apart(train, held_out)
+    return Data(train, held_out, (*notices, *more))
 
 
 def checker_name(config: Config) -> str:
@@ -34,17 +42,22 @@ def checker_name(config: Config) -> str:
     return data.checker or ("equality" if data.task is None else load_task(data.task).checker)
 
 
-def load_rows(config: Config, path: str | Path) -> list[Row]:
-    """A file's rows, with prompts made by the config's template and every column that its reward needs."""
-    answered = config.reward.kind != "python" or config.method.name == "sft"
-    needed = ["prompt", "answer"] if answered and config.parent is None else ["prompt"]
+def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
+    """A file's rows, with prompts made by the config's template and every column that its reward needs; and notices."""
+    recorded = config.parent is None and (config.reward.kind != "python" or config.method.name == "sft")
     rows = _with_prompts(read_rows(path), config.data.template, path)
-    check_rows(rows, needed, f"'{path}'")
-    if config.reward.kind == "semantic" and config.reward.clean == "letters":
+    check_rows(rows, ["prompt", "answer"] if recorded else ["prompt"], f"'{path}'")
+    if recorded:
         for number, row in enumerate(rows, start=1):
-            if not letters_only(completion_text(row["answer"])):
+            if not can_be_compared(config, row["answer"]):
                 raise UserError(f"data: '{path}', row {number}: the answer has no letters: set `reward.clean: none`")
-    return rows
+    return distinct_rows(rows, f"'{path}'", one_answer=recorded)
+
+
+def can_be_compared(config: Config, answer: Any) -> bool:
+    """Cleaned of everything but letters, an answer must have some left."""
+    reward = config.reward
+    return reward.kind != "semantic" or reward.clean == "none" or bool(letters_only(completion_text(answer)))
 
 
 def _with_prompts(rows: Sequence[Row], template: str | None, path: str | Path) -> list[Row]:

@@ -30,14 +30,20 @@ class RunFolder:
             path = runs / (name if number == 1 else f"{name}-{number}")
             try:
                 path.mkdir(parents=True)
-            except FileExistsError as error:
+            except FileExistsError:
                 if exact_name:
-                    raise UserError(f"'{path}' exists: `vigneron resume {path}`, or choose another --name") from error
+                    cls.refuse_taken(runs, name)
                 continue
             except OSError as error:
                 raise UserError(f"cannot create the run's folder '{path}': {error.strerror}") from error
             return cls(path)
         raise UserError(f"there are too many runs named '{name}' in '{runs}'")
+
+    @staticmethod
+    def refuse_taken(runs: Path, name: str) -> None:
+        path = runs / name
+        if path.exists():
+            raise UserError(f"'{path}' exists: `vigneron resume {path}`, or choose another --name")
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
@@ -84,7 +90,8 @@ class RunFolder:
             write_atomically(self.path / "data" / f"{part}.jsonl", "".join(lines))
 
     def data(self) -> Data:
-        return Data(*(read_rows(self.path / "data" / f"{part}.jsonl") for part in ("train", "held_out")))
+        train, held_out = (read_rows(self.path / "data" / f"{part}.jsonl") for part in ("train", "held_out"))
+        return Data(train, held_out)
 
     def remove(self) -> None:
         """For a run that could not start: its name is free again."""

@@ -13,7 +13,7 @@ import torch
 
 from vigneron.batch import Batch
 from vigneron.compiling import can_compile
-from vigneron.config import Config
+from vigneron.config import Config, is_api_embedder
 from vigneron.errors import UserError
 from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
 from vigneron.policy.model import Policy, Reference
@@ -22,6 +22,8 @@ from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Checker, load_checker
 from vigneron.rollout.prompts import PromptOrder, prompts_token_ids
 from vigneron.rollout.sample import check_lengths, sampler_of
+from vigneron.sources.client import base_url
+from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, checker_name, load_data
 from vigneron.training.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, weights_identity
 from vigneron.training.folder import RunFolder
@@ -74,6 +76,9 @@ class Run:
             raise UserError("model.compile: true has an effect on a CUDA device only: leave it out here")
         config = resolved(config)
         data = load_data(config)
+        if name is not None:
+            RunFolder.refuse_taken(runs, name)  # before a parent is asked for minutes
+        data = answered(config, data, view.notice)
         folder = RunFolder.create(runs, name or config.recipe, exact_name=name is not None)
         try:
             folder.lock()
@@ -216,8 +221,17 @@ def resolved(config: Config) -> Config:
     if config.reward.kind == "semantic":
         second = config.reward.guards.second_embedder
         guards = config.reward.guards.model_copy(update={"second_embedder": second and absolute(second)})
-        reward = {"embedder": absolute(config.reward.embedder), "guards": guards}
+        reward: dict[str, Any] = {"embedder": absolute(config.reward.embedder), "guards": guards}
+        if any(name and is_api_embedder(name) for name in (config.reward.embedder, second)):
+            reward["url"] = base_url(config.reward.url, "reward.url")
         changes["reward"] = config.reward.model_copy(update=reward)
+    if config.parent is not None:
+        parent = (
+            {"url": base_url(config.parent.url, "parent.url")}
+            if config.parent.kind == "endpoint"
+            else {"model": absolute(config.parent.model)}
+        )
+        changes["parent"] = config.parent.model_copy(update=parent)
     return config.model_copy(update=changes)
 
 

@@ -1,0 +1,132 @@
+"""Real HTTP servers on loopback, in threads of the test: one that answers by script, and one that embeds."""
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Headers = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a script says is sent. `drip` seconds between single bytes; `cut` closes after so many bytes of the body."""
+
+    status: int = 200
+    body: str = ""
+    headers: Headers = field(default_factory=dict)
+    delay: float = 0.0
+    drip: float = 0.0
+    cut: int | None = None
+
+
+@dataclass
+class Seen:
+    body: dict[str, Any]
+    headers: Headers
+    path: str
+    at: float
+
+
+@dataclass
+class Server:
+    url: str
+    seen: list[Seen] = field(default_factory=list)
+
+    @property
+    def inputs(self) -> list[str]:
+        """What the user's last message was in every chat request."""
+        return [s.body["messages"][-1]["content"] for s in self.seen]
+
+
+Script = Callable[[Seen, int], Sent]
+"""The request and how many came before it; what is sent."""
+
+
+def chat(text: str | None, finish: str = "stop") -> Sent:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+    return Sent(body=json.dumps({"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}))
+
+
+def refusal(status: int, message: str = "no", **headers: str) -> Sent:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Sent(status, json.dumps({"error": {"message": message, "type": "x", "code": None}}), named)
+
+
+def vectors(rows: list[Any]) -> Sent:
+    data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
+    return Sent(body=json.dumps({"object": "list", "data": data, "model": "m"}))
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[Server]:
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            seen = Seen(body, headers, self.path, time.monotonic())
+            with lock:
+                before = len(server.seen)
+                server.seen.append(seen)
+            self.send(script(seen, before))
+
+        def send(self, sent: Sent) -> None:
+            time.sleep(sent.delay)
+            content = sent.body.encode()
+            try:
+                self.send_response(sent.status)
+                for name, value in {"Content-Type": "application/json", **sent.headers}.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                if sent.cut is not None:
+                    self.wfile.write(content[: sent.cut])
+                    self.wfile.flush()
+                    # Reset, not closed in order.
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    self.close_connection = True
+                    self.connection.close()
+                    return
+                if not sent.drip:
+                    self.wfile.write(content)
+                    return
+                for byte in content:
+                    self.wfile.write(bytes([byte]))
+                    self.wfile.flush()
+                    time.sleep(sent.drip)
+            except OSError:
+                self.close_connection = True
+
+        def finish(self) -> None:
+            with suppress(OSError, ValueError):
+                super().finish()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    server = Server(f"http://127.0.0.1:{http.server_address[1]}/v1")
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]

@@ -1,0 +1,72 @@
+"""A parent behind `transformers serve`, a real OpenAI-compatible server, with the bundled model."""
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from servers import free_port
+
+from vigneron.config import EndpointParentConfig, LocalParentConfig
+from vigneron.errors import UserError
+from vigneron.policy.bundled import bundled_model_folder
+from vigneron.sources.answer_cache import AnswerCache
+from vigneron.sources.parents import Parent, build_parent, conversation
+
+STARTS_WITHIN_S = 120
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The server's URL, and its model's name."""
+    model, port = str(bundled_model_folder("smollm2-135m")), free_port()
+    command = Path(sys.executable).with_name("transformers")
+    log = tmp_path_factory.mktemp("serve") / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [command, "serve", model, "--port", str(port), "--device", "cpu", "--host", "127.0.0.1"],
+            stdout=file,
+            stderr=file,
+            env={**os.environ, "OMP_NUM_THREADS": "2"},
+        )
+    try:
+        until = time.monotonic() + STARTS_WITHIN_S
+        while time.monotonic() < until and process.poll() is None:
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                break
+            time.sleep(0.2)
+        else:
+            pytest.fail(f"the server did not start: {log.read_text()[-2000:]}")
+        yield f"http://127.0.0.1:{port}/v1", model
+    finally:
+        process.kill()
+        process.wait()
+
+
+def endpoint(url: str, model: str, folder: Path) -> Parent:
+    config = EndpointParentConfig(kind="endpoint", model=model, url=url, max_tokens=12, concurrency=2)
+    return build_parent(config, reads="text", cache=AnswerCache(folder / "answers.sqlite"))
+
+
+def test_the_endpoint_and_our_own_engine_answer_alike(served: tuple[str, str], tmp_path: Path) -> None:
+    url, model = served
+    words = ["What is the capital of France?", "Say hello in one word."]
+    asked = [conversation("Answer in one short sentence.", word) for word in words]
+    found = endpoint(url, model, tmp_path).answer(asked)
+    config = LocalParentConfig(kind="local", model="smollm2-135m", max_tokens=12)
+    local = build_parent(config, reads="text", cache=AnswerCache(tmp_path / "answers.sqlite"), device="cpu")
+    ours = local.answer(asked)
+    assert [o.answer for o in found.outcomes] == [o.answer for o in ours.outcomes]
+    assert "Paris" in found.outcomes[0].answer
+    assert found.tokens == ours.tokens
+    assert (found.asked, ours.asked) == (2, 2)
+
+
+def test_another_model_is_refused_in_one_line(served: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^parent: 'no-such' at '.*' answered 400 \('Server is pinned to"):
+        endpoint(served[0], "no-such", tmp_path).answer([conversation(None, "hi")])
