@@ -54,7 +54,7 @@ def test_a_short_exponent_is_a_number_in_a_file_and_in_an_override(tmp_path: Pat
 
 def test_overrides_reach_every_depth() -> None:
     config = load_config(
-        "pgsrm-antonyms",
+        "demo",
         ["steps=3", "optimizer.actor_lr=1e-6", "method.kl.adaptive.target=0.4", "model.lora.targets=[q_proj]"],
     )
     assert (config.steps, config.optimizer.actor_lr) == (3, 1e-6)
@@ -209,7 +209,7 @@ NUMBERS = {
 @given(st.sets(st.sampled_from(sorted(NUMBERS)), min_size=1, max_size=6), st.data())
 def test_numeric_overrides_survive_the_round_trip(keys: set[str], data: st.DataObject) -> None:
     values = {key: data.draw(NUMBERS[key], label=key) for key in sorted(keys)}
-    config = load_config("pgsrm-antonyms", [f"{key}={value!r}" for key, value in values.items()])
+    config = load_config("demo", [f"{key}={value!r}" for key, value in values.items()])
     for key, value in values.items():
         here: Any = config
         for part in key.split("."):

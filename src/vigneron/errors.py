@@ -8,8 +8,10 @@ class UserError(Exception):
     """Something the user can mend. The message is the line they see."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' (did you mean X?)' for the nearest known word, or what there is to choose from."""
+def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """' (did you mean X?)' for the nearest known word, or `otherwise`, or what there is to choose from."""
     known = list(known)
     near = get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" (did you mean '{near[0]}'?)" if near else f" (there is: {', '.join(known)})"
+    if near:
+        return f" (did you mean '{near[0]}'?)"
+    return f" ({otherwise or 'there is: ' + ', '.join(known)})"

@@ -72,7 +72,8 @@ def recipe_text(name: str) -> str:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
             raise UserError(f"cannot read the recipe '{name}': {reason}") from error
-    raise UserError(f"unknown recipe '{name}'{did_you_mean(name, recipe_names())}; a .yaml file also does")
+    known = did_you_mean(name, recipe_names(), "`vigneron recipes` lists them")
+    raise UserError(f"unknown recipe '{name}'{known}; a .yaml file also does")
 
 
 def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, Any] | None = None) -> Config:

@@ -52,7 +52,7 @@ class TestRecipe:
     def test_unknown_recipe(self) -> None:
         for verb in ("train", "validate"):
             assert_one_line(vigneron(verb, "pgsrm-antonym"), "unknown recipe", "did you mean 'pgsrm-antonyms'?")
-        assert_one_line(vigneron("init", "zzz", "a.yaml"), "unknown recipe 'zzz'", "there is: demo, ")
+        assert_one_line(vigneron("init", "zzz", "a.yaml"), "unknown recipe 'zzz'", "`vigneron recipes` lists them")
 
     def test_missing_file(self) -> None:
         assert_one_line(vigneron("train", "missing.yaml"), "'missing.yaml'", "No such file")

@@ -208,18 +208,22 @@ def row(prompt: str, answer: str | None = "b", **columns: Any) -> str:
 
 
 def test_recorded_rows_that_contradict_each_other(tmp_path: Path) -> None:
-    def line(rows: list[str], held_out: list[str] | None = None) -> str:
+    def line(rows: list[str]) -> str:
         data = {"train": str(write_jsonl(tmp_path / "clashing.jsonl", rows))}
-        if held_out is not None:
-            data["held_out"] = str(write_jsonl(tmp_path / "held.jsonl", held_out))
         return one_line(vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data)))
 
     assert "row 2 has no 'answer'" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
     assert "nor have 2 others" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
     twice = line([row("a"), row("c"), row("a", "z"), row("c", "z")])
     assert "rows 1 and 3 have the same prompt and different answers (2 such rows in all)" in twice
-    both = line([row("a"), row("c")], [row("x"), row("c"), row("a")])
-    assert "2 of 3 prompts of `held_out` stand in `train` too, the first in row 2: 'c'" in both
+
+
+def test_what_is_trained_on_and_held_out_is_said_so(tmp_path: Path) -> None:
+    parts = {"train": [row("a"), row("c")], "held_out": [row("x"), row("c"), row("a")]}
+    data = {name: str(write_jsonl(tmp_path / f"{name}.jsonl", rows)) for name, rows in parts.items()}
+    answer = vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data))
+    assert answer.code == 0, answer
+    assert "2 of 3 prompts of `held_out` stand in `train` too, the first in row 2: 'c'" in answer.out
 
 
 def test_exact_repeats_are_left_out_and_said_so(tmp_path: Path) -> None:

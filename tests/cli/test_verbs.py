@@ -123,7 +123,7 @@ def test_init_then_validate_then_train(tmp_path: Path, tiny_folder: Path) -> Non
     done = vigneron("train", file, *words, "--runs", tmp_path / "runs")
     assert done.code == 0, done.err
     config = RunFolder.open(tmp_path / "runs" / "mine").config()
-    assert (config.steps, config.method.kl.estimator, config.reward.kind) == (1, "k1", "exact")
+    assert (config.steps, config.method.kl.estimator, config.reward.kind) == (1, "k1", "binary")
 
 
 def test_validate_checks_everything_short_of_loading_a_model(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,8 +223,8 @@ def test_what_train_prints_when_piped(trained: tuple[Path, str]) -> None:
     *steps, where, report, talk = out.splitlines()
     assert len(steps) == 4
     for number, line in enumerate(steps, start=1):
-        figures = r"reward \d\.\d{3}  exact match \d\.\d{3}  entropy \d\.\d{3}  KL -?\d\.\d{3}"
-        held_out = r"  held-out exact \d\.\d{3}" if number % 2 == 0 else ""
+        figures = r"reward \d\.\d{3}  accuracy \d\.\d{3}  entropy \d\.\d{3}  KL -?\d\.\d{3}"
+        held_out = r"  held-out accuracy \d\.\d{3}" if number % 2 == 0 else ""
         assert re.fullmatch(rf"step {number}/4  {figures}{held_out}  [\d.]+ samples/s  0:\d\d left", line), line
     assert where == f"run     {run}"
     assert report == f"report  {run / 'report.html'}"
@@ -283,7 +283,7 @@ def test_a_terminal_shows_how_it_goes(tmp_path: Path, recipe: Path) -> None:
     assert ESCAPE in shown
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).rpartition("my title")[2]
     assert re.search(r"step 2/2   [\d.]+ samples/s   0:00 left", last)
-    for figure in ("reward", "exact match", "entropy", "KL", "held-out exact"):
+    for figure in ("reward", "accuracy", "entropy", "KL", "held-out accuracy"):
         assert re.search(rf"{figure} +-?\d\.\d{{3}} +[▁▂▃▄▅▆▇█]+", last), figure
     assert re.search(r"prompt +completion +parent +reward", last)
     samples = re.findall(r"│ +([a-f]) +['\"].*['\"] +([A-F]) +\d\.\d\d", last)

@@ -1,24 +1,35 @@
 """SFT in the loop with a real, tiny model: it learns the answers, is evaluated, and goes on after a stop."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import final_state, tiny_config, write_data
+from helpers import final_state, held_out_of, tiny_config, tiny_recipe, write_data
 
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
 from vigneron.training.folder import RunFolder
 
+SFT: dict[str, Any] = {
+    "method": {"name": "sft"},
+    "optimizer": {"actor_lr": 1e-2},
+    "reward": {"kind": "binary"},
+    "group_size": 1,
+    "max_new_tokens": 8,
+}
+
 
 def config_of(tmp_path: Path, model: Path, **changes: Any) -> Any:
-    options = {"method": {"name": "sft"}, "optimizer": {"actor_lr": 1e-2}, "group_size": 1, "max_new_tokens": 8}
-    return tiny_config(model, write_data(tmp_path), **{**options, "reward": {"kind": "binary"}, **changes})
+    return tiny_config(model, write_data(tmp_path), **{**SFT, **changes})
 
 
 def test_it_learns_the_answers_by_heart(tmp_path: Path, tiny_folder: Path) -> None:
-    config = config_of(tmp_path, tiny_folder, steps=120, prompts_per_step=10, eval_every=120, save_every=0)
+    write_data(tmp_path)
+    shutil.copy(tmp_path / "words.jsonl", held_out_of(tmp_path / "words.jsonl"))  # asked what it has learned
+    recipe = tiny_recipe(tiny_folder, tmp_path / "words.jsonl", **SFT, steps=120, prompts_per_step=10, eval_every=120)
+    config = check_config(recipe, "tiny")
     trained = api.train(config, runs=tmp_path, name="run")
     records = RunFolder(trained.folder).metrics()
     losses = [record["loss/nll"] for record in records if "loss/nll" in record]

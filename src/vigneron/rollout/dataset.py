@@ -83,16 +83,17 @@ def distinct_rows(rows: Sequence[Row], where: str, *, one_answer: bool) -> tuple
     return [rows[number - 1] for number in first_of.values()], notices
 
 
-def check_apart(train: Sequence[Row], held_out: Sequence[Row]) -> None:
-    """What is trained on cannot be held out."""
+def not_apart(train: Sequence[Row], held_out: Sequence[Row]) -> list[str]:
+    """A notice, where prompts that are trained on are evaluated as if they were held out."""
     trained = {_as_key(row.get("prompt")) for row in train}
     both = [(number, row) for number, row in enumerate(held_out, start=1) if _as_key(row.get("prompt")) in trained]
-    if both:
-        number, row = both[0]
-        raise UserError(
-            f"data: {len(both)} of {len(held_out)} prompts of `held_out` stand in `train` too, the first in row "
-            f"{number}: {prompt_text(row['prompt'])[:60]!r}: leave them out of one of the two"
-        )
+    if not both:
+        return []
+    number, row = both[0]
+    return [
+        f"{len(both)} of {len(held_out)} prompts of `held_out` stand in `train` too, the first in row {number}: "
+        f"{prompt_text(row['prompt'])[:60]!r}; held-out figures then say little about new prompts"
+    ]
 
 
 def _as_key(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.rewards.text import letters_only
-from vigneron.rollout.dataset import check_apart, check_rows, distinct_rows, read_rows
+from vigneron.rollout.dataset import check_rows, distinct_rows, not_apart, read_rows
 from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.task import load_task
 
@@ -32,8 +32,7 @@ def load_data(config: Config) -> Data:
     if data.held_out is None:
         return Data(train, [], tuple(notices))
     held_out, more = load_rows(config, data.held_out)
-    check_apart(train, held_out)
-    return Data(train, held_out, (*notices, *more))
+    return Data(train, held_out, (*notices, *more, *not_apart(train, held_out)))
 
 
 def checker_name(config: Config) -> str:
