@@ -1,5 +1,6 @@
 """Tiny models and tokenizers, built in the process: real transformers models of real shapes, with random weights."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ from vigneron.policy.load import make_policy
 from vigneron.policy.model import Policy
 
 VOCABULARY = 260
+
+# A shell that starts us in its background has us and our children ignore Ctrl-C; what it does is tested here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
