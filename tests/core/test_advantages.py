@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vigneron.core.advantages import group_relative, share_without_variance
+from vigneron.core.advantages import gae, group_relative, share_without_variance
 
 NAN = math.nan
 SCALES = ["none", "std"]
@@ -158,3 +158,61 @@ def test_a_group_without_variance_is_one_whose_advantages_are_all_zero(given_: t
     }
     share = share_without_variance(rewards_of(*rewards), torch.tensor(group)).item()
     assert share == pytest.approx(len(flat) / len(present)) if present else math.isnan(share)
+
+
+# ---------------------------------------------------------------------------------------------- GAE
+
+
+def test_gae_by_hand() -> None:
+    # γ = 0.9, λ = 0.5, V = 1, 2, 3 before the three tokens, rewards 0, 0, 10, then a masked position.
+    rewards = torch.tensor([[0.0, 0.0, 10.0, math.nan]], dtype=torch.float64)
+    values = torch.tensor([[1.0, 2.0, 3.0, math.nan]], dtype=torch.float64)
+    advantages, returns = gae(rewards, values, torch.tensor([[1, 1, 1, 0]]), gamma=0.9, lam=0.5)
+    # δ₂ = 10 − 3 = 7;  δ₁ = 0.9·3 − 2 = 0.7;  δ₀ = 0.9·2 − 1 = 0.8.
+    # A₂ = 7;  A₁ = 0.7 + 0.45·7 = 3.85;  A₀ = 0.8 + 0.45·3.85 = 2.5325.
+    torch.testing.assert_close(advantages, torch.tensor([[2.5325, 3.85, 7.0, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(returns, torch.tensor([[3.5325, 5.85, 10.0, 0.0]], dtype=torch.float64))
+
+
+def test_positions_between_turns_are_stepped_over() -> None:
+    mask = torch.tensor([[1, 0, 1]])
+    values, rewards = torch.tensor([[1.0, math.nan, 3.0]]), torch.tensor([[0.0, math.nan, 4.0]])
+    together, _ = gae(rewards, values, mask, gamma=0.9, lam=0.5)
+    apart, _ = gae(rewards[:, [0, 2]], values[:, [0, 2]], mask[:, [0, 2]], gamma=0.9, lam=0.5)
+    assert together[:, [0, 2]].tolist() == apart.tolist()
+    assert together[0, 1] == 0.0
+
+
+ragged = st.lists(st.integers(0, 5), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ragged, st.integers(0, 2**31), st.floats(0, 1), st.floats(0, 1))
+def test_gae_is_the_discounted_sum_of_its_deltas(lengths: list[int], seed: int, gamma: float, lam: float) -> None:
+    width = max(lengths) + 1
+    torch.manual_seed(seed)
+    rewards, values = torch.randn(2, len(lengths), width, dtype=torch.float64)
+    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+    advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam)
+    for i, length in enumerate(lengths):
+        after = [*values[i, 1:length].tolist(), 0.0]
+        deltas = [float(rewards[i, t]) + gamma * after[t] - float(values[i, t]) for t in range(length)]
+        for t in range(length):
+            wanted = sum((gamma * lam) ** k * deltas[t + k] for k in range(length - t))
+            assert float(advantages[i, t]) == pytest.approx(wanted, abs=1e-9)
+            assert float(returns[i, t]) == pytest.approx(wanted + float(values[i, t]), abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ragged, st.integers(0, 2**31))
+def test_with_a_terminal_reward_and_no_discount_it_is_eq_4(lengths: list[int], seed: int) -> None:
+    """A = R − V(sₜ) at every token."""
+    width = max(lengths) + 1
+    torch.manual_seed(seed)
+    values, final = torch.randn(len(lengths), width, dtype=torch.float64), torch.randn(len(lengths)).double()
+    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+    rewards = torch.where(torch.arange(width) == torch.tensor(lengths)[:, None] - 1, final[:, None], 0.0)
+    advantages, returns = gae(rewards, values, mask)
+    wanted = torch.where(mask, final[:, None] - values, 0.0)
+    torch.testing.assert_close(advantages, wanted, atol=1e-12, rtol=0)
+    torch.testing.assert_close(returns, torch.where(mask, final[:, None], 0.0).expand(mask.shape), atol=1e-12, rtol=0)

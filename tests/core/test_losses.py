@@ -13,8 +13,13 @@ from vigneron.core.losses import (
     LOG_RATIO_CAP,
     aggregate,
     aggregate_denominator,
+    bradley_terry,
     clipped_ratio,
+    dpo,
+    importance_ratio,
+    nll,
     policy_gradient,
+    preference_bce,
     squared_error,
 )
 
@@ -230,3 +235,91 @@ def test_a_missing_samples_value_never_reaches_the_critic() -> None:
     total.backward()
     assert total.item() == 1.0
     assert values.grad.tolist() == [-2.0, 0.0, 0.0]
+
+
+# ---------------------------------------------------------------------------------------------- eq. 1, 5-7, §4.9
+
+
+def test_nll_by_hand() -> None:
+    assert nll(row(-1.0, -0.25)).tolist() == [[1.0, 0.25]]
+
+
+def test_importance_ratio_by_hand() -> None:
+    logprobs = log(1.5, 0.5, 1.0).requires_grad_()
+    loss = importance_ratio(logprobs, torch.zeros(1, 3, dtype=torch.float64), row(2.0, -3.0, math.nan))
+    # −2·1.5 = −3;  −(−3)·0.5 = 1.5;  a missing advantage stays missing.
+    torch.testing.assert_close(loss, row(-3.0, 1.5, math.nan), equal_nan=True)
+    torch.where(loss.isnan(), 0.0, loss).sum().backward()
+    torch.testing.assert_close(logprobs.grad, row(-3.0, 1.5, 0.0))  # −A·r
+
+
+@quick
+@given(st.integers(0, 2**31))
+def test_where_nothing_has_moved_ratio_and_clipped_ratio_have_the_policy_gradients_gradient(seed: int) -> None:
+    torch.manual_seed(seed)
+    start, advantages = -torch.rand(3, 4).double(), torch.randn(3, 4).double()
+    gradients = []
+    for loss in (
+        lambda now: policy_gradient(now, advantages),
+        lambda now: importance_ratio(now, start, advantages),
+        lambda now: clipped_ratio(now, start, advantages, torch.ones(3, 4)),
+    ):
+        now = start.clone().requires_grad_()
+        loss(now).sum().backward()
+        gradients.append(now.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(gradients[2], gradients[0])
+
+
+def test_bradley_terry_by_hand() -> None:
+    chosen, rejected = torch.tensor([2.0, 0.0, 1.0]), torch.tensor([0.0, 2.0, 1.0])
+    # log(1 + e⁻²) = 0.126928;  log(1 + e²) = 2.126928;  log 2 = 0.693147.
+    torch.testing.assert_close(bradley_terry(chosen, rejected), torch.tensor([0.126928, 2.126928, 0.693147]))
+    assert bradley_terry(torch.tensor([-1e4]), torch.tensor([1e4])).tolist() == [2e4]  # no overflow
+
+
+def test_bradley_terry_is_eq_5_with_both_probabilities() -> None:
+    """P(text_i) by the softmax of eq. 5's two rewards."""
+    ri, rj, hp = 0.7, -0.4, 1.0
+    p = math.exp(ri) / (math.exp(ri) + math.exp(rj))
+    wanted = -hp * math.log(p) - (1 - hp) * math.log(1 - p)
+    assert float(bradley_terry(torch.tensor([ri]), torch.tensor([rj]))) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_preference_bce_by_hand() -> None:
+    # σ(0) = ½: log 2 either way. σ(2) = 0.880797: −log 0.880797 = 0.126928, −log 0.119203 = 2.126928.
+    logits, preferred = torch.tensor([0.0, 2.0, 2.0, 2.0]), torch.tensor([1.0, 1.0, 0.0, 0.25])
+    wanted = torch.tensor([0.693147, 0.126928, 2.126928, 0.25 * 0.126928 + 0.75 * 2.126928])
+    torch.testing.assert_close(preference_bce(logits, preferred), wanted)
+    torch.testing.assert_close(preference_bce(logits[:2], torch.tensor([True, True])), wanted[:2])
+
+
+@quick
+@given(st.floats(-20, 20), st.floats(0, 1))
+def test_swapping_the_texts_changes_no_preference_loss(logit: float, preferred: float) -> None:
+    one = preference_bce(row(logit)[0], row(preferred)[0])
+    other = preference_bce(row(-logit)[0], row(1 - preferred)[0])
+    assert float(one) == pytest.approx(float(other), rel=1e-9, abs=1e-12)
+
+
+def test_dpo_by_hand() -> None:
+    # β{(−5 − −6) − (−8 − −7)} = 0.5·(1 + 1) = 1: log(1 + e⁻¹) = 0.313262.
+    loss = dpo(*(torch.tensor([x]) for x in (-5.0, -8.0, -6.0, -7.0)), beta=0.5)
+    torch.testing.assert_close(loss, torch.tensor([0.313262]))
+    # Without a reference, β = 1: log(1 + e⁻³) = 0.048587.
+    torch.testing.assert_close(dpo(torch.tensor([-5.0]), torch.tensor([-8.0]), beta=1.0), torch.tensor([0.048587]))
+    with pytest.raises(ValueError, match="both texts, or of neither"):
+        dpo(torch.tensor([-5.0]), torch.tensor([-8.0]), torch.tensor([-6.0]))
+
+
+@quick
+@given(*[st.floats(-30, 0)] * 4, st.floats(0.01, 2))
+def test_dpo_and_its_mirror_are_probabilities_that_sum_to_one(
+    a: float, b: float, c: float, d: float, beta: float
+) -> None:
+    """e^−L + e^−L(swapped) = 1, and the loss falls as the chosen text becomes likelier."""
+    pair = [torch.tensor([x], dtype=torch.float64) for x in texts]
+    loss, mirrored = dpo(*pair, beta=beta), dpo(pair[1], pair[0], pair[3], pair[2], beta=beta)
+    assert float((-loss).exp() + (-mirrored).exp()) == pytest.approx(1.0, abs=1e-9)
+    likelier = dpo(pair[0] + 0.5, *pair[1:], beta=beta)
+    assert float(likelier) < float(loss)

@@ -6,7 +6,7 @@ A missing reward is NaN: it is in no baseline, and its sample's advantage is 0. 
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 STD_OFFSET = 1e-4
@@ -27,6 +27,32 @@ def group_relative(
         variance_B = _group_sum(advantages_B**2, number_B) / (count_B - 1).clamp(min=1)
         advantages_B = advantages_B / (variance_B.sqrt() + STD_OFFSET)
     return advantages_B.to(rewards_B.dtype)
+
+
+def gae(
+    rewards_BT: Float[Tensor, "B T"],
+    values_BT: Float[Tensor, "B T"],
+    mask_BT: Shaped[Tensor, "B T"],
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Aₜ = Σₖ (γλ)ᵏ δₜ₊ₖ with δₜ = rₜ + γ V(sₜ₊₁) − V(sₜ), and the returns A + V   (Schulman et al., 2016; §4.7).
+
+    `values[t]` is V before token t; after the last token it is 0. A reward for the whole text stands on its last token:
+    with γ = λ = 1 then Aₜ = R − V(sₜ), which is eq. 4. Positions between masked tokens (a user's turn) are passed over.
+    """
+    written_BT = mask_BT.bool()
+    advantages_BT = torch.zeros_like(values_BT)
+    next_value_B, next_advantage_B = torch.zeros_like(values_BT[:, 0]), torch.zeros_like(values_BT[:, 0])
+    for t in reversed(range(values_BT.shape[1])):
+        here_B = written_BT[:, t]
+        value_B, reward_B = (torch.where(here_B, x[:, t], 0.0) for x in (values_BT, rewards_BT))
+        advantage_B = reward_B + gamma * next_value_B - value_B + gamma * lam * next_advantage_B
+        advantages_BT[:, t] = torch.where(here_B, advantage_B, 0.0)
+        next_value_B = torch.where(here_B, value_B, next_value_B)
+        next_advantage_B = torch.where(here_B, advantage_B, next_advantage_B)
+    return advantages_BT, torch.where(written_BT, advantages_BT + values_BT, 0.0)
 
 
 def share_without_variance(rewards_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Float[Tensor, ""]:

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from vigneron.core.masked import LOG_RATIO_CAP, masked_sum, where_finite
 
@@ -23,6 +24,17 @@ def nll(logprobs_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
 def policy_gradient(logprobs_BT: Float[Tensor, "B T"], advantages_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """−Aₜ · log π(aₜ|sₜ)   (eq. 3; Algorithm 1, line 11)."""
     return where_finite(lambda logprobs, advantages: -advantages * logprobs, logprobs_BT, advantages_BT)
+
+
+def importance_ratio(
+    logprobs_BT: Float[Tensor, "B T"], behaviour_BT: Float[Tensor, "B T"], advantages_BT: Float[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """−rₜ · Aₜ with rₜ = π₁(aₜ|sₜ) / π₀(aₜ|sₜ)   (eq. 7). π₀ is the policy that sampled."""
+
+    def loss(logprobs: Tensor, behaviour: Tensor, advantages: Tensor) -> Tensor:
+        return -advantages * (logprobs - behaviour).clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP).exp()
+
+    return where_finite(loss, logprobs_BT, behaviour_BT, advantages_BT)
 
 
 def clipped_ratio(
@@ -70,6 +82,43 @@ def clipped(
         return (up | down).to(logprobs.dtype)
 
     return where_finite(is_clipped, logprobs_BT, behaviour_BT, advantages_BT).detach()
+
+
+def bradley_terry(chosen_N: Float[Tensor, " N"], rejected_N: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """−log σ(R(text_w) − R(text_l))   (eq. 6; eq. 5 with hp = 1)."""
+    return where_finite(lambda chosen, rejected: -logsigmoid(chosen - rejected), chosen_N, rejected_N)
+
+
+def preference_bce(logit_N: Float[Tensor, " N"], first_preferred_N: Shaped[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """−hp · log p − (1 − hp) · log(1 − p) with p = σ(logit), the preference model's probability of the first text (§3).
+
+    `first_preferred` is hp: 1 where people preferred the first text, 0 where the second, a share where they differ.
+    """
+
+    def loss(logit: Tensor, preferred: Tensor) -> Tensor:
+        return -preferred * logsigmoid(logit) - (1 - preferred) * logsigmoid(-logit)
+
+    return where_finite(loss, logit_N, first_preferred_N.to(logit_N.dtype))
+
+
+def dpo(
+    chosen_N: Float[Tensor, " N"],
+    rejected_N: Float[Tensor, " N"],
+    ref_chosen_N: Float[Tensor, " N"] | None = None,
+    ref_rejected_N: Float[Tensor, " N"] | None = None,
+    *,
+    beta: float = 0.1,
+) -> Float[Tensor, " N"]:
+    """−log σ{β log(π₁(text_w)/π₀(text_w)) − β log(π₁(text_l)/π₀(text_l))}   (§4.9), of summed log-probs.
+
+    Without a reference it is §4.9's first form, −log σ(log π₁(text_w) − log π₁(text_l)), scaled by β as well: the paper
+    has β = 1 there.
+    """
+    if (ref_chosen_N is None) != (ref_rejected_N is None):
+        raise ValueError("give the reference's log-probs of both texts, or of neither")
+    if ref_chosen_N is not None and ref_rejected_N is not None:
+        chosen_N, rejected_N = chosen_N - ref_chosen_N, rejected_N - ref_rejected_N
+    return bradley_terry(beta * chosen_N, beta * rejected_N)
 
 
 def squared_error(values_B: Float[Tensor, " B"], returns_B: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
