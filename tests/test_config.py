@@ -263,3 +263,9 @@ def test_a_key_of_several_types_is_one_line() -> None:
         line_of(model={"device": "gpu"})
         == "my.yaml: model.device: should be one of auto, cpu, mps, cuda, cuda:N, not 'gpu'"
     )
+
+
+def test_guards_are_for_rewards_from_zero_up() -> None:
+    reward = {"kind": "semantic", "form": "euclidean", "guards": {"max_length_ratio": 2.0}}
+    assert "`form: euclidean`" in line_of(reward=reward)
+    check(reward={**reward, "guards": {"second_embedder": "minilm"}})

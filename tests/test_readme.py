@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import yaml
@@ -22,6 +23,22 @@ def test_the_script_trains_evaluates_and_samples_the_real_child(tmp_path: Path) 
     (run,) = (tmp_path / "runs").iterdir()
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["name"] == "smollm2-135m"
+
+
+def test_the_page_on_a_task_of_ones_own_works_from_an_empty_folder(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "own-task.md").read_text(encoding="utf-8").partition("## Prompts without answers")[0]
+    files = re.findall(r"^`([\w.-]+)`[^\n]*:\n\n((?:    [^\n]*\n)+)", page, flags=re.M)
+    assert [name for name, _ in files] == ["capitals.csv", "more-capitals.csv", "capitals.yaml"]
+    for name, lines in files:
+        (tmp_path / name).write_text(textwrap.dedent(lines))
+    commands = re.findall(r"^    vigneron (\w+) (\S+)$", page, flags=re.M)
+    assert [verb for verb, _ in commands] == ["validate", "train", "eval", "chat"]
+    for verb, what in commands:
+        fewer = ["steps=1", "eval_every=0"] if verb == "train" else []
+        command = [sys.executable, "-m", "vigneron", verb, what, *fewer]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, input="The capital of Peru is\n\n")
+        assert done.returncode == 0, done.stderr
+    assert "after" in done.stdout
 
 
 def test_pictures_and_pages_it_names_are_there() -> None:

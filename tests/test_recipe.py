@@ -301,3 +301,10 @@ def test_a_bad_base_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         load_config("mine.yaml")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_base_in_a_circle_through_folders_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "a.yaml").write_text("base: ../x/a.yaml")
+    with pytest.raises(UserError, match="it is its own `base`"):
+        load_config(str(tmp_path / "x" / "a.yaml"))

@@ -13,7 +13,7 @@ from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import load_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
-from vigneron.rewards.checkers import load_checker
+from vigneron.rewards.checkers import build_check, load_checker
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.source import checker_name
@@ -59,10 +59,10 @@ class Trained:
         rows = RunFolder(self.folder).data().held_out if rows is None else rows
         if not rows:
             raise UserError("there is no held-out part to evaluate on: give data.held_out, or --file")
-        checker = load_checker(checker_name(self.config))
-        built = build_reward(self.config.reward, checker)
+        name = checker_name(self.config)
+        built = build_reward(self.config.reward, load_checker(name))
         reward = ApplyReward(built, missing_limit=self.config.reward.missing_limit)
-        batch, metrics = evaluate(self.config, self.policy, reward, checker, rows)
+        batch, metrics = evaluate(self.config, self.policy, reward, build_check(name), rows)
         return metrics, samples_of(batch, self.step, "eval")
 
 

@@ -199,6 +199,14 @@ class SemanticRewardConfig(Strict):
             raise ValueError("`alpha` has no effect with `form: euclidean`")
         return self
 
+    @model_validator(mode="after")
+    def guards_need_a_reward_from_zero(self) -> "SemanticRewardConfig":
+        if self.form == "euclidean" and self.guards != GuardsConfig(second_embedder=self.guards.second_embedder):
+            raise ValueError(
+                "with `form: euclidean` rewards may be below 0, and guards would raise them: leave them out"
+            )
+        return self
+
     @model_serializer(mode="wrap")
     def without_inert_alpha(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What is written can be read again."""

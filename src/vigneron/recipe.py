@@ -86,8 +86,8 @@ def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, A
 
 
 def _with_base(recipe: str, derived: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A recipe's keys, and those of its `base` (another recipe) that it does not give itself."""
-    if recipe in derived:
+    """A recipe's top-level keys, and those of its `base` (another recipe) that it does not give itself."""
+    if _same(recipe) in map(_same, derived):
         raise UserError(f"{recipe}: it is its own `base`: {' → '.join((*derived, recipe))}")
     given = parse_yaml(recipe_text(recipe), recipe)
     if not isinstance(given, dict):
@@ -100,6 +100,11 @@ def _with_base(recipe: str, derived: tuple[str, ...] = ()) -> dict[str, Any]:
     beside = Path(recipe).parent / base
     inherited = _with_base(str(beside) if beside.suffix and beside.is_file() else base, (*derived, recipe))
     return {key: value for key, value in inherited.items() if key not in ("recipe", "about")} | given
+
+
+def _same(recipe: str) -> str:
+    """A recipe's name, or its file however it is written."""
+    return recipe if recipe in recipe_names() else str(Path(recipe).expanduser().resolve())
 
 
 def with_override(given: Mapping[str, Any], override: str) -> dict[str, Any]:

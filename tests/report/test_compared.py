@@ -76,7 +76,11 @@ def test_the_csv_by_hand(arms: list[Arm], tmp_path: Path) -> None:
     assert row("a", "steps") == [2, 6, 0, 6, 6]
     assert row("a", "episodes") == [2, 96, 0, 96, 96]  # 6 steps of 16 prompts
     assert row("a", "seconds") == [2, 3, 0, 3, 3]
-    assert row("a", "kl_largest_rise") == pytest.approx([2, 0.1, 0, 0.1, 0.1])
+    # Smoothed, Σ 0.9^(n−i) · 0.1 i / Σ 0.9^(n−i), the ramp rises most at its end.
+    ramp = [sum(0.9 ** (n - i) * 0.1 * i for i in range(1, n + 1)) for n in (5, 6)]
+    norm = [sum(0.9 ** (n - i) for i in range(1, n + 1)) for n in (5, 6)]
+    rise = ramp[1] / norm[1] - ramp[0] / norm[0]
+    assert row("a", "kl_largest_rise") == pytest.approx([2, rise, 0, rise, rise])
     assert row("a", "steps_without_reward") == pytest.approx([2, 0.5, (5 / 6 - 1 / 6) / 2**0.5, 1 / 6, 5 / 6])
     assert row("a", "reward_drop") == [2, 0, 0, 0, 0]
     assert row("b", "loss/nll") == [1, 2, None, 2, 2]

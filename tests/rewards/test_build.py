@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vigneron.config import BinaryRewardConfig, PythonRewardConfig, SemanticRewardConfig
+from vigneron.config import BinaryRewardConfig, GuardsConfig, PythonRewardConfig, SemanticRewardConfig
 from vigneron.errors import UserError
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.exact import exact_reward
@@ -67,3 +67,20 @@ def test_a_bad_path_is_one_line(here: Path, path: str, message: str) -> None:
     with pytest.raises(UserError, match=f"^reward.function: {message}") as caught:
         python(path)
     assert "\n" not in str(caught.value)
+
+
+def test_guards_reach_the_reward(tmp_path: Path) -> None:
+    file, other = tmp_path / "vectors.txt", tmp_path / "other.txt"
+    file.write_text("3 2\nhot 1 0\ncold 0.6 0.8\nicy 0 1\n")
+    other.write_text("2 2\ncold 1 0\nicy 0.6 0.8\n")
+
+    def rewards(**guards: object) -> list[float]:
+        config = SemanticRewardConfig(kind="semantic", embedder=str(file), alpha=1.0, guards=GuardsConfig(**guards))
+        texts = ["icy", "hot", "cold cold"]
+        return build_reward(config, exact_reward)(["p"] * 3, texts, answer=["cold"] * 3, input=["hot"] * 3)
+
+    assert rewards() == pytest.approx([0.8, 0.6, 1.0])
+    assert rewards(input_weight=0.5) == pytest.approx([0.8, 0.1, 0.7])
+    assert rewards(max_length_ratio=1.0) == pytest.approx([0.8, 0.6, 0.0])
+    assert rewards(max_repetition=0.1) == pytest.approx([0.8, 0.6, 0.0])
+    assert rewards(second_embedder=str(other)) == pytest.approx([0.6, 0.0, 1.0])

@@ -1,14 +1,23 @@
 """What counts as right: equality, sentiment inversion, and a function of one's own."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from small_batch import make_batch
+from vigneron.batch import Batch
 from vigneron.errors import UserError
-from vigneron.rewards.checkers import checked, load_checker
+from vigneron.recipe import load_config, recipe_names
+from vigneron.rewards.apply import RewardFailed
+from vigneron.rewards.checkers import build_check, load_checker
 from vigneron.rewards.exact import exact_reward
-from vigneron.rewards.sentiment import inversion_reward, is_inverted, polarity, topic
+from vigneron.rewards.sentiment import inversion_reward, is_about, is_inverted, is_one_sentence, mood
+from vigneron.rollout.prompts import Row
+from vigneron.tasks import TASKS
+from vigneron.tasks.source import checker_name
 
 HAPPY = "I love my new job."
 
@@ -17,13 +26,19 @@ HAPPY = "I love my new job."
     ("source", "completion", "right"),
     [
         (HAPPY, "I hate my new job.", True),
+        (HAPPY, " 'I hate my new job.'", True),
         (HAPPY, "My new job makes me miserable", True),
+        (HAPPY, "I don’t love my new job.", True),
         (HAPPY, HAPPY, False),  # an echo
         (HAPPY, "I hate my dog.", False),  # another topic
         (HAPPY, "She hates her new job.", False),  # not the first person
+        (HAPPY, "She felt ill and hated the new job.", False),  # neither is this
         (HAPPY, "I go to my new job.", False),  # no mood
-        (HAPPY, "I hate my new job. I hate it. I hate my boss and I am sad.", False),  # babble
+        (HAPPY, "I hate my new job. I hate it.", False),  # more than a sentence
+        (HAPPY, "'I hate my new job.'\n\nIn this example", False),  # it runs on
+        (HAPPY, "I hate my new job because the boss is so very mean to me and to all", False),  # twice as long
         (HAPPY, "", False),
+        ("I passed my exam.", "I failed my exams.", True),  # the same word, inflected
         ("I feel confident about my future.", "I feel unsure and scared about my future.", True),
         ("I woke up feeling full of energy.", "I woke up feeling drained and tired.", True),
         ("I feel so happy.", "I feel so sad.", True),  # nothing it could be about
@@ -34,21 +49,56 @@ def test_sentiment_inversion(source: str, completion: str, right: bool) -> None:
     assert inversion_reward(["p"], [completion], input=[source], answer=["x"]) == [float(right)]
 
 
-def test_a_topic_has_neither_frame_nor_mood() -> None:
-    assert topic("I love my new job.") == {"new", "job"}
-    assert topic("I feel so happy!") == set()
+def longest_word(row: Row) -> str:
+    return max(row["input"].rstrip(".!").split(), key=len)
 
 
-def test_polarity_has_a_sign() -> None:
-    assert polarity("I am happy") > 0.05
-    assert polarity("I am sad") < -0.05
-    assert polarity("") == 0.0
+SENTENCES = [row for part in ("train", "tuning", "held_out") for row in TASKS["sentiment"].rows(part)]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_recorded_answer_is_right_by_its_tasks_checker(task: str) -> None:
+    rows = [row for part in ("train", "tuning", "held_out") for row in TASKS[task].rows(part)]
+    columns = {name: [row[name] for row in rows] for name in ("input", "answer")}
+    check = load_checker(TASKS[task].checker)
+    verdicts = check(prompts=[row["prompt"] for row in rows], completions=columns["answer"], **columns)
+    assert [row for row, verdict in zip(rows, verdicts, strict=True) if verdict != 1.0] == []
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        lambda row: row["input"],
+        lambda row: f"I hate hate hate: {row['input']}",
+        lambda row: f"{row['input']} Terrible, awful, horrible.",
+        lambda row: f"sad sad sad me {longest_word(row)}",
+        lambda row: f"ill war {longest_word(row)}",
+        lambda row: f"{row['answer']} In this example, the",
+        lambda row: "The weather is terrible.",
+    ],
+)
+def test_what_only_looks_sad_is_wrong(attack: Any) -> None:
+    def fooled(row: Row) -> bool:
+        return is_inverted(row["input"], attack(row))
+
+    assert [row["input"] for row in SENTENCES if fooled(row)] == []
+
+
+def test_its_parts() -> None:
+    assert is_about("I love my new job.", "My job is gone.")
+    assert not is_about("I love my new job.", "My dog is gone.")
+    assert is_about("I feel so happy!", "My dog is gone.")
+    assert is_one_sentence("I hate Mr.Smith!")
+    assert not is_one_sentence("I hate it. Truly.")
+    assert mood("I am happy") > 0.05
+    assert mood("I am sad") < -0.05
+    assert mood("") == 0.0
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=40))
-def test_no_text_is_its_own_inversion_unless_it_is_negative_itself(text: str) -> None:
-    assert not is_inverted(text, text) or polarity(text) <= -0.05
+def test_no_text_is_its_own_inversion(text: str) -> None:
+    assert not is_inverted(text, text)
 
 
 def test_checkers_by_name() -> None:
@@ -58,7 +108,57 @@ def test_checkers_by_name() -> None:
         load_checker("no_such_vineyard:check")
 
 
+def test_a_task_brings_its_checker_and_a_recipe_may_name_another() -> None:
+    named = {name: checker_name(load_config(name)) for name in recipe_names()}
+    assert {name for name, checker in named.items() if checker == "sentiment_inversion"} == {
+        name for name in named if "sentiment" in name
+    }
+    assert checker_name(load_config("pgsrm-sentiment", ["data.checker=equality"])) == "equality"
+
+
 def test_verdicts_are_kept_by_sample_and_a_row_without_an_answer_has_none() -> None:
     batch = make_batch([1, 1, 1], [1, 1, 1], columns={"answer": ("completion 0", None, "other")})
-    assert checked(batch, exact_reward).correct == (True, None, False)
-    assert checked(make_batch([1], [1]), exact_reward).correct == (None,)
+    assert build_check("equality")(batch).correct == (True, None, False)
+    assert build_check("equality")(make_batch([1], [1])).correct == (None,)
+    assert build_check("equality")(batch).rewards_B is None  # a verdict is no reward
+
+
+# ---------------------------------------------------------------------------------------------- one's own
+
+OWN = """
+def right(completions, completion_ids, **_): return [len(ids) == 1 for ids in completion_ids]
+def broken(completions, **_): return [1 / 0]
+def short(completions, **_): return []
+def half(completions, **_): return [0.5] * len(completions)
+def nan(completions, **_): return [float("nan")] * len(completions)
+def words(completions, **_): return ["yes"] * len(completions)
+async def later(completions, **_): return [None, 1, 0][:len(completions)]
+"""
+
+
+@pytest.fixture
+def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
+    (tmp_path / "own_checks.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return make_batch([1, 1, 1], [1, 2, 1])  # without an `answer`
+
+
+def test_a_checker_of_ones_own_is_asked_about_every_sample(batch: Batch) -> None:
+    assert build_check("own_checks:right")(batch).correct == (True, False, True)
+    assert build_check("own_checks:later")(batch).correct == (None, True, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("broken", r"checker 'broken' raised ZeroDivisionError"),
+        ("short", r"checker 'short' returned 0 values for 3 completions"),
+        ("half", r"checker 'own_checks:half' returned 0.5 for row 1; it may return 1, 0 or None"),
+        ("nan", r"checker 'nan' returned nan for row 1"),
+        ("words", r"checker 'words' returned 'yes' for row 1"),
+    ],
+)
+def test_a_bad_checker_is_one_line(batch: Batch, name: str, line: str) -> None:
+    with pytest.raises(RewardFailed, match=line) as caught:
+        build_check(f"own_checks:{name}")(batch)
+    assert "\n" not in str(caught.value)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from vigneron.rewards.guards import Guards
 from vigneron.rewards.semantic import SemanticReward
@@ -58,3 +59,34 @@ def test_the_similarity_to_the_input_is_logged(words: WordVectors) -> None:
     built = SemanticReward(words, alpha=1.0)
     built(["p"] * 2, ["hot", "icy"], answer=["cold"] * 2, input=["hot"] * 2, log_metric=logged.__setitem__)
     assert logged == {"input_similarity": pytest.approx(0.5)}
+
+
+def test_a_failed_embedding_stays_missing_behind_every_guard(words: WordVectors) -> None:
+    class Failing:
+        name = "failing"
+
+        def embed(self, texts: list[str]) -> torch.Tensor:
+            vectors = words.embed(texts)
+            vectors[[text == "icy" for text in texts]] = torch.nan
+            return vectors
+
+    guards = Guards(input_weight=0.5, max_length_ratio=1.0, max_repetition=0.0)
+    built = SemanticReward(Failing(), alpha=1.0, guards=guards)
+    asked = {"answer": ["cold"] * 3, "input": ["hot"] * 3}
+    assert built(["p"] * 3, ["icy", "cold", "warm warm"], **asked) == [None, pytest.approx(0.7), 0.0]
+    second = SemanticReward(words, alpha=1.0, guards=Guards(second=Failing()))
+    assert second(["p"] * 3, ["icy", "cold", "warm"], **asked)[0] is None
+
+
+def test_an_echo_is_subtracted_by_the_embedder_that_saw_it(words: WordVectors, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("3 2\ncold 1 0\nicy 0.6 0.8\nhot 0.6 0.8\n")
+    second = WordVectors.numberbatch(other)
+    # icy by the first: 0.8 − ½ · 0 = 0.8; by the second: 0.6 − ½ · 1 = 0.1.
+    assert reward(words, ["icy"], second=second, input_weight=0.5) == [pytest.approx(0.1)]
+
+
+def test_without_an_input_the_prompt_is_what_may_be_echoed(words: WordVectors) -> None:
+    built = SemanticReward(words, alpha=1.0, guards=Guards(input_weight=0.5))
+    assert built(["hot"], ["hot"], answer=["cold"]) == [pytest.approx(0.1)]
+    assert built(["hot"], ["hot"], answer=["cold"], input=[None]) == [pytest.approx(0.1)]

@@ -320,7 +320,18 @@ def test_other_weights_of_the_same_name_are_another_parent(tmp_path: Path, oblig
     before = local(str(copy), tmp_path).backend.source
     assert before == local(str(obliging_folder), tmp_path).backend.source
     os.rename(copy / "generation_config.json", copy / "other.json")
-    assert local(str(copy), tmp_path).backend.source != before
+    changed = local(str(copy), tmp_path)
+    assert changed.backend.source != before
+    assert changed.answer(asking("a")).cached == 0
+
+
+def test_another_address_is_another_parent(tmp_path: Path) -> None:
+    with serving(upper) as one, serving(upper) as other:
+        endpoint(one.url, tmp_path).answer(asking("ab"))
+        again = endpoint(one.url, tmp_path).answer(asking("ab"))
+        elsewhere = endpoint(other.url, tmp_path).answer(asking("ab"))
+    assert (again.asked, again.cached) == (0, 2)
+    assert (elsewhere.asked, elsewhere.cached) == (2, 0)
 
 
 def test_what_a_local_model_cannot_say_is_missing(tmp_path: Path, obliging_folder: Path) -> None:

@@ -50,7 +50,17 @@ def test_json_that_is_not_just_that_is_none(reply: str, wrong: str) -> None:
 
 def test_text_is_one_line() -> None:
     assert read_answer("  light blue \n", "text") == "light blue"
-    assert read_answer('{"OUTPUT": "x"}', "text") == '{"OUTPUT": "x"}'
-    for reply, wrong in [("", "empty"), (" \n\t", "empty"), ("a\nb", "line"), ("a\u2028b", "line"), ("\udc80", "Uni")]:
+    assert read_answer('"purple"', "text") == "purple"  # as an instruction's examples show it
+    assert read_answer("“purple”", "text") == "purple"
+    assert read_answer('"a" or "b"', "text") == '"a" or "b"'
+    for reply, wrong in [
+        ('{"OUTPUT": "x"}', "JSON"),
+        ('""', "empty"),
+        ("", "empty"),
+        (" \n\t", "empty"),
+        ("a\nb", "line"),
+        ("a\u2028b", "line"),
+        ("\udc80", "Uni"),
+    ]:
         with pytest.raises(Unreadable, match=wrong):
             read_answer(reply, "text")

@@ -19,7 +19,7 @@ def test_by_hand() -> None:
     assert instruments(batch) == {
         "completions/echo": 0.5,  # the second is an echo
         "completions/repetition": pytest.approx((2 / 3 + 0) / 2),
-        "completions/distinct": 1.0,
+        "completions/distinct": 1.0,  # two texts for two answers
         "completions/length_ratio": pytest.approx((3 / 1 + 1 / 2) / 2),
     }
 
@@ -29,8 +29,14 @@ def test_without_an_input_the_prompt_is_what_may_be_echoed() -> None:
     assert instruments(batch) == {
         "completions/echo": 1.0,
         "completions/repetition": 0.0,
-        "completions/distinct": 0.5,
+        "completions/distinct": 0.5,  # one text for two prompts
     }
+
+
+def test_a_perfect_child_is_as_distinct_as_the_answers_however_often_they_are_asked_for() -> None:
+    answers = ("cold", "cold", "cold", "small", "small", "small")
+    batch = make_batch([1] * 6, [1] * 6, completions=answers, columns={"answer": answers})
+    assert instruments(batch)["completions/distinct"] == 1.0
 
 
 @given(st.text(), st.text())

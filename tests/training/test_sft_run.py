@@ -1,5 +1,6 @@
 """SFT in the loop with a real, tiny model: it learns the answers, is evaluated, and goes on after a stop."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ def test_two_runs_and_a_resumed_one_are_the_same(tmp_path: Path, tiny_folder: Pa
     last.rmdir()
     api.resume(folder.path)
     assert final_state(folder.path) == final_state(whole.folder)
+
+
+def test_an_answer_that_does_not_fit_is_found_at_the_start(tmp_path: Path, tiny_folder: Path) -> None:
+    """The tiny model has room for 64 tokens."""
+    data = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": "d" * 70}]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tiny_config(tiny_folder, data, **SFT)
+    with pytest.raises(UserError, match=r"prompt 2 of the training data with its answer, 73 tokens"):
+        api.train(config, runs=tmp_path, name="run")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def build(parts: Parts) -> Method:
         """L = −log π(y | x)   (eq. 2), on the answer's tokens."""
         return [
             Term("loss/nll", nll(now.logprobs_BT), 1.0, options.aggregation),
-            Term("entropy", now.entropy_BT.detach()),
+            Term("entropy/demonstrated", now.entropy_BT.detach()),
         ]
 
     optimizer = config.optimizer

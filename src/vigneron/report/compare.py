@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from vigneron.report.plan import Plan, Planned
 from vigneron.report.terminal import TerminalView, say
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
+from vigneron.tasks.answers import answered
 from vigneron.tasks.source import checker_name, load_data
 from vigneron.training.checkpoint import checkpoint_step, checkpoints
 from vigneron.training.folder import RunFolder
@@ -83,11 +85,12 @@ def never_began(path: Path) -> bool:
 
 
 def check_recipes(missing: Sequence[Planned]) -> None:
-    """What `vigneron validate` checks, once a recipe: the last one must not fail after the others' hours."""
+    """Once a recipe, and its parent asked: the last one must not fail after the others' hours."""
     for run in {run.config.recipe: run for run in missing}.values():
-        load_data(run.config)
+        answered(run.config, load_data(run.config), lambda text: None)
         check_model_name(run.config.model.name)
-        build_reward(run.config.reward, load_checker(checker_name(run.config)))
+        with tempfile.TemporaryDirectory() as place:  # an embedder over an API is tried, as at a run's start
+            build_reward(run.config.reward, load_checker(checker_name(run.config)), cache=Path(place) / "tried.sqlite")
 
 
 def train_or_resume(console: Console, run: Planned) -> None:

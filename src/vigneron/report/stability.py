@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from vigneron.report.curves import Records, series
+from vigneron.report.curves import Records, series, smoothed
 
 
 class Collapses(NamedTuple):
@@ -29,7 +29,7 @@ def stability(records: Records) -> dict[str, float | None]:
     return {
         "entropy_collapses": collapses and collapses.collapsed,
         "entropy_recoveries": collapses and collapses.recovered,
-        "kl_largest_rise": largest_rise(series(records, "kl")[1]),
+        "kl_largest_rise": largest_rise(smoothed(series(records, "kl")[1])),
         "kl_previous_largest": max(series(records, "kl_previous")[1], default=None),
         "reward_drop": drop_from_the_best(rewards),
         "steps_without_reward": share_not_above_zero(rewards),
@@ -57,7 +57,7 @@ def entropy_collapses(entropies: Sequence[float]) -> Collapses:
 
 
 def largest_rise(values: Sequence[float]) -> float | None:
-    """The largest rise from one logged value to the next; 0 where it never rose."""
+    """The largest rise from one value to the next; 0 where it never rose."""
     rises = [after - before for before, after in pairwise(values)]
     return max(0.0, *rises) if rises else None
 

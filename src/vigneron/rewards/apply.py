@@ -35,9 +35,9 @@ class ApplyReward:
     there are fewer), the run stops: something is broken that training on the rest would hide.
     """
 
-    def __init__(self, function: RewardFunction, *, missing_limit: float = 0.05) -> None:
+    def __init__(self, function: RewardFunction, *, missing_limit: float = 0.05, what: str = "reward") -> None:
         self._function = function
-        self._name = getattr(function, "__name__", type(function).__name__)
+        self._name = f"{what} '{getattr(function, '__name__', type(function).__name__)}'"
         self._missing_limit = missing_limit
         self._seen = 0
         self._missing = 0
@@ -83,10 +83,10 @@ class ApplyReward:
         self._seen += of
         self._missing += missing
         if missing == of and self._missing_limit < 1:
-            raise RewardFailed(f"reward '{self._name}' is missing for all {of} samples of a step")
+            raise RewardFailed(f"{self._name} is missing for all {of} samples of a step")
         if self._missing > self._missing_limit * max(self._seen, SMALLEST_SHARE):
             raise RewardFailed(
-                f"reward '{self._name}' is missing for {self._missing} of {self._seen} samples so far, above the limit "
+                f"{self._name} is missing for {self._missing} of {self._seen} samples so far, above the limit "
                 f"of {self._missing_limit:.0%} (reward.missing_limit)"
             )
 
@@ -125,19 +125,19 @@ class ApplyReward:
         except UserError:
             raise
         except SystemExit as error:
-            raise RewardFailed(f"reward '{self._name}' called exit({error.code})") from error
+            raise RewardFailed(f"{self._name} called exit({error.code})") from error
         except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
             at = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(at.filename).name}, line {at.lineno}"
-            raise RewardFailed(f"reward '{self._name}' raised {type(error).__name__}: {error} ({where})") from error
+            raise RewardFailed(f"{self._name} raised {type(error).__name__}: {error} ({where})") from error
 
     def _listed(self, result: Any, count: int) -> list[Any]:
         try:
             values = list(result)
         except TypeError as error:
-            raise RewardFailed(f"reward '{self._name}' returned {result!r}, not a list of numbers") from error
+            raise RewardFailed(f"{self._name} returned {result!r}, not a list of numbers") from error
         if len(values) != count:
-            raise RewardFailed(f"reward '{self._name}' returned {len(values)} values for {count} completions")
+            raise RewardFailed(f"{self._name} returned {len(values)} values for {count} completions")
         return values
 
     def _number(self, value: Any, row: int) -> float:
@@ -148,9 +148,7 @@ class ApplyReward:
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
-            raise RewardFailed(
-                f"reward '{self._name}' returned {value!r} for row {row + 1}; a missing reward is None, not NaN"
-            )
+            raise RewardFailed(f"{self._name} returned {value!r} for row {row + 1}; a missing reward is None, not NaN")
         return number
 
 

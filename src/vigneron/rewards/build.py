@@ -4,12 +4,11 @@ from pathlib import Path
 
 from vigneron.config import PythonRewardConfig, RewardConfig, SemanticRewardConfig
 from vigneron.rewards.apply import RewardFunction
-from vigneron.rewards.checkers import Checker
 from vigneron.rewards.functions import python_function
 
 
 def build_reward(
-    config: RewardConfig, checker: Checker, *, cache: Path | None = None, device: str = "cpu"
+    config: RewardConfig, checker: RewardFunction, *, cache: Path | None = None, device: str = "cpu"
 ) -> RewardFunction:
     """A function of TRL's signature. `cache` is where embeddings are kept, `device` where they are computed."""
     if isinstance(config, SemanticRewardConfig):

@@ -4,27 +4,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from vigneron.batch import Batch
+from vigneron.rewards.apply import ApplyReward, RewardFailed, RewardFunction
 from vigneron.rewards.exact import exact_reward
 from vigneron.rewards.functions import python_function
 from vigneron.rewards.sentiment import inversion_reward
 
-Checker = Callable[..., Sequence[float | None]]
+CHECKERS: dict[str, RewardFunction] = {"equality": exact_reward, "sentiment_inversion": inversion_reward}
+NEEDS = {"equality": "answer", "sentiment_inversion": "input"}
+"""The column that a built-in checker cannot do without."""
 
-CHECKERS: dict[str, Checker] = {"equality": exact_reward, "sentiment_inversion": inversion_reward}
+Check = Callable[[Batch], Batch]
 
 
-def load_checker(name: str) -> Checker:
+def load_checker(name: str) -> RewardFunction:
     return CHECKERS[name] if name in CHECKERS else python_function(name, "data.checker")
 
 
-def checked(batch: Batch, checker: Checker) -> Batch:
-    """Each sample with the checker's verdict; None where the row has no answer to compare with."""
-    answers = batch.columns.get("answer", (None,) * len(batch))
-    rows = [i for i, answer in enumerate(answers) if answer is not None]
-    verdicts: list[bool | None] = [None] * len(batch)
-    if rows:
-        columns = {name: [column[i] for i in rows] for name, column in batch.columns.items()}
-        prompts, completions = [batch.prompts[i] for i in rows], [batch.completions[i] for i in rows]
-        for i, verdict in zip(rows, checker(prompts=prompts, completions=completions, **columns), strict=True):
-            verdicts[i] = None if verdict is None else verdict > 0
-    return replace(batch, correct=tuple(verdicts))
+def build_check(name: str) -> Check:
+    """`check(batch)`: each sample with the checker's verdict; None where it has nothing to go by."""
+    needed = NEEDS.get(name)
+    apply = ApplyReward(load_checker(name), missing_limit=1.0, what="checker")
+
+    def check(batch: Batch) -> Batch:
+        if needed is not None and needed not in batch.columns:
+            return replace(batch, correct=(None,) * len(batch))
+        return replace(batch, correct=_verdicts(apply(batch).rewards_B.tolist(), name))
+
+    return check
+
+
+def _verdicts(values: Sequence[float], name: str) -> tuple[bool | None, ...]:
+    for row, value in enumerate(values, start=1):
+        if value == value and value not in (0.0, 1.0):
+            raise RewardFailed(f"checker '{name}' returned {value:g} for row {row}; it may return 1, 0 or None")
+    return tuple(None if value != value else value == 1.0 for value in values)

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from vigneron.rewards.guards import Guards
 from vigneron.rewards.text import letters_only
-from vigneron.rollout.prompts import completion_text
+from vigneron.rollout.prompts import completion_text, prompt_text
 from vigneron.sources.embedders import Embedder
 
 Form = Literal["clip", "shift", "euclidean"]
@@ -48,8 +48,8 @@ def similarity_reward(
 class SemanticReward:
     """`similarity_reward` of texts, with TRL's signature. The parent's answers arrive in the column `answer`.
 
-    Where rows have an `input`, how near the child came to it is logged: a child that echoes is seen there. Guards are
-    for rewards that are gamed, and off by default.
+    Where rows have an `input`, how near the child came to it is logged: an echo is seen there. Guards are for rewards
+    that are gamed, and off by default; without an `input` the prompt is what may be echoed.
     """
 
     def __init__(
@@ -84,29 +84,34 @@ class SemanticReward:
             return rewards
         parents = [completion_text(answer[i]) for i in have]
         children = [completion_text(completions[i]) for i in have]
-        inputs = None if input is None else [str(input[i]) for i in have]
+        inputs = None
+        if input is not None or self._guards.input_weight:
+            inputs = [prompt_text(prompts[i]) if input is None or input[i] is None else str(input[i]) for i in have]
         scores_B, echo_B = self._scores(parents, children, inputs)
         if log_metric is not None and echo_B is not None and not echo_B.isnan().all():
             log_metric("input_similarity", float(echo_B.nanmean()))
-        scores_B = self._guards.applied(scores_B, echo_B, children, parents)
-        for i, score in zip(have, scores_B.tolist(), strict=True):
+        for i, score in zip(have, self._guards.gated(scores_B, children, parents).tolist(), strict=True):
             rewards[i] = None if score != score else score
         return rewards
 
     def _scores(
         self, parents: Sequence[str], children: Sequence[str], inputs: Sequence[str] | None
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"] | None]:
-        """The reward of each child by the parent's answer, and of the same child by the input."""
+        """The reward of each child, by the embedder that likes it least; and what it would earn by the input."""
         # All in one call: a text that occurs twice is embedded once.
         texts = [self._clean(text) for text in (*parents, *children, *(inputs or ()))]
-        scores = []
+        scores: list[Tensor] = []
+        echoes: list[Tensor] = []
         for embedder in (self._embedder, self._guards.second):
             if embedder is None:
                 continue
             parent_BD, child_BD, *input_BD = embedder.embed(texts).split(len(children))
-            scores.append([self._similarity(other_BD, child_BD) for other_BD in (parent_BD, *input_BD)])
-        by_parent = torch.stack([found[0] for found in scores]).amin(0)
-        return by_parent, scores[0][1] if inputs else None
+            score_B = self._similarity(parent_BD, child_BD)
+            for of_input_BD in input_BD:
+                echoes.append(self._similarity(of_input_BD, child_BD))
+                score_B = self._guards.without_echo(score_B, echoes[-1])
+            scores.append(score_B)
+        return torch.stack(scores).amin(0), echoes[0] if echoes else None
 
     def _similarity(self, one_BD: Float[Tensor, "B D"], other_BD: Float[Tensor, "B D"]) -> Float[Tensor, " B"]:
         return similarity_reward(one_BD, other_BD, alpha=self._alpha, form=self._form)

@@ -44,7 +44,7 @@ class AnswerCache:
             raise self._broken(error) from error
 
     def put(self, key: str, answer: str, model: str) -> None:
-        """On disk when this returns."""
+        """Survives the end of the process, however it comes, once this returns."""
         value = json.dumps({"answer": answer, "model": model}, ensure_ascii=False)
         try:
             with self._lock, self._store:

@@ -28,6 +28,9 @@ LONGEST_BODY = 200_000_000
 # Shorter texts may stand anywhere; they are no secrets.
 SHORTEST_SECRET = 8
 
+# Of its own: a hiccup of the network must not change what somebody else draws.
+_JITTER = random.Random()
+
 Message = dict[str, str]
 Read = TypeVar("Read")
 
@@ -148,7 +151,7 @@ class Client:
             except Exception as error:  # the edge to the network: a connection can break in any way
                 why = f"broke off its answer ({type(error).__name__})"
             attempt += 1
-            wait = backoff(attempt) if wanted_wait is None else wanted_wait + random.uniform(0, FIRST_WAIT_S)
+            wait = backoff(attempt) if wanted_wait is None else wanted_wait + _JITTER.uniform(0, FIRST_WAIT_S)
             if wanted_wait is not None and time.monotonic() + wait > deadline:
                 return Failure(f"{why}, and asks to wait {wanted_wait:g} s")
             given_up = attempt > (min(self._retries, 1) if impatient and not reachable else self._retries)
@@ -202,7 +205,7 @@ def is_loopback(url: str) -> bool:
 
 def backoff(attempt: int) -> float:
     """Half a second, doubled with every attempt, less up to a quarter: many that failed at once return apart."""
-    return min(FIRST_WAIT_S * 2.0 ** (attempt - 1), LONGEST_WAIT_S) * random.uniform(0.75, 1.0)
+    return min(FIRST_WAIT_S * 2.0 ** (attempt - 1), LONGEST_WAIT_S) * _JITTER.uniform(0.75, 1.0)
 
 
 def retry_after(headers: Any) -> float | None:

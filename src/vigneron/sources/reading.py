@@ -14,17 +14,26 @@ class Unreadable(ValueError):
 
 
 def read_answer(text: str, reads: Reads) -> str:
-    """json: the whole reply is {"OUTPUT": …}, in one fence at most. text: the whole reply, one line."""
-    answer = _of_json(text) if reads == "json" else text.strip()
+    """json: the whole reply is {"OUTPUT": …}, in one fence at most. text: the whole reply. Both one line."""
+    answer = _of_json(text) if reads == "json" else _of_text(text)
     if not answer:
         raise Unreadable("it was empty")
-    if reads == "text" and len(answer.splitlines()) > 1:
+    if len(answer.splitlines()) > 1:
         raise Unreadable("it had more than one line")
     try:
         answer.encode()
     except UnicodeEncodeError:
         raise Unreadable("it was not valid Unicode") from None
     return answer
+
+
+def _of_text(text: str) -> str:
+    """Without one pair of quotes, which an instruction's examples invite."""
+    text = text.strip()
+    if text.startswith("{") and text.endswith("}"):
+        raise Unreadable("it was JSON")
+    quoted = re.fullmatch(r'"([^"]*)"|“([^“”]*)”', text)
+    return (quoted[1] or quoted[2] or "").strip() if quoted else text
 
 
 def _of_json(text: str) -> str:

@@ -1,5 +1,6 @@
 """The parent's answers to a dataset's prompts."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,12 +133,18 @@ def said_of(review: Review, model: str) -> list[str]:
 
 
 def rows_to_evaluate(config: Config, path: str | Path, notice: Callable[[str], None]) -> list[Row]:
-    """A file's rows; their own answers, or where one is lacking the parent's."""
+    """A file's rows; their own answers, and the parent's for rows that have none."""
     rows, notices = load_rows(config, path)
-    data = Data([], rows, tuple(notices))
-    if all(row.get("answer") not in (None, "") for row in rows):
+    lacking = [row for row in rows if row.get("answer") in (None, "")]
+    if not lacking:
         config = config.model_copy(update={"parent": None})
-    return answered(config, data, notice).held_out
+    asked = answered(config, Data([], lacking or rows, tuple(notices)), notice).held_out
+    given = {_question(row): row for row in asked}
+    return [given.get(_question(row), row) for row in rows if row not in lacking or _question(row) in given]
+
+
+def _question(row: Row) -> str:
+    return json.dumps({name: value for name, value in row.items() if name != "answer"}, sort_keys=True)
 
 
 def counted(config: Config, data: Data) -> tuple[int, int]:

@@ -45,12 +45,17 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
     """A file's rows, with prompts made by the config's template and every column that its reward needs; and notices."""
     recorded = config.parent is None and (config.reward.kind != "python" or config.method.name == "sft")
     rows = _with_prompts(read_rows(path), config.data.template, path)
-    check_rows(rows, ["prompt", "answer"] if recorded else ["prompt"], f"'{path}'")
+    needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checks_the_input(config) else [])]
+    check_rows(rows, needed, f"'{path}'")
     if recorded:
         for number, row in enumerate(rows, start=1):
             if not can_be_compared(config, row["answer"]):
                 raise UserError(f"data: '{path}', row {number}: the answer has no letters: set `reward.clean: none`")
     return distinct_rows(rows, f"'{path}'", one_answer=recorded)
+
+
+def _checks_the_input(config: Config) -> bool:
+    return checker_name(config) == "sentiment_inversion"
 
 
 def can_be_compared(config: Config, answer: Any) -> bool:

@@ -6,7 +6,10 @@ from vigneron.rollout.prompts import completion_text, prompt_text
 
 
 def instruments(batch: Batch) -> dict[str, float]:
-    """Means over the batch. A child that echoes, babbles or says one thing to everything is seen here first."""
+    """Means over the batch. A child that echoes, babbles or says one thing to everything is seen here first.
+
+    `distinct`: how many distinct completions there are for each distinct answer (or input): 1 for a perfect child.
+    """
     texts = [completion_text(completion) for completion in batch.completions]
     inputs = batch.columns.get("input") or tuple(prompt_text(prompt) for prompt in batch.prompts)
     answers = batch.columns.get("answer", ())
@@ -18,7 +21,7 @@ def instruments(batch: Batch) -> dict[str, float]:
     return {
         "completions/echo": _mean([share_in(text, str(source)) for text, source in zip(texts, inputs, strict=True)]),
         "completions/repetition": _mean([repetition(text) for text in texts]),
-        "completions/distinct": len(set(texts)) / len(texts),
+        "completions/distinct": len(set(texts)) / len({str(wanted) for wanted in answers or inputs}),
         **({"completions/length_ratio": _mean(ratios)} if ratios else {}),
     }
 

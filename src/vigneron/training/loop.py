@@ -2,7 +2,6 @@
 
 import time
 
-from vigneron.rewards.checkers import checked
 from vigneron.timing import first_lap, next_lap, phase
 from vigneron.training.memory import explained_memory
 from vigneron.training.metrics import batch_metrics
@@ -29,7 +28,7 @@ def _train(run: Run, view: View) -> None:
 
             batch = rewarded(method, run.prompts.at(run.step), run.step)
             if batch.rewards_B is not None:
-                batch = checked(batch, run.checker)
+                batch = run.check(batch)
             with phase("advantage"):
                 batch = method.advantage(batch)
             with phase("update"):

@@ -19,7 +19,8 @@ from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resol
 from vigneron.policy.model import Policy, Reference
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
-from vigneron.rewards.checkers import Checker, load_checker
+from vigneron.rewards.checkers import Check, build_check, load_checker
+from vigneron.rollout.demonstrations import answer_token_ids
 from vigneron.rollout.prompts import PromptOrder, prompts_token_ids
 from vigneron.rollout.sample import check_lengths, sampler_of
 from vigneron.sources.client import base_url
@@ -60,7 +61,7 @@ class Run:
     policy: Policy
     reference: Reference
     reward: ApplyReward
-    checker: Checker
+    check: Check
     method: Method
     prompts: PromptOrder
     samples: SampleStore
@@ -141,7 +142,7 @@ class Run:
             policy,
             reference,
             reward,
-            checker,
+            build_check(checker_name(config)),
             method,
             PromptOrder(data.train, config.prompts_per_step, config.seed),
             SampleStore(folder.path),
@@ -173,7 +174,7 @@ class Run:
 
     def evaluate_and_keep(self) -> Metrics:
         """Figures of the held-out part; its completions go to the run's samples."""
-        batch, metrics = evaluate(self.config, self.policy, self.reward, self.checker, self.data.held_out)
+        batch, metrics = evaluate(self.config, self.policy, self.reward, self.check, self.data.held_out)
         self.samples.add(samples_of(batch, self.step, "eval"))
         return {f"eval/{name}": value for name, value in metrics.items()}
 
@@ -241,6 +242,10 @@ def longest_prompt(config: Config, policy: Policy, data: Data) -> int:
     for rows, of in ((data.train, "the training data"), (data.held_out, "the held-out part")):
         ids = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in rows])
         check_lengths(policy, ids, config.max_new_tokens, of)
+        if config.method.name == "sft" and rows is data.train:
+            answers = answer_token_ids(policy, rows)
+            ids = [(*prompt, *answer) for prompt, answer in zip(ids, answers, strict=True)]
+            check_lengths(policy, ids, 0, f"{of} with its answer")
         longest = max(longest, *map(len, ids)) if ids else longest
     return longest
 
