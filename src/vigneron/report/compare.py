@@ -112,7 +112,8 @@ def train_or_resume(console: Console, run: Planned) -> None:
 
 
 def free_memory() -> None:
-    """The next run measures what is free."""
+    """The next run measures what is free, and compiles for its own model."""
     gc.collect()
     if torch.cuda.is_available():
+        torch.compiler.reset()
         torch.cuda.empty_cache()
