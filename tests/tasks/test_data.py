@@ -16,7 +16,7 @@ INPUTS = {
 }
 SPLITS = ("train", "tuning", "held_out")
 SMALLEST = {
-    "colors": (100, 26, 44),
+    "colors": (60, 14, 26),
     "antonyms": (254, 87, 90),
     "categories": (200, 45, 85),
     "copying": (160, 35, 65),
@@ -78,7 +78,8 @@ def test_inputs_and_answers_are_lowercase_words(name: str, pattern: str) -> None
 
 def test_every_ordered_pair_of_the_colors_is_there() -> None:
     colors = {row["first"] for row in ROWS["colors"]}
-    assert 14 <= len(colors) <= 16
+    assert len(colors) >= 10
+    assert len(ROWS["colors"]) >= 100
     assert set(first_answers()) == {(one, other) for one in colors for other in colors if one != other}
 
 
@@ -104,7 +105,9 @@ def test_every_color_is_in_every_split() -> None:
         ("white black", "gray"),
         ("blue white", "light blue"),
         ("green black", "dark green"),
-        ("maroon pink", "red"),
+        ("brown red", "red brown"),
+        ("purple green", "brown"),
+        ("pink blue", "light purple"),
     ],
 )
 def test_mixtures_by_hand(pair: str, answer: str) -> None:
@@ -113,19 +116,16 @@ def test_mixtures_by_hand(pair: str, answer: str) -> None:
 
 
 def test_black_and_gray_follow_their_rule() -> None:
-    counts_as = {"navy": "blue", "maroon": "red", "lime": "green"}
     for (first, second), row in first_answers().items():
-        plain = counts_as.get(second, second)
         if first == "black" and second != "white":
-            assert row["answer"] == f"dark {plain}"
+            assert row["answer"] == f"dark {second}"
         if first == "gray" and second not in ("white", "black"):
-            assert row["answer"] == f"dull {plain}"
+            assert row["answer"] == f"dull {second}"
 
 
-def test_at_least_nine_tenths_of_the_held_out_colors_are_made_of_words_seen_in_training() -> None:
-    seen = {word for row in ROWS["colors"] if row["split"] == "train" for word in words_of(" ".join(row.values()))}
-    held_out = [row for row in ROWS["colors"] if row["split"] == "held_out"]
-    assert sum(words_of(row["answer"]) <= seen for row in held_out) >= 0.9 * len(held_out)
+def test_every_word_of_a_held_out_color_is_in_an_answer_of_training() -> None:
+    seen = {word for row in ROWS["colors"] if row["split"] == "train" for word in words_of(row["answer"])}
+    assert [row for row in ROWS["colors"] if not words_of(row["answer"]) <= seen] == []
 
 
 def test_no_antonym_family_straddles_two_splits() -> None:
