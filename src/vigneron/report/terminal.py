@@ -18,6 +18,7 @@ from vigneron.training.slots import Metrics
 
 FIGURES = {
     "reward": "reward",
+    "NLL": "loss/nll",
     "accuracy": "accuracy",
     "entropy": "entropy",
     "KL": "kl",
