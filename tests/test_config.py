@@ -269,3 +269,10 @@ def test_guards_are_for_rewards_from_zero_up() -> None:
     reward = {"kind": "semantic", "form": "euclidean", "guards": {"max_length_ratio": 2.0}}
     assert "`form: euclidean`" in line_of(reward=reward)
     check(reward={**reward, "guards": {"second_embedder": "minilm"}})
+
+
+def test_names_with_a_form_are_refused_in_words() -> None:
+    wanted = "my.yaml: data.checker: should be one of equality, sentiment_inversion, or module:function, not 'nonsense'"
+    assert line_of(data={"task": "antonyms", "checker": "nonsense"}) == wanted
+    reward = {"kind": "python", "function": "no_colon"}
+    assert line_of(reward=reward) == "my.yaml: reward.function: should be of the form module:function, not 'no_colon'"

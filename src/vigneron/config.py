@@ -22,6 +22,7 @@ Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 DEFAULT_MICROBATCH_TOKENS = 4096
 NotNegative = Annotated[float, Field(ge=0)]
+CHECKER_NAMES = ("equality", "sentiment_inversion")
 TASK_PARTS = ("held_out", "tuning")
 """What a built-in task may be evaluated on."""
 
@@ -62,6 +63,18 @@ def _known_device(name: str) -> str:
     return name
 
 
+def _dotted_path(path: str) -> str:
+    if not re.fullmatch(r"[\w.]+:\w+", path):
+        raise ValueError(f"should be of the form module:function, not {path!r}")
+    return path
+
+
+def _known_checker(name: str) -> str:
+    if name not in CHECKER_NAMES and not re.fullmatch(r"[\w.]+:\w+", name):
+        raise ValueError(f"should be one of {', '.join(CHECKER_NAMES)}, or module:function, not {name!r}")
+    return name
+
+
 class LoraConfig(Strict):
     rank: Positive = 16
     alpha: Annotated[float, Field(gt=0)] = 32.0
@@ -94,7 +107,7 @@ class DataConfig(Strict):
     `tuning`."""
     template: str | None = None
     """Makes the prompt of other columns, as in `The opposite of '{word}' is `."""
-    checker: Annotated[str, Field(pattern=r"^(equality|sentiment_inversion|[\w.]+:\w+)$")] | None = None
+    checker: Annotated[str, AfterValidator(_known_checker)] | None = None
     """What counts as right: `equality` (after normalisation), `sentiment_inversion`, or `module:function`, a reward
     that gives 0 or 1. None: the task's own, or equality."""
 
@@ -224,7 +237,7 @@ class PythonRewardConfig(Strict):
     """Your own function of TRL's signature."""
 
     kind: Literal["python"]
-    function: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    function: Annotated[str, AfterValidator(_dotted_path)]
     """`module:function`."""
     missing_limit: Share = 0.05
 

@@ -8,7 +8,14 @@ import torch
 from conftest import byte_tokenizer, tiny_model, tiny_policy
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
-from vigneron.policy.load import Lora, load_policy, make_policy, resolve_compute_dtype, resolve_device
+from vigneron.policy.load import (
+    Lora,
+    check_model_name,
+    load_policy,
+    make_policy,
+    resolve_compute_dtype,
+    resolve_device,
+)
 from vigneron.policy.model import Policy, Reference
 from vigneron.rollout.sample import sample
 
@@ -110,3 +117,9 @@ def test_activation_checkpointing_changes_neither_gradients_nor_sampling(kind: s
         results.append([done.ids_BT, done.behaviour_BT, *(p.grad for _, p in policy.trainable())])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_bundled_name_mistyped_is_not_looked_for_on_the_hub() -> None:
+    with pytest.raises(UserError, match=r"there is no 'smollm-135m' \(did you mean 'smollm2-135m'\?\)"):
+        check_model_name("smollm-135m")
+    check_model_name("gpt2")

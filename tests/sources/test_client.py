@@ -138,7 +138,7 @@ def test_waits_grow_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("status", "message"),
     [
-        (401, "the key in OPENAI_API_KEY is not accepted"),
+        (401, "OPENAI_API_KEY"),
         (403, "may not use 'grape'"),
         (404, "no model 'grape', or the address is wrong (most end in /v1) ('no such model')"),
     ],

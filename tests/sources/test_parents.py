@@ -187,7 +187,7 @@ def test_after_too_many_failures_no_more_is_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sent", "line"),
     [
-        (refusal(401), "answered 401: the key in OPENAI_API_KEY is not accepted"),
+        (refusal(401), "answered 401: it wants a key: set OPENAI_API_KEY"),
         (refusal(404, "no grape"), "answered 404: it has no model 'grape'"),
         (refusal(400, "unknown model"), "answered 400 ('unknown model')"),
         (refusal(503), "answered 503 ('no') (2 times)"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from helpers import final_state, tiny_config, tiny_recipe, write_data
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vigneron import api
@@ -276,3 +277,18 @@ def test_a_lost_line_at_the_end_of_the_metrics_is_left_out(tmp_path: Path) -> No
     assert folder.metrics()[0]["reward"] is None
     folder.forget_after(1)
     assert [record["step"] for record in folder.metrics()] == [0, 1]
+
+
+def test_a_full_disk_while_tensors_are_written_leaves_no_draft(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors has an error class of its own for it."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("vigneron.training.checkpoint.save_file", full)
+    config = tiny_config(tiny_folder, write_data(tmp_path), steps=1, eval_every=0)
+    with pytest.raises(UserError, match=r"cannot write the checkpoint .*No space left on device"):
+        api.train(config, runs=tmp_path, name="run")
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

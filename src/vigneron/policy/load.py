@@ -1,6 +1,7 @@
 """Loading a child: a hub id, a folder, or a bundled model."""
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,6 +73,8 @@ def check_model_name(name: str) -> None:
             raise UserError(f"model: the folder '{name}' has no config.json: it is not a transformers model")
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"model: '{name}' is not a folder")
+    elif near := get_close_matches(name, BUNDLED_MODELS, n=1, cutoff=0.8):
+        raise UserError(f"model: there is no '{name}' (did you mean '{near[0]}'?)")
 
 
 def load_policy(

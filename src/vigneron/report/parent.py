@@ -48,11 +48,13 @@ def review_parent(console: Console, config: Config, recipe: str, *, show: int, o
     say(console, said_of(review, config.parent.model)[0])
     check_missing(config, review)
     whole = review.with_answers()
-    for path, rows in zip(files, (whole.train, whole.held_out), strict=False):
+    written = []
+    for path, rows, key in zip(files, (whole.train, whole.held_out), ("data.train", "data.held_out"), strict=False):
         if rows:
             _write_rows(path, rows)
-            say(console, f"wrote {path}: {len(rows)} rows, to edit and to train on as `data`, without `parent`")
-    say(console, f"train  vigneron train {recipe}")
+            say(console, f"wrote {path}: {len(rows)} rows, to edit, and to use as `{key}`")
+            written.append(f" {key}={path}")
+    say(console, f"train  vigneron train {recipe}{''.join(written)}{' parent=null' if written else ''}")
 
 
 def answers_table(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Table:

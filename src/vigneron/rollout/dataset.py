@@ -41,7 +41,8 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
                 hint = did_you_mean(column, has) if has else ""
                 more = sum(_lacks(other, column) for other in rows) - 1
                 counted = f", nor have {more} others" if more else ""
-                raise UserError(f"data: {where}, row {number} has no '{column}'{hint}{counted}")
+                mend = ": add it, or a `parent` that answers" if column == "answer" else ""
+                raise UserError(f"data: {where}, row {number} has no '{column}'{hint}{counted}{mend}")
         for column in set(row) & RESERVED:
             raise UserError(f"data: {where}, row {number}: '{column}' is a reward's own argument: rename the column")
         answer = row.get("answer") if "answer" in columns else None

@@ -89,6 +89,7 @@ class Client:
             )
         if not key.isascii() or not key.isprintable():
             raise UserError(f"{where}: OPENAI_API_KEY holds a character that no key has")
+        self._has_key = bool(key)
         self._secret = key if len(key) >= SHORTEST_SECRET else None
         self._openai = OpenAI(
             api_key=key or NO_KEY,
@@ -173,7 +174,7 @@ class Client:
 
     def _give_up_if_final(self, status: int, why: str, model: str) -> None:
         mend = {
-            401: "the key in OPENAI_API_KEY is not accepted",
+            401: "the key in OPENAI_API_KEY is not accepted" if self._has_key else "it wants a key: set OPENAI_API_KEY",
             403: f"the key in OPENAI_API_KEY may not use '{model}'",
             404: f"it has no model '{model}', or the address is wrong (most end in /v1)",
         }

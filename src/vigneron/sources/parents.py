@@ -170,7 +170,7 @@ class Parent:
         tokens_in, tokens_out = tokens_in + reply.tokens_in, tokens_out + reply.tokens_out
         try:
             if reply.cut:
-                raise Unreadable(f"it was cut after {self.max_tokens} tokens")
+                raise Unreadable(f"it was cut after {self.max_tokens} tokens (`parent.max_tokens`)")
             answer = read_answer(reply.text, self.reads)
         except Unreadable as wrong:
             shown = f"{reply.text[:60]!r}"

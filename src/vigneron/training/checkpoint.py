@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -53,11 +54,10 @@ def save_checkpoint(folder: Path, policy: Policy, state: State, *, base: dict[st
         _write_manifest(draft)
         draft.rename(target)
         sync(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk is either, by who was writing
         shutil.rmtree(draft, ignore_errors=True)
-        raise UserError(
-            f"cannot write the checkpoint '{target}': {error.strerror or error}; the ones before it are whole"
-        ) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot write the checkpoint '{target}': {reason}; the ones before it are whole") from error
     for old in checkpoints(folder)[:-keep_last]:
         shutil.rmtree(old, ignore_errors=True)
     return target

@@ -19,10 +19,10 @@ def train(run: Run, view: View) -> None:
 
 def _train(run: Run, view: View) -> None:
     config, method = run.config, run.method
-    if run.step == 0 and config.eval_every and run.data.held_out:
-        run.folder.append("metrics.jsonl", {"step": 0, **run.evaluate_and_keep()})
-    first_lap()
     with StopRequest(view.notice) as stop:
+        if run.step == 0 and config.eval_every and run.data.held_out:
+            run.folder.append("metrics.jsonl", {"step": 0, **run.evaluate_and_keep()})
+        first_lap()
         while run.step < config.steps:
             began = time.perf_counter()
 
@@ -51,5 +51,6 @@ def _train(run: Run, view: View) -> None:
                     run.save()
             next_lap()
             if stop.asked:
-                view.notice(f"saved after step {run.step}: `vigneron resume {run.folder.path}` goes on")
+                goes_on = "it was the last" if last else f"`vigneron resume {run.folder.path}` goes on"
+                view.notice(f"saved after step {run.step}: {goes_on}")
                 stop.leave()
