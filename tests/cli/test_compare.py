@@ -258,6 +258,17 @@ class TestRefused:
             one_line(vigneron("compare", *words), "nothing to compare", "--seeds 2")
         assert list(elsewhere.iterdir()) == []
 
+    def test_a_last_recipe_whose_endpoint_is_down(self, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        url = "http://127.0.0.1:9/v1"  # nobody is there
+        reward = f"reward: {{kind: semantic, embedder: 'api:m', url: '{url}'}}"
+        (elsewhere / "embedded.yaml").write_text(f"base: demo\n{reward}\n")
+        (elsewhere / "asked.yaml").write_text(
+            f"base: demo\nparent: {{kind: endpoint, model: m, url: '{url}', retries: 0}}\n"
+        )
+        one_line(vigneron("compare", "demo", "embedded.yaml"), "reward.embedder: 'm' at", "cannot be reached")
+        one_line(vigneron("compare", "demo", "asked.yaml"), "parent: 'm' at", "cannot be reached")
+
     def test_unknown_recipe(self, elsewhere: Path) -> None:
         one_line(vigneron("compare", "demo", "pgsrm-antonym"), "unknown recipe", "did you mean 'pgsrm-antonyms'?")
         one_line(vigneron("compare", "demo", "missing.yaml"), "'missing.yaml'", "No such file")

@@ -15,6 +15,8 @@ from command_line import Answer, vigneron, write_jsonl, write_recipe
 sys.path.insert(0, str(Path(__file__).parent.parent / "sources"))
 from servers import Seen, Sent, chat, refusal, serving, vectors
 
+from vigneron.recipe import load_config
+from vigneron.tasks.answers import rows_to_evaluate
 from vigneron.tasks.task import load_task
 
 KEY = "sk-secret-4f9a1c77e2"
@@ -147,6 +149,15 @@ def test_what_a_user_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "OPENAI_API_KEY is not set" in line
 
 
+def test_the_parent_fills_in_only_what_a_file_lacks(tmp_path: Path) -> None:
+    with serving(shout) as server:
+        config = load_config(str(recipe_with_parent(tmp_path, "smollm2-135m", server.url)))
+        file = write_jsonl(tmp_path / "some.jsonl", ['{"word": "a", "answer": "own"}', '{"word": "b"}'])
+        rows = rows_to_evaluate(config, file, lambda text: None)
+        assert [(row["word"], row["answer"]) for row in rows] == [("a", "own"), ("b", "B!")]
+        assert len(server.seen) == 1
+
+
 def test_a_task_asks_with_its_own_instruction(tmp_path: Path) -> None:
     def script(seen: Seen, before: int) -> Sent:
         return chat(json.dumps({"OUTPUT": f"un{seen.body['messages'][-1]['content']}"}))
@@ -158,9 +169,12 @@ def test_a_task_asks_with_its_own_instruction(tmp_path: Path) -> None:
             data={"task": "antonyms"},
             parent={"kind": "endpoint", "model": "grape", "url": server.url},
         )
-        answer = vigneron("parent", recipe, "--show", "1")
+        answer = vigneron("parent", recipe, "--show", "1", "--out", str(tmp_path / "mine.jsonl"))
     assert answer.code == 0, answer
     assert re.search(r"The opposite of 'hot' is +unhot", answer.out)
+    # What it says to train on the written files is a command that can be run.
+    (command,) = re.findall(r"^train  vigneron train (.*)$", answer.out, flags=re.M)
+    assert "is valid: 254 prompts to train on, 126 held out" in vigneron("validate", *command.split()).out
     assert server.seen[0].body["messages"][0]["content"].startswith("You give the opposite of a word.")
     asked = [seen.body["messages"][1]["content"] for seen in server.seen]
     words = [row["word"] for part in ("train", "held_out") for row in load_task("antonyms").rows(part)]

@@ -18,7 +18,7 @@ from vigneron.report.terminal import say
 from vigneron.rollout.prompts import Row, prompt_text
 from vigneron.sources.parents import Outcome
 from vigneron.tasks.answers import ask_parent, check_missing, counted, load_parent, said_of
-from vigneron.tasks.source import load_data
+from vigneron.tasks.source import checker_name, load_data
 
 # Lines that a pipe gets while a parent is asked.
 LINES = 10
@@ -54,7 +54,13 @@ def review_parent(console: Console, config: Config, recipe: str, *, show: int, o
             _write_rows(path, rows)
             say(console, f"wrote {path}: {len(rows)} rows, to edit, and to use as `{key}`")
             written.append(f" {key}={path}")
-    say(console, f"train  vigneron train {recipe}{''.join(written)}{' parent=null' if written else ''}")
+    say(console, f"train  vigneron train {recipe}{''.join(written)}{_without_parent(config) if written else ''}")
+
+
+def _without_parent(config: Config) -> str:
+    """What else a recipe has to be told to train on the files instead."""
+    task = "" if config.data.task is None else f" data.task=null data.checker={checker_name(config)}"
+    return f"{task} parent=null"
 
 
 def answers_table(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Table:

@@ -1,0 +1,89 @@
+"""The kinds of reward."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from vigneron.config.values import NotNegative, Share, Strict, Url, dotted_path
+
+
+def is_api_embedder(name: str) -> bool:
+    return name.startswith(("text-embedding-", "api:"))
+
+
+class GuardsConfig(Strict):
+    """Against rewards that are gamed; all off unless asked for, and in the paper's recipes."""
+
+    input_weight: NotNegative = 0.0
+    """How much of the similarity to the input is subtracted from the similarity to the answer."""
+    max_length_ratio: Annotated[float, Field(ge=1)] | None = None
+    """A completion of more than so many times the answer's words earns nothing."""
+    max_repetition: Share | None = None
+    """A completion of which more than this share of words are repeated earns nothing."""
+    second_embedder: str | None = None
+    """The smaller of the two embedders' rewards counts."""
+
+
+class SemanticRewardConfig(Strict):
+    """PGSRM's reward."""
+
+    kind: Literal["semantic"]
+    embedder: str = "lexical"
+    """`lexical`, `wordllama`, `minilm`, a Numberbatch file, a sentence-transformers folder or hub id, a
+    `text-embedding-…` of OpenAI's, or `api:NAME` of any OpenAI-compatible endpoint."""
+    url: Url | None = None
+    """Where an embedder over an API is. None: OPENAI_BASE_URL, or OpenAI's own."""
+    guards: GuardsConfig = GuardsConfig()
+    alpha: Annotated[float, Field(ge=1)] = 4.0
+    form: Literal["clip", "shift", "euclidean"] = "clip"
+    clean: Literal["letters", "none"] = "letters"
+    """letters: embed lowercased text with everything but letters removed, as the released code does."""
+    missing_limit: Share = 0.05
+
+    @model_validator(mode="after")
+    def url_has_an_effect(self) -> "SemanticRewardConfig":
+        embedders = (self.embedder, self.guards.second_embedder)
+        if self.url is not None and not any(name and is_api_embedder(name) for name in embedders):
+            raise ValueError(
+                f"`url` has no effect with `embedder: {self.embedder}`, which is no API: "
+                "leave it out, or name one as `api:NAME`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def alpha_has_an_effect(self) -> "SemanticRewardConfig":
+        if self.form == "euclidean" and "alpha" in self.model_fields_set:
+            raise ValueError("`alpha` has no effect with `form: euclidean`")
+        return self
+
+    @model_validator(mode="after")
+    def guards_need_a_reward_from_zero(self) -> "SemanticRewardConfig":
+        if self.form == "euclidean" and self.guards != GuardsConfig(second_embedder=self.guards.second_embedder):
+            raise ValueError(
+                "with `form: euclidean` rewards may be below 0, and guards would raise them: leave them out"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def without_inert_alpha(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read again."""
+        return {k: v for k, v in dump(self).items() if k != "alpha" or self.form != "euclidean"}
+
+
+class BinaryRewardConfig(Strict):
+    """1 where `data.checker` says that a completion is right, else 0."""
+
+    kind: Literal["binary"]
+    missing_limit: Share = 0.05
+
+
+class PythonRewardConfig(Strict):
+    """Your own function of TRL's signature."""
+
+    kind: Literal["python"]
+    function: Annotated[str, AfterValidator(dotted_path)]
+    """`module:function`."""
+    missing_limit: Share = 0.05
+
+
+RewardConfig = Annotated[SemanticRewardConfig | BinaryRewardConfig | PythonRewardConfig, Field(discriminator="kind")]
