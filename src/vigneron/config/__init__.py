@@ -122,11 +122,14 @@ class Config(Strict):
         return {**given, "reward": {"kind": "binary"}} if name == "sft" else given
 
     @model_validator(mode="after")
-    def sft_samples_nothing(self) -> "Config":
-        if self.method.name == "sft":
+    def answers_are_not_sampled(self) -> "Config":
+        if self.method.learns_from_answers:
             for key, default in (("group_size", 1), ("sampling", SamplingConfig())):
                 if getattr(self, key) != default:
-                    raise ValueError(f"`{key}` has no effect with `method: sft`, which samples nothing: leave it out")
+                    method = self.method.name
+                    raise ValueError(
+                        f"`{key}` has no effect with `method: {method}`, which samples nothing: leave it out"
+                    )
         return self
 
     @model_validator(mode="after")

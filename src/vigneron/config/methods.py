@@ -49,6 +49,7 @@ class ActorCriticConfig(Strict):
 
     has_critic: ClassVar[bool] = True
     compares_a_group: ClassVar[bool] = False
+    learns_from_answers: ClassVar[bool] = False
     name: Literal["actor_critic"]
     faithful: bool = False
     """Algorithm 1 to the letter: k1 differentiated, the value read after the last completion token."""
@@ -108,6 +109,7 @@ class GrpoConfig(Strict):
 
     has_critic: ClassVar[bool] = False
     compares_a_group: ClassVar[bool] = True
+    learns_from_answers: ClassVar[bool] = False
     name: Literal["grpo"]
     updates_per_step: Positive = 1
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -123,6 +125,7 @@ class SftConfig(Strict):
 
     has_critic: ClassVar[bool] = False
     compares_a_group: ClassVar[bool] = False
+    learns_from_answers: ClassVar[bool] = True
     name: Literal["sft"]
     aggregation: Literal["tokens", "samples", "sum_over_samples"] = "tokens"
 

@@ -242,7 +242,7 @@ def longest_prompt(config: Config, policy: Policy, data: Data) -> int:
     for rows, of in ((data.train, "the training data"), (data.held_out, "the held-out part")):
         ids = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in rows])
         check_lengths(policy, ids, config.max_new_tokens, of)
-        if config.method.name == "sft" and rows is data.train:
+        if config.method.learns_from_answers and rows is data.train:
             answers = answer_token_ids(policy, rows)
             ids = [(*prompt, *answer) for prompt, answer in zip(ids, answers, strict=True)]
             check_lengths(policy, ids, 0, f"{of} with its answer")
