@@ -36,6 +36,9 @@ class Batch:
     columns: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    """What the reward logged."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """What a slot of the method logged."""
     correct: tuple[bool | None, ...] | None = None
     """The checker's verdicts."""
     excluded_B: Bool[Tensor, " B"] | None = None
@@ -101,7 +104,7 @@ class Batch:
             if isinstance(value, Tensor):
                 picked = value[at]
                 return picked[:, :width] if "_BT" in name else picked
-            if value is None or name in ("metrics", "per_row", "shareable"):
+            if value is None or name in ("metrics", "figures", "per_row", "shareable"):
                 return value
             if isinstance(value, dict):
                 return {key: tuple(column[i] for i in indices) for key, column in value.items()}
@@ -121,9 +124,9 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
     width, total = max(part.completion_BT.shape[1] for part in parts), sum(len(part) for part in parts)
 
     def join(name: str, values: list[Any]) -> Any:
-        if name == "metrics":
+        if name in ("metrics", "figures"):
             names = dict.fromkeys(key for value in values for key in value)
-            return {key: _mean_of(key, parts) for key in names}
+            return {key: _mean_of(name, key, parts) for key in names}
         if values[0] is None or name in ("per_row", "shareable"):
             return values[0]
         if isinstance(values[0], Tensor):
@@ -141,8 +144,9 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
     return whole
 
 
-def _mean_of(figure: str, parts: Sequence[Batch]) -> float:
-    seen = [(len(part), part.metrics[figure]) for part in parts if figure in part.metrics]
+def _mean_of(field_name: str, figure: str, parts: Sequence[Batch]) -> float:
+    logged = [(len(part), getattr(part, field_name)) for part in parts]
+    seen = [(count, figures[figure]) for count, figures in logged if figure in figures]
     return sum(count * value for count, value in seen) / sum(count for count, _ in seen)
 
 

@@ -15,6 +15,7 @@ from vigneron.config.methods import (
     GrpoKlConfig,
     KlConfig,
     MethodConfig,
+    MethodOptions,
     SftConfig,
 )
 from vigneron.config.parts import (
@@ -54,6 +55,7 @@ __all__ = [
     "LocalParentConfig",
     "LoraConfig",
     "MethodConfig",
+    "MethodOptions",
     "ModelConfig",
     "OptimizerConfig",
     "ParentConfig",
@@ -123,7 +125,7 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def answers_are_not_sampled(self) -> "Config":
-        if self.method.learns_from_answers:
+        if self.method.reads != "prompts":
             for key, default in (("group_size", 1), ("sampling", SamplingConfig())):
                 if getattr(self, key) != default:
                     method = self.method.name

@@ -44,12 +44,21 @@ class KlConfig(Strict):
         return self
 
 
-class ActorCriticConfig(Strict):
+class MethodOptions(Strict):
+    """What the rest of the code asks a method's options, so that it never asks for a method's name."""
+
+    reads: ClassVar[Literal["prompts", "demonstrations", "pairs"]] = "prompts"
+    """What its rows are: prompts to sample for, or texts that are there already, which nothing is sampled for."""
+    trains: ClassVar[Literal["policy", "scorer"]] = "policy"
+    """A language model, or a model that gives a text one number."""
+    has_critic: ClassVar[bool] = False
+    compares_a_group: ClassVar[bool] = False
+
+
+class ActorCriticConfig(MethodOptions):
     """PGSRM's Algorithm 1 (`pgsrm`, A.4), and §3.3's clipped objective."""
 
     has_critic: ClassVar[bool] = True
-    compares_a_group: ClassVar[bool] = False
-    learns_from_answers: ClassVar[bool] = False
     name: Literal["actor_critic"]
     faithful: bool = False
     """Algorithm 1 to the letter: k1 differentiated, the value read after the last completion token."""
@@ -104,12 +113,10 @@ class GrpoKlConfig(KlConfig):
     coefficient: NotNegative = 0.04
 
 
-class GrpoConfig(Strict):
+class GrpoConfig(MethodOptions):
     """GRPO as Dr. GRPO (`rlmt-grape` eq. 13-14), with a KL to the reference. The first GRPO's biases go by name."""
 
-    has_critic: ClassVar[bool] = False
     compares_a_group: ClassVar[bool] = True
-    learns_from_answers: ClassVar[bool] = False
     name: Literal["grpo"]
     updates_per_step: Positive = 1
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -120,12 +127,10 @@ class GrpoConfig(Strict):
     kl: GrpoKlConfig = GrpoKlConfig()
 
 
-class SftConfig(Strict):
+class SftConfig(MethodOptions):
     """Fine-tuning on demonstrations (`rlmt-grape` eq. 1-2): the negative log-likelihood of the answers."""
 
-    has_critic: ClassVar[bool] = False
-    compares_a_group: ClassVar[bool] = False
-    learns_from_answers: ClassVar[bool] = True
+    reads: ClassVar[Literal["prompts", "demonstrations", "pairs"]] = "demonstrations"
     name: Literal["sft"]
     aggregation: Literal["tokens", "samples", "sum_over_samples"] = "tokens"
 

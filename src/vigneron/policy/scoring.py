@@ -29,6 +29,12 @@ class Critic:
     head: ValueHead
     position: ValuePosition
 
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.head.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.head.load_state_dict(state)
+
 
 @dataclass(frozen=True)
 class Scores:

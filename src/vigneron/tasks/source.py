@@ -43,7 +43,7 @@ def checker_name(config: Config) -> str:
 
 def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
     """A file's rows, with prompts made by the config's template and every column that its reward needs; and notices."""
-    recorded = config.parent is None and (config.reward.kind != "python" or config.method.learns_from_answers)
+    recorded = config.parent is None and (config.reward.kind != "python" or config.method.reads == "demonstrations")
     rows = _with_prompts(read_rows(path), config.data.template, path)
     needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checks_the_input(config) else [])]
     check_rows(rows, needed, f"'{path}'")

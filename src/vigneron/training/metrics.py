@@ -16,6 +16,7 @@ def batch_metrics(batch: Batch) -> Metrics:
         "completions/mean_length": float(batch.lengths_B.cpu().double().mean()),
         "completions/clipped_ratio": float(batch.truncated_B.cpu().double().mean()),
         **{f"reward/{name}": value for name, value in batch.metrics.items()},
+        **batch.figures,
     }
 
 

@@ -154,7 +154,7 @@ class Run:
         update, critic = self.method.update, self.method.critic
         tensors = {f"update.{name}": tensor for name, tensor in update.tensors().items()}
         if critic is not None:
-            tensors |= {f"critic.{name}": tensor for name, tensor in critic.head.state_dict().items()}
+            tensors |= {f"critic.{name}": tensor for name, tensor in critic.state_dict().items()}
         scalars = {"update": update.scalars(), "reward": self.reward.scalars(), "data": self.data_hash}
         state = State(self.step, tensors, scalars)
         return save_checkpoint(
@@ -168,14 +168,18 @@ class Run:
         self.method.update.load(update, state.scalars["update"])
         self.reward.load(state.scalars["reward"])
         if self.method.critic is not None:
-            head = {k.removeprefix("critic."): v for k, v in state.tensors.items() if k.startswith("critic.")}
-            self.method.critic.head.load_state_dict(head)
+            critic = {k.removeprefix("critic."): v for k, v in state.tensors.items() if k.startswith("critic.")}
+            self.method.critic.load_state_dict(critic)
         self.step = state.step
 
     def evaluate_and_keep(self) -> Metrics:
-        """Figures of the held-out part; its completions go to the run's samples."""
-        batch, metrics = evaluate(self.config, self.policy, self.reward, self.check, self.data.held_out)
-        self.samples.add(samples_of(batch, self.step, "eval"))
+        """Figures of the held-out part; completions go to the run's samples, where there are any."""
+        rows = self.data.held_out
+        if self.method.evaluate is not None:
+            metrics = self.method.evaluate(rows)
+        else:
+            batch, metrics = evaluate(self.config, self.policy, self.reward, self.check, rows)
+            self.samples.add(samples_of(batch, self.step, "eval"))
         return {f"eval/{name}": value for name, value in metrics.items()}
 
     def explain(self, metrics: Metrics, view: View) -> None:
@@ -242,7 +246,7 @@ def longest_prompt(config: Config, policy: Policy, data: Data) -> int:
     for rows, of in ((data.train, "the training data"), (data.held_out, "the held-out part")):
         ids = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in rows])
         check_lengths(policy, ids, config.max_new_tokens, of)
-        if config.method.learns_from_answers and rows is data.train:
+        if config.method.reads == "demonstrations" and rows is data.train:
             answers = answer_token_ids(policy, rows)
             ids = [(*prompt, *answer) for prompt, answer in zip(ids, answers, strict=True)]
             check_lengths(policy, ids, 0, f"{of} with its answer")

@@ -1,6 +1,6 @@
 """The loop's slots, and what a method is given to fill them with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,6 +8,7 @@ from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.scoring import Critic
+from vigneron.rollout.prompts import Row
 
 Metrics = dict[str, float]
 
@@ -31,6 +32,8 @@ class Method:
     advantage: Callable[[Batch], Batch]
     update: Update
     critic: Critic | None = None
+    evaluate: Callable[[Sequence[Row]], Metrics] | None = None
+    """Figures of held-out rows. None: greedy completions, rewarded and checked."""
     notices: tuple[str, ...] = ()
     """Said once, at the run's start."""
     explain: Callable[[Metrics], tuple[str, ...]] = lambda metrics: ()
