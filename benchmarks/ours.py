@@ -164,7 +164,7 @@ def parity(work: Work, frozen: Frozen) -> Verdict:
         for _ in range(2):  # shapes that come again become graphs: it is these that are timed
             with torch.no_grad():
                 logprobs_BT = score(run.policy, batch, Sampling(work.temperature)).logprobs_BT
-            update._sum_over_parts(batch, lambda part: update.loss(part, update.score(part)))
+            update.accumulate(batch, lambda part: update.loss(part, update.score(part)))
             for player in update.players:
                 player.optimizer.zero_grad(set_to_none=True)
         metrics = update(batch)

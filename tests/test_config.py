@@ -95,7 +95,10 @@ def test_an_unknown_reward_lists_the_kinds() -> None:
     line = line_of(reward={"kind": "semantik"})
     assert line.startswith("my.yaml: reward.kind: one of 'semantic', 'binary', 'python'")
     assert line.endswith("not 'semantik'")
-    assert line_of(method={"name": "grop"}) == "my.yaml: method.name: one of 'actor_critic', 'grpo', 'sft', not 'grop'"
+    line = line_of(method={"name": "grop"})
+    assert line.startswith("my.yaml: method.name: one of 'actor_critic', ")
+    assert line.endswith(", not 'grop'")
+    assert "'grpo'" in line
 
 
 def test_a_value_of_several_types_is_named_by_its_key_alone() -> None:
@@ -249,10 +252,8 @@ def test_grpos_own_keys_are_checked(keys: dict[str, Any], line: str) -> None:
 
 
 def test_a_method_is_named() -> None:
-    assert (
-        line_of(method={"clip_epsilon": 0.2})
-        == "my.yaml: 'method.name' is missing: one of 'actor_critic', 'grpo', 'sft'"
-    )
+    line = line_of(method={"clip_epsilon": 0.2})
+    assert line.startswith("my.yaml: 'method.name' is missing: one of 'actor_critic', ")
     assert check(method="grpo", group_size=4).method.name == "grpo"
 
 

@@ -53,9 +53,13 @@ class Batch:
     prompt_hidden_BH: Float[Tensor, "B H"] = None  # type: ignore[assignment]
     rewards_B: Float[Tensor, " B"] = None  # type: ignore[assignment]
     values_B: Float[Tensor, " B"] = None  # type: ignore[assignment]
+    values_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
+    returns_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
     advantages_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
     reference_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
     reference_hidden_BTH: Float[Tensor, "B T H"] = None  # type: ignore[assignment]
+    previous_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
+    previous_hidden_BTH: Float[Tensor, "B T H"] = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return len(self.prompt_ids)

@@ -122,8 +122,7 @@ def test_losses_gradients_and_step_are_those_of_the_algorithm(faithful: bool) ->
     batch = setting.method.advantage(hand_batch())
     update: Any = setting.method.update
     sums = {
-        name: value
-        for name, value, _ in update._sum_over_parts(batch, lambda part: update.loss(part, update.score(part)))
+        name: value for name, value, _ in update.accumulate(batch, lambda part: update.loss(part, update.score(part)))
     }
 
     for name, value in expected.items():
@@ -153,8 +152,7 @@ def test_the_default_kl_is_the_exact_one_and_has_its_gradient() -> None:
     batch = replace(batch, advantages_BT=torch.zeros_like(batch.advantages_BT))
     update: Any = setting.method.update
     sums = {
-        name: value
-        for name, value, _ in update._sum_over_parts(batch, lambda part: update.loss(part, update.score(part)))
+        name: value for name, value, _ in update.accumulate(batch, lambda part: update.loss(part, update.score(part)))
     }
 
     terms = []
@@ -187,8 +185,7 @@ def test_the_clipped_objective_with_several_updates_uses_the_ratio_to_the_sampli
     behaviour_BT = update.score(batch).logprobs_BT.detach() - 0.1  # every ratio is e^0.1 = 1.105: inside the clip
     batch = replace(batch, behaviour_BT=behaviour_BT)
     sums = {
-        name: value
-        for name, value, _ in update._sum_over_parts(batch, lambda part: update.loss(part, update.score(part)))
+        name: value for name, value, _ in update.accumulate(batch, lambda part: update.loss(part, update.score(part)))
     }
     advantages = batch.advantages_BT[batch.mask_BT]
     assert sums["loss/policy"] == pytest.approx(float(-(torch.tensor(0.1).exp() * advantages).mean()), rel=1e-6)
@@ -196,8 +193,7 @@ def test_the_clipped_objective_with_several_updates_uses_the_ratio_to_the_sampli
     outside = replace(batch, behaviour_BT=behaviour_BT - 1.0)  # e^1.1 = 3.0: clipped at 1.2 where A > 0
     clipped = torch.where(advantages > 0, 1.2 * advantages, torch.tensor(1.1).exp().double() * advantages)
     sums = {
-        name: value
-        for name, value, _ in update._sum_over_parts(outside, lambda part: update.loss(part, update.score(part)))
+        name: value for name, value, _ in update.accumulate(outside, lambda part: update.loss(part, update.score(part)))
     }
     assert sums["loss/policy"] == pytest.approx(float(-clipped.mean()), rel=1e-6)
 
@@ -228,7 +224,7 @@ def test_a_missing_reward_leaves_loss_and_gradient_as_if_the_sample_were_not_the
     for setting, part in ((whole, missing), (without, absent)):
         update: Any = setting.method.update
         results.append(
-            {name: value for name, value, _ in update._sum_over_parts(part, lambda p, u=update: u.loss(p, u.score(p)))}
+            {name: value for name, value, _ in update.accumulate(part, lambda p, u=update: u.loss(p, u.score(p)))}
         )
     assert results[0] == pytest.approx(results[1], abs=1e-12)
     for module in ("policy", "critic"):
@@ -249,7 +245,7 @@ def test_gradients_agree_for_every_split_into_microbatches(budget: int) -> None:
         update: Any = setting.method.update
         update.microbatch_tokens = tokens
         batch = setting.method.advantage(hand_batch())
-        update._sum_over_parts(batch, lambda part, u=update: u.loss(part, u.score(part)))
+        update.accumulate(batch, lambda part, u=update: u.loss(part, u.score(part)))
     for a, b in zip(whole.policy.model.parameters(), split.policy.model.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-12, rtol=1e-9)
 
@@ -272,7 +268,7 @@ def test_the_end_token_is_trained_though_it_is_also_the_padding_and_nothing_else
     setting.policy.hidden = spy  # type: ignore[method-assign]
     update: Any = setting.method.update
     update.microbatch_tokens = 10_000
-    update._sum_over_parts(batch, lambda part: update.loss(part, update.score(part)))
+    update.accumulate(batch, lambda part: update.loss(part, update.score(part)))
     (states,) = seen
     assert states.grad is not None
     touched = states.grad.abs().sum(-1) > 0

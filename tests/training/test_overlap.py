@@ -11,7 +11,7 @@ from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.rewards.apply import ApplyReward, RewardFailed
 from vigneron.rollout.on_policy import OnPolicy
-from vigneron.training.overlap import PARTS, rewarded
+from vigneron.training.overlap import PARTS, drawn
 from vigneron.training.slots import Method
 
 ROWS = [{"prompt": f"word {i}", "answer": str(i)} for i in range(6)]
@@ -41,8 +41,8 @@ def test_in_parts_the_batch_is_the_one_sampled_whole() -> None:
         log_metric("mean", sum(score(completions, answer)) / len(answer))
         return score(completions, answer)
 
-    whole = rewarded(method_of(ApplyReward(at_once)), ROWS, step=3)
-    parts = rewarded(method_of(ApplyReward(later)), ROWS, step=3)
+    whole = drawn(method_of(ApplyReward(at_once)), ROWS, step=3)
+    parts = drawn(method_of(ApplyReward(later)), ROWS, step=3)
     assert sorted(calls, reverse=True) == [4, 4, 4]
     assert len(calls) <= PARTS
     for name in ("prompt_ids", "spans", "prompts", "completions", "columns", "extras", "completion_ids"):
@@ -70,7 +70,7 @@ def test_the_reward_of_a_part_runs_while_the_next_is_sampled() -> None:
         return [1.0] * len(completions)
 
     began = time.perf_counter()
-    rewarded(method_of(ApplyReward(reward), rollout), ROWS[:4], step=0)
+    drawn(method_of(ApplyReward(reward), rollout), ROWS[:4], step=0)
     last_sample = len(events) - 1 - events[::-1].index("sample")
     assert events.index("ask") < last_sample < events.index("answer")
     assert time.perf_counter() - began < 4 * 0.3
@@ -82,10 +82,10 @@ def test_missing_rewards_are_counted_over_the_whole_step() -> None:
     async def reward(completions, answer, **others):
         return [None if a in "01" else 1.0 for a in answer]
 
-    batch = rewarded(method_of(ApplyReward(reward, missing_limit=0.5)), ROWS, step=0)
+    batch = drawn(method_of(ApplyReward(reward, missing_limit=0.5)), ROWS, step=0)
     assert batch.rewards_B.isnan().sum() == 4
     with pytest.raises(RewardFailed, match="missing"):
-        rewarded(method_of(ApplyReward(reward, missing_limit=0.01)), ROWS, step=0)
+        drawn(method_of(ApplyReward(reward, missing_limit=0.01)), ROWS, step=0)
 
 
 def test_all_parts_run_on_one_event_loop() -> None:
@@ -101,5 +101,5 @@ def test_all_parts_run_on_one_event_loop() -> None:
 
     apply = ApplyReward(reward)
     for step in range(2):
-        assert rewarded(method_of(apply), ROWS, step=step).rewards_B.tolist() == [1.0] * 12
+        assert drawn(method_of(apply), ROWS, step=step).rewards_B.tolist() == [1.0] * 12
     assert len(loops) == 1

@@ -11,12 +11,19 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from vigneron.config.methods import (
     ActorCriticConfig,
     AdaptiveKlConfig,
+    ConstraintConfig,
     GrpoConfig,
     GrpoKlConfig,
     KlConfig,
     MethodConfig,
     MethodOptions,
+    PenaltyConfig,
+    PpoConfig,
+    ReinforceConfig,
+    RewardKlConfig,
     SftConfig,
+    TokenCriticConfig,
+    TrpoConfig,
 )
 from vigneron.config.parts import (
     CHECKER_NAMES,
@@ -46,6 +53,7 @@ __all__ = [
     "AdaptiveKlConfig",
     "BinaryRewardConfig",
     "Config",
+    "ConstraintConfig",
     "DataConfig",
     "EndpointParentConfig",
     "GrpoConfig",
@@ -59,12 +67,18 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "ParentConfig",
+    "PenaltyConfig",
+    "PpoConfig",
     "PythonRewardConfig",
+    "ReinforceConfig",
     "RewardConfig",
+    "RewardKlConfig",
     "SamplingConfig",
     "SemanticRewardConfig",
     "SftConfig",
     "Strict",
+    "TokenCriticConfig",
+    "TrpoConfig",
     "is_api_embedder",
     "plain_url",
 ]
@@ -108,8 +122,9 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def what_is_adapted_to_is_measured(self) -> "Config":
-        kl = getattr(self.method, "kl", None)
-        if kl and kl.adaptive and kl.against == "previous" and self.successive_kl_every != 1:
+        for kl in (getattr(self.method, key, None) for key in ("kl", "penalty")):
+            if not (kl and kl.adaptive and kl.against == "previous" and self.successive_kl_every != 1):
+                continue
             raise ValueError("an adaptive KL against the previous policy needs `successive_kl_every: 1`")
         return self
 

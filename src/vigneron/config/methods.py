@@ -3,14 +3,18 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from vigneron.config.values import NotNegative, Positive, Strict
 
+Aggregation = Literal["tokens", "samples", "sum_over_samples"]
+
 
 class AdaptiveKlConfig(Strict):
-    """The released PGSRM rule, bounded: × 1.5 above 1.5 · target, ÷ 1.5 below target / 1.5."""
+    """A rule, bounded: × factor above 1.5 · target, ÷ factor below target / 1.5."""
 
+    rule: Literal["pgsrm", "ppo"] = "pgsrm"
+    """The factor: 1.5 as the released PGSRM code has it, or the PPO paper's 2."""
     target: Annotated[float, Field(gt=0)] = 0.8
     minimum: NotNegative = 1e-6
     maximum: NotNegative = 0.1
@@ -20,6 +24,11 @@ class AdaptiveKlConfig(Strict):
         if self.minimum > self.maximum:
             raise ValueError(f"`minimum` ({self.minimum}) is above `maximum` ({self.maximum})")
         return self
+
+
+def check_bounds(coefficient: float, bounds: AdaptiveKlConfig | None) -> None:
+    if bounds and not bounds.minimum <= coefficient <= bounds.maximum:
+        raise ValueError(f"`coefficient` is outside of `adaptive`'s bounds, {bounds.minimum} to {bounds.maximum}")
 
 
 class KlConfig(Strict):
@@ -32,9 +41,7 @@ class KlConfig(Strict):
 
     @model_validator(mode="after")
     def starts_within_its_bounds(self) -> "KlConfig":
-        bounds = self.adaptive
-        if bounds and not bounds.minimum <= self.coefficient <= bounds.maximum:
-            raise ValueError(f"`coefficient` is outside of `adaptive`'s bounds, {bounds.minimum} to {bounds.maximum}")
+        check_bounds(self.coefficient, self.adaptive)
         return self
 
     @model_validator(mode="after")
@@ -51,14 +58,16 @@ class MethodOptions(Strict):
     """What its rows are: prompts to sample for, or texts that are there already, which nothing is sampled for."""
     trains: ClassVar[Literal["policy", "scorer"]] = "policy"
     """A language model, or a model that gives a text one number."""
-    has_critic: ClassVar[bool] = False
     compares_a_group: ClassVar[bool] = False
+
+    @property
+    def has_critic(self) -> bool:
+        return False
 
 
 class ActorCriticConfig(MethodOptions):
     """PGSRM's Algorithm 1 (`pgsrm`, A.4), and §3.3's clipped objective."""
 
-    has_critic: ClassVar[bool] = True
     name: Literal["actor_critic"]
     faithful: bool = False
     """Algorithm 1 to the letter: k1 differentiated, the value read after the last completion token."""
@@ -69,6 +78,10 @@ class ActorCriticConfig(MethodOptions):
     value_coefficient: NotNegative = 0.5
     value_position: Literal["last_prompt", "last_completion"] = "last_prompt"
     kl: KlConfig = KlConfig()
+
+    @property
+    def has_critic(self) -> bool:
+        return True
 
     @model_validator(mode="before")
     @classmethod
@@ -120,11 +133,166 @@ class GrpoConfig(MethodOptions):
     name: Literal["grpo"]
     updates_per_step: Positive = 1
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    aggregation: Literal["tokens", "samples", "sum_over_samples"] = "tokens"
+    aggregation: Aggregation = "tokens"
     """tokens: the mean over all tokens. sum_over_samples: eq. 14. samples: the first GRPO's 1/length."""
     scale_by_std: bool = False
     """Divide a group's advantages by the std of its rewards, as the first GRPO does."""
     kl: GrpoKlConfig = GrpoKlConfig()
+    resample: Annotated[int, Field(ge=0)] = 0
+    """Dynamic sampling: how many times a step may draw more prompts, to put in the place of groups that teach nothing
+    because their rewards do not differ."""
+
+
+class TokenCriticConfig(Strict):
+    """A critic that reads before every token (eq. 4), and its loss."""
+
+    network: Literal["head", "own"] = "head"
+    """A linear head on the policy's states, which it does not shape, or a model that begins as the policy's copy."""
+    coefficient: NotNegative = 0.5
+    clip: Annotated[float, Field(gt=0)] | None = None
+    """How far a value may move in a step before moving it further gains nothing."""
+
+
+class ReinforceConfig(MethodOptions):
+    """REINFORCE (`rlmt-grape` eq. 3): the reward-weighted log-likelihood, less a baseline."""
+
+    name: Literal["reinforce"]
+    baseline: Literal["none", "constant", "running_mean", "critic"] = "critic"
+    constant: float | None = None
+    """For `baseline: constant`."""
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """For `baseline: running_mean`: how much of it stays from step to step."""
+    critic: TokenCriticConfig = TokenCriticConfig()
+    aggregation: Aggregation = "tokens"
+    entropy_coefficient: NotNegative = 0.0
+    kl: KlConfig = KlConfig(coefficient=0.0)
+
+    @property
+    def has_critic(self) -> bool:
+        return self.baseline == "critic"
+
+    @model_validator(mode="after")
+    def options_have_an_effect(self) -> "ReinforceConfig":
+        given = self.model_fields_set
+        for key, baseline in (("constant", "constant"), ("decay", "running_mean"), ("critic", "critic")):
+            if key in given and self.baseline != baseline:
+                raise ValueError(f"`{key}` has no effect with `baseline: {self.baseline}`")
+        if self.baseline == "constant" and self.constant is None:
+            raise ValueError("`baseline: constant` needs `constant`: a number")
+        if self.kl.adaptive:
+            raise ValueError("`kl.adaptive` has no effect with `reinforce`, whose KL coefficient is fixed")
+        return self
+
+    @model_serializer(mode="wrap")
+    def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read again."""
+        owners = {"constant": "constant", "decay": "running_mean", "critic": "critic"}
+        return {k: v for k, v in dump(self).items() if owners.get(k, self.baseline) == self.baseline}
+
+
+class RewardKlConfig(Strict):
+    """β · (log π₀ − log reference) at each token, taken off the reward (eq. 12)."""
+
+    coefficient: NotNegative = 0.05
+    adaptive: AdaptiveKlConfig | None = None
+    against: ClassVar[str] = "reference"
+
+    @model_validator(mode="after")
+    def starts_within_its_bounds(self) -> "RewardKlConfig":
+        check_bounds(self.coefficient, self.adaptive)
+        return self
+
+
+class PpoConfig(MethodOptions):
+    """PPO (`rlmt-grape` eq. 11-12): the clipped ratio, a critic, and the KL in the reward."""
+
+    name: Literal["ppo"]
+    updates_per_step: Positive = 4
+    """How often a step's samples are gone through."""
+    minibatches: Positive = 1
+    """How many updates each of these passes is cut into."""
+    clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    advantage: Literal["gae", "eq_12"] = "gae"
+    """gae: rewards a token, −βk1 at each and R at the last, through GAE, as practised. eq_12: R − βk1 − V at each."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    lam: Annotated[float, Field(ge=0, le=1)] = 0.95
+    critic: TokenCriticConfig = TokenCriticConfig(clip=0.2)
+    aggregation: Aggregation = "tokens"
+    entropy_coefficient: NotNegative = 0.0
+    kl: RewardKlConfig = RewardKlConfig()
+
+    @property
+    def has_critic(self) -> bool:
+        return True
+
+    @model_validator(mode="after")
+    def gae_has_an_effect(self) -> "PpoConfig":
+        for key in ("gamma", "lam"):
+            if self.advantage == "eq_12" and key in self.model_fields_set:
+                raise ValueError(f"`{key}` has no effect with `advantage: eq_12`")
+        return self
+
+    @model_serializer(mode="wrap")
+    def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read again."""
+        return {k: v for k, v in dump(self).items() if self.advantage == "gae" or k not in ("gamma", "lam")}
+
+
+class PenaltyConfig(Strict):
+    """Eq. 9: β · KL(π₀ ‖ π₁), exact over the vocabulary. With `adaptive: {rule: ppo}` the PPO paper's other form."""
+
+    coefficient: NotNegative = 1.0
+    adaptive: AdaptiveKlConfig | None = None
+    against: ClassVar[str] = "previous"
+
+    @model_validator(mode="after")
+    def starts_within_its_bounds(self) -> "PenaltyConfig":
+        check_bounds(self.coefficient, self.adaptive)
+        return self
+
+
+class ConstraintConfig(Strict):
+    """Eq. 10: KL(π₀ ‖ π₁) ≤ δ, by the natural gradient and a line search."""
+
+    delta: Annotated[float, Field(gt=0)] = 0.01
+    over: Literal["mean", "max"] = "mean"
+    """The mean over tokens, which the paper relaxes it to, or every token."""
+    iterations: Positive = 10
+    """Of the conjugate gradient."""
+    damping: NotNegative = 0.01
+    attempts: Positive = 15
+    """Of the line search, each with half the step of the one before."""
+
+
+class TrpoConfig(MethodOptions):
+    """TRPO (`rlmt-grape` eq. 7-10): the importance ratio with a KL to π₀ as a penalty, or as a constraint."""
+
+    name: Literal["trpo"]
+    form: Literal["penalty", "constraint"] = "penalty"
+    updates_per_step: Positive = 4
+    """Of the penalty's form; the constraint makes one step."""
+    penalty: PenaltyConfig = PenaltyConfig()
+    constraint: ConstraintConfig = ConstraintConfig()
+    critic: TokenCriticConfig = TokenCriticConfig()
+    aggregation: Aggregation = "tokens"
+
+    @property
+    def has_critic(self) -> bool:
+        return True
+
+    @model_validator(mode="after")
+    def options_have_an_effect(self) -> "TrpoConfig":
+        inert = ("constraint",) if self.form == "penalty" else ("penalty", "updates_per_step")
+        for key in inert:
+            if key in self.model_fields_set:
+                raise ValueError(f"`{key}` has no effect with `form: {self.form}`")
+        return self
+
+    @model_serializer(mode="wrap")
+    def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read again."""
+        inert = ("constraint",) if self.form == "penalty" else ("penalty", "updates_per_step")
+        return {k: v for k, v in dump(self).items() if k not in inert}
 
 
 class SftConfig(MethodOptions):
@@ -132,7 +300,9 @@ class SftConfig(MethodOptions):
 
     reads: ClassVar[Literal["prompts", "demonstrations", "pairs"]] = "demonstrations"
     name: Literal["sft"]
-    aggregation: Literal["tokens", "samples", "sum_over_samples"] = "tokens"
+    aggregation: Aggregation = "tokens"
 
 
-MethodConfig = Annotated[ActorCriticConfig | GrpoConfig | SftConfig, Field(discriminator="name")]
+MethodConfig = Annotated[
+    ActorCriticConfig | GrpoConfig | PpoConfig | ReinforceConfig | SftConfig | TrpoConfig, Field(discriminator="name")
+]

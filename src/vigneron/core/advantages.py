@@ -6,7 +6,7 @@ A missing reward is NaN: it is in no baseline, and its sample's advantage is 0. 
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 STD_OFFSET = 1e-4
@@ -55,14 +55,46 @@ def gae(
     return advantages_BT, torch.where(written_BT, advantages_BT + values_BT, 0.0)
 
 
+def on_last_token(rewards_B: Float[Tensor, " B"], mask_BT: Shaped[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """A reward for the whole text as a reward a token: all of it on the last one that the policy wrote, 0 before."""
+    written_BT = mask_BT.bool()
+    after_BT = written_BT.flip(1).cumsum(1).flip(1)
+    return torch.where(written_BT & (after_BT == 1), rewards_B[:, None], 0.0)
+
+
+def explained_variance(
+    values_BT: Float[Tensor, "B T"], returns_BT: Float[Tensor, "B T"], mask_BT: Shaped[Tensor, "B T"]
+) -> float:
+    """1 − Var(R − V) / Var(R) over all tokens: 1 for a critic that knows, 0 for one that always says the same.
+
+    NaN where the returns do not differ.
+    """
+    written_BT = mask_BT.bool() & returns_BT.isfinite()
+    values, returns = (x[written_BT].cpu().double() for x in (values_BT, returns_BT))
+    if len(returns) < 2 or not (spread := float(returns.var())):
+        return float("nan")
+    return 1.0 - float((returns - values).var()) / spread
+
+
 def share_without_variance(rewards_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Float[Tensor, ""]:
     """Of the groups that have a reward, the share with all of them equal, or only one: they teach nothing."""
     number_B = _numbered(group_B)
-    centred_B, count_B = _centred(rewards_B, number_B)
-    equal_B = _group_sum(centred_B.abs(), number_B) == 0
+    equal_B, count_B = _without_variance(rewards_B, number_B)
     # A sample that has a reward stands for its part of its group, so that groups count alike.
     part_B = torch.where(rewards_B.isnan(), 0.0, 1.0 / count_B.clamp(min=1))
     return torch.where(equal_B, part_B, 0.0).sum() / part_B.sum()
+
+
+def without_variance(rewards_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    """1 on the samples of groups whose rewards are all equal, or fewer than two."""
+    return _without_variance(rewards_B, _numbered(group_B))[0]
+
+
+def _without_variance(
+    rewards_B: Float[Tensor, " B"], number_B: Int[Tensor, " B"]
+) -> tuple[Bool[Tensor, " B"], Float[Tensor, " B"]]:
+    centred_B, count_B = _centred(rewards_B, number_B)
+    return _group_sum(centred_B.abs(), number_B) == 0, count_B
 
 
 def _centred(

@@ -121,9 +121,25 @@ def dpo(
     return bradley_terry(beta * chosen_N, beta * rejected_N)
 
 
-def squared_error(values_B: Float[Tensor, " B"], returns_B: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+def squared_error(values: Float[Tensor, "*B"], returns: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
     """(V − R)², the critic's loss   (Algorithm 1, line 12). A missing return gives NaN, and no gradient."""
-    return where_finite(lambda values, returns: (values - returns) ** 2, values_B, returns_B)
+    return where_finite(lambda values, returns: (values - returns) ** 2, values, returns)
+
+
+def clipped_squared_error(
+    values_BT: Float[Tensor, "B T"],
+    before_BT: Float[Tensor, "B T"],
+    returns_BT: Float[Tensor, "B T"],
+    *,
+    epsilon: float = 0.2,
+) -> Float[Tensor, "B T"]:
+    """max((V − R)², (clip(V, V₀ ± ε) − R)²): beyond ε from the value before the step's updates nothing is gained."""
+
+    def loss(values: Tensor, before: Tensor, returns: Tensor) -> Tensor:
+        near = before + (values - before).clamp(-epsilon, epsilon)
+        return torch.maximum((values - returns) ** 2, (near - returns) ** 2)
+
+    return where_finite(loss, values_BT, before_BT, returns_BT)
 
 
 def aggregate_denominator(mask_BT: Shaped[Tensor, "B T"], mode: AggregateMode) -> int:

@@ -23,8 +23,7 @@ from vigneron.methods.shared import (
     movement,
     sampling_of,
 )
-from vigneron.policy.model import ValueHead
-from vigneron.policy.scoring import Critic, Scores, reference_view, score, values_before
+from vigneron.policy.scoring import Critic, ExactKl, Scores, reference_view, score, values_before
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.training.kl_controller import KlController
 from vigneron.training.slots import Method, Parts
@@ -36,7 +35,7 @@ def build(parts: Parts) -> Method:
     options = config.method
     assert isinstance(options, ActorCriticConfig)
     sampling = sampling_of(config)
-    critic = Critic(ValueHead(policy.hidden_size).to(policy.device), options.value_position)
+    critic = Critic.of(policy, options.value_position)
     controller = KlController.of(options.kl)
     exact = options.kl.estimator == "exact"
 
@@ -49,10 +48,10 @@ def build(parts: Parts) -> Method:
     @torch.no_grad()
     def look(part: Batch) -> dict[str, Tensor]:
         seen = reference_view(reference, part, sampling, keep_hidden=exact)
-        return {**seen, "values_B": values_before(policy, part, critic)}
+        return {**seen, **values_before(policy, part, critic)}
 
     def score_now(batch: Batch) -> Scores:
-        return score(policy, batch, sampling, critic=critic, reference=reference if exact else None)
+        return score(policy, batch, sampling, critic=critic, exact_kl=ExactKl(reference) if exact else None)
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −(log π · A) − β_ent H + λ_KL D_KL, and λ_v (v − r)²   (Algorithm 1, lines 11-17)."""
@@ -71,7 +70,7 @@ def build(parts: Parts) -> Method:
         return clipped_terms(batch, now, options.clip_epsilon)
 
     moved = movement(policy, sampling)
-    players = actor_and_critic(config.optimizer, policy.trainable(), list(critic.head.named_parameters()))
+    players = actor_and_critic(config.optimizer, policy.trainable(), critic.parameters())
     return Method(
         rollout=OnPolicy.of(config, policy, sampling),
         reward=parts.reward,

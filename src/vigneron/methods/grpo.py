@@ -23,7 +23,7 @@ from vigneron.methods.shared import (
     movement,
     sampling_of,
 )
-from vigneron.policy.scoring import Scores, reference_view, score
+from vigneron.policy.scoring import ExactKl, Scores, reference_view, score
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.training.kl_controller import KlController
 from vigneron.training.slots import Method, Metrics, Parts
@@ -51,7 +51,7 @@ def build(parts: Parts) -> Method:
         return reference_view(reference, part, sampling, keep_hidden=exact)
 
     def score_now(batch: Batch) -> Scores:
-        return score(policy, batch, sampling, reference=reference if exact else None)
+        return score(policy, batch, sampling, exact_kl=ExactKl(reference) if exact else None)
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −min(r·A, clip(r)·A) + β D_KL   (eq. 14, and the first GRPO's β)."""
@@ -68,11 +68,13 @@ def build(parts: Parts) -> Method:
     optimizer = config.optimizer
     actor = Player("actor", policy.trainable(), optimizer.actor_lr, optimizer.weight_decay, optimizer.max_grad_norm)
     moved, adapts = movement(policy, sampling), controller if has_kl else None
+    idle = None if has_kl else lambda batch: (batch.advantages_BT == 0).all(1)
     return Method(
         rollout=OnPolicy.of(config, policy, sampling),
         reward=parts.reward,
         advantage=advantage,
-        update=GradientUpdate.of(config, options.updates_per_step, score_now, loss, [actor], moved, adapts),
+        update=GradientUpdate.of(config, options.updates_per_step, score_now, loss, [actor], moved, adapts, idle=idle),
+        resamples=options.resample,
         notices=_notices(options),
         explain=explain_zero,
     )

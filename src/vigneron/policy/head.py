@@ -5,7 +5,8 @@ gradient with respect to the logits z (p = softmax z) is written out instead of 
 
     ∂ log p_c / ∂z_v = 1[v = c] − p_v
     ∂ H / ∂z_v       = −p_v (log p_v + H)                  H  = −Σ p log p
-    ∂ KL / ∂z_v      = p_v (log p_v − log q_v − KL)        KL = Σ p (log p − log q)
+    ∂ KL / ∂z_v      = p_v (log p_v − log q_v − KL)        KL = Σ p (log p − log q), to a reference q
+    ∂ KL / ∂z_v      = p_v − q_v                           KL = Σ q (log q − log p), from another policy q
 """
 
 from dataclasses import dataclass
@@ -41,10 +42,14 @@ def token_statistics(
     temperature: float,
     other: Head | None = None,
     other_NH: Float[Tensor, "N H"] | None = None,
+    *,
+    from_other: bool = False,
 ) -> TokenStatistics:
-    """Of softmax(logits / temperature); with `other`, a reference and its states, also KL(this ‖ other)."""
+    """Of softmax(logits / temperature); with `other` and its states, also KL(this ‖ other), or KL(other ‖ this)."""
     other_VH = other.weight_VH if other is not None else None
-    found = _Statistics.apply(hidden_NH, head.weight_VH, ids_N, temperature, head.compute_dtype, other_NH, other_VH)
+    found = _Statistics.apply(
+        hidden_NH, head.weight_VH, ids_N, temperature, head.compute_dtype, other_NH, other_VH, from_other
+    )
     return TokenStatistics(found[0], found[1], found[2] if other is not None else None)
 
 
@@ -85,6 +90,7 @@ class _Statistics(torch.autograd.Function):
         dtype: torch.dtype,
         other_NH: Tensor | None,
         other_VH: Tensor | None,
+        from_other: bool,
     ) -> tuple[Tensor, ...]:
         dtype = dtype if dtype == torch.bfloat16 else weight_VH.dtype
         hidden_NH, cast_VH = hidden_NH.to(dtype), weight_VH.to(dtype)
@@ -94,7 +100,7 @@ class _Statistics(torch.autograd.Function):
         for at in _chunks(len(ids_N)):
             logits_NV = wide_product(hidden_NH[at], cast_VH.t())
             others_NV = wide_product(other_NH[at], other_VH.t()) if other_NH is not None else None  # type: ignore[union-attr]
-            parts.append(_forward_statistics(logits_NV, ids_N[at], temperature, others_NV))
+            parts.append(_forward_statistics(logits_NV, ids_N[at], temperature, others_NV, from_other))
         found = [torch.cat(values) for values in zip(*parts, strict=True)]
         chosen_N, entropy_N, log_sum_N = found[:3]
         kl_N, other_log_sum_N = found[3:] if other_NH is not None else (torch.zeros_like(chosen_N), None)
@@ -103,7 +109,7 @@ class _Statistics(torch.autograd.Function):
         ctx.save_for_backward(
             hidden_NH, weight_VH, ids_N, entropy_N, log_sum_N, kl_N, other_NH, other_VH, other_log_sum_N, kept_NV
         )
-        ctx.temperature = temperature
+        ctx.temperature, ctx.from_other = temperature, from_other
         ctx.set_materialize_grads(False)
         return chosen_N, entropy_N, kl_N
 
@@ -127,12 +133,13 @@ class _Statistics(torch.autograd.Function):
                 ctx.temperature,
                 (log_sum_N[at], entropy_N[at], to_chosen_N[at], to_entropy_N[at]),
                 others,
+                ctx.from_other,
                 hidden_NH.dtype,
             )
             to_hidden_NH[at] = to_logits_NV @ cast_VH
             if to_weight_VH is not None:
                 to_weight_VH += wide_product(to_logits_NV.t(), hidden_NH[at])
-        return to_hidden_NH, to_weight_VH, None, None, None, None, None
+        return to_hidden_NH, to_weight_VH, None, None, None, None, None, None
 
 
 def _chunks(count: int) -> list[slice]:
@@ -141,7 +148,7 @@ def _chunks(count: int) -> list[slice]:
 
 @compiled_on_gpu
 def _forward_statistics(
-    logits_NV: Tensor, ids_N: Tensor, temperature: float, others_NV: Tensor | None
+    logits_NV: Tensor, ids_N: Tensor, temperature: float, others_NV: Tensor | None, from_other: bool
 ) -> tuple[Tensor, ...]:
     """Chosen log-prob, entropy, log Σ exp; with a reference also KL and the reference's log Σ exp."""
     z_NV = logits_NV / temperature
@@ -154,7 +161,11 @@ def _forward_statistics(
         return chosen_N, entropy_N, log_sum_N
     y_NV = others_NV / temperature
     other_log_sum_N = y_NV.logsumexp(-1)
-    kl_N = (p_NV * (logprobs_NV - (y_NV - other_log_sum_N[:, None]))).sum(-1)
+    others_logprobs_NV = y_NV - other_log_sum_N[:, None]
+    if from_other:
+        kl_N = (others_logprobs_NV.exp() * (others_logprobs_NV - logprobs_NV)).sum(-1)
+    else:
+        kl_N = (p_NV * (logprobs_NV - others_logprobs_NV)).sum(-1)
     return chosen_N, entropy_N, log_sum_N, kl_N, other_log_sum_N
 
 
@@ -165,14 +176,21 @@ def _logit_gradient(
     temperature: float,
     own: tuple[Tensor, ...],
     others: tuple[Tensor, ...],
+    from_other: bool,
     dtype: torch.dtype,
 ) -> Tensor:
     log_sum_N, entropy_N, to_chosen_N, to_entropy_N = (values[:, None] for values in own)
     logprobs_NV = logits_NV / temperature - log_sum_N
     factor_NV = -to_chosen_N - to_entropy_N * (logprobs_NV + entropy_N)
+    is_chosen_NV = torch.arange(logits_NV.shape[-1], device=logits_NV.device) == ids_N[:, None]
+    added_NV = torch.where(is_chosen_NV, to_chosen_N, 0.0)
     if others:
         others_NV, (other_log_sum_N, kl_N, to_kl_N) = others[0], (values[:, None] for values in others[1:])
-        factor_NV = factor_NV + to_kl_N * (logprobs_NV - (others_NV / temperature - other_log_sum_N) - kl_N)
-    is_chosen_NV = torch.arange(logits_NV.shape[-1], device=logits_NV.device) == ids_N[:, None]
-    to_logits_NV = logprobs_NV.exp() * factor_NV + torch.where(is_chosen_NV, to_chosen_N, 0.0)
+        others_logprobs_NV = others_NV / temperature - other_log_sum_N
+        if from_other:
+            factor_NV = factor_NV + to_kl_N
+            added_NV = added_NV - to_kl_N * others_logprobs_NV.exp()
+        else:
+            factor_NV = factor_NV + to_kl_N * (logprobs_NV - others_logprobs_NV - kl_N)
+    to_logits_NV = logprobs_NV.exp() * factor_NV + added_NV
     return (to_logits_NV / temperature).to(dtype)

@@ -116,6 +116,15 @@ class Policy:
             model, self.tokenizer, self.eos_ids, self.pad_id, self.device, self.compute_dtype, graphed=self.graphed
         )
 
+    def trainable_copy(self) -> "Policy":
+        """A network of its own that begins as this one, for a critic."""
+        model = deepcopy(self.model)
+        return Policy(model, self.tokenizer, self.eos_ids, self.pad_id, self.device, self.compute_dtype)
+
+    def trunk_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """What is trained where only hidden states are read."""
+        return [(name, p) for name, p in self.causal.base_model.named_parameters() if p.requires_grad]
+
     def _precision(self) -> AbstractContextManager[Any]:
         return precision(self.device, self.compute_dtype)
 
@@ -132,6 +141,14 @@ class Reference:
         if hasattr(policy.model, "disable_adapter"):
             return cls(policy, shares_weights=True)
         return cls(policy.frozen_copy(), shares_weights=False)
+
+    @torch.no_grad()
+    def follow(self, policy: Policy) -> None:
+        """Become what a policy of the same shape is now."""
+        pairs = zip(self.policy.model.parameters(), policy.model.parameters(), strict=True)
+        for mine, theirs in pairs:
+            if theirs.requires_grad:
+                mine.copy_(theirs)
 
     @contextmanager
     def active(self) -> Iterator[Policy]:

@@ -10,6 +10,9 @@ from vigneron.errors import UserError
 
 Row = dict[str, Any]
 
+# Keeps draws for a step that draws again apart from the epochs' order.
+MORE = 2**41
+
 
 @dataclass(frozen=True)
 class PromptOrder:
@@ -18,6 +21,11 @@ class PromptOrder:
     rows: Sequence[Row]
     prompts_per_step: int
     seed: int
+
+    def more(self, step: int, time: int) -> list[Row]:
+        """Other rows for a step that draws again, for the first, the second … time."""
+        order = keyed_permutation(self.seed, MORE + 1000 * step + time, len(self.rows))
+        return [self.rows[order[i % len(order)]] for i in range(self.prompts_per_step)]
 
     def at(self, step: int) -> list[Row]:
         size = len(self.rows)

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vigneron.config import AdaptiveKlConfig, KlConfig
+from vigneron.config import AdaptiveKlConfig, KlConfig, PenaltyConfig, RewardKlConfig
 from vigneron.core.kl import adapted_coefficient
 from vigneron.training.slots import Metrics
+
+FACTORS = {"pgsrm": 1.5, "ppo": 2.0}
 
 
 @dataclass
@@ -15,7 +17,7 @@ class KlController:
     watches: str = "kl"
 
     @classmethod
-    def of(cls, options: KlConfig) -> "KlController":
+    def of(cls, options: KlConfig | RewardKlConfig | PenaltyConfig) -> "KlController":
         """The KL it watches is the one that is penalised."""
         watches = "kl" if options.against == "reference" else "kl_previous"
         return cls(options.coefficient, options.adaptive, watches)
@@ -30,6 +32,7 @@ class KlController:
                 target=self.adaptive.target,
                 minimum=self.adaptive.minimum,
                 maximum=self.adaptive.maximum,
+                factor=FACTORS[self.adaptive.rule],
             )
         return {"kl_coefficient": used}
 

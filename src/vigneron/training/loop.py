@@ -26,7 +26,7 @@ def _train(run: Run, view: View) -> None:
         while run.step < config.steps:
             began = time.perf_counter()
 
-            batch = rewarded(method, run.prompts.at(run.step), run.step)
+            batch = rewarded(method, run.prompts, run.step)
             if batch.rewards_B is not None:
                 batch = run.check(batch)
             with phase("advantage"):

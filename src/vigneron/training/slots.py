@@ -34,6 +34,8 @@ class Method:
     critic: Critic | None = None
     evaluate: Callable[[Sequence[Row]], Metrics] | None = None
     """Figures of held-out rows. None: greedy completions, rewarded and checked."""
+    resamples: int = 0
+    """How often a step may put other prompts in the place of groups whose rewards do not differ."""
     notices: tuple[str, ...] = ()
     """Said once, at the run's start."""
     explain: Callable[[Metrics], tuple[str, ...]] = lambda metrics: ()

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -12,12 +12,16 @@ from torch import Tensor, nn
 
 from vigneron.batch import Batch, parts_of
 from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config, OptimizerConfig
+from vigneron.core.draws import keyed_permutation
 from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
 from vigneron.core.schedule import Shape, learning_rate_factor
 from vigneron.errors import UserError
 from vigneron.policy.scoring import Scores
 from vigneron.timing import phase
 from vigneron.training.slots import Metrics
+
+# Keeps these draws apart from those of the prompts' order.
+MINIBATCHES = 2**40
 
 
 @dataclass(frozen=True)
@@ -97,28 +101,37 @@ def actor_and_critic(
     actor: Sequence[tuple[str, nn.Parameter]],
     critic: Sequence[tuple[str, nn.Parameter]],
 ) -> list[Player]:
+    """Those of the two that have something to train."""
     shared = {"weight_decay": options.weight_decay, "max_grad_norm": options.max_grad_norm}
-    return [
-        Player("actor", actor, options.actor_lr, **shared),
-        Player("critic", critic, options.critic_lr, **shared),
-    ]
+    rates = {"actor": options.actor_lr, "critic": options.critic_lr}
+    names: tuple[tuple[Literal["actor", "critic"], Sequence[tuple[str, nn.Parameter]]], ...]
+    names = (("actor", actor), ("critic", critic))
+    return [Player(name, weights, rates[name], **shared) for name, weights in names if weights]
 
 
 @dataclass
 class GradientUpdate:
-    """`update(batch)`: `score` and `loss` are the method's, `measure` looks at the policy after the step's updates."""
+    """`update(batch)`: `score` and `loss` are the method's, `measure` looks at the policy after the step's updates.
+
+    Several updates are passes over the batch, each of them cut into `minibatches` of samples, drawn by (seed, updates
+    done).
+    """
 
     score: Callable[[Batch], Scores]
     loss: Callable[[Batch, Scores], list[Term]]
     players: Sequence[Player]
     total_updates: int
     updates_per_step: int = 1
+    minibatches: int = 1
+    seed: int = 0
     microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS
     schedule: Shape = "constant"
     warmup_updates: int = 0
     measure: Callable[[Batch], Term] | None = None
     measure_every: int = 1
     controller: Any = None
+    idle: Callable[[Batch], Tensor] | None = None
+    """1 on samples that no term has a gradient for: they count, and are not passed through the model."""
     done: int = 0
 
     @classmethod
@@ -131,57 +144,80 @@ class GradientUpdate:
         players: Sequence[Player],
         measure: Callable[[Batch], Term] | None = None,
         controller: Any = None,
+        *,
+        minibatches: int = 1,
+        idle: Callable[[Batch], Tensor] | None = None,
     ) -> "GradientUpdate":
         return cls(
             score,
             loss,
             players,
-            total_updates=config.steps * updates_per_step,
+            total_updates=config.steps * updates_per_step * minibatches,
             updates_per_step=updates_per_step,
+            minibatches=minibatches,
+            seed=config.seed,
             microbatch_tokens=config.tokens_at_once,
             schedule=config.optimizer.schedule,
-            warmup_updates=config.optimizer.warmup_steps * updates_per_step,
+            warmup_updates=config.optimizer.warmup_steps * updates_per_step * minibatches,
             measure=measure,
             measure_every=config.successive_kl_every,
             controller=controller,
+            idle=idle,
         )
 
     def __call__(self, batch: Batch) -> Metrics:
         """K updates. A step on which nothing can be trained passes, and says nothing of losses or KL."""
+        a_step = self.updates_per_step * self.minibatches
         if not batch.trained_BT.any():
-            self.done += self.updates_per_step
+            self.done += a_step
             return {}
-        metrics = _mean_over_updates([self._one_update(batch) for _ in range(self.updates_per_step)])
-        step = self.done // self.updates_per_step
+        updates = [self._one_update(part) for _ in range(self.updates_per_step) for part in self._cut(batch)]
+        metrics = _mean_over_updates(updates)
+        step = self.done // a_step
         if self.measure is not None and self.measure_every and step % self.measure_every == 0:
             measure = self.measure
             with torch.no_grad(), phase("successive KL"):
-                metrics |= {name: value for name, value, _ in self._sum_over_parts(batch, lambda p: [measure(p)])}
+                metrics |= {name: value for name, value, _ in self.accumulate(batch, lambda p: [measure(p)])}
         if self.controller is not None:
             metrics |= self.controller.observe(metrics)
         return metrics
 
+    def _cut(self, batch: Batch) -> Iterator[Batch]:
+        """One pass over the batch, in minibatches. One without a token to train on is passed over, and counted."""
+        if self.minibatches == 1:
+            yield batch
+            return
+        order = keyed_permutation(self.seed, MINIBATCHES + self.done, len(batch))
+        for number in range(self.minibatches):
+            part = batch.rows(sorted(order[number :: self.minibatches])) if number < len(batch) else None
+            if part is not None and part.trained_BT.any():
+                yield part
+            else:
+                self.done += 1
+
     def _one_update(self, batch: Batch) -> list[Figure]:
         """The gradient of the whole batch, part by part, then one clipped step of each player."""
         with phase("gradient"):
-            figures = self._sum_over_parts(batch, lambda part: self.loss(part, self.score(part)))
+            figures = self.accumulate(batch, lambda part: self.loss(part, self.score(part)))
         _check_finite(figures)
         with phase("optimizer"):
             return [*figures, *self._step()]
 
-    def _sum_over_parts(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> list[Figure]:
+    def accumulate(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> list[Figure]:
         """Each term over the whole batch; what has a coefficient is differentiated on the way."""
-        trained_BT = batch.trained_BT.cpu()  # one wait for the device, not one for each number
-        modes: tuple[AggregateMode, ...] = ("tokens", "samples", "sum_over_samples")
-        whole = {mode: aggregate_denominator(trained_BT, mode) for mode in modes}
+        whole = _denominators(batch)
+        looked_at, passed = whole, batch
+        if self.idle is not None and (passed := self._without_idle(batch)) is not batch:
+            looked_at = _denominators(passed)
         sums: dict[tuple[str, bool], Any] = defaultdict(float)
-        for part in parts_of(batch, self.microbatch_tokens):
+        for part in parts_of(passed, self.microbatch_tokens):
             objective = torch.zeros((), device=batch.completion_BT.device)
             for term in terms_of(part):
                 values, mask = term.values, part.trained_BT
                 if values.dim() == 1:
                     values, mask = values[:, None], mask.any(1, keepdim=True)
-                value = aggregate(values, mask, mode=term.mode, denominator=whole[term.mode])
+                denominator = (whole if term.coefficient else looked_at)[term.mode]
+                value = aggregate(values, mask, mode=term.mode, denominator=denominator)
                 sums[term.name, term.of_sampler] += value.detach()
                 if term.coefficient:
                     objective = objective + term.coefficient * value
@@ -189,6 +225,12 @@ class GradientUpdate:
                 objective.backward()
         on_host = _on_host(list(sums.values()))
         return [Figure(name, value, sampler) for (name, sampler), value in zip(sums, on_host, strict=True)]
+
+    def _without_idle(self, batch: Batch) -> Batch:
+        """The samples that have a gradient; all of them where none has, for the figures."""
+        assert self.idle is not None
+        busy = [i for i, idle in enumerate(self.idle(batch).tolist()) if not idle]
+        return batch.rows(busy) if 0 < len(busy) < len(batch) else batch
 
     def _step(self) -> list[Figure]:
         factor = learning_rate_factor(self.done, self.total_updates, shape=self.schedule, warmup=self.warmup_updates)
@@ -213,6 +255,12 @@ class GradientUpdate:
         self.done = int(scalars["updates_done"])
         if self.controller is not None:
             self.controller.load(scalars["controller"])
+
+
+def _denominators(batch: Batch) -> dict[AggregateMode, int]:
+    trained_BT = batch.trained_BT.cpu()  # one wait for the device, not one for each number
+    modes: tuple[AggregateMode, ...] = ("tokens", "samples", "sum_over_samples")
+    return {mode: aggregate_denominator(trained_BT, mode) for mode in modes}
 
 
 def _on_host(values: Sequence[Tensor]) -> list[float]:

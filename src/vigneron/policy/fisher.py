@@ -1,0 +1,67 @@
+"""Products with the Fisher matrix of a policy, the curvature of KL(π₀ ‖ π₁) at π₁ = π₀, without building it.
+
+F = (1/N) Σ Jᵀ (diag p − p pᵀ) J over N tokens, J being the Jacobian of a token's logits: two passes back and one
+forward product by differentiating twice, exact but for rounding.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vigneron.batch import Batch, parts_of
+from vigneron.core.draws import Sampling
+from vigneron.policy.layout import lay_out
+from vigneron.policy.model import Policy
+
+# Logits of so many tokens are kept several times over: fewer than a plain pass takes at once.
+MOST_TOKENS = 1024
+
+
+def fisher_product(
+    policy: Policy, batch: Batch, vector_P: Float[Tensor, " P"], *, sampling: Sampling, tokens_at_once: int
+) -> Float[Tensor, " P"]:
+    """F · vector, over all trainable weights in their order, of the tokens that are trained on."""
+    weights = [weight for _, weight in policy.trainable()]
+    vectors = [
+        part.view_as(weight) for part, weight in zip(vector_P.split([w.numel() for w in weights]), weights, strict=True)
+    ]
+    count = int(batch.trained_BT.sum())
+    total_P = torch.zeros_like(vector_P)
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+        for part in parts_of(batch, min(tokens_at_once, MOST_TOKENS)):
+            total_P += _part_product(policy, part, sampling, weights, vectors, count)
+    return total_P
+
+
+def _part_product(
+    policy: Policy,
+    part: Batch,
+    sampling: Sampling,
+    weights: Sequence[Tensor],
+    vectors: Sequence[Tensor],
+    count: int,
+) -> Tensor:
+    logits_NV = _trained_logits(policy, part, sampling)
+    if not len(logits_NV):
+        return torch.cat([torch.zeros_like(weight).flatten() for weight in weights])
+    # J · vector: the derivative of Jᵀu by u, which Jᵀu is linear in.
+    u_NV = torch.zeros_like(logits_NV, requires_grad=True)
+    pulled = torch.autograd.grad(logits_NV, weights, u_NV, create_graph=True, allow_unused=True)
+    inner = torch.stack([(g * v).sum() for g, v in zip(pulled, vectors, strict=True) if g is not None]).sum()
+    (pushed_NV,) = torch.autograd.grad(inner, u_NV, retain_graph=True)
+    p_NV = logits_NV.detach().softmax(-1)
+    weighted_NV = p_NV * (pushed_NV - (p_NV * pushed_NV).sum(-1, keepdim=True)) / count
+    found = torch.autograd.grad(logits_NV, weights, weighted_NV, allow_unused=True)
+    flat = [torch.zeros_like(w) if g is None else g for g, w in zip(found, weights, strict=True)]
+    return torch.cat([g.flatten() for g in flat])
+
+
+def _trained_logits(policy: Policy, part: Batch, sampling: Sampling) -> Float[Tensor, "N V"]:
+    """Logits over the temperature at the tokens that are trained on, in a graph that can be differentiated twice."""
+    layout = lay_out(part, policy.pad_id, policy.device)
+    hidden_RSH = policy._trunk(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS)
+    trained_N = part.trained_BT.flatten()[layout.into_N]
+    return policy.logits(hidden_RSH.flatten(0, 1)[layout.predicts_N][trained_N]) / sampling.temperature

@@ -1,0 +1,137 @@
+"""The update slot by trust region (eq. 10): one step along the natural gradient, as long as KL(π₀ ‖ π₁) ≤ δ allows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vigneron.batch import Batch
+from vigneron.config import ConstraintConfig
+from vigneron.core.trust_region import conjugate_gradient, largest_step, line_search
+from vigneron.policy.model import Policy
+from vigneron.policy.scoring import Scores
+from vigneron.timing import phase
+from vigneron.training.slots import Metrics
+from vigneron.training.update import GradientUpdate, Term
+
+
+class Looked(NamedTuple):
+    """A policy as it is now, on the step's samples: the surrogate, and KL(π₀ ‖ it) over tokens."""
+
+    surrogate: float
+    kl_mean: float
+    kl_max: float
+
+
+@dataclass
+class TrustRegionUpdate:
+    """`update(batch)`: the actor by trust region, then the critic by gradient.
+
+    `score` gives KL(π₀ ‖ π₁) with the rest, and `product` multiplies with the Fisher matrix.
+    """
+
+    policy: Policy
+    options: ConstraintConfig
+    score: Callable[[Batch], Scores]
+    surrogate: Callable[[Batch, Scores], Term]
+    figures: Callable[[Batch, Scores], list[Term]]
+    product: Callable[[Batch, Tensor], Tensor]
+    critic: GradientUpdate
+
+    def __call__(self, batch: Batch) -> Metrics:
+        if not batch.trained_BT.any():
+            return self.critic(batch)
+        metrics = self._move(batch)
+        return metrics | self.critic(batch)
+
+    def _move(self, batch: Batch) -> Metrics:
+        with phase("gradient"):
+            metrics = self._differentiate(batch)
+        gradient_P = self._take_gradient()
+        with phase("conjugate gradient"):
+            step_P = self._longest_step(batch, gradient_P)
+        start_P = self._weights()
+        before = self._look(batch)
+
+        def evaluate(share: float) -> tuple[float, float]:
+            self._set(start_P + share * step_P)
+            there = self._look(batch)
+            return there.surrogate, there.kl_max if self.options.over == "max" else there.kl_mean
+
+        with phase("line search"):
+            share = line_search(
+                evaluate, loss_before=before.surrogate, delta=self.options.delta, attempts=self.options.attempts
+            )
+        self._set(start_P if share is None else start_P + share * step_P)
+        after = self._look(batch)
+        return metrics | {
+            "grad_norm/actor": float(gradient_P.norm()),
+            "trust/share": share or 0.0,
+            "trust/refused": float(share is None),
+            "trust/improvement": before.surrogate - after.surrogate,
+            "kl_previous": after.kl_mean,
+            "kl_previous/max": after.kl_max,
+        }
+
+    def _differentiate(self, batch: Batch) -> Metrics:
+        """The surrogate's gradient, added to the weights'; and the figures of the policy that sampled."""
+
+        def terms(part: Batch) -> list[Term]:
+            now = self.score(part)
+            return [self.surrogate(part, now), *self.figures(part, now)]
+
+        return {name: value for name, value, _ in self.critic.accumulate(batch, terms)}
+
+    @torch.no_grad()
+    def _look(self, batch: Batch) -> Looked:
+        largest = 0.0
+
+        def terms(part: Batch) -> list[Term]:
+            nonlocal largest
+            now = self.score(part)
+            largest = max(largest, float(torch.where(part.trained_BT, now.exact_kl_BT, 0.0).max()))
+            return [self.surrogate(part, now), Term("kl", now.exact_kl_BT)]
+
+        found = {name: value for name, value, _ in self.critic.accumulate(batch, terms)}
+        return Looked(found["loss/policy"], found["kl"], largest)
+
+    def _longest_step(self, batch: Batch, gradient_P: Tensor) -> Tensor:
+        """−F⁻¹g, as far as the region reaches by its second-order approximation."""
+        damping = self.options.damping
+
+        def product(vector_P: Tensor) -> Tensor:
+            return self.product(batch, vector_P) + damping * vector_P
+
+        # Of the direction alone: the gradient's own size says nothing about when to stop.
+        unit_P = -gradient_P / gradient_P.norm().clamp(min=1e-30)
+        direction_P = conjugate_gradient(product, unit_P, iterations=self.options.iterations)
+        curvature = float(direction_P @ product(direction_P))
+        return largest_step(curvature, self.options.delta) * direction_P
+
+    def _take_gradient(self) -> Tensor:
+        weights = [weight for _, weight in self.policy.trainable()]
+        found = [torch.zeros_like(w) if w.grad is None else w.grad.detach() for w in weights]
+        gradient_P = torch.cat([g.flatten() for g in found])
+        for weight in weights:
+            weight.grad = None
+        return gradient_P
+
+    def _weights(self) -> Tensor:
+        return torch.cat([weight.detach().flatten() for _, weight in self.policy.trainable()])
+
+    @torch.no_grad()
+    def _set(self, weights_P: Tensor) -> None:
+        weights = [weight for _, weight in self.policy.trainable()]
+        for weight, part in zip(weights, weights_P.split([w.numel() for w in weights]), strict=True):
+            weight.copy_(part.view_as(weight))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.critic.tensors()
+
+    def scalars(self) -> dict[str, Any]:
+        return self.critic.scalars()
+
+    def load(self, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
+        self.critic.load(tensors, scalars)
