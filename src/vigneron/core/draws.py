@@ -52,7 +52,7 @@ def sampled_logprobs(
     return torch.where(support_NV, logprobs_NV, -torch.inf).log_softmax(-1)
 
 
-def entropy(logprobs_NV: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
+def entropy(logprobs_NV: Float[Tensor, "*N V"]) -> Float[Tensor, "*N"]:
     """−Σᵥ p log p, over the full distribution."""
     p_NV = logprobs_NV.exp()
     return -(p_NV * torch.where(logprobs_NV.isneginf(), 0.0, logprobs_NV)).sum(-1)
