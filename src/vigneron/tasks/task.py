@@ -12,7 +12,7 @@ from vigneron.rollout.prompts import Row
 
 @dataclass(frozen=True)
 class Task:
-    """`child_prompt` is the paper's; `parent_instruction` is in our words, with the paper's rules."""
+    """In PGSRM's tasks `child_prompt` is the paper's; `parent_instruction` is in our words, with the paper's rules."""
 
     name: str
     about: str
@@ -23,13 +23,15 @@ class Task:
     reads: Literal["json", "text"] = "json"
     """How the parent is told to answer."""
     checker: str = "equality"
+    answer: str = "answer"
+    """The file's column that holds the answer."""
 
     def rows(self, split: str, template: str | None = None) -> list[Row]:
         """Prompts with the `input` and the parent's `answer`; `split` is `train`, `tuning` or `held_out`."""
         prompt = template or self.child_prompt
         try:
             return [
-                {"prompt": prompt.format(**row), "input": self.input.format(**row), **row}
+                {"prompt": prompt.format(**row), "input": self.input.format(**row), **row, "answer": row[self.answer]}
                 for row in _recorded(self.name)
                 if row["split"] == split
             ]
@@ -152,7 +154,31 @@ Rules:
 """,
 )
 
-TASKS = {task.name: task for task in (COLORS, ANTONYMS, CATEGORIES, COPYING, SENTIMENT)}
+INSTRUCTIONS = Task(
+    name="instructions",
+    about="an instruction, answered with one short sentence; with a worse answer, for preference pairs",
+    child_prompt="Instruction: {instruction}\nAnswer:",
+    input="{instruction}",
+    answer="chosen",
+    parent_instruction="""\
+You are a helpful assistant who answers in one short sentence.
+The INPUT is a question, a request, or something that a person tells you. Answer it directly and kindly.
+
+For example:
+- "What do squirrels eat?" → "Squirrels eat mostly nuts and seeds."
+- "Say in fewer words: The hat that he wears is blue." → "His hat is blue."
+- "I am worried about my sick cat." → "I hope your cat feels better soon."
+
+Rules:
+- One whole sentence of 4 to 14 words that ends in a full stop.
+- Only what is true. No question, no list, no refusal, no words that are not needed.
+- When you are asked to choose, choose. When you are asked to shorten, keep the meaning.
+- When someone speaks to you, reply to them, politely; when someone is worried or proud, encourage them.
+- The answer has the form {"OUTPUT": "<sentence>"}.
+""",
+)
+
+TASKS = {task.name: task for task in (COLORS, ANTONYMS, CATEGORIES, COPYING, SENTIMENT, INSTRUCTIONS)}
 
 
 def load_task(name: str) -> Task:
