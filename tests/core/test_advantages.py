@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vigneron.core.advantages import gae, group_relative, share_without_variance
+from vigneron.core.advantages import (
+    explained_variance,
+    gae,
+    group_relative,
+    on_last_token,
+    share_without_variance,
+    without_variance,
+)
 
 NAN = math.nan
 SCALES = ["none", "std"]
@@ -216,3 +223,30 @@ def test_with_a_terminal_reward_and_no_discount_it_is_eq_4(lengths: list[int], s
     wanted = torch.where(mask, final[:, None] - values, 0.0)
     torch.testing.assert_close(advantages, wanted, atol=1e-12, rtol=0)
     torch.testing.assert_close(returns, torch.where(mask, final[:, None], 0.0).expand(mask.shape), atol=1e-12, rtol=0)
+
+
+def test_a_whole_texts_reward_stands_on_its_last_written_token() -> None:
+    """A user's turn may stand in between, and a row may have no token at all."""
+    mask = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]])
+    found = on_last_token(torch.tensor([2.0, -1.0, 5.0]), mask)
+    assert found.tolist() == [[0, 2, 0, 0], [0, 0, -1, 0], [0, 0, 0, 0]]
+
+
+def test_explained_variance_by_hand() -> None:
+    """Returns 0, 1, 2, 3 (variance 5/3); the errors 0, 0, 1, 1 have variance 1/3: 1 − 1/5."""
+    returns = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    values, mask = torch.tensor([[0.0, 1.0], [1.0, 2.0]]), torch.ones(2, 2)
+    assert explained_variance(values, returns, mask) == pytest.approx(0.8)
+    assert explained_variance(returns + 7, returns, mask) == pytest.approx(1.0), "a constant error explains all"
+    assert explained_variance(torch.full((2, 2), 9.0), returns, mask) == pytest.approx(0.0)
+    assert math.isnan(explained_variance(values, torch.ones(2, 2), mask))
+    missing = torch.tensor([[0.0, 1.0], [2.0, math.nan]])
+    assert explained_variance(returns, missing, mask) == pytest.approx(1.0)
+
+
+def test_groups_without_variance_are_named_sample_by_sample() -> None:
+    rewards = torch.tensor([1.0, 0.5, 1.0, 0.5, math.nan, 2.0, math.nan])
+    groups = torch.tensor([7, 3, 7, 3, 4, 4, 9])
+    assert without_variance(rewards, groups).tolist() == [True, True, True, True, True, True, True]
+    rewards[0] = 0.9
+    assert without_variance(rewards, groups).tolist() == [False, True, False, True, True, True, True]

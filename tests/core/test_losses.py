@@ -15,6 +15,7 @@ from vigneron.core.losses import (
     aggregate_denominator,
     bradley_terry,
     clipped_ratio,
+    clipped_squared_error,
     dpo,
     importance_ratio,
     nll,
@@ -321,3 +322,12 @@ def test_dpo_and_its_mirror_are_probabilities_that_sum_to_one(texts: tuple[float
     assert float((-loss).exp() + (-mirrored).exp()) == pytest.approx(1.0, abs=1e-9)
     likelier = dpo(pair[0] + 0.5, *pair[1:], beta=beta)
     assert float(likelier) < float(loss)
+
+
+def test_a_clipped_value_error_by_hand() -> None:
+    """V₀ = 0, ε = 0.2. Towards the return, past ε: clipped (0.2 − 1)², no gradient. Away from it: never clipped."""
+    values = torch.tensor([[0.5, 0.1, -0.5]], requires_grad=True)
+    found = clipped_squared_error(values, torch.zeros(1, 3), torch.ones(1, 3), epsilon=0.2)
+    torch.testing.assert_close(found, torch.tensor([[0.64, 0.81, 2.25]]))
+    found.sum().backward()
+    torch.testing.assert_close(values.grad, torch.tensor([[0.0, -1.8, -3.0]]))

@@ -9,12 +9,13 @@ from vigneron.policy import head
 from vigneron.policy.head import Head, token_statistics
 
 
-def plainly(hidden, weight, ids, temperature, other_hidden, other_weight):
+def plainly(hidden, weight, ids, temperature, other_hidden, other_weight, from_other):
     logprobs = (hidden @ weight.t() / temperature).log_softmax(-1)
     other = (other_hidden @ other_weight.t() / temperature).log_softmax(-1)
     p = logprobs.exp()
     chosen = logprobs.gather(-1, ids[:, None])[:, 0]
-    return chosen, -(p * logprobs).sum(-1), (p * (logprobs - other)).sum(-1)
+    kl = (other.exp() * (other - logprobs)).sum(-1) if from_other else (p * (logprobs - other)).sum(-1)
+    return chosen, -(p * logprobs).sum(-1), kl
 
 
 @given(
@@ -22,9 +23,12 @@ def plainly(hidden, weight, ids, temperature, other_hidden, other_weight):
     chunk=st.integers(1, 10),
     temperature=st.sampled_from([0.5, 1.0, 1.7]),
     seed=st.integers(0, 10**6),
+    from_other=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
-def test_values_and_gradients_are_those_of_autograd(tokens: int, chunk: int, temperature: float, seed: int) -> None:
+@settings(max_examples=60, deadline=None)
+def test_values_and_gradients_are_those_of_autograd(
+    tokens: int, chunk: int, temperature: float, seed: int, from_other: bool
+) -> None:
     torch.manual_seed(seed)
     hidden = torch.randn(tokens, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
@@ -35,11 +39,12 @@ def test_values_and_gradients_are_those_of_autograd(tokens: int, chunk: int, tem
     head.HEAD_CHUNK = chunk
     try:
         other = Head(other_weight, torch.float32)
-        got = token_statistics(Head(weight, torch.float32), hidden, ids, temperature, other, other_hidden)
+        own = Head(weight, torch.float32)
+        got = token_statistics(own, hidden, ids, temperature, other, other_hidden, from_other=from_other)
         to_got = torch.autograd.grad(sum((f * v).sum() for f, v in zip(factors, got, strict=True)), [hidden, weight])
     finally:
         head.HEAD_CHUNK = before
-    expected = plainly(hidden, weight, ids, temperature, other_hidden, other_weight)
+    expected = plainly(hidden, weight, ids, temperature, other_hidden, other_weight, from_other)
     to_expected = torch.autograd.grad(
         sum((f * v).sum() for f, v in zip(factors, expected, strict=True)), [hidden, weight]
     )
