@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from vigneron.methods import actor_critic, grpo, sft
+from vigneron.methods import actor_critic, dpo, grpo, sft
 from vigneron.training.slots import Method, Parts
 
 METHODS: dict[str, Callable[[Parts], Method]] = {
     "actor_critic": actor_critic.build,
+    "dpo": dpo.build,
     "grpo": grpo.build,
     "sft": sft.build,
 }

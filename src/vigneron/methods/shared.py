@@ -63,3 +63,13 @@ def idle_notice(updates_per_step: int, clip_epsilon: float | None, options: KlCo
     if updates_per_step > 1 or not idle:
         return ()
     return (f"one update a step: the trained policy is the one that sampled, so {' and '.join(idle)} has no effect",)
+
+
+def sides(values_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a paired batch, the values of the chosen texts and of the rejected ones."""
+    return values_B[0::2], values_B[1::2]
+
+
+def pair_term(name: str, values_N: Tensor, coefficient: float = 0.0) -> Term:
+    """A value per pair, averaged over pairs: each of its two samples carries it."""
+    return Term(name, values_N.repeat_interleave(2), coefficient, "samples")

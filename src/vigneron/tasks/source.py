@@ -9,6 +9,7 @@ from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.rewards.text import letters_only
 from vigneron.rollout.dataset import check_rows, distinct_rows, not_apart, read_rows
+from vigneron.rollout.pairs import read_pairs
 from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.task import load_task
 
@@ -43,8 +44,13 @@ def checker_name(config: Config) -> str:
 
 def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
     """A file's rows, with prompts made by the config's template and every column that its reward needs; and notices."""
-    recorded = config.parent is None and (config.reward.kind != "python" or config.method.reads == "demonstrations")
     rows = _with_prompts(read_rows(path), config.data.template, path)
+    if config.method.reads == "pairs":
+        pairs, notices = read_pairs(rows, f"'{path}'")
+        distinct, more = distinct_rows(pairs, f"'{path}'", one_answer=False)
+        return distinct, [*notices, *more]
+    compares = config.reward.kind in ("semantic", "binary")
+    recorded = config.parent is None and (compares or config.method.reads == "demonstrations")
     needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checks_the_input(config) else [])]
     check_rows(rows, needed, f"'{path}'")
     if recorded:

@@ -21,6 +21,7 @@ from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Check, build_check, load_checker
 from vigneron.rollout.demonstrations import answer_token_ids
+from vigneron.rollout.pairs import sequences_of
 from vigneron.rollout.prompts import PromptOrder, prompts_token_ids
 from vigneron.rollout.sample import check_lengths, sampler_of
 from vigneron.sources.client import base_url
@@ -126,9 +127,9 @@ class Run:
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
         speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
-        longest = longest_prompt(config, policy, data)
+        longest = longest_sequence(config, policy, data)
         if config.microbatch_tokens == "auto":
-            found = find_microbatch_tokens(policy, longest + config.max_new_tokens)
+            found = find_microbatch_tokens(policy, longest)
             config = config.model_copy(update={"microbatch_tokens": found})
             folder.write_config(config)
         method = build(Parts(config, policy, reference, reward))
@@ -240,17 +241,25 @@ def resolved(config: Config) -> Config:
     return config.model_copy(update=changes)
 
 
-def longest_prompt(config: Config, policy: Policy, data: Data) -> int:
-    """Tokens of the longest prompt. One that does not fit into the model is found here, not after hours."""
-    longest = 1
+def longest_sequence(config: Config, policy: Policy, data: Data) -> int:
+    """Tokens of the longest prompt with its completion. One that does not fit into the model is found here, not after
+    hours."""
+    longest, new = 1, config.max_new_tokens
     for rows, of in ((data.train, "the training data"), (data.held_out, "the held-out part")):
+        if not rows:
+            continue
+        if config.method.reads == "pairs":
+            whole = sequences_of(policy, rows, joined=config.method.joins_pairs)
+            check_lengths(policy, whole, 0, f"{of} with its texts")
+            longest = max(longest, *map(len, whole))
+            continue
         ids = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in rows])
-        check_lengths(policy, ids, config.max_new_tokens, of)
+        check_lengths(policy, ids, new, of)
         if config.method.reads == "demonstrations" and rows is data.train:
             answers = answer_token_ids(policy, rows)
             ids = [(*prompt, *answer) for prompt, answer in zip(ids, answers, strict=True)]
             check_lengths(policy, ids, 0, f"{of} with its answer")
-        longest = max(longest, *map(len, ids)) if ids else longest
+        longest = max(longest, *(len(row) + new for row in ids))
     return longest
 
 

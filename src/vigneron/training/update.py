@@ -161,6 +161,11 @@ class GradientUpdate:
             metrics |= self.controller.observe(metrics)
         return metrics
 
+    @torch.no_grad()
+    def figures(self, batch: Batch) -> Metrics:
+        """The terms of the loss and what is logged beside them, without an update."""
+        return {name: value for name, value, _ in self._sum_over_parts(batch, lambda p: self.loss(p, self.score(p)))}
+
     def _one_update(self, batch: Batch) -> list[Figure]:
         """The gradient of the whole batch, part by part, then one clipped step of each player."""
         with phase("gradient"):
@@ -170,8 +175,13 @@ class GradientUpdate:
             return [*figures, *self._step()]
 
     def _sum_over_parts(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> list[Figure]:
-        """Each term over the whole batch; what has a coefficient is differentiated on the way."""
+        """Each term over the whole batch; what has a coefficient is differentiated on the way.
+
+        Samples that are not trained on need no pass.
+        """
         trained_BT = batch.trained_BT.cpu()  # one wait for the device, not one for each number
+        if not trained_BT.any(1).all():
+            batch = batch.rows(trained_BT.any(1).nonzero()[:, 0].tolist())
         modes: tuple[AggregateMode, ...] = ("tokens", "samples", "sum_over_samples")
         whole = {mode: aggregate_denominator(trained_BT, mode) for mode in modes}
         sums: dict[tuple[str, bool], Any] = defaultdict(float)
