@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 
-from vigneron.methods import actor_critic, dpo, grpo, sft
+from vigneron.methods import actor_critic, dpo, grpo, preference_model, rejection_sampling, reward_model, sft
 from vigneron.training.slots import Method, Parts
 
 METHODS: dict[str, Callable[[Parts], Method]] = {
     "actor_critic": actor_critic.build,
     "dpo": dpo.build,
     "grpo": grpo.build,
+    "preference_model": preference_model.build,
+    "rejection_sampling": rejection_sampling.build,
+    "reward_model": reward_model.build,
     "sft": sft.build,
 }

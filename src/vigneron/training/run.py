@@ -17,6 +17,7 @@ from vigneron.config import Config, is_api_embedder
 from vigneron.errors import UserError
 from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
 from vigneron.policy.model import Policy, Reference
+from vigneron.policy.scorer import load_scorer
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Check, build_check, load_checker
@@ -27,7 +28,14 @@ from vigneron.rollout.sample import check_lengths, sampler_of
 from vigneron.sources.client import base_url
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, checker_name, load_data
-from vigneron.training.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, weights_identity
+from vigneron.training.checkpoint import (
+    State,
+    check_manifest,
+    checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    weights_identity,
+)
 from vigneron.training.folder import RunFolder
 from vigneron.training.held_out import evaluate
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
@@ -133,7 +141,8 @@ class Run:
             config = config.model_copy(update={"microbatch_tokens": found})
             folder.write_config(config)
         method = build(Parts(config, policy, reference, reward))
-        for notice in (*method.notices, sampler_of(policy).notice):
+        samples = config.method.trains == "policy" and method.evaluate is None
+        for notice in (*method.notices, sampler_of(policy).notice if samples else None):
             if notice is not None:
                 view.notice(notice)
         return cls(
@@ -197,6 +206,17 @@ class Run:
 
 def load_child(config: Config) -> Policy:
     model = config.model
+    if config.method.trains == "scorer":
+        return load_scorer(
+            model.name,
+            start=True,
+            seed=config.seed,
+            device=model.device,
+            dtype=model.dtype,
+            activation_checkpointing=model.activation_checkpointing,
+            allow_pickle=model.allow_pickle,
+            trust_remote_code=model.trust_remote_code,
+        )
     lora: Any = model.lora
     if lora is not None:
         targets = lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
@@ -231,6 +251,8 @@ def resolved(config: Config) -> Config:
         if any(name and is_api_embedder(name) for name in (config.reward.embedder, second)):
             reward["url"] = base_url(config.reward.url, "reward.url")
         changes["reward"] = config.reward.model_copy(update=reward)
+    if config.reward.kind == "model" or config.reward.kind == "preference":
+        changes["reward"] = config.reward.model_copy(update={"model": newest_weights(config.reward.model)})
     if config.parent is not None:
         parent = (
             {"url": base_url(config.parent.url, "parent.url")}
@@ -261,6 +283,18 @@ def longest_sequence(config: Config, policy: Policy, data: Data) -> int:
             check_lengths(policy, ids, 0, f"{of} with its answer")
         longest = max(longest, *(len(row) + new for row in ids))
     return longest
+
+
+def newest_weights(name: str) -> str:
+    """For the folder of a run, its newest checkpoint; else the name of a model, a path made absolute."""
+    path = Path(name).expanduser()
+    if not (path / "config.yaml").is_file():
+        return absolute(name)
+    saved = checkpoints(RunFolder.open(path).checkpoints)
+    if not saved:
+        raise UserError(f"reward.model: the run '{name}' has no checkpoint yet")
+    check_manifest(saved[-1], weights_only=True)
+    return absolute(str(saved[-1]))
 
 
 def absolute(name: str) -> str:

@@ -15,7 +15,6 @@ from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config, OptimizerConfig
 from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
 from vigneron.core.schedule import Shape, learning_rate_factor
 from vigneron.errors import UserError
-from vigneron.policy.scoring import Scores
 from vigneron.timing import phase
 from vigneron.training.slots import Metrics
 
@@ -106,10 +105,11 @@ def actor_and_critic(
 
 @dataclass
 class GradientUpdate:
-    """`update(batch)`: `score` and `loss` are the method's, `measure` looks at the policy after the step's updates."""
+    """`update(batch)`: `score` and `loss` are the method's, and `loss` is given what `score` returns; `measure` looks
+    at the policy after the step's updates."""
 
-    score: Callable[[Batch], Scores]
-    loss: Callable[[Batch, Scores], list[Term]]
+    score: Callable[[Batch], Any]
+    loss: Callable[[Batch, Any], list[Term]]
     players: Sequence[Player]
     total_updates: int
     updates_per_step: int = 1
@@ -126,8 +126,8 @@ class GradientUpdate:
         cls,
         config: Config,
         updates_per_step: int,
-        score: Callable[[Batch], Scores],
-        loss: Callable[[Batch, Scores], list[Term]],
+        score: Callable[[Batch], Any],
+        loss: Callable[[Batch, Any], list[Term]],
         players: Sequence[Player],
         measure: Callable[[Batch], Term] | None = None,
         controller: Any = None,
