@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     CodeGenConfig,
     GPT2Config,
     LlamaConfig,
@@ -71,6 +72,17 @@ def tiny_model(kind: str, seed: int = 0) -> PreTrainedModel:
 
 def tiny_policy(kind: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32) -> Policy:
     model = tiny_model(kind, seed).to(dtype).eval()
+    return make_policy(model, byte_tokenizer(), device=torch.device("cpu"))
+
+
+def tiny_scorer(kind: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32) -> Policy:
+    """A sequence-classification model of the same shapes, with a head large enough that texts differ."""
+    torch.manual_seed(seed)
+    config = SHAPES[kind]()
+    config.num_labels = 1
+    model = AutoModelForSequenceClassification.from_config(config).to(dtype).eval()
+    with torch.no_grad():
+        model.score.weight.mul_(20)
     return make_policy(model, byte_tokenizer(), device=torch.device("cpu"))
 
 

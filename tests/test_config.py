@@ -125,7 +125,7 @@ def test_a_task_brings_its_own_held_out_part() -> None:
 def test_a_kind_that_is_missing_or_given_short() -> None:
     assert (
         line_of(reward={"embedder": "lexical"})
-        == "my.yaml: 'reward.kind' is missing: one of 'semantic', 'binary', 'python'"
+        == "my.yaml: 'reward.kind' is missing: one of 'semantic', 'binary', 'python', 'model', 'preference'"
     )
     assert "reward.kind: one of" in line_of(reward="nosuch")
 
@@ -277,3 +277,66 @@ def test_names_with_a_form_are_refused_in_words() -> None:
     assert line_of(data={"task": "antonyms", "checker": "nonsense"}) == wanted
     reward = {"kind": "python", "function": "no_colon"}
     assert line_of(reward=reward) == "my.yaml: reward.function: should be of the form module:function, not 'no_colon'"
+
+
+# ---------------------------------------------------------------------------------------------- preferences
+
+PAIRS = {"data": {"train": "pairs.jsonl"}}
+
+
+def pairs_line(name: str, **changes: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        check_config({"method": {"name": name}, **PAIRS, **changes}, "my.yaml")
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize("name", ["dpo", "reward_model", "preference_model"])
+def test_methods_that_read_pairs_sample_nothing_and_have_no_reward(name: str) -> None:
+    config = check_config({"method": {"name": name}, **PAIRS}, "my.yaml")
+    assert again(config) == config
+    assert "reward" not in config.model_dump()
+    said = f"has no effect with `method: {name}`"
+    assert f"`reward` {said}" in pairs_line(name, reward={"kind": "binary"})
+    assert f"`group_size` {said}" in pairs_line(name, group_size=4)
+    assert f"`max_new_tokens` {said}" in pairs_line(name, max_new_tokens=4)
+    assert f"`parent` {said}" in pairs_line(name, parent={"kind": "local", "model": "smollm2-135m"})
+
+
+def test_dpos_beta_is_one_without_a_reference_unless_it_is_given() -> None:
+    def beta(**keys: Any) -> float:
+        config = check_config({"method": {"name": "dpo", **keys}, **PAIRS}, "my.yaml")
+        assert again(config) == config
+        return config.method.beta  # type: ignore[union-attr]
+
+    assert (beta(), beta(reference_free=True), beta(reference_free=True, beta=0.3)) == (0.1, 1.0, 0.3)
+
+
+def test_sampled_pairs_need_a_reward_and_two_samples() -> None:
+    sampled = {"method": {"name": "dpo", "pairs": "sampled"}}
+    assert "set `group_size` to 2 or more" in line_of(**sampled)
+    assert line_of(**sampled, group_size=2, reward=None).startswith("my.yaml: reward: should be")
+    assert check(**sampled, group_size=2).method.reads == "prompts"
+
+
+def test_a_scorer_is_trained_whole() -> None:
+    assert "leave out `model.lora`" in pairs_line("reward_model", model={"lora": {}})
+    check_config({"method": {"name": "dpo"}, **PAIRS, "model": {"lora": {}}}, "my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "least"),
+    [({}, 2), ({"keep": 3}, 4), ({"keep": 3, "min_reward": 0.5}, 3), ({"min_reward": 0.5}, 1)],
+)
+def test_rejection_sampling_has_something_to_reject(keys: dict[str, Any], least: int) -> None:
+    sampling = {"name": "rejection_sampling", **keys}
+    assert check(method=sampling, group_size=least).group_size == least
+    if least > 1:
+        assert f"set `group_size` to {least} or more" in line_of(method=sampling, group_size=least - 1)
+
+
+def test_a_preference_reward_needs_a_group() -> None:
+    reward = {"kind": "preference", "model": "folder"}
+    assert "`reward: preference` compares the samples of a prompt" in line_of(reward=reward)
+    assert again(check(reward=reward, group_size=2)).reward.model == "folder"  # type: ignore[union-attr]
+    assert "'reward.model' is missing" in line_of(reward={"kind": "model"})

@@ -23,6 +23,7 @@ from vigneron.training.folder import RunFolder, default_runs_folder
 from vigneron.training.held_out import evaluate
 from vigneron.training.run import Run, Silent, View, load_child
 from vigneron.training.samples import Sample, samples_of
+from vigneron.training.slots import Parts
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Trained:
         seed: int = 0,
     ) -> list[str]:
         """A completion of each prompt, greedy unless a temperature is given."""
+        if self.config.method.trains == "scorer":
+            raise UserError(f"'{self.folder}' holds a model that scores texts: it writes none")
         return _sample(self.policy, self.config, prompts, temperature, max_new_tokens, seed)
 
     def sample_before(self, prompts: Sequence[Any], *, temperature: float = 0.0, seed: int = 0) -> list[str]:
@@ -59,6 +62,10 @@ class Trained:
         rows = RunFolder(self.folder).data().held_out if rows is None else rows
         if not rows:
             raise UserError("there is no held-out part to evaluate on: give data.held_out, or --file")
+        if self.config.method.reads == "pairs":
+            method = METHODS[self.config.method.name](Parts(self.config, self.policy, self.reference, lambda b: b))
+            assert method.evaluate is not None
+            return method.evaluate(rows), []
         name = checker_name(self.config)
         built = build_reward(self.config.reward, load_checker(name))
         reward = ApplyReward(built, missing_limit=self.config.reward.missing_limit)

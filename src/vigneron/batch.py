@@ -45,6 +45,9 @@ class Batch:
     """Samples that are not trained on though they have a reward."""
     shareable: bool = True
     """Whether the model keeps completions apart that stand behind one prompt."""
+    paired: bool = False
+    """Whether the samples that are trained on come in twos, the chosen text of a pair and the rejected one: no part of
+    the batch tears them apart."""
     per_row: int = 1
     """How many completions of a prompt a training pass puts behind one copy of it."""
     completion_ids: tuple[tuple[int, ...], ...] | None = None
@@ -108,7 +111,7 @@ class Batch:
             if isinstance(value, Tensor):
                 picked = value[at]
                 return picked[:, :width] if "_BT" in name else picked
-            if value is None or name in ("metrics", "figures", "per_row", "shareable"):
+            if value is None or name in ("metrics", "figures", "paired", "per_row", "shareable"):
                 return value
             if isinstance(value, dict):
                 return {key: tuple(column[i] for i in indices) for key, column in value.items()}
@@ -131,7 +134,7 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
         if name in ("metrics", "figures"):
             names = dict.fromkeys(key for value in values for key in value)
             return {key: _mean_of(name, key, parts) for key in names}
-        if values[0] is None or name in ("per_row", "shareable"):
+        if values[0] is None or name in ("paired", "per_row", "shareable"):
             return values[0]
         if isinstance(values[0], Tensor):
             return torch.cat([_widened(v, width) if "_BT" in name else v for v in values])
@@ -182,7 +185,10 @@ def bundles(batch: Batch) -> list[list[int]]:
 
 
 def _of_one_prompt(batch: Batch) -> list[list[int]]:
-    """The samples of each prompt, wherever they stand: a part of the batch then falls into the same rows again."""
+    """The samples of each prompt, wherever they stand: a part of the batch then falls into the same rows again. Pairs
+    share rows with nobody else."""
+    if batch.paired:
+        return [[i, i + 1] for i in range(0, len(batch), 2)]
     found: dict[tuple[int, ...], list[int]] = {}
     for i, prompt in enumerate(batch.prompt_ids):
         found.setdefault(prompt, []).append(i)
@@ -190,12 +196,19 @@ def _of_one_prompt(batch: Batch) -> list[list[int]]:
 
 
 def parts_of(batch: Batch, budget: int) -> list[Batch]:
-    """Parts of at most `budget` tokens, padding counted; completions of a prompt stay together where it pays."""
+    """Parts of at most `budget` tokens, padding counted; completions of a prompt stay together where it pays, the two
+    texts of a pair always."""
     batch = replace(batch, per_row=completions_per_row(batch, budget))
-    rows = bundles(batch)
-    widths = [_row_width(batch, row) for row in rows]
+    units = _of_one_prompt(batch) if batch.paired else bundles(batch)
+    widths = [_width(batch, unit) for unit in units]
     # In their old order, so that the part falls into the same rows again.
-    return [batch.rows([i for row in sorted(part) for i in rows[row]]) for part in length_buckets(widths, budget)]
+    return [batch.rows([i for unit in sorted(part) for i in units[unit]]) for part in length_buckets(widths, budget)]
+
+
+def _width(batch: Batch, unit: Sequence[int]) -> int:
+    """Of samples that stay together, in one row or in several that are padded alike."""
+    rows = [unit[at : at + batch.per_row] for at in range(0, len(unit), batch.per_row)]
+    return len(rows) * max(_row_width(batch, row) for row in rows)
 
 
 def completions_per_row(batch: Batch, budget: int) -> int:

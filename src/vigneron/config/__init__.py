@@ -6,12 +6,20 @@ Light on purpose: no torch here, so that a bad recipe is refused at once.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from vigneron.config.methods import (
     ActorCriticConfig,
     AdaptiveKlConfig,
     ConstraintConfig,
+    DpoConfig,
     GrpoConfig,
     GrpoKlConfig,
     KlConfig,
@@ -19,8 +27,11 @@ from vigneron.config.methods import (
     MethodOptions,
     PenaltyConfig,
     PpoConfig,
+    PreferenceModelConfig,
     ReinforceConfig,
+    RejectionSamplingConfig,
     RewardKlConfig,
+    RewardModelConfig,
     SftConfig,
     TokenCriticConfig,
     TrpoConfig,
@@ -39,6 +50,8 @@ from vigneron.config.parts import (
 from vigneron.config.rewards import (
     BinaryRewardConfig,
     GuardsConfig,
+    ModelRewardConfig,
+    PreferenceRewardConfig,
     PythonRewardConfig,
     RewardConfig,
     SemanticRewardConfig,
@@ -55,6 +68,7 @@ __all__ = [
     "Config",
     "ConstraintConfig",
     "DataConfig",
+    "DpoConfig",
     "EndpointParentConfig",
     "GrpoConfig",
     "GrpoKlConfig",
@@ -65,14 +79,19 @@ __all__ = [
     "MethodConfig",
     "MethodOptions",
     "ModelConfig",
+    "ModelRewardConfig",
     "OptimizerConfig",
     "ParentConfig",
     "PenaltyConfig",
     "PpoConfig",
+    "PreferenceModelConfig",
+    "PreferenceRewardConfig",
     "PythonRewardConfig",
     "ReinforceConfig",
+    "RejectionSamplingConfig",
     "RewardConfig",
     "RewardKlConfig",
+    "RewardModelConfig",
     "SamplingConfig",
     "SemanticRewardConfig",
     "SftConfig",
@@ -97,7 +116,7 @@ class Config(Strict):
     parent: ParentConfig | None = None
     """Who answers the prompts. None: the column `answer`, recorded before."""
     reward: RewardConfig
-    """`sft` needs none: then held-out completions are scored by `binary`."""
+    """`sft` needs none: then held-out completions are scored by `binary`. Methods that read pairs have none."""
     sampling: SamplingConfig = SamplingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -130,44 +149,66 @@ class Config(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def demonstrations_need_no_reward(cls, given: Any) -> Any:
-        """Without one, the held-out completions of `sft` are scored by the checker."""
-        if not isinstance(given, Mapping) or given.get("reward") is not None:
+    def given_texts_need_no_reward(cls, given: Any) -> Any:
+        """Without one, held-out completions of a method that reads demonstrations are scored by the checker."""
+        if not isinstance(given, Mapping):
             return given
-        method = given.get("method")
-        name = method.get("name") if isinstance(method, Mapping) else getattr(method, "name", None)
-        return {**given, "reward": {"kind": "binary"}} if name == "sft" else given
+        try:
+            method = TypeAdapter[MethodOptions](MethodConfig).validate_python(given.get("method"))
+        except ValidationError:
+            return given
+        if method.reads == "pairs" and given.get("reward") is not None:
+            raise ValueError(f"`reward` has no effect with {_said(method)}, which reads preferences: leave it out")
+        needs_none = method.reads != "prompts" and given.get("reward") is None
+        return {**given, "reward": {"kind": "binary"}} if needs_none else given
 
     @model_validator(mode="after")
-    def answers_are_not_sampled(self) -> "Config":
+    def given_texts_are_not_sampled(self) -> "Config":
+        inert: dict[str, Any] = {}
         if self.method.reads != "prompts":
-            for key, default in (("group_size", 1), ("sampling", SamplingConfig())):
-                if getattr(self, key) != default:
-                    method = self.method.name
-                    raise ValueError(
-                        f"`{key}` has no effect with `method: {method}`, which samples nothing: leave it out"
-                    )
+            inert = {"group_size": 1, "sampling": SamplingConfig()}
+        if self.method.reads == "pairs":
+            inert |= {"max_new_tokens": 16, "parent": None}
+        for key, default in inert.items():
+            if getattr(self, key) != default:
+                raise ValueError(
+                    f"`{key}` has no effect with {_said(self.method)}, which samples nothing: leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def a_scorer_is_trained_whole(self) -> "Config":
+        if self.method.trains == "scorer" and self.model.lora is not None:
+            raise ValueError(f"{_said(self.method)} trains the whole model: leave out `model.lora`")
         return self
 
     @model_validator(mode="after")
     def a_group_can_be_compared(self) -> "Config":
-        if self.method.compares_a_group and self.group_size == 1:
+        least = max(self.method.smallest_group, 2 if self.reward.kind == "preference" else 1)
+        if self.group_size < least:
+            who = _said(self.method) if self.method.smallest_group == least else "`reward: preference`"
             raise ValueError(
-                f"`method: {self.method.name}` compares the samples of a prompt with each other: "
-                "set `group_size` to 2 or more (8 is usual)"
+                f"{who} compares the samples of a prompt with each other: "
+                f"set `group_size` to {least} or more (8 is usual)"
             )
         return self
 
     @model_validator(mode="after")
     def critic_lr_has_an_effect(self) -> "Config":
         if not self.method.has_critic and "critic_lr" in self.optimizer.model_fields_set:
-            raise ValueError(f"`optimizer.critic_lr` has no effect with `method: {self.method.name}`: it has no critic")
+            raise ValueError(f"`optimizer.critic_lr` has no effect with {_said(self.method)}: it has no critic")
         return self
 
     @model_serializer(mode="wrap")
-    def without_inert_critic_lr(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def without_inert_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What is written can be read again."""
         written = dump(self)
+        if self.method.reads == "pairs":
+            written.pop("reward", None)
         if not self.method.has_critic:
             written.get("optimizer", {}).pop("critic_lr", None)
         return written
+
+
+def _said(method: MethodOptions) -> str:
+    return f"`method: {getattr(method, 'name', '')}`"

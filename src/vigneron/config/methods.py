@@ -51,14 +51,26 @@ class KlConfig(Strict):
         return self
 
 
+Reads = Literal["prompts", "demonstrations", "pairs"]
+
+
 class MethodOptions(Strict):
     """What the rest of the code asks a method's options, so that it never asks for a method's name."""
 
-    reads: ClassVar[Literal["prompts", "demonstrations", "pairs"]] = "prompts"
-    """What its rows are: prompts to sample for, or texts that are there already, which nothing is sampled for."""
     trains: ClassVar[Literal["policy", "scorer"]] = "policy"
     """A language model, or a model that gives a text one number."""
-    compares_a_group: ClassVar[bool] = False
+    joins_pairs: ClassVar[bool] = False
+    """Whether both texts of a pair are read as one sequence."""
+
+    @property
+    def reads(self) -> Reads:
+        """What its rows are: prompts to sample for, or texts that are there already, which nothing is sampled for."""
+        return "prompts"
+
+    @property
+    def smallest_group(self) -> int:
+        """Samples of a prompt that it cannot do without."""
+        return 1
 
     @property
     def has_critic(self) -> bool:
@@ -129,7 +141,6 @@ class GrpoKlConfig(KlConfig):
 class GrpoConfig(MethodOptions):
     """GRPO as Dr. GRPO (`rlmt-grape` eq. 13-14), with a KL to the reference. The first GRPO's biases go by name."""
 
-    compares_a_group: ClassVar[bool] = True
     name: Literal["grpo"]
     updates_per_step: Positive = 1
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -141,6 +152,10 @@ class GrpoConfig(MethodOptions):
     resample: Annotated[int, Field(ge=0)] = 0
     """Dynamic sampling: how many times a step may draw more prompts, to put in the place of groups that teach nothing
     because their rewards do not differ."""
+
+    @property
+    def smallest_group(self) -> int:
+        return 2
 
 
 class TokenCriticConfig(Strict):
@@ -298,11 +313,89 @@ class TrpoConfig(MethodOptions):
 class SftConfig(MethodOptions):
     """Fine-tuning on demonstrations (`rlmt-grape` eq. 1-2): the negative log-likelihood of the answers."""
 
-    reads: ClassVar[Literal["prompts", "demonstrations", "pairs"]] = "demonstrations"
     name: Literal["sft"]
     aggregation: Aggregation = "tokens"
 
+    @property
+    def reads(self) -> Reads:
+        return "demonstrations"
+
+
+class RejectionSamplingConfig(MethodOptions):
+    """Rejection sampling (`rlmt-grape` §3): fine-tuning on the best of a prompt's samples. A step is a round."""
+
+    name: Literal["rejection_sampling"]
+    keep: Positive = 1
+    """The best so many samples of a prompt are trained on."""
+    min_reward: float | None = None
+    """Samples that earn less are never kept: a prompt all of whose samples do is rejected."""
+    updates_per_round: Positive = 1
+    """Updates on the samples of one round, which are kept once."""
+    aggregation: Aggregation = "tokens"
+
+    @property
+    def smallest_group(self) -> int:
+        return self.keep if self.min_reward is not None else self.keep + 1
+
+
+class DpoConfig(MethodOptions):
+    """Direct preference optimization (`rlmt-grape` §4.9)."""
+
+    name: Literal["dpo"]
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """1 with `reference_free`, unless it is given."""
+    reference_free: bool = False
+    """The paper's first form: without π₀, whose risk of collapse it names."""
+    pairs: Literal["recorded", "sampled"] = "recorded"
+    """The columns `chosen` and `rejected`, or the best and the worst of a prompt's samples by the reward."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_beta(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("reference_free") is True:
+            return {"beta": 1.0, **given}
+        return given
+
+    @property
+    def reads(self) -> Reads:
+        return "pairs" if self.pairs == "recorded" else "prompts"
+
+    @property
+    def smallest_group(self) -> int:
+        return 1 if self.pairs == "recorded" else 2
+
+
+class PairScorerConfig(MethodOptions):
+    trains: ClassVar[Literal["policy", "scorer"]] = "scorer"
+
+    @property
+    def reads(self) -> Reads:
+        return "pairs"
+
+
+class RewardModelConfig(PairScorerConfig):
+    """A reward model of preference pairs (`rlmt-grape` eq. 5-6)."""
+
+    name: Literal["reward_model"]
+
+
+class PreferenceModelConfig(PairScorerConfig):
+    """A preference model (`rlmt-grape` §3): of two texts, the probability that the first is better."""
+
+    joins_pairs: ClassVar[bool] = True
+    name: Literal["preference_model"]
+
 
 MethodConfig = Annotated[
-    ActorCriticConfig | GrpoConfig | PpoConfig | ReinforceConfig | SftConfig | TrpoConfig, Field(discriminator="name")
+    ActorCriticConfig
+    | DpoConfig
+    | GrpoConfig
+    | PpoConfig
+    | PreferenceModelConfig
+    | ReinforceConfig
+    | RejectionSamplingConfig
+    | RewardModelConfig
+    | SftConfig
+    | TrpoConfig,
+    Field(discriminator="name"),
 ]

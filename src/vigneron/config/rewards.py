@@ -86,4 +86,28 @@ class PythonRewardConfig(Strict):
     missing_limit: Share = 0.05
 
 
-RewardConfig = Annotated[SemanticRewardConfig | BinaryRewardConfig | PythonRewardConfig, Field(discriminator="kind")]
+class ModelRewardConfig(Strict):
+    """A reward model's score of a prompt with its completion."""
+
+    kind: Literal["model"]
+    model: str
+    """A folder or hub id of a sequence-classification model with one label, or the folder of a run that trained one."""
+    missing_limit: Share = 0.05
+
+
+class PreferenceRewardConfig(Strict):
+    """How a completion does against the others of its group, by a preference model that sees both orders."""
+
+    kind: Literal["preference"]
+    model: str
+    """The folder of a run that trained a preference model, or of such a model."""
+    ranking: Literal["win_rate", "tournament"] = "win_rate"
+    """win_rate: the mean probability of being better than each of the others, G (G − 1) passes. tournament: the share
+    of rounds won of a knock-out, 2 (G − 1) passes."""
+    missing_limit: Share = 0.05
+
+
+RewardConfig = Annotated[
+    SemanticRewardConfig | BinaryRewardConfig | PythonRewardConfig | ModelRewardConfig | PreferenceRewardConfig,
+    Field(discriminator="kind"),
+]

@@ -2,14 +2,29 @@
 
 from collections.abc import Callable
 
-from vigneron.methods import actor_critic, grpo, ppo, reinforce, sft, trpo
+from vigneron.methods import (
+    actor_critic,
+    dpo,
+    grpo,
+    ppo,
+    preference_model,
+    reinforce,
+    rejection_sampling,
+    reward_model,
+    sft,
+    trpo,
+)
 from vigneron.training.slots import Method, Parts
 
 METHODS: dict[str, Callable[[Parts], Method]] = {
     "actor_critic": actor_critic.build,
+    "dpo": dpo.build,
     "grpo": grpo.build,
     "ppo": ppo.build,
+    "preference_model": preference_model.build,
     "reinforce": reinforce.build,
+    "rejection_sampling": rejection_sampling.build,
+    "reward_model": reward_model.build,
     "sft": sft.build,
     "trpo": trpo.build,
 }

@@ -9,8 +9,10 @@ from vigneron.config import Config, KlConfig
 from vigneron.core import kl
 from vigneron.core.draws import Sampling
 from vigneron.core.losses import AggregateMode, clipped, clipped_ratio
+from vigneron.core.preferences import expected_calibration_error, pair_accuracy
 from vigneron.policy.model import Policy
 from vigneron.policy.scoring import Scores, score
+from vigneron.training.slots import Metrics
 from vigneron.training.update import Term
 
 
@@ -63,3 +65,23 @@ def idle_notice(updates_per_step: int, clip_epsilon: float | None, options: KlCo
     if updates_per_step > 1 or not idle:
         return ()
     return (f"one update a step: the trained policy is the one that sampled, so {' and '.join(idle)} has no effect",)
+
+
+def sides(values_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a paired batch, the values of the chosen texts and of the rejected ones."""
+    return values_B[0::2], values_B[1::2]
+
+
+def pair_term(name: str, values_N: Tensor, coefficient: float = 0.0) -> Term:
+    """A value per pair, averaged over pairs: each of its two samples carries it."""
+    return Term(name, values_N.repeat_interleave(2), coefficient, "samples")
+
+
+def held_out_pairs(margin_N: Tensor, probability_N: Tensor, loss_N: Tensor) -> Metrics:
+    """Figures of preference pairs: `probability` is what the preferred text is given of being the better one."""
+    return {
+        "loss": float(loss_N.mean()),
+        "accuracy": float(pair_accuracy(probability_N)),
+        "margin": float(margin_N.mean()),
+        "calibration_error": float(expected_calibration_error(probability_N)),
+    }

@@ -51,16 +51,16 @@ def has_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def model_source(name: str) -> str:
-    """What transformers is given for a model's name."""
-    check_model_name(name)
+def model_source(name: str, key: str = "model") -> str:
+    """What transformers is given for a model's name; `key` is where the config names it."""
+    check_model_name(name, key)
     if name in BUNDLED_MODELS:
         return str(bundled_model_folder(name))
     path = Path(name).expanduser()
     return str(path) if path.is_dir() else name
 
 
-def check_model_name(name: str) -> None:
+def check_model_name(name: str, key: str = "model") -> None:
     """Refuse what cannot be a model, without loading it; whether a hub id is there shows when it is loaded."""
     if name in BUNDLED_MODELS:
         bundled_weights(name)
@@ -68,13 +68,13 @@ def check_model_name(name: str) -> None:
     path = Path(name).expanduser()
     if path.is_dir():
         if (path / "adapter_config.json").is_file():
-            raise UserError(f"model: '{name}' holds an adapter, not a model: name its base, and set model.lora")
+            raise UserError(f"{key}: '{name}' holds an adapter, not a model: name its base, and set model.lora")
         if not (path / "config.json").is_file():
-            raise UserError(f"model: the folder '{name}' has no config.json: it is not a transformers model")
+            raise UserError(f"{key}: the folder '{name}' has no config.json: it is not a transformers model")
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"model: '{name}' is not a folder")
+        raise UserError(f"{key}: '{name}' is not a folder")
     elif near := get_close_matches(name, BUNDLED_MODELS, n=1, cutoff=0.8):
-        raise UserError(f"model: there is no '{name}' (did you mean '{near[0]}'?)")
+        raise UserError(f"{key}: there is no '{name}' (did you mean '{near[0]}'?)")
 
 
 def load_policy(
@@ -93,17 +93,22 @@ def load_policy(
     if lora is not None:
         model = _add_lora(model, lora)
     model.eval()
+    policy = make_policy(model.to(where), tokenizer, device=where)
     if activation_checkpointing:
-        _remove_dropout(model)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(policy)
         if lora is not None:
             model.enable_input_require_grads()
-    policy = make_policy(model.to(where), tokenizer, device=where)
     check_head(policy)
     policy.shares_prompts = can_share_prompts(policy)
     policy.compute_dtype = resolve_compute_dtype(dtype, where)
-    policy.activation_checkpointing = activation_checkpointing
     return policy
+
+
+def checkpoint_activations(policy: Policy) -> None:
+    """Less memory for more time."""
+    _remove_dropout(policy.model)
+    policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    policy.activation_checkpointing = True
 
 
 def speed_up(policy: Policy, reference: Reference, *, graphs: bool, compiled: bool) -> None:
@@ -150,11 +155,11 @@ def _load_pretrained(name: str, *, allow_pickle: bool, trust_remote_code: bool) 
                 **options,
             )
     except Exception as error:  # the edge to somebody's files: they can be broken in any way
-        raise UserError(f"model: cannot load '{name}': {_first_line(error)}") from error
+        raise UserError(f"model: cannot load '{name}': {first_line(error)}") from error
     return model, tokenizer
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
@@ -174,7 +179,7 @@ def _add_lora(model: Any, lora: Lora) -> Any:
     try:
         return get_peft_model(model, config)
     except ValueError as error:
-        raise UserError(f"model.lora: {_first_line(error)}") from error
+        raise UserError(f"model.lora: {first_line(error)}") from error
 
 
 def _remove_dropout(model: Any) -> None:

@@ -19,11 +19,18 @@ from vigneron.training.slots import Metrics
 FIGURES = {
     "reward": "reward",
     "NLL": "loss/nll",
+    "DPO": "loss/dpo",
+    "Bradley-Terry": "loss/bradley_terry",
+    "cross-entropy": "loss/preference",
+    "margin": "margin",
+    "rewards' margin": "rewards/margins",
+    "kept": "kept/reward",
     "accuracy": "accuracy",
     "entropy": "entropy",
     "KL": "kl",
     "flat groups": "frac_reward_zero_std",
     "held-out accuracy": "eval/accuracy",
+    "held-out pairs": "eval/rewards/accuracies",
 }
 BARS = "▁▂▃▄▅▆▇█"
 

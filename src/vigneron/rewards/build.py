@@ -2,7 +2,13 @@
 
 from pathlib import Path
 
-from vigneron.config import PythonRewardConfig, RewardConfig, SemanticRewardConfig
+from vigneron.config import (
+    ModelRewardConfig,
+    PreferenceRewardConfig,
+    PythonRewardConfig,
+    RewardConfig,
+    SemanticRewardConfig,
+)
 from vigneron.rewards.apply import RewardFunction
 from vigneron.rewards.functions import python_function
 
@@ -10,7 +16,7 @@ from vigneron.rewards.functions import python_function
 def build_reward(
     config: RewardConfig, checker: RewardFunction, *, cache: Path | None = None, device: str = "cpu"
 ) -> RewardFunction:
-    """A function of TRL's signature. `cache` is where embeddings are kept, `device` where they are computed."""
+    """A function of TRL's signature. `cache` is where embeddings are kept, `device` where a reward's model runs."""
     if isinstance(config, SemanticRewardConfig):
         from vigneron.rewards.guards import Guards
         from vigneron.rewards.semantic import SemanticReward
@@ -34,4 +40,10 @@ def build_reward(
         )
     if isinstance(config, PythonRewardConfig):
         return python_function(config.function, "reward.function")
+    if isinstance(config, ModelRewardConfig | PreferenceRewardConfig):
+        from vigneron.rewards.model import ModelReward, PreferenceReward, load_reward_scorer
+
+        if isinstance(config, ModelRewardConfig):
+            return ModelReward(load_reward_scorer(config.model, "reward", device))
+        return PreferenceReward(load_reward_scorer(config.model, "first_is_better", device), config.ranking)
     return checker

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,14 +40,15 @@ class Demonstrations:
 
 
 def answer_token_ids(policy: Policy, rows: Sequence[Row]) -> list[tuple[int, ...]]:
-    """An answer as the model would go on to write it: a space before it, unless the prompt ends in one or is a
-    conversation's."""
-    texts = [
-        answer if not isinstance(row["prompt"], str) or row["prompt"][-1:].isspace() else f" {answer}"
-        for row in rows
-        for answer in [completion_text(row["answer"])]
-    ]
+    """An answer as the model would go on to write it: a space before it, unless it begins with one, the prompt ends in
+    one or is a conversation's."""
+    texts = [continuation(row["prompt"], completion_text(row["answer"])) for row in rows]
     found = policy.tokenizer(texts, add_special_tokens=False)["input_ids"]
     own = policy.tokenizer.eos_token_id
     end = own if own in policy.eos_ids else min(policy.eos_ids)
     return [(*ids, end) for ids in found]
+
+
+def continuation(prompt: Any, answer: str) -> str:
+    apart = not isinstance(prompt, str) or prompt[-1:].isspace() or answer[:1].isspace()
+    return answer if apart else f" {answer}"

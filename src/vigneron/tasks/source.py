@@ -9,6 +9,7 @@ from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.rewards.text import letters_only
 from vigneron.rollout.dataset import check_rows, distinct_rows, not_apart, read_rows
+from vigneron.rollout.pairs import read_pairs
 from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.task import load_task
 
@@ -26,13 +27,25 @@ def load_data(config: Config) -> Data:
     data = config.data
     if data.task is not None:
         task = load_task(data.task)
-        return Data(task.rows("train", data.template), task.rows(data.held_out or "held_out", data.template))
+        train, held_out = (task.rows(part, data.template) for part in ("train", data.held_out or "held_out"))
+        if config.method.reads == "pairs":
+            train, held_out = (_task_pairs(rows, data.task) for rows in (train, held_out))
+        return Data(train, held_out)
     assert data.train is not None
     train, notices = load_rows(config, data.train)
     if data.held_out is None:
         return Data(train, [], tuple(notices))
     held_out, more = load_rows(config, data.held_out)
     return Data(train, held_out, (*notices, *more, *not_apart(train, held_out)))
+
+
+def _task_pairs(rows: list[Row], task: str) -> list[Row]:
+    if not all({"chosen", "rejected"} <= set(row) for row in rows):
+        raise UserError(
+            f"data.task: the task '{task}' has no preference pairs: give `data.train`, a file with the columns "
+            "`prompt`, `chosen` and `rejected`, or the task `instructions`"
+        )
+    return read_pairs(rows, f"the task '{task}'")[0]
 
 
 def checker_name(config: Config) -> str:
@@ -43,8 +56,13 @@ def checker_name(config: Config) -> str:
 
 def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
     """A file's rows, with prompts made by the config's template and every column that its reward needs; and notices."""
-    recorded = config.parent is None and (config.reward.kind != "python" or config.method.reads == "demonstrations")
     rows = _with_prompts(read_rows(path), config.data.template, path)
+    if config.method.reads == "pairs":
+        pairs, notices = read_pairs(rows, f"'{path}'")
+        distinct, more = distinct_rows(pairs, f"'{path}'", one_answer=False)
+        return distinct, [*notices, *more]
+    compares = config.reward.kind in ("semantic", "binary")
+    recorded = config.parent is None and (compares or config.method.reads == "demonstrations")
     needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checks_the_input(config) else [])]
     check_rows(rows, needed, f"'{path}'")
     if recorded:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vigneron.batch import Batch
 from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config
@@ -12,6 +13,7 @@ from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
 from vigneron.policy.head import HEAD_CHUNK
 from vigneron.policy.model import Policy
+from vigneron.policy.scorer import scores
 from vigneron.policy.scoring import score
 from vigneron.rollout.engine import cache_bytes
 
@@ -64,12 +66,18 @@ def _peak_bytes(policy: Policy, width: int, rows: int) -> int:
     try:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        now = score(policy, batch, Sampling())
-        (now.logprobs_BT.sum() + now.entropy_BT.sum()).backward()
+        _objective(policy, batch).backward()
         return torch.cuda.max_memory_allocated(device) - before
     finally:
         policy.graphed = graphed
         policy.model.zero_grad(set_to_none=True)
+
+
+def _objective(policy: Policy, batch: Batch) -> Tensor:
+    if policy.causal.get_output_embeddings() is None:
+        return scores(policy, batch).sum()
+    now = score(policy, batch, Sampling())
+    return now.logprobs_BT.sum() + now.entropy_BT.sum()
 
 
 @contextmanager

@@ -17,16 +17,25 @@ from vigneron.config import Config, is_api_embedder
 from vigneron.errors import UserError
 from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
 from vigneron.policy.model import Policy, Reference
+from vigneron.policy.scorer import load_scorer
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Check, build_check, load_checker
 from vigneron.rollout.demonstrations import answer_token_ids
+from vigneron.rollout.pairs import sequences_of
 from vigneron.rollout.prompts import PromptOrder, prompts_token_ids
 from vigneron.rollout.sample import check_lengths, sampler_of
 from vigneron.sources.client import base_url
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, checker_name, load_data
-from vigneron.training.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, weights_identity
+from vigneron.training.checkpoint import (
+    State,
+    check_manifest,
+    checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    weights_identity,
+)
 from vigneron.training.folder import RunFolder
 from vigneron.training.held_out import evaluate
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
@@ -126,13 +135,14 @@ class Run:
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
         speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
-        longest = longest_prompt(config, policy, data)
+        longest = longest_sequence(config, policy, data)
         if config.microbatch_tokens == "auto":
-            found = find_microbatch_tokens(policy, longest + config.max_new_tokens)
+            found = find_microbatch_tokens(policy, longest)
             config = config.model_copy(update={"microbatch_tokens": found})
             folder.write_config(config)
         method = build(Parts(config, policy, reference, reward))
-        for notice in (*method.notices, sampler_of(policy).notice):
+        samples = config.method.trains == "policy" and method.evaluate is None
+        for notice in (*method.notices, sampler_of(policy).notice if samples else None):
             if notice is not None:
                 view.notice(notice)
         return cls(
@@ -196,6 +206,17 @@ class Run:
 
 def load_child(config: Config) -> Policy:
     model = config.model
+    if config.method.trains == "scorer":
+        return load_scorer(
+            model.name,
+            start=True,
+            seed=config.seed,
+            device=model.device,
+            dtype=model.dtype,
+            activation_checkpointing=model.activation_checkpointing,
+            allow_pickle=model.allow_pickle,
+            trust_remote_code=model.trust_remote_code,
+        )
     lora: Any = model.lora
     if lora is not None:
         targets = lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
@@ -230,6 +251,8 @@ def resolved(config: Config) -> Config:
         if any(name and is_api_embedder(name) for name in (config.reward.embedder, second)):
             reward["url"] = base_url(config.reward.url, "reward.url")
         changes["reward"] = config.reward.model_copy(update=reward)
+    if config.reward.kind == "model" or config.reward.kind == "preference":
+        changes["reward"] = config.reward.model_copy(update={"model": newest_weights(config.reward.model)})
     if config.parent is not None:
         parent = (
             {"url": base_url(config.parent.url, "parent.url")}
@@ -240,18 +263,38 @@ def resolved(config: Config) -> Config:
     return config.model_copy(update=changes)
 
 
-def longest_prompt(config: Config, policy: Policy, data: Data) -> int:
-    """Tokens of the longest prompt. One that does not fit into the model is found here, not after hours."""
-    longest = 1
+def longest_sequence(config: Config, policy: Policy, data: Data) -> int:
+    """Tokens of the longest prompt with its completion. One that does not fit into the model is found here, not after
+    hours."""
+    longest, new = 1, config.max_new_tokens
     for rows, of in ((data.train, "the training data"), (data.held_out, "the held-out part")):
+        if not rows:
+            continue
+        if config.method.reads == "pairs":
+            whole = sequences_of(policy, rows, joined=config.method.joins_pairs)
+            check_lengths(policy, whole, 0, f"{of} with its texts")
+            longest = max(longest, *map(len, whole))
+            continue
         ids = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in rows])
-        check_lengths(policy, ids, config.max_new_tokens, of)
+        check_lengths(policy, ids, new, of)
         if config.method.reads == "demonstrations" and rows is data.train:
             answers = answer_token_ids(policy, rows)
             ids = [(*prompt, *answer) for prompt, answer in zip(ids, answers, strict=True)]
             check_lengths(policy, ids, 0, f"{of} with its answer")
-        longest = max(longest, *map(len, ids)) if ids else longest
+        longest = max(longest, *(len(row) + new for row in ids))
     return longest
+
+
+def newest_weights(name: str) -> str:
+    """For the folder of a run, its newest checkpoint; else the name of a model, a path made absolute."""
+    path = Path(name).expanduser()
+    if not (path / "config.yaml").is_file():
+        return absolute(name)
+    saved = checkpoints(RunFolder.open(path).checkpoints)
+    if not saved:
+        raise UserError(f"reward.model: the run '{name}' has no checkpoint yet")
+    check_manifest(saved[-1], weights_only=True)
+    return absolute(str(saved[-1]))
 
 
 def absolute(name: str) -> str:

@@ -16,7 +16,6 @@ from vigneron.core.draws import keyed_permutation
 from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
 from vigneron.core.schedule import Shape, learning_rate_factor
 from vigneron.errors import UserError
-from vigneron.policy.scoring import Scores
 from vigneron.timing import phase
 from vigneron.training.slots import Metrics
 
@@ -111,14 +110,15 @@ def actor_and_critic(
 
 @dataclass
 class GradientUpdate:
-    """`update(batch)`: `score` and `loss` are the method's, `measure` looks at the policy after the step's updates.
+    """`update(batch)`: `score` and `loss` are the method's, and `loss` is given what `score` returns; `measure` looks
+    at the policy after the step's updates.
 
     Several updates are passes over the batch, each of them cut into `minibatches` of samples, drawn by (seed, updates
     done).
     """
 
-    score: Callable[[Batch], Scores]
-    loss: Callable[[Batch, Scores], list[Term]]
+    score: Callable[[Batch], Any]
+    loss: Callable[[Batch, Any], list[Term]]
     players: Sequence[Player]
     total_updates: int
     updates_per_step: int = 1
@@ -139,8 +139,8 @@ class GradientUpdate:
         cls,
         config: Config,
         updates_per_step: int,
-        score: Callable[[Batch], Scores],
-        loss: Callable[[Batch, Scores], list[Term]],
+        score: Callable[[Batch], Any],
+        loss: Callable[[Batch, Any], list[Term]],
         players: Sequence[Player],
         measure: Callable[[Batch], Term] | None = None,
         controller: Any = None,
@@ -195,6 +195,11 @@ class GradientUpdate:
             else:
                 self.done += 1
 
+    @torch.no_grad()
+    def figures(self, batch: Batch) -> Metrics:
+        """The terms of the loss and what is logged beside them, without an update."""
+        return {name: value for name, value, _ in self.accumulate(batch, lambda p: self.loss(p, self.score(p)))}
+
     def _one_update(self, batch: Batch) -> list[Figure]:
         """The gradient of the whole batch, part by part, then one clipped step of each player."""
         with phase("gradient"):
@@ -204,11 +209,13 @@ class GradientUpdate:
             return [*figures, *self._step()]
 
     def accumulate(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> list[Figure]:
-        """Each term over the whole batch; what has a coefficient is differentiated on the way."""
+        """Each term over the whole batch; what has a coefficient is differentiated on the way.
+
+        Samples that are not trained on, and idle ones, need no pass.
+        """
         whole = _denominators(batch)
-        looked_at, passed = whole, batch
-        if self.idle is not None and (passed := self._without_idle(batch)) is not batch:
-            looked_at = _denominators(passed)
+        passed = self._to_pass(batch)
+        looked_at = whole if passed is batch else _denominators(passed)
         sums: dict[tuple[str, bool], Any] = defaultdict(float)
         for part in parts_of(passed, self.microbatch_tokens):
             objective = torch.zeros((), device=batch.completion_BT.device)
@@ -226,11 +233,16 @@ class GradientUpdate:
         on_host = _on_host(list(sums.values()))
         return [Figure(name, value, sampler) for (name, sampler), value in zip(sums, on_host, strict=True)]
 
-    def _without_idle(self, batch: Batch) -> Batch:
-        """The samples that have a gradient; all of them where none has, for the figures."""
-        assert self.idle is not None
-        busy = [i for i, idle in enumerate(self.idle(batch).tolist()) if not idle]
-        return batch.rows(busy) if 0 < len(busy) < len(batch) else batch
+    def _to_pass(self, batch: Batch) -> Batch:
+        """The samples that have a gradient; those that are trained on where none has, for the figures."""
+        trained_B = batch.trained_BT.any(1)
+        wanted_B = trained_B if self.idle is None else trained_B & ~self.idle(batch)
+        for chosen_B in (wanted_B.cpu(), trained_B.cpu()):
+            if chosen_B.all():
+                return batch
+            if chosen_B.any():
+                return batch.rows(chosen_B.nonzero()[:, 0].tolist())
+        return batch
 
     def _step(self) -> list[Figure]:
         factor = learning_rate_factor(self.done, self.total_updates, shape=self.schedule, warmup=self.warmup_updates)

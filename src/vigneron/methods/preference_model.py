@@ -1,0 +1,58 @@
+"""A preference model (`rlmt-grape` §3): of a prompt and two texts in one sequence, the chance that the first is better.
+
+Every pair is seen in both orders, so the order itself teaches nothing, and is judged in both: the mean counts.
+`reward: {kind: preference, model: …}` is what it gives afterwards.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vigneron.batch import Batch
+from vigneron.config import PreferenceModelConfig
+from vigneron.core.losses import preference_bce
+from vigneron.methods.shared import held_out_pairs, sides
+from vigneron.policy.scorer import scores, scores_in_parts, set_scorer_kind
+from vigneron.rollout.pairs import OrderedPairs
+from vigneron.rollout.prompts import Row
+from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.update import GradientUpdate, Player, Term
+
+
+def build(parts: Parts) -> Method:
+    config, policy = parts.config, parts.policy
+    assert isinstance(config.method, PreferenceModelConfig)
+    set_scorer_kind(policy, "first_is_better")
+    rollout = OrderedPairs(policy)
+
+    def score_now(batch: Batch) -> Tensor:
+        return scores(policy, batch)
+
+    def loss(batch: Batch, logit_B: Tensor) -> list[Term]:
+        """L = −hp · log p − (1 − hp) · log(1 − p)   (§3), hp = 1 where the chosen text stands first."""
+        preferred_B = torch.tensor([first == "chosen" for first in batch.columns["first"]], device=logit_B.device)
+        right_B = (logit_B.detach() > 0) == preferred_B
+        return [
+            Term("loss/preference", preference_bce(logit_B, preferred_B), 1.0, "samples"),
+            Term("accuracy", right_B.to(logit_B.dtype), 0.0, "samples"),
+            Term("first_preferred", logit_B.detach().sigmoid(), 0.0, "samples"),
+        ]
+
+    def evaluate(rows: Sequence[Row]) -> Metrics:
+        """Of both orders together: p is the mean of what each gives the chosen text."""
+        first_N, second_N = sides(scores_in_parts(policy, rollout(rows), config.tokens_at_once).double())
+        p_N = (first_N.sigmoid() + (-second_N).sigmoid()) / 2
+        ones_N = torch.ones_like(first_N)
+        losses_N = (preference_bce(first_N, ones_N) + preference_bce(-second_N, ones_N)) / 2
+        return held_out_pairs((first_N - second_N) / 2, p_N, losses_N)
+
+    optimizer = config.optimizer
+    actor = Player("actor", policy.trainable(), optimizer.actor_lr, optimizer.weight_decay, optimizer.max_grad_norm)
+    return Method(
+        rollout=rollout,
+        reward=lambda batch: batch,
+        advantage=lambda batch: batch,
+        update=GradientUpdate.of(config, 1, score_now, loss, [actor]),
+        evaluate=evaluate,
+    )

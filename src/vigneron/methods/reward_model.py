@@ -1,0 +1,55 @@
+"""A reward model of preference pairs (`rlmt-grape` §4.4, eq. 5-6): the preferred text is to score higher.
+
+Two texts, two passes, one batch: `reward: {kind: model, model: …}` is what it gives afterwards.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from vigneron.batch import Batch
+from vigneron.config import RewardModelConfig
+from vigneron.core.losses import bradley_terry
+from vigneron.methods.shared import held_out_pairs, pair_term, sides
+from vigneron.policy.scorer import scores, scores_in_parts, set_scorer_kind
+from vigneron.rollout.pairs import Pairs
+from vigneron.rollout.prompts import Row
+from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.update import GradientUpdate, Player, Term
+
+
+def build(parts: Parts) -> Method:
+    config, policy = parts.config, parts.policy
+    assert isinstance(config.method, RewardModelConfig)
+    set_scorer_kind(policy, "reward")
+    rollout = Pairs(policy)
+
+    def score_now(batch: Batch) -> Tensor:
+        return scores(policy, batch)
+
+    def loss(batch: Batch, scores_B: Tensor) -> list[Term]:
+        """L = −log σ(R(w) − R(l))   (eq. 6)."""
+        chosen_N, rejected_N = sides(scores_B)
+        won, lost = chosen_N.detach(), rejected_N.detach()
+        return [
+            pair_term("loss/bradley_terry", bradley_terry(chosen_N, rejected_N), 1.0),
+            pair_term("accuracy", (won > lost).to(won.dtype)),
+            pair_term("margin", won - lost),
+            pair_term("rewards/chosen", won),
+            pair_term("rewards/rejected", lost),
+        ]
+
+    def evaluate(rows: Sequence[Row]) -> Metrics:
+        chosen_N, rejected_N = sides(scores_in_parts(policy, rollout(rows), config.tokens_at_once))
+        margin_N = (chosen_N - rejected_N).double()
+        return held_out_pairs(margin_N, margin_N.sigmoid(), bradley_terry(chosen_N, rejected_N))
+
+    optimizer = config.optimizer
+    actor = Player("actor", policy.trainable(), optimizer.actor_lr, optimizer.weight_decay, optimizer.max_grad_norm)
+    return Method(
+        rollout=rollout,
+        reward=lambda batch: batch,
+        advantage=lambda batch: batch,
+        update=GradientUpdate.of(config, 1, score_now, loss, [actor]),
+        evaluate=evaluate,
+    )

@@ -1,0 +1,138 @@
+"""The rollout slot of methods that learn from preferences: two texts for a prompt, of which one was chosen.
+
+Rows are TRL's: `prompt`, `chosen` and `rejected`, plain or conversational. Without `prompt`, what both texts begin with
+is the prompt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any
+
+import torch
+
+from vigneron.batch import Batch
+from vigneron.core.selection import best_and_worst
+from vigneron.errors import UserError
+from vigneron.policy.model import Policy
+from vigneron.rollout.dataset import check_rows, is_conversation
+from vigneron.rollout.demonstrations import Demonstrations, answer_token_ids
+from vigneron.rollout.prompts import Row, completion_text, prompt_text, prompts_token_ids
+
+SIDES = ("chosen", "rejected")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """`rollout(rows, step)`: 2N samples, the chosen text of each pair and next to it the rejected one."""
+
+    policy: Policy
+
+    def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
+        batch = Demonstrations(self.policy)(sides_of(rows), step, 2 * first)
+        return replace(batch, group_B=batch.group_B // 2, columns={"side": SIDES * len(rows)}, paired=True)
+
+
+@dataclass(frozen=True)
+class OrderedPairs:
+    """`rollout(rows, step)`: 2N samples, both texts of each pair in one sequence, the chosen one first and then second.
+
+    Seen in both orders, nothing can be learned from the order.
+    """
+
+    policy: Policy
+
+    def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
+        batch = Demonstrations(self.policy)(orders_of(rows), step, 2 * first)
+        return replace(batch, group_B=batch.group_B // 2, columns={"first": SIDES * len(rows)})
+
+
+def paired_up(batch: Batch) -> Batch:
+    """Pairs made on the spot, by the reward: the best and the worst of each group next to each other, and behind them
+    all others, which are not trained on."""
+    rewards_B = batch.rewards_B
+    if batch.excluded_B is not None:
+        rewards_B = rewards_B.masked_fill(batch.excluded_B, torch.nan)
+    pairs = best_and_worst(rewards_B, batch.group_B)
+    inside = [sample for pair in pairs for sample in pair]
+    order = [*inside, *sorted(set(range(len(batch))) - set(inside))]
+    figures = {"pairs": len(pairs), "groups_without_pair": len(batch.group_B.unique()) - len(pairs)}
+    excluded_B = torch.arange(len(batch), device=rewards_B.device) >= len(inside)
+    return replace(batch.rows(order), paired=True, excluded_B=excluded_B, figures={**batch.figures, **figures})
+
+
+def sides_of(rows: Sequence[Row]) -> list[Row]:
+    return [{"prompt": row["prompt"], "answer": row[side]} for row in rows for side in SIDES]
+
+
+def orders_of(rows: Sequence[Row]) -> list[Row]:
+    return [
+        {"prompt": row["prompt"], "answer": two_texts(row[one], row[other])}
+        for row in rows
+        for one, other in (SIDES, SIDES[::-1])
+    ]
+
+
+def two_texts(first: Any, second: Any) -> str:
+    """What a preference model reads after the prompt."""
+    return f"\nFirst: {completion_text(first).strip()}\nSecond: {completion_text(second).strip()}\nBetter:"
+
+
+def sequences_of(policy: Policy, rows: Sequence[Row], *, joined: bool) -> list[tuple[int, ...]]:
+    """Every sequence of ids that pairs are read as: a text of a pair, or (`joined`) both of them."""
+    made = orders_of(rows) if joined else sides_of(rows)
+    prompts = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in made])
+    return [prompt + answer for prompt, answer in zip(prompts, answer_token_ids(policy, made), strict=True)]
+
+
+def read_pairs(rows: Sequence[Row], where: str) -> tuple[list[Row], list[str]]:
+    """Rows with `prompt`, `chosen` and `rejected`; pairs of equal texts are left out, and named in a notice."""
+    check_rows(rows, SIDES, where)
+    made = [_with_prompt(row, f"data: {where}, row {number}") for number, row in enumerate(rows, start=1)]
+    check_rows(made, ["prompt"], where)
+    same = [number for number, row in enumerate(made, start=1) if _text(row, "chosen") == _text(row, "rejected")]
+    if not same:
+        return made, []
+    row = made[same[0] - 1]
+    named = f"the first in row {same[0]}: {prompt_text(row['prompt'])[:60]!r}"
+    if len(same) == len(rows):
+        raise UserError(f"data: {where}: in all {len(rows)} pairs `chosen` and `rejected` are the same text, {named}")
+    notice = f"{where}: {len(same)} pairs prefer a text to itself and are left out, {named}"
+    return [row for number, row in enumerate(made, start=1) if number not in set(same)], [notice]
+
+
+def _text(row: Row, side: str) -> str:
+    return completion_text(row[side]).strip()
+
+
+def _with_prompt(row: Row, where: str) -> Row:
+    for side in SIDES:
+        if not isinstance(row[side], str) and not is_conversation(row[side]):
+            raise UserError(f'{where}: {side} is neither a text nor a list of {{"role": …, "content": …}} messages')
+    chosen, rejected = row["chosen"], row["rejected"]
+    if isinstance(chosen, str) != isinstance(rejected, str):
+        raise UserError(f"{where}: of `chosen` and `rejected` one is a text, the other messages: make them alike")
+    if row.get("prompt") in (None, "", []):
+        prompt = _shared_text(chosen, rejected) if isinstance(chosen, str) else _shared_turns(chosen, rejected)
+        if not prompt:
+            raise UserError(f"{where} has no 'prompt', and its texts do not begin alike: add the prompt")
+        row = {**row, "prompt": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
+    for side in SIDES:
+        if isinstance(row[side], list) and len(row[side]) > 1:
+            raise UserError(f"{where}: {side} has {len(row[side])} messages after the prompt: only one may follow it")
+        if not _text(row, side):
+            raise UserError(f"{where}: {side} is empty: give both texts")
+    return row
+
+
+def _shared_turns(chosen: list[Any], rejected: list[Any]) -> list[Any]:
+    """Messages that both begin with. The last one is an answer, even where both have the same."""
+    turns = zip(chosen[:-1], rejected[:-1], strict=False)
+    return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], turns)]
+
+
+def _shared_text(chosen: str, rejected: str) -> str:
+    """Whole words that both begin with; the space after them is the answers'."""
+    letters = enumerate(zip(chosen, rejected, strict=False))
+    spaces = [at for at, (one, _) in takewhile(lambda pair: pair[1][0] == pair[1][1], letters) if one.isspace()]
+    return chosen[: max(spaces, default=0)]

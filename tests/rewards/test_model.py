@@ -1,0 +1,90 @@
+"""A reward model's score and a preference model's rankings, against transformers' own pass over one text at a time."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import tiny_scorer
+from vigneron.rewards.model import ModelReward, PreferenceReward
+
+SCORER = tiny_scorer("gpt2", dtype=torch.float64)
+SCORER.model.config.pad_token_id = None
+
+
+def plain(text: str) -> float:
+    with torch.no_grad():
+        return float(SCORER.model(torch.tensor([[*SCORER.tokenizer(text)["input_ids"], 0]])).logits)
+
+
+def plain_better(prompt: str, one: str, other: str) -> float:
+    """The mean of both orders."""
+
+    def first_wins(first: str, second: str) -> float:
+        return 1 / (1 + math.exp(-plain(f"{prompt}\nFirst: {first}\nSecond: {second}\nBetter:")))
+
+    return (first_wins(one, other) + 1 - first_wins(other, one)) / 2
+
+
+def test_a_score_is_of_the_prompt_with_the_completion() -> None:
+    prompts: list[Any] = ["say", "say", "go ", [{"role": "user", "content": "hi"}], "q"]
+    completions: list[Any] = ["hot", " hot", "on", [{"role": "assistant", "content": "yo"}], ""]
+    wanted = [plain(text) for text in ("say hot", "say hot", "go on", "user: hi\nanswer: yo", "q ")]
+    got = ModelReward(SCORER)(prompts=prompts, completions=completions, completion_ids=None, answer=["x"] * 5)
+    assert got == pytest.approx(wanted, abs=1e-10)
+
+
+def test_the_win_rate_is_the_mean_over_the_others_of_the_prompt() -> None:
+    prompts = ["p", "q", "p", "p", "q", "lone"]
+    texts = ["a", "bb", "ccc", " a", "d", "e"]
+    got = PreferenceReward(SCORER)(prompts=prompts, completions=texts)
+    a_c, b_d = plain_better("p", "a", "ccc"), plain_better("q", "bb", "d")
+    wanted = [(a_c + 0.5) / 2, b_d, 1 - a_c, (0.5 + a_c) / 2, 1 - b_d, 0.5]
+    assert got == pytest.approx(wanted, abs=1e-10)
+    assert sum(got[i] or 0 for i in (0, 2, 3)) == pytest.approx(1.5)
+
+
+def test_messages_are_grouped_and_compared_through_the_template() -> None:
+    prompts = [[{"role": "user", "content": "hi"}]] * 2
+    completions = [[{"role": "assistant", "content": text}] for text in ("yo", "no")]
+    won = plain_better("user: hi\nanswer: ", "yo", "no")
+    assert PreferenceReward(SCORER)(prompts=prompts, completions=completions) == pytest.approx([won, 1 - won])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])
+def test_a_tournament_is_a_knock_out(count: int) -> None:
+    texts = ["a", "bb", "ccc", "dd", "e", "ff", "g", "hhh"][:count]
+    left, won, rounds = texts[:], dict.fromkeys(texts, 0), 0
+    while len(left) > 1:
+        through = [
+            pair[0] if len(pair) == 1 or plain_better("p", *pair) >= 0.5 else pair[1]
+            for pair in (left[at : at + 2] for at in range(0, len(left), 2))
+        ]
+        for text in through:
+            won[text] += 1
+        left, rounds = through, rounds + 1
+    wanted = [won[text] / rounds for text in texts] if rounds else [0.5]
+    # A second prompt in between changes nothing.
+    prompts = [prompt for _ in texts for prompt in ("p", "other")]
+    completions = [text for one in texts for text in (one, one * 2)]
+    got = PreferenceReward(SCORER, "tournament")(prompts=prompts, completions=completions)
+    assert got[0::2] == wanted
+    assert count == 1 or sorted(w or 0 for w in got)[-1] == 1.0
+
+
+def test_a_tournament_asks_for_fewer_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    hidden = type(SCORER).hidden
+
+    def counted(self: Any, ids_RS: Any, *rest: Any) -> Any:
+        asked.append(len(ids_RS))
+        return hidden(self, ids_RS, *rest)
+
+    monkeypatch.setattr(type(SCORER), "hidden", counted)
+    monkeypatch.setattr(SCORER, "shares_prompts", False)
+    texts = ["a", "bb", "ccc", "dd"]
+    for ranking, passes in (("win_rate", 4 * 3), ("tournament", 2 * 3)):
+        asked.clear()
+        PreferenceReward(SCORER, ranking)(prompts=["p"] * 4, completions=texts)  # type: ignore[arg-type]
+        assert sum(asked) == passes

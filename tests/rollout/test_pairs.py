@@ -1,0 +1,157 @@
+"""Preference pairs as they are read from rows, and as a batch: next to each other, and never torn apart."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import tiny_policy
+from small_batch import make_batch
+from vigneron.batch import bundles, parts_of
+from vigneron.errors import UserError
+from vigneron.recipe import check_config
+from vigneron.rollout.pairs import OrderedPairs, Pairs, paired_up, read_pairs, sequences_of
+from vigneron.tasks.source import load_data
+
+USER, GOOD, BAD = (
+    {"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "yo"), ("assistant", "no"))
+)
+
+
+def as_bytes(text: str) -> tuple[int, ...]:
+    return tuple(tiny_policy("gpt2").tokenizer(text)["input_ids"])
+
+
+def read(*rows: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    return read_pairs(list(rows), "'file'")
+
+
+def complaint(*rows: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        read(*rows)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (("The sky is", " blue", " green"), ("The sky is", " blue", " green")),
+        ((None, "The sky is blue.", "The sky is black."), ("The sky is", " blue.", " black.")),
+        ((None, "a b", "a b c"), ("a", " b", " b c")),
+        (([USER], [GOOD], [BAD]), ([USER], [GOOD], [BAD])),
+        ((None, [USER, GOOD], [USER, BAD]), ([USER], [GOOD], [BAD])),
+    ],
+)
+def test_trls_formats(given: Any, wanted: Any) -> None:
+    prompt, chosen, rejected = given
+    row = {"chosen": chosen, "rejected": rejected} | ({} if prompt is None else {"prompt": prompt})
+    ((made,), notices) = read(row)
+    assert (made["prompt"], made["chosen"], made["rejected"]) == wanted
+    assert notices == []
+
+
+PAIR = {"prompt": "p", "chosen": "a", "rejected": "b"}
+
+
+def test_bad_pairs_are_named_by_their_row() -> None:
+    assert complaint() == "data: 'file' has no rows"
+    assert "row 2 has no 'rejected'" in complaint(PAIR, {"prompt": "p", "chosen": "a"})
+    assert "(did you mean 'choosen'?)" in complaint({"prompt": "p", "choosen": "a", "rejected": "b"})
+    assert "row 1 has no 'prompt', and its texts do not begin alike" in complaint({"chosen": "a", "rejected": "b"})
+    assert "row 1 has no 'prompt'" in complaint({"chosen": [USER, GOOD], "rejected": [BAD, GOOD]})
+    assert "row 1: chosen is empty" in complaint({**PAIR, "chosen": "  "})
+    empty = [{"role": "assistant", "content": ""}]
+    assert "row 2: rejected is empty" in complaint(PAIR, {"prompt": [USER], "chosen": [GOOD], "rejected": empty})
+    assert "row 1: chosen is neither a text nor a list" in complaint({**PAIR, "chosen": 5})
+    assert "one is a text, the other messages" in complaint({**PAIR, "chosen": [GOOD]})
+    assert "chosen has 2 messages after the prompt" in complaint(
+        {"prompt": [USER], "chosen": [GOOD, BAD], "rejected": [BAD]}
+    )
+
+
+def test_a_text_preferred_to_itself_is_left_out_and_counted() -> None:
+    same = {"prompt": "hot", "chosen": "a", "rejected": " a "}
+    rows, (notice,) = read(PAIR, same, same)
+    assert rows == [PAIR]
+    assert notice == "'file': 2 pairs prefer a text to itself and are left out, the first in row 2: 'hot'"
+    assert "in all 1 pairs `chosen` and `rejected` are the same text" in complaint(same)
+
+
+ROWS = [
+    {"prompt": "say", "chosen": "yes", "rejected": " no"},
+    {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+]
+HI = "user: hi\nanswer: "
+
+
+def test_a_batch_has_the_chosen_text_and_next_to_it_the_rejected_one() -> None:
+    batch = Pairs(tiny_policy("gpt2"))(ROWS, first=3)
+    wanted = [(*as_bytes(text), 0) for text in (" yes", " no", "yo", "no")]
+    assert list(batch.completion_lists()) == wanted
+    assert batch.prompt_ids == (*(as_bytes("say"),) * 2, *(as_bytes(HI),) * 2)
+    assert batch.paired
+    assert batch.group_B.tolist() == [3, 3, 4, 4]
+    assert batch.sample_B.tolist() == [6, 7, 8, 9]
+    assert sequences_of(tiny_policy("gpt2"), ROWS, joined=False)[3] == (*as_bytes(HI + "no"), 0)
+
+
+def test_a_preference_model_reads_both_texts_in_both_orders() -> None:
+    batch = OrderedPairs(tiny_policy("gpt2"))(ROWS)
+    wanted = ["First: yes\nSecond: no", "First: no\nSecond: yes", "First: yo\nSecond: no", "First: no\nSecond: yo"]
+    assert list(batch.completion_lists()) == [(*as_bytes(f"\n{text}\nBetter:"), 0) for text in wanted]
+    assert batch.columns["first"] == ("chosen", "rejected") * 2
+    assert not batch.paired
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=7),
+    budget=st.integers(1, 80),
+    shareable=st.booleans(),
+)
+def test_no_cut_tears_a_pair_apart(sizes: list[tuple[int, int, int]], budget: int, shareable: bool) -> None:
+    prompts = [prompt for prompt, _, _ in sizes for _ in range(2)]
+    lengths = [length for _, *both in sizes for length in both]
+    batch = replace(make_batch(prompts, lengths), paired=True, shareable=shareable)
+    parts = parts_of(batch, budget)
+    assert sorted(s for part in parts for s in part.sample_B.tolist()) == batch.sample_B.tolist()
+    for part in parts:
+        samples = part.sample_B.tolist()
+        assert [one + 1 for one in samples[0::2]] == samples[1::2]
+        assert part.group_B[0::2].tolist() == part.group_B[1::2].tolist()
+        widths = [len(part.prompt_ids[row[0]]) + sum(part.lengths_B[i] for i in row) for row in bundles(part)]
+        assert len(part) == 2 or max(widths) * len(widths) <= budget
+
+
+def test_pairs_are_the_best_and_the_worst_of_a_group() -> None:
+    nan = torch.nan
+    rewards = torch.tensor([0.1, 0.9, 0.5, 0.3, 0.3, 0.3, nan, 0.2, nan, nan, 0.7, 0.4])
+    groups = torch.arange(12) // 3
+    made = paired_up(replace(make_batch([1] * 12, [2] * 12), rewards_B=rewards, group_B=groups))
+    names = [sample - 40 for sample in made.sample_B.tolist()]
+    assert names[:4] == [1, 0, 10, 11]  # group 1 is flat, group 2 has one reward
+    assert sorted(names) == list(range(12))
+    assert made.trained_BT.any(1).tolist() == [True] * 4 + [False] * 8
+    assert made.figures == {"pairs": 2, "groups_without_pair": 2}
+    assert made.paired
+
+
+def test_a_sample_that_is_not_trained_on_is_in_no_pair() -> None:
+    excluded = torch.tensor([True, False, False])
+    batch = make_batch([1] * 3, [2] * 3, rewards_B=torch.tensor([1.0, 0.5, 0.0]), group_B=torch.zeros(3).long())
+    assert paired_up(replace(batch, excluded_B=excluded)).sample_B.tolist() == [41, 42, 40]
+
+
+def test_a_task_without_pairs_is_refused_and_one_with_pairs_read() -> None:
+    def config(task: str) -> Any:
+        return check_config({"method": {"name": "dpo"}, "data": {"task": task}}, "my.yaml")
+
+    with pytest.raises(UserError, match="the task 'colors' has no preference pairs"):
+        load_data(config("colors"))
+    data = load_data(config("instructions"))
+    assert (len(data.train), len(data.held_out)) == (160, 50)
+    assert all(row["chosen"] == row["answer"] != row["rejected"] for row in data.train)
