@@ -164,15 +164,6 @@ def test_a_checkpoint_is_a_transformers_classifier(tmp_path: Path, tiny_folder: 
         run.sample(["say"])
 
 
-def test_a_new_head_depends_on_the_seed_alone(tiny_folder: Path) -> None:
-    torch.manual_seed(5)
-    one = load_scorer(str(tiny_folder), start=True, seed=1, device="cpu").model.score.weight
-    same = load_scorer(str(tiny_folder), start=True, seed=1, device="cpu").model.score.weight
-    other = load_scorer(str(tiny_folder), start=True, seed=2, device="cpu").model.score.weight
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-
-
 @pytest.fixture(scope="module")
 def scorers(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> dict[str, Path]:
     """Runs that have trained a reward model and a preference model."""
