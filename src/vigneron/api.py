@@ -45,8 +45,6 @@ class Trained:
         seed: int = 0,
     ) -> list[str]:
         """A completion of each prompt, greedy unless a temperature is given."""
-        if self.config.method.trains == "scorer":
-            raise UserError(f"'{self.folder}' holds a model that scores texts: it writes none")
         return _sample(self.policy, self.config, prompts, temperature, max_new_tokens, seed)
 
     def sample_before(self, prompts: Sequence[Any], *, temperature: float = 0.0, seed: int = 0) -> list[str]:
@@ -134,6 +132,8 @@ def _sample(
     max_new_tokens: int | None,
     seed: int,
 ) -> list[str]:
+    if config.method.trains == "scorer":
+        raise UserError(f"`method: {config.method.name}` trains a model that scores texts: it writes none")
     if not prompts:
         return []
     sampling = Sampling(temperature=temperature) if temperature > 0 else None

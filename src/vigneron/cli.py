@@ -201,7 +201,7 @@ def evaluate(
 
     metrics, samples = load_run(run, step=step).evaluate_samples(rows)
     console = _console()
-    if show:
+    if show and samples:
         console.print(samples_table(samples[:show]))
     console.print(metrics_table(metrics))
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from conftest import tiny_scorer
+from vigneron.errors import UserError
 from vigneron.rewards.model import ModelReward, PreferenceReward
 
 SCORER = tiny_scorer("gpt2", dtype=torch.float64)
@@ -88,3 +89,8 @@ def test_a_tournament_asks_for_fewer_passes(monkeypatch: pytest.MonkeyPatch) -> 
         asked.clear()
         PreferenceReward(SCORER, ranking)(prompts=["p"] * 4, completions=texts)  # type: ignore[arg-type]
         assert sum(asked) == passes
+
+
+def test_a_text_longer_than_the_scorer_reads_is_said_so() -> None:
+    with pytest.raises(UserError, match=r"reward.model: .* has 71 tokens, and the model reads 64: lower"):
+        ModelReward(SCORER)(prompts=["p"], completions=["x" * 68])

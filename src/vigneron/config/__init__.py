@@ -103,6 +103,7 @@ __all__ = [
 ]
 
 DEFAULT_MICROBATCH_TOKENS = 4096
+METHOD = TypeAdapter[MethodOptions](MethodConfig)
 
 
 class Config(Strict):
@@ -154,7 +155,7 @@ class Config(Strict):
         if not isinstance(given, Mapping):
             return given
         try:
-            method = TypeAdapter[MethodOptions](MethodConfig).validate_python(given.get("method"))
+            method = METHOD.validate_python(given.get("method"))
         except ValidationError:
             return given
         if method.reads == "pairs" and given.get("reward") is not None:

@@ -58,7 +58,7 @@ def build(parts: Parts) -> Method:
             pair_term("rewards/margins", earned - lost),
             pair_term("logps/chosen", chosen_N.detach()),
             pair_term("logps/rejected", rejected_N.detach()),
-            Term("entropy", now.entropy_BT.detach(), of_sampler=True),
+            Term("entropy" if options.pairs == "sampled" else "entropy/demonstrated", now.entropy_BT.detach()),
         ]
 
     optimizer = config.optimizer

@@ -50,8 +50,10 @@ def load_scorer(
     head = getattr(model, HEAD, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise UserError(f"{key}: '{name}' does not give a text one number: a `{HEAD}` head with one label does")
+    if lost := sorted(new - {f"{HEAD}.weight"}):
+        raise UserError(f"{key}: cannot load '{name}': it has no {', '.join(lost[:3])}")
     if new and not start:
-        raise UserError(f"{key}: '{name}' is no such model: it has no {', '.join(sorted(new)[:3])}; train one first")
+        raise UserError(f"{key}: '{name}' is no such model: it has no {HEAD}.weight; train one first")
     if new:
         _begin_head(head, getattr(model.config, "initializer_range", 0.02), seed)
     model.eval()

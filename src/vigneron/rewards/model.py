@@ -107,7 +107,14 @@ def _scored(scorer: Policy, prompts: Sequence[Any], texts: Sequence[str]) -> lis
     if not texts:
         return []
     rows = [{"prompt": prompt, "answer": text} for prompt, text in zip(prompts, texts, strict=True)]
-    return scores_in_parts(scorer, Demonstrations(scorer)(rows), TOKENS_AT_ONCE).tolist()
+    batch = Demonstrations(scorer)(rows)
+    longest, limit = max(spans[-1][1] for spans in batch.spans), scorer.context_length
+    if limit and longest > limit:
+        raise UserError(
+            f"reward.model: a prompt with what is to be scored has {longest} tokens, and the model reads {limit}: "
+            "lower max_new_tokens, or choose another model"
+        )
+    return scores_in_parts(scorer, batch, TOKENS_AT_ONCE).tolist()
 
 
 def load_reward_scorer(name: str, kind: ScorerKind, device: str) -> Policy:
