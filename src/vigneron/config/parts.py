@@ -38,6 +38,9 @@ class ModelConfig(Strict):
     device: Annotated[str, AfterValidator(_known_device)] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What matrix products run in; weights are float32 always."""
+    chat: Literal["auto", "minted"] = "auto"
+    """How conversations are written. auto: by the model's own template. minted: with two tokens that are made for it,
+    one before a user's turn and one before the model's."""
     lora: LoraConfig | None = None
     activation_checkpointing: bool = False
     compile: bool | Literal["auto"] = "auto"
@@ -46,6 +49,15 @@ class ModelConfig(Strict):
     """On a CUDA device, passes whose shapes repeat are replayed as CUDA graphs."""
     allow_pickle: bool = False
     trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def minted_tokens_are_trained(self) -> "ModelConfig":
+        if self.chat == "minted" and self.lora is not None:
+            raise ValueError(
+                "`chat: minted` makes new embeddings, which an adapter neither trains nor keeps: leave out `lora`, "
+                "or fine-tune without it first and put the adapter on that checkpoint"
+            )
+        return self
 
 
 class DataConfig(Strict):

@@ -204,6 +204,7 @@ def load_child(config: Config) -> Policy:
         model.name,
         device=model.device,
         dtype=model.dtype,
+        chat=model.chat,
         lora=lora,
         activation_checkpointing=model.activation_checkpointing,
         allow_pickle=model.allow_pickle,
