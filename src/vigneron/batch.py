@@ -15,6 +15,9 @@ from vigneron.core.masked import length_mask
 
 Span = tuple[int, int]
 
+# Fields that say how a batch is laid out: they have no value for each sample.
+OF_THE_WHOLE = ("per_row", "shareable", "packing", "row_tokens")
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -47,6 +50,10 @@ class Batch:
     """Whether the model keeps completions apart that stand behind one prompt."""
     per_row: int = 1
     """How many completions of a prompt a training pass puts behind one copy of it."""
+    packing: bool = False
+    """Whether samples with different prompts may stand behind each other in one row of a training pass."""
+    row_tokens: int = 0
+    """How long a row may get by packing."""
     completion_ids: tuple[tuple[int, ...], ...] | None = None
     """The completions on the host, where they were kept: reading them off the device is a wait."""
     # Filled in by the loop's slots; None before.
@@ -104,7 +111,7 @@ class Batch:
             if isinstance(value, Tensor):
                 picked = value[at]
                 return picked[:, :width] if "_BT" in name else picked
-            if value is None or name in ("metrics", "figures", "per_row", "shareable"):
+            if value is None or name in ("metrics", "figures", *OF_THE_WHOLE):
                 return value
             if isinstance(value, dict):
                 return {key: tuple(column[i] for i in indices) for key, column in value.items()}
@@ -127,7 +134,7 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
         if name in ("metrics", "figures"):
             names = dict.fromkeys(key for value in values for key in value)
             return {key: _mean_of(name, key, parts) for key in names}
-        if values[0] is None or name in ("per_row", "shareable"):
+        if values[0] is None or name in OF_THE_WHOLE:
             return values[0]
         if isinstance(values[0], Tensor):
             return torch.cat([_widened(v, width) if "_BT" in name else v for v in values])
@@ -177,6 +184,27 @@ def bundles(batch: Batch) -> list[list[int]]:
     return [run[at : at + batch.per_row] for run in _of_one_prompt(batch) for at in range(0, len(run), batch.per_row)]
 
 
+def packed_rows(batch: Batch) -> list[list[list[int]]]:
+    """The bundles of each row: one, or with `packing` as many as `row_tokens` has room for.
+
+    The longest first, each into the first row that has room. A part that takes whole rows falls into the same again.
+    """
+    found = bundles(batch)
+    if not batch.packing:
+        return [[bundle] for bundle in found]
+    widths = [_bundle_width(batch, bundle) for bundle in found]
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for number in sorted(range(len(found)), key=lambda number: (-widths[number], number)):
+        row = next((r for r, left in enumerate(room) if left >= widths[number]), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(batch.row_tokens)
+        rows[row].append(number)
+        room[row] -= widths[number]
+    return [[found[number] for number in row] for row in rows]
+
+
 def _of_one_prompt(batch: Batch) -> list[list[int]]:
     """The samples of each prompt, wherever they stand: a part of the batch then falls into the same rows again."""
     found: dict[tuple[int, ...], list[int]] = {}
@@ -188,10 +216,16 @@ def _of_one_prompt(batch: Batch) -> list[list[int]]:
 def parts_of(batch: Batch, budget: int) -> list[Batch]:
     """Parts of at most `budget` tokens, padding counted; completions of a prompt stay together where it pays."""
     batch = replace(batch, per_row=completions_per_row(batch, budget))
-    rows = bundles(batch)
-    widths = [_row_width(batch, row) for row in rows]
+    if batch.packing:  # rows as long as the longest sample: what was padding beside it is filled
+        longest = max(_bundle_width(batch, bundle) for bundle in bundles(batch))
+        batch = replace(batch, row_tokens=min(longest, budget))
+    rows = packed_rows(batch)
+    widths = [sum(_bundle_width(batch, bundle) for bundle in row) for row in rows]
     # In their old order, so that the part falls into the same rows again.
-    return [batch.rows([i for row in sorted(part) for i in rows[row]]) for part in length_buckets(widths, budget)]
+    return [
+        batch.rows(sorted(i for row in part for bundle in rows[row] for i in bundle))
+        for part in length_buckets(widths, budget)
+    ]
 
 
 def completions_per_row(batch: Batch, budget: int) -> int:
@@ -208,7 +242,7 @@ def completions_per_row(batch: Batch, budget: int) -> int:
 
     def cost(per_row: int) -> float:
         rows = [run[at : at + per_row] for run in runs for at in range(0, len(run), per_row)]
-        widths = [_row_width(batch, row) for row in rows]
+        widths = [_bundle_width(batch, row) for row in rows]
         if per_row > 1 and max(widths) > budget:
             return math.inf
         return sum(width * (1 + width / (3072 if per_row == 1 else 1024)) for width in widths)
@@ -216,8 +250,8 @@ def completions_per_row(batch: Batch, budget: int) -> int:
     return min(choices, key=cost)
 
 
-def _row_width(batch: Batch, row: Sequence[int]) -> int:
-    return len(batch.prompt_ids[row[0]]) + sum(batch.spans[i][-1][1] - batch.spans[i][0][0] for i in row)
+def _bundle_width(batch: Batch, bundle: Sequence[int]) -> int:
+    return len(batch.prompt_ids[bundle[0]]) + sum(batch.spans[i][-1][1] - batch.spans[i][0][0] for i in bundle)
 
 
 def map_parts(batch: Batch, budget: int, function: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Any]:

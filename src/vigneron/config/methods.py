@@ -128,10 +128,14 @@ class GrpoConfig(MethodOptions):
 
 
 class SftConfig(MethodOptions):
-    """Fine-tuning on demonstrations (`rlmt-grape` eq. 1-2): the negative log-likelihood of the answers."""
+    """Fine-tuning on demonstrations (`rlmt-grape` eq. 1-2): the negative log-likelihood of texts or their answers."""
 
     reads: ClassVar[Literal["prompts", "demonstrations", "pairs"]] = "demonstrations"
     name: Literal["sft"]
+    loss_on: Literal["answers", "text"] = "answers"
+    """answers: what the assistant says, every turn of it in `messages`. text: the prompts too, as eq. 1 is written."""
+    packing: bool = False
+    """Short samples stand behind each other in one row, kept apart by a mask: less padding, the same gradient."""
     aggregation: Literal["tokens", "samples", "sum_over_samples"] = "tokens"
 
 

@@ -64,7 +64,8 @@ class DataConfig(Strict):
     task: str | None = None
     """A built-in task, or give `train`."""
     train: str | None = None
-    """A .jsonl or .csv file with a column `prompt`, and `answer` where the reward compares with one."""
+    """A .jsonl or .csv file with a column `prompt`, and `answer` where the reward compares with one; or TRL's
+    `prompt` and `completion`, or `messages`."""
     held_out: str | None = None
     """The same, for evaluation. A built-in task brings its own, `held_out`, and another one for choosing settings,
     `tuning`."""

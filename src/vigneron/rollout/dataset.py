@@ -1,4 +1,4 @@
-"""Reading datasets: JSONL or CSV with a `prompt` column, every other column handed to the reward."""
+"""Reading datasets: JSONL or CSV in TRL's formats, every other column handed to the reward."""
 
 import csv
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.errors import UserError, did_you_mean
+from vigneron.rollout.formats import is_conversation
 from vigneron.rollout.prompts import Row, prompt_text
 
 LONGEST_LINE = 10_000_000
@@ -46,10 +47,10 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
         for column in set(row) & RESERVED:
             raise UserError(f"data: {where}, row {number}: '{column}' is a reward's own argument: rename the column")
         answer = row.get("answer") if "answer" in columns else None
-        if answer is not None and not isinstance(answer, str | int | float) and not _is_conversation(answer):
+        if answer is not None and not isinstance(answer, str | int | float) and not is_conversation(answer):
             raise UserError(f"data: {where}, row {number}: answer is neither a text, a number nor messages")
         prompt = row.get("prompt")
-        if prompt is not None and not isinstance(prompt, str) and not _is_conversation(prompt):
+        if prompt is not None and not isinstance(prompt, str) and not is_conversation(prompt):
             raise UserError(
                 f"data: {where}, row {number}: prompt is neither a text nor a list of "
                 '{"role": …, "content": …} messages'
@@ -99,12 +100,6 @@ def not_apart(train: Sequence[Row], held_out: Sequence[Row]) -> list[str]:
 
 def _as_key(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _is_conversation(prompt: Any) -> bool:
-    return isinstance(prompt, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in prompt
-    )
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:

@@ -9,6 +9,7 @@ from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.rewards.text import letters_only
 from vigneron.rollout.dataset import check_rows, distinct_rows, not_apart, read_rows
+from vigneron.rollout.formats import with_prompts_and_answers, without_demonstrations
 from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.task import load_task
 
@@ -23,6 +24,16 @@ class Data:
 
 def load_data(config: Config) -> Data:
     """Both parts, checked: a row without a column that the reward needs is named by its number."""
+    data = _load_parts(config)
+    if config.model.chat == "minted" and all(isinstance(row["prompt"], str) for row in [*data.train, *data.held_out]):
+        raise UserError(
+            "model.chat: minted has no effect on prompts that are plain texts: leave it out, or give them as "
+            '[{"role": "user", "content": …}]'
+        )
+    return data
+
+
+def _load_parts(config: Config) -> Data:
     data = config.data
     if data.task is not None:
         task = load_task(data.task)
@@ -43,15 +54,20 @@ def checker_name(config: Config) -> str:
 
 def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
     """A file's rows, with prompts made by the config's template and every column that its reward needs; and notices."""
-    recorded = config.parent is None and (config.reward.kind != "python" or config.method.reads == "demonstrations")
-    rows = _with_prompts(read_rows(path), config.data.template, path)
+    shown = config.method.reads == "demonstrations"
+    recorded = config.parent is None and (config.reward.kind != "python" or shown)
+    rows = with_prompts_and_answers(_with_prompts(read_rows(path), config.data.template, path), f"'{path}'")
+    if config.parent is not None:
+        rows = [without_demonstrations(row) if {"messages", "completion"} & set(row) else row for row in rows]
     needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checks_the_input(config) else [])]
     check_rows(rows, needed, f"'{path}'")
     if recorded:
         for number, row in enumerate(rows, start=1):
             if not can_be_compared(config, row["answer"]):
                 raise UserError(f"data: '{path}', row {number}: the answer has no letters: set `reward.clean: none`")
-    return distinct_rows(rows, f"'{path}'", one_answer=recorded)
+            if shown and not completion_text(row["answer"]).strip():
+                raise UserError(f"data: '{path}', row {number}: the answer is empty: leave out the row, or complete it")
+    return distinct_rows(rows, f"'{path}'", one_answer=recorded and not shown)
 
 
 def _checks_the_input(config: Config) -> bool:

@@ -20,7 +20,7 @@ from vigneron.policy.model import Policy, Reference
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Check, build_check, load_checker
-from vigneron.rollout.demonstrations import answer_token_ids
+from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.prompts import PromptOrder, prompts_token_ids
 from vigneron.rollout.sample import check_lengths, sampler_of
 from vigneron.sources.client import base_url
@@ -126,13 +126,13 @@ class Run:
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
         speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
-        longest = longest_prompt(config, policy, data)
+        longest, cut = lengths(config, policy, data)
         if config.microbatch_tokens == "auto":
             found = find_microbatch_tokens(policy, longest + config.max_new_tokens)
             config = config.model_copy(update={"microbatch_tokens": found})
             folder.write_config(config)
         method = build(Parts(config, policy, reference, reward))
-        for notice in (*method.notices, sampler_of(policy).notice):
+        for notice in (cut, *method.notices, sampler_of(policy).notice):
             if notice is not None:
                 view.notice(notice)
         return cls(
@@ -241,18 +241,27 @@ def resolved(config: Config) -> Config:
     return config.model_copy(update=changes)
 
 
-def longest_prompt(config: Config, policy: Policy, data: Data) -> int:
-    """Tokens of the longest prompt. One that does not fit into the model is found here, not after hours."""
-    longest = 1
+def lengths(config: Config, policy: Policy, data: Data) -> tuple[int, str | None]:
+    """Tokens of the longest prompt, or of the longest demonstration; and what is to be said of those that were cut.
+
+    A prompt that does not fit into the model is found here, not after hours.
+    """
+    longest, cut = 1, None
     for rows, of in ((data.train, "the training data"), (data.held_out, "the held-out part")):
-        ids = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in rows])
-        check_lengths(policy, ids, config.max_new_tokens, of)
         if config.method.reads == "demonstrations" and rows is data.train:
-            answers = answer_token_ids(policy, rows)
-            ids = [(*prompt, *answer) for prompt, answer in zip(ids, answers, strict=True)]
-            check_lengths(policy, ids, 0, f"{of} with its answer")
+            shown = demonstrations(policy, rows, of=of)
+            ids = [each.ids for each in shown]
+            numbers = [number for number, each in enumerate(shown, start=1) if each.cut]
+            if numbers:
+                cut = (
+                    f"{len(numbers)} of {len(rows)} demonstrations are longer than the model's context of "
+                    f"{policy.context_length} tokens and are cut there, the first in row {numbers[0]} of {of}"
+                )
+        else:
+            ids = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in rows], of)
+            check_lengths(policy, ids, config.max_new_tokens, of)
         longest = max(longest, *map(len, ids)) if ids else longest
-    return longest
+    return longest, cut
 
 
 def absolute(name: str) -> str:
