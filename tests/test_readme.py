@@ -41,6 +41,18 @@ def test_the_page_on_a_task_of_ones_own_works_from_an_empty_folder(tmp_path: Pat
     assert (tmp_path / "runs" / "capitals" / "checkpoints" / "step-1").is_dir()
 
 
+def test_the_page_on_fine_tuning_works_from_an_empty_folder(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "sft.md").read_text(encoding="utf-8")
+    files = re.findall(r"^`([\w.-]+)`[^\n]*:\n\n((?:    [^\n]*\n)+)", page, flags=re.M)
+    assert [name for name, _ in files] == ["talks.jsonl", "talks.yaml"]
+    for name, lines in files:
+        (tmp_path / name).write_text(textwrap.dedent(lines))
+    command = [sys.executable, "-m", "vigneron", "train", "talks.yaml", "steps=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "talks" / "checkpoints" / "step-1").is_dir()
+
+
 def test_pictures_and_pages_it_names_are_there() -> None:
     for name in re.findall(r"\]\(([^)]+)\)", README):
         assert (ROOT / name).exists(), name

@@ -15,6 +15,9 @@ from vigneron.core.masked import length_mask
 
 Span = tuple[int, int]
 
+# Fields that say how a batch is laid out: they have no value for each sample.
+OF_THE_WHOLE = ("paired", "per_row", "shareable", "packing", "row_tokens")
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -50,6 +53,10 @@ class Batch:
     the batch tears them apart."""
     per_row: int = 1
     """How many completions of a prompt a training pass puts behind one copy of it."""
+    packing: bool = False
+    """Whether samples with different prompts may stand behind each other in one row of a training pass."""
+    row_tokens: int = 0
+    """How long a row may get by packing."""
     completion_ids: tuple[tuple[int, ...], ...] | None = None
     """The completions on the host, where they were kept: reading them off the device is a wait."""
     # Filled in by the loop's slots; None before.
@@ -111,7 +118,7 @@ class Batch:
             if isinstance(value, Tensor):
                 picked = value[at]
                 return picked[:, :width] if "_BT" in name else picked
-            if value is None or name in ("metrics", "figures", "paired", "per_row", "shareable"):
+            if value is None or name in ("metrics", "figures", *OF_THE_WHOLE):
                 return value
             if isinstance(value, dict):
                 return {key: tuple(column[i] for i in indices) for key, column in value.items()}
@@ -134,7 +141,7 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
         if name in ("metrics", "figures"):
             names = dict.fromkeys(key for value in values for key in value)
             return {key: _mean_of(name, key, parts) for key in names}
-        if values[0] is None or name in ("paired", "per_row", "shareable"):
+        if values[0] is None or name in OF_THE_WHOLE:
             return values[0]
         if isinstance(values[0], Tensor):
             return torch.cat([_widened(v, width) if "_BT" in name else v for v in values])
@@ -184,6 +191,27 @@ def bundles(batch: Batch) -> list[list[int]]:
     return [run[at : at + batch.per_row] for run in _of_one_prompt(batch) for at in range(0, len(run), batch.per_row)]
 
 
+def packed_rows(batch: Batch) -> list[list[list[int]]]:
+    """The bundles of each row: one, or with `packing` as many as `row_tokens` has room for.
+
+    The longest first, each into the first row that has room. A part that takes whole rows falls into the same again.
+    """
+    found = bundles(batch)
+    if not batch.packing:
+        return [[bundle] for bundle in found]
+    widths = [_bundle_width(batch, bundle) for bundle in found]
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for number in sorted(range(len(found)), key=lambda number: (-widths[number], number)):
+        row = next((r for r, left in enumerate(room) if left >= widths[number]), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(batch.row_tokens)
+        rows[row].append(number)
+        room[row] -= widths[number]
+    return [[found[number] for number in row] for row in rows]
+
+
 def _of_one_prompt(batch: Batch) -> list[list[int]]:
     """The samples of each prompt, wherever they stand: a part of the batch then falls into the same rows again. Pairs
     share rows with nobody else."""
@@ -199,16 +227,27 @@ def parts_of(batch: Batch, budget: int) -> list[Batch]:
     """Parts of at most `budget` tokens, padding counted; completions of a prompt stay together where it pays, the two
     texts of a pair always."""
     batch = replace(batch, per_row=completions_per_row(batch, budget))
-    units = _of_one_prompt(batch) if batch.paired else bundles(batch)
-    widths = [_width(batch, unit) for unit in units]
+    if batch.packing:  # rows as long as the longest sample: what was padding beside it is filled
+        longest = max(_bundle_width(batch, bundle) for bundle in bundles(batch))
+        batch = replace(batch, row_tokens=min(longest, budget))
+    rows = _pairs(batch) if batch.paired else packed_rows(batch)
+    widths = [_width(batch, row) for row in rows]
     # In their old order, so that the part falls into the same rows again.
-    return [batch.rows([i for unit in sorted(part) for i in units[unit]]) for part in length_buckets(widths, budget)]
+    return [
+        batch.rows(sorted(i for row in part for bundle in rows[row] for i in bundle))
+        for part in length_buckets(widths, budget)
+    ]
 
 
-def _width(batch: Batch, unit: Sequence[int]) -> int:
-    """Of samples that stay together, in one row or in several that are padded alike."""
-    rows = [unit[at : at + batch.per_row] for at in range(0, len(unit), batch.per_row)]
-    return len(rows) * max(_row_width(batch, row) for row in rows)
+def _pairs(batch: Batch) -> list[list[list[int]]]:
+    """The bundles of each pair: one, or two."""
+    return [[pair] if batch.per_row > 1 else [[i] for i in pair] for pair in _of_one_prompt(batch)]
+
+
+def _width(batch: Batch, together: Sequence[Sequence[int]]) -> int:
+    """Of bundles one behind the other in a packed row, or in rows of their own that are padded alike."""
+    widths = [_bundle_width(batch, bundle) for bundle in together]
+    return sum(widths) if batch.packing else len(widths) * max(widths)
 
 
 def completions_per_row(batch: Batch, budget: int) -> int:
@@ -225,7 +264,7 @@ def completions_per_row(batch: Batch, budget: int) -> int:
 
     def cost(per_row: int) -> float:
         rows = [run[at : at + per_row] for run in runs for at in range(0, len(run), per_row)]
-        widths = [_row_width(batch, row) for row in rows]
+        widths = [_bundle_width(batch, row) for row in rows]
         if per_row > 1 and max(widths) > budget:
             return math.inf
         return sum(width * (1 + width / (3072 if per_row == 1 else 1024)) for width in widths)
@@ -233,8 +272,8 @@ def completions_per_row(batch: Batch, budget: int) -> int:
     return min(choices, key=cost)
 
 
-def _row_width(batch: Batch, row: Sequence[int]) -> int:
-    return len(batch.prompt_ids[row[0]]) + sum(batch.spans[i][-1][1] - batch.spans[i][0][0] for i in row)
+def _bundle_width(batch: Batch, bundle: Sequence[int]) -> int:
+    return len(batch.prompt_ids[bundle[0]]) + sum(batch.spans[i][-1][1] - batch.spans[i][0][0] for i in bundle)
 
 
 def map_parts(batch: Batch, budget: int, function: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Any]:

@@ -147,8 +147,10 @@ def validate(file: Recipe, overrides: Overrides = None) -> None:
     from vigneron.rewards.build import build_reward
     from vigneron.rewards.checkers import load_checker
     from vigneron.tasks.source import checker_name, load_data
+    from vigneron.training.run import resolved
 
     data = load_data(config)
+    config = resolved(config)
     check_model_name(config.model.name)
     build_reward(config.reward, load_checker(checker_name(config)))
     for text in data.notices:

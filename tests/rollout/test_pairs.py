@@ -96,7 +96,7 @@ def test_a_batch_has_the_chosen_text_and_next_to_it_the_rejected_one() -> None:
     assert batch.paired
     assert batch.group_B.tolist() == [3, 3, 4, 4]
     assert batch.sample_B.tolist() == [6, 7, 8, 9]
-    assert sequences_of(tiny_policy("gpt2"), ROWS, joined=False)[3] == (*as_bytes(HI + "no"), 0)
+    assert sequences_of(tiny_policy("gpt2"), ROWS, "the rows", joined=False)[3] == (*as_bytes(HI + "no"), 0)
 
 
 def test_a_preference_model_reads_both_texts_in_both_orders() -> None:

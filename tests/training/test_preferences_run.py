@@ -241,7 +241,7 @@ def test_a_pair_too_long_for_the_model_is_found_at_the_start(tmp_path: Path, tin
     config = pairs_config(tmp_path, tiny_folder, "preference_model")
     rows = [{"prompt": "p", "chosen": "a" * 25, "rejected": "b" * 25}]
     (tmp_path / "pairs.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    with pytest.raises(UserError, match="the training data with its texts"):
+    with pytest.raises(UserError, match=r"2 texts of preference pairs do not fit .* row 1 of the training data"):
         api.train(config, runs=tmp_path, name="run")
     # A reward model reads them one at a time.
     fits = config.model_copy(update={"method": pairs_config_method("reward_model"), "steps": 1})

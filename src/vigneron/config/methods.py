@@ -311,9 +311,13 @@ class TrpoConfig(MethodOptions):
 
 
 class SftConfig(MethodOptions):
-    """Fine-tuning on demonstrations (`rlmt-grape` eq. 1-2): the negative log-likelihood of the answers."""
+    """Fine-tuning on demonstrations (`rlmt-grape` eq. 1-2): the negative log-likelihood of texts or their answers."""
 
     name: Literal["sft"]
+    loss_on: Literal["answers", "text"] = "answers"
+    """answers: what the assistant says, every turn of it in `messages`. text: the prompts too, as eq. 1 is written."""
+    packing: bool = False
+    """Short samples stand behind each other in one row, kept apart by a mask: less padding, the same gradient."""
     aggregation: Aggregation = "tokens"
 
     @property

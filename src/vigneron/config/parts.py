@@ -38,6 +38,9 @@ class ModelConfig(Strict):
     device: Annotated[str, AfterValidator(_known_device)] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What matrix products run in; weights are float32 always."""
+    chat: Literal["auto", "minted"] = "auto"
+    """How conversations are written. auto: by the model's own template. minted: with two tokens that are made for it,
+    one before a user's turn and one before the model's."""
     lora: LoraConfig | None = None
     activation_checkpointing: bool = False
     compile: bool | Literal["auto"] = "auto"
@@ -47,13 +50,22 @@ class ModelConfig(Strict):
     allow_pickle: bool = False
     trust_remote_code: bool = False
 
+    @model_validator(mode="after")
+    def minted_tokens_are_trained(self) -> "ModelConfig":
+        if self.chat == "minted" and self.lora is not None:
+            raise ValueError(
+                "`chat: minted` makes new embeddings, which an adapter neither trains nor keeps: leave out `lora`, "
+                "or fine-tune without it first and put the adapter on that checkpoint"
+            )
+        return self
+
 
 class DataConfig(Strict):
     task: str | None = None
     """A built-in task, or give `train`."""
     train: str | None = None
-    """A .jsonl or .csv file with a column `prompt`, and `answer` where the reward compares with one; or with preference
-    pairs, `prompt`, `chosen` and `rejected`."""
+    """A .jsonl or .csv file with a column `prompt`, and `answer` where the reward compares with one; or TRL's
+    `prompt` and `completion`, or `messages`; or preference pairs, `prompt`, `chosen` and `rejected`."""
     held_out: str | None = None
     """The same, for evaluation. A built-in task brings its own, `held_out`, and another one for choosing settings,
     `tuning`."""

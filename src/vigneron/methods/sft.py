@@ -1,4 +1,4 @@
-"""Supervised fine-tuning (`rlmt-grape` §2, eq. 1-2): the negative log-likelihood of demonstrated answers.
+"""Supervised fine-tuning (`rlmt-grape` §2, eq. 1-2): the negative log-likelihood of demonstrations.
 
 As a policy gradient: the rollout is a demonstration, and its advantage 1.
 """
@@ -23,7 +23,7 @@ def build(parts: Parts) -> Method:
         return score(policy, batch, whole)
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
-        """L = −log π(y | x)   (eq. 2), on the answer's tokens."""
+        """L = −log π(aₜ | sₜ)   (eq. 1), on the answers' tokens, or on all of the text's but the first."""
         return [
             Term("loss/nll", nll(now.logprobs_BT), 1.0, options.aggregation),
             Term("entropy/demonstrated", now.entropy_BT.detach()),
@@ -31,9 +31,11 @@ def build(parts: Parts) -> Method:
 
     optimizer = config.optimizer
     actor = Player("actor", policy.trainable(), optimizer.actor_lr, optimizer.weight_decay, optimizer.max_grad_norm)
+    apart = policy.shares_prompts or not options.packing
     return Method(
-        rollout=Demonstrations(policy),
+        rollout=Demonstrations(policy, options.loss_on, options.packing),
         reward=lambda batch: batch,
         advantage=lambda batch: batch,
         update=GradientUpdate.of(config, 1, score_now, loss, [actor]),
+        notices=() if apart else ("packing: this model does not keep samples apart in one row, and goes without",),
     )

@@ -10,6 +10,7 @@ import torch
 from vigneron.compiling import can_compile, compile_layers, set_compiling
 from vigneron.errors import UserError
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights
+from vigneron.policy.chat import mint
 from vigneron.policy.layout import can_share_prompts
 from vigneron.policy.model import Policy, Reference, check_head
 from vigneron.quiet import quiet_transformers
@@ -82,6 +83,7 @@ def load_policy(
     *,
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    chat: Literal["auto", "minted"] = "auto",
     lora: Lora | None = None,
     activation_checkpointing: bool = False,
     allow_pickle: bool = False,
@@ -90,6 +92,8 @@ def load_policy(
     """Load weights as float32 masters, dropout off. Pickle weights and remote code are refused unless allowed."""
     where = resolve_device(device)
     model, tokenizer = _load_pretrained(name, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    if chat == "minted":
+        mint(model, tokenizer)
     if lora is not None:
         model = _add_lora(model, lora)
     model.eval()

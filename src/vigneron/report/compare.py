@@ -87,10 +87,11 @@ def never_began(path: Path) -> bool:
 def check_recipes(missing: Sequence[Planned]) -> None:
     """Once a recipe, and its parent asked: the last one must not fail after the others' hours."""
     for run in {run.config.recipe: run for run in missing}.values():
-        answered(run.config, load_data(run.config), lambda text: None)
-        check_model_name(run.config.model.name)
+        config = resolved(run.config)
+        answered(config, load_data(config), lambda text: None)
+        check_model_name(config.model.name)
         with tempfile.TemporaryDirectory() as place:  # an embedder over an API is tried, as at a run's start
-            build_reward(run.config.reward, load_checker(checker_name(run.config)), cache=Path(place) / "tried.sqlite")
+            build_reward(config.reward, load_checker(checker_name(config)), cache=Path(place) / "tried.sqlite")
 
 
 def train_or_resume(console: Console, run: Planned) -> None:

@@ -108,11 +108,10 @@ def _scored(scorer: Policy, prompts: Sequence[Any], texts: Sequence[str]) -> lis
         return []
     rows = [{"prompt": prompt, "answer": text} for prompt, text in zip(prompts, texts, strict=True)]
     batch = Demonstrations(scorer)(rows)
-    longest, limit = max(spans[-1][1] for spans in batch.spans), scorer.context_length
-    if limit and longest > limit:
+    if batch.truncated_B.any():
         raise UserError(
-            f"reward.model: a prompt with what is to be scored has {longest} tokens, and the model reads {limit}: "
-            "lower max_new_tokens, or choose another model"
+            f"reward.model: a prompt with what is to be scored is longer than the {scorer.context_length} tokens that "
+            "the model reads: lower max_new_tokens, or choose another model"
         )
     return scores_in_parts(scorer, batch, TOKENS_AT_ONCE).tolist()
 

@@ -1,4 +1,4 @@
-"""Reading datasets: JSONL or CSV with a `prompt` column, every other column handed to the reward."""
+"""Reading datasets: JSONL or CSV in TRL's formats, every other column handed to the reward."""
 
 import csv
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.errors import UserError, did_you_mean
+from vigneron.rollout.formats import is_conversation
 from vigneron.rollout.prompts import Row, prompt_text
 
 LONGEST_LINE = 10_000_000
@@ -99,12 +100,6 @@ def not_apart(train: Sequence[Row], held_out: Sequence[Row]) -> list[str]:
 
 def _as_key(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def is_conversation(prompt: Any) -> bool:
-    return isinstance(prompt, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in prompt
-    )
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:

@@ -2,13 +2,36 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
 
-from vigneron.batch import Batch
+from vigneron.batch import Batch, Span
+from vigneron.errors import UserError
+from vigneron.policy.chat import Conversation
 from vigneron.policy.model import Policy
-from vigneron.rollout.prompts import Row, completion_text, prompts_token_ids
+from vigneron.rollout.formats import conversation_of
+from vigneron.rollout.prompts import Row, completion_text, in_row
+
+LossOn = Literal["answers", "text"]
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A whole text as token ids, and the stretches of it that are learned. `cut`: it did not fit into the context."""
+
+    ids: tuple[int, ...]
+    spans: tuple[Span, ...]
+    cut: bool = False
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return self.ids[: self.spans[0][0]]
+
+    @property
+    def completion_ids(self) -> tuple[int, ...]:
+        """From the first token that is learned to the last, with what others say in between."""
+        return self.ids[self.spans[0][0] : self.spans[-1][1]]
 
 
 @dataclass(frozen=True)
@@ -16,21 +39,24 @@ class Demonstrations:
     """`rollout(rows, step)`: every answer whole, ended by the model's end-of-text token."""
 
     policy: Policy
+    loss_on: LossOn = "answers"
+    packing: bool = False
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
-        prompt_ids = prompts_token_ids(self.policy.tokenizer, [row["prompt"] for row in rows])
-        answers = answer_token_ids(self.policy, rows)
-        width, device = max(map(len, answers)), self.policy.device
-        padded = [[*ids, *[self.policy.pad_id] * (width - len(ids))] for ids in answers]
+        found = demonstrations(self.policy, rows, self.loss_on)
+        completions = [each.completion_ids for each in found]
+        width, device = max(map(len, completions)), self.policy.device
+        padded = [[*ids, *[self.policy.pad_id] * (width - len(ids))] for ids in completions]
         count = len(rows)
         return Batch(
-            prompt_ids=tuple(prompt_ids),
+            prompt_ids=tuple(each.prompt_ids for each in found),
             completion_BT=torch.tensor(padded, device=device),
-            completion_ids=tuple(answers),
+            completion_ids=tuple(completions),
             shareable=self.policy.shares_prompts,
-            spans=tuple(((len(p), len(p) + len(a)),) for p, a in zip(prompt_ids, answers, strict=True)),
+            packing=self.packing and self.policy.shares_prompts,
+            spans=tuple(each.spans for each in found),
             behaviour_BT=torch.zeros(count, width, device=device),
-            truncated_B=torch.zeros(count, dtype=torch.bool, device=device),
+            truncated_B=torch.tensor([each.cut for each in found], device=device),
             group_B=torch.arange(first, first + count, device=device),
             sample_B=torch.arange(first, first + count, device=device),
             prompts=tuple(row["prompt"] for row in rows),
@@ -39,16 +65,87 @@ class Demonstrations:
         )
 
 
-def answer_token_ids(policy: Policy, rows: Sequence[Row]) -> list[tuple[int, ...]]:
-    """An answer as the model would go on to write it: a space before it, unless it begins with one, the prompt ends in
-    one or is a conversation's."""
-    texts = [continuation(row["prompt"], completion_text(row["answer"])) for row in rows]
-    found = policy.tokenizer(texts, add_special_tokens=False)["input_ids"]
+def demonstrations(
+    policy: Policy, rows: Sequence[Row], loss_on: LossOn = "answers", of: str = "the step"
+) -> list[Demonstration]:
+    """Rows as token ids, cut to the model's context. `of` names the rows where one of them is refused."""
+    plain = iter(_plain(policy, [row for row in rows if isinstance(row["prompt"], str)]))
+    found = []
+    for number, row in enumerate(rows, start=1):
+        whole = next(plain) if isinstance(row["prompt"], str) else in_row(number, of, _conversational, policy, row)
+        found.append(in_row(number, of, _fitted, whole, policy.context_length, loss_on))
+    return found
+
+
+def _plain(policy: Policy, rows: Sequence[Row]) -> list[Demonstration]:
+    """A completion goes on where its prompt ends; an answer is written as the model would write it: with a space
+    before it, unless it begins with one or the prompt ends in one."""
+    if not rows:
+        return []
+    texts = [completion_text(row["answer"]) for row in rows]
+    spaced = [
+        text if row.get("completion") is not None or row["prompt"][-1:].isspace() or text[:1].isspace() else f" {text}"
+        for row, text in zip(rows, texts, strict=True)
+    ]
+    prompts = policy.tokenizer([row["prompt"] for row in rows])["input_ids"]
+    answers = policy.tokenizer(spaced, add_special_tokens=False)["input_ids"]
+    end = _end_id(policy)
+    return [
+        Demonstration((*prompt, *answer, end), ((len(prompt), len(prompt) + len(answer) + 1),))
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+def _conversational(policy: Policy, row: Row) -> Demonstration:
+    """Each answer behind the very text that the template gives a child to go on from, and its end behind it.
+
+    An end that the template writes after an earlier answer is learned with it. The last one's end is the model's own.
+    """
+    messages, first = conversation_of(row)
+    talk = Conversation.of(policy.tokenizer, messages)
+    turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
+    befores = [talk.before(turn) for turn in turns]
+    ids: list[int] = []
+    spans: list[Span] = []
+    written = ""
+    for turn, before, after in zip(turns, befores, [*befores[1:], None], strict=True):
+        between = talk.ids(before[len(written) :])
+        if spans and between[:1] and between[0] in policy.eos_ids:
+            spans[-1] = (spans[-1][0], len(ids) + 1)
+        ids += between
+        text = talk.text(turn) if after is None else _as_repeated(talk.text(turn), before, after)
+        answer = talk.ids(text)
+        spans.append((len(ids), len(ids) + len(answer)))
+        ids += answer
+        written = before + text
+    return Demonstration((*ids, _end_id(policy)), (*spans[:-1], (spans[-1][0], len(ids) + 1)))
+
+
+def _as_repeated(text: str, before: str, after: str) -> str:
+    """An earlier answer as the later turns' text has it: whole, or without the space around it."""
+    for repeated in (text, text.strip()):
+        if after.startswith(before + repeated):
+            return repeated
+    raise UserError(
+        "the model's chat template does not repeat earlier turns as they were written, so that not all of them can be "
+        "learned in one row: set `model.chat: minted`, or give `prompt` and `completion`"
+    )
+
+
+def _fitted(whole: Demonstration, limit: int | None, loss_on: LossOn) -> Demonstration:
+    start = whole.spans[0][0]
+    if start == 0:
+        raise UserError("the prompt has no tokens: there is nothing to go on from")
+    if limit is not None and start >= limit:
+        raise UserError(f"the prompt alone, {start} tokens, fills the model's context of {limit}: shorten it")
+    # The first token of a text has nothing before it to be predicted from.
+    spans = whole.spans if loss_on == "answers" else ((1, len(whole.ids)),)
+    if limit is None or len(whole.ids) <= limit:
+        return Demonstration(whole.ids, spans)
+    kept = tuple((start, min(stop, limit)) for start, stop in spans if start < limit)
+    return Demonstration(whole.ids[:limit], kept, cut=True)
+
+
+def _end_id(policy: Policy) -> int:
     own = policy.tokenizer.eos_token_id
-    end = own if own in policy.eos_ids else min(policy.eos_ids)
-    return [(*ids, end) for ids in found]
-
-
-def continuation(prompt: Any, answer: str) -> str:
-    apart = not isinstance(prompt, str) or prompt[-1:].isspace() or answer[:1].isspace()
-    return answer if apart else f" {answer}"
+    return own if own in policy.eos_ids else min(policy.eos_ids)

@@ -15,9 +15,10 @@ from vigneron.batch import Batch
 from vigneron.core.selection import best_and_worst
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
-from vigneron.rollout.dataset import check_rows, is_conversation
-from vigneron.rollout.demonstrations import Demonstrations, answer_token_ids
-from vigneron.rollout.prompts import Row, completion_text, prompt_text, prompts_token_ids
+from vigneron.rollout.dataset import check_rows
+from vigneron.rollout.demonstrations import Demonstrations, demonstrations
+from vigneron.rollout.formats import is_conversation
+from vigneron.rollout.prompts import Row, completion_text, prompt_text
 
 SIDES = ("chosen", "rejected")
 
@@ -78,11 +79,19 @@ def two_texts(first: Any, second: Any) -> str:
     return f"\nFirst: {completion_text(first).strip()}\nSecond: {completion_text(second).strip()}\nBetter:"
 
 
-def sequences_of(policy: Policy, rows: Sequence[Row], *, joined: bool) -> list[tuple[int, ...]]:
-    """Every sequence of ids that pairs are read as: a text of a pair, or (`joined`) both of them."""
-    made = orders_of(rows) if joined else sides_of(rows)
-    prompts = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in made])
-    return [prompt + answer for prompt, answer in zip(prompts, answer_token_ids(policy, made), strict=True)]
+def sequences_of(policy: Policy, rows: Sequence[Row], of: str, *, joined: bool) -> list[tuple[int, ...]]:
+    """Every sequence of ids that pairs are read as: a text of a pair, or (`joined`) both of them.
+
+    One that does not fit into the model's context is refused: cut, two texts could become one.
+    """
+    found = demonstrations(policy, orders_of(rows) if joined else sides_of(rows), of=of)
+    cut = [number for number, each in enumerate(found) if each.cut]
+    if cut:
+        raise UserError(
+            f"{len(cut)} texts of preference pairs do not fit into the model's context of {policy.context_length} "
+            f"tokens (the first is in row {cut[0] // 2 + 1} of {of}): shorten them"
+        )
+    return [each.ids for each in found]
 
 
 def read_pairs(rows: Sequence[Row], where: str) -> tuple[list[Row], list[str]]:

@@ -1,12 +1,13 @@
 """Prompts: rows of a dataset, in an order that depends on the seed alone, and their token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from vigneron.core.draws import keyed_permutation
 from vigneron.errors import UserError
+from vigneron.policy.chat import Conversation
 
 Row = dict[str, Any]
 
@@ -47,27 +48,31 @@ def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[str]:
     return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def prompts_token_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ...]]:
-    """`prompt_token_ids` of each, plain ones all at once."""
+def prompts_token_ids(tokenizer: Any, prompts: Sequence[Any], of: str = "the step") -> list[tuple[int, ...]]:
+    """Ids of plain prompts, or of conversations through the chat template up to where the answer begins."""
     if prompts and all(isinstance(prompt, str) for prompt in prompts):
         found = tokenizer(list(prompts))["input_ids"]
-        if all(found):
-            return [tuple(ids) for ids in found]
-    return [tuple(prompt_token_ids(tokenizer, prompt)) for prompt in prompts]
-
-
-def prompt_token_ids(tokenizer: Any, prompt: Any) -> list[int]:
-    """Ids of a plain prompt, or of a conversation through the model's chat template."""
-    if isinstance(prompt, str):
-        ids = tokenizer(prompt)["input_ids"]
     else:
-        if not getattr(tokenizer, "chat_template", None):
-            raise UserError("the prompts are conversations, but the model's tokenizer has no chat template")
-        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not ids:
-        raise UserError(f"a prompt has no tokens: {prompt!r}")
-    return list(ids)
+        found = [in_row(number, of, _prompt_ids, tokenizer, prompt) for number, prompt in enumerate(prompts, start=1)]
+    for number, ids in enumerate(found, start=1):
+        if not ids:
+            raise UserError(f"row {number} of {of}: the prompt has no tokens: {prompts[number - 1]!r}")
+    return [tuple(ids) for ids in found]
+
+
+def _prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt)["input_ids"])
+    conversation = Conversation.of(tokenizer, prompt)
+    return conversation.ids(conversation.before(len(prompt)))
+
+
+def in_row(number: int, of: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function makes of a row; an error of the user's names it."""
+    try:
+        return function(*arguments)
+    except UserError as error:
+        raise UserError(f"row {number} of {of}: {error}") from error
 
 
 def prompt_text(prompt: Any) -> str:

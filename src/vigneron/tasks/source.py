@@ -9,6 +9,7 @@ from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.rewards.text import letters_only
 from vigneron.rollout.dataset import check_rows, distinct_rows, not_apart, read_rows
+from vigneron.rollout.formats import with_prompts_and_answers, without_demonstrations
 from vigneron.rollout.pairs import read_pairs
 from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.task import load_task
@@ -24,6 +25,16 @@ class Data:
 
 def load_data(config: Config) -> Data:
     """Both parts, checked: a row without a column that the reward needs is named by its number."""
+    data = _load_parts(config)
+    if config.model.chat == "minted" and all(isinstance(row["prompt"], str) for row in [*data.train, *data.held_out]):
+        raise UserError(
+            "model.chat: minted has no effect on prompts that are plain texts: leave it out, or give them as "
+            '[{"role": "user", "content": …}]'
+        )
+    return data
+
+
+def _load_parts(config: Config) -> Data:
     data = config.data
     if data.task is not None:
         task = load_task(data.task)
@@ -61,15 +72,20 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
         pairs, notices = read_pairs(rows, f"'{path}'")
         distinct, more = distinct_rows(pairs, f"'{path}'", one_answer=False)
         return distinct, [*notices, *more]
-    compares = config.reward.kind in ("semantic", "binary")
-    recorded = config.parent is None and (compares or config.method.reads == "demonstrations")
+    rows = with_prompts_and_answers(rows, f"'{path}'")
+    compares, shown = config.reward.kind in ("semantic", "binary"), config.method.reads == "demonstrations"
+    recorded = config.parent is None and (compares or shown)
+    if config.parent is not None:
+        rows = [without_demonstrations(row) if {"messages", "completion"} & set(row) else row for row in rows]
     needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checks_the_input(config) else [])]
     check_rows(rows, needed, f"'{path}'")
     if recorded:
         for number, row in enumerate(rows, start=1):
             if not can_be_compared(config, row["answer"]):
                 raise UserError(f"data: '{path}', row {number}: the answer has no letters: set `reward.clean: none`")
-    return distinct_rows(rows, f"'{path}'", one_answer=recorded)
+            if shown and not completion_text(row["answer"]).strip():
+                raise UserError(f"data: '{path}', row {number}: the answer is empty: leave out the row, or complete it")
+    return distinct_rows(rows, f"'{path}'", one_answer=recorded and not shown)
 
 
 def _checks_the_input(config: Config) -> bool:

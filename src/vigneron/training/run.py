@@ -21,7 +21,7 @@ from vigneron.policy.scorer import load_scorer
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Check, build_check, load_checker
-from vigneron.rollout.demonstrations import answer_token_ids
+from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.pairs import sequences_of
 from vigneron.rollout.prompts import PromptOrder, prompts_token_ids
 from vigneron.rollout.sample import check_lengths, sampler_of
@@ -36,7 +36,7 @@ from vigneron.training.checkpoint import (
     save_checkpoint,
     weights_identity,
 )
-from vigneron.training.folder import RunFolder
+from vigneron.training.folder import RunFolder, default_runs_folder
 from vigneron.training.held_out import evaluate
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
 from vigneron.training.samples import SampleStore, samples_of
@@ -135,14 +135,14 @@ class Run:
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
         speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
-        longest = longest_sequence(config, policy, data)
+        longest, cut = lengths(config, policy, data)
         if config.microbatch_tokens == "auto":
             found = find_microbatch_tokens(policy, longest)
             config = config.model_copy(update={"microbatch_tokens": found})
             folder.write_config(config)
         method = build(Parts(config, policy, reference, reward))
         samples = config.method.trains == "policy" and method.evaluate is None
-        for notice in (*method.notices, sampler_of(policy).notice if samples else None):
+        for notice in (cut, *method.notices, sampler_of(policy).notice if samples else None):
             if notice is not None:
                 view.notice(notice)
         return cls(
@@ -225,6 +225,7 @@ def load_child(config: Config) -> Policy:
         model.name,
         device=model.device,
         dtype=model.dtype,
+        chat=model.chat,
         lora=lora,
         activation_checkpointing=model.activation_checkpointing,
         allow_pickle=model.allow_pickle,
@@ -238,7 +239,7 @@ def resolved(config: Config) -> Config:
     dtype = "bfloat16" if resolve_compute_dtype(config.model.dtype, device) == torch.bfloat16 else "float32"
     wanted = config.steps >= COMPILE_FROM_STEPS if config.model.compile == "auto" else config.model.compile
     model = {
-        "name": absolute(config.model.name),
+        "name": newest_weights(config.model.name, "model"),
         "device": str(device),
         "dtype": dtype,
         "compile": wanted and can_compile(device),
@@ -252,7 +253,9 @@ def resolved(config: Config) -> Config:
             reward["url"] = base_url(config.reward.url, "reward.url")
         changes["reward"] = config.reward.model_copy(update=reward)
     if config.reward.kind == "model" or config.reward.kind == "preference":
-        changes["reward"] = config.reward.model_copy(update={"model": newest_weights(config.reward.model)})
+        changes["reward"] = config.reward.model_copy(
+            update={"model": newest_weights(config.reward.model, "reward.model")}
+        )
     if config.parent is not None:
         parent = (
             {"url": base_url(config.parent.url, "parent.url")}
@@ -263,36 +266,49 @@ def resolved(config: Config) -> Config:
     return config.model_copy(update=changes)
 
 
-def longest_sequence(config: Config, policy: Policy, data: Data) -> int:
-    """Tokens of the longest prompt with its completion. One that does not fit into the model is found here, not after
-    hours."""
-    longest, new = 1, config.max_new_tokens
+def lengths(config: Config, policy: Policy, data: Data) -> tuple[int, str | None]:
+    """Tokens of the longest sequence; and what is to be said of demonstrations that were cut.
+
+    A prompt that does not fit into the model is found here, not after hours.
+    """
+    longest, cut = 1, None
     for rows, of in ((data.train, "the training data"), (data.held_out, "the held-out part")):
         if not rows:
             continue
         if config.method.reads == "pairs":
-            whole = sequences_of(policy, rows, joined=config.method.joins_pairs)
-            check_lengths(policy, whole, 0, f"{of} with its texts")
-            longest = max(longest, *map(len, whole))
-            continue
-        ids = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in rows])
-        check_lengths(policy, ids, new, of)
-        if config.method.reads == "demonstrations" and rows is data.train:
-            answers = answer_token_ids(policy, rows)
-            ids = [(*prompt, *answer) for prompt, answer in zip(ids, answers, strict=True)]
-            check_lengths(policy, ids, 0, f"{of} with its answer")
-        longest = max(longest, *(len(row) + new for row in ids))
-    return longest
+            ids = sequences_of(policy, rows, of, joined=config.method.joins_pairs)
+        elif config.method.reads == "demonstrations" and rows is data.train:
+            shown = demonstrations(policy, rows, of=of)
+            ids = [each.ids for each in shown]
+            numbers = [number for number, each in enumerate(shown, start=1) if each.cut]
+            if numbers:
+                cut = (
+                    f"{len(numbers)} of {len(rows)} demonstrations are longer than the model's context of "
+                    f"{policy.context_length} tokens and are cut there, the first in row {numbers[0]} of {of}"
+                )
+        else:
+            ids = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in rows], of)
+            check_lengths(policy, ids, config.max_new_tokens, of)
+            longest = max(longest, config.max_new_tokens + max(map(len, ids)))
+        longest = max(longest, *map(len, ids))
+    return longest, cut
 
 
-def newest_weights(name: str) -> str:
-    """For the folder of a run, its newest checkpoint; else the name of a model, a path made absolute."""
+def newest_weights(name: str, key: str) -> str:
+    """For the folder of a run, its newest checkpoint; else the name of a model, a path made absolute.
+
+    `runs/NAME` is also found where runs are kept, wherever that is.
+    """
     path = Path(name).expanduser()
+    if path.parts[:1] == ("runs",) and not path.exists():
+        path = default_runs_folder().joinpath(*path.parts[1:])
+        if not path.exists():
+            raise UserError(f"{key}: there is no run '{name}' yet: train it first, with --name {path.name}")
     if not (path / "config.yaml").is_file():
         return absolute(name)
     saved = checkpoints(RunFolder.open(path).checkpoints)
     if not saved:
-        raise UserError(f"reward.model: the run '{name}' has no checkpoint yet")
+        raise UserError(f"{key}: the run '{name}' has no checkpoint yet")
     check_manifest(saved[-1], weights_only=True)
     return absolute(str(saved[-1]))
 

@@ -1,0 +1,179 @@
+"""Conversations as token ids: turns are delimited by tokens, never by strings (`rlmt-grape` §1).
+
+A model's own chat template is used, or two newly minted tokens and a template of ours. Either way a text that looks
+like a delimiter, such as `<|im_start|>` in a user's question, is ordinary text and cannot begin a turn.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from vigneron.errors import UserError
+
+USER, MODEL = "<|vigneron_user|>", "<|vigneron_model|>"
+"""How the minted tokens are written down where they must be; the same strings in a text mean nothing."""
+
+# A system message has no token of its own: it opens the first user's turn.
+TEMPLATE = f"""\
+{{%- set system = messages and messages[0]['role'] == 'system' -%}}
+{{%- set turns = messages[1:] if system else messages -%}}
+{{%- if system and (not turns or turns[0]['role'] != 'user') -%}}
+{{{{- raise_exception('a system message stands at the start, before a user\\'s') -}}}}
+{{%- endif -%}}
+{{%- for turn in turns -%}}
+{{%- if turn['role'] == 'user' -%}}
+{{{{- '{USER}' + (messages[0]['content'] + '\\n\\n' if system and loop.first else '') + turn['content'] -}}}}
+{{%- elif turn['role'] == 'assistant' -%}}
+{{{{- '{MODEL}' + turn['content'] + eos_token -}}}}
+{{%- else -%}}
+{{{{- raise_exception('a turn is a user\\'s or an assistant\\'s, not of role ' + turn['role']) -}}}}
+{{%- endif -%}}
+{{%- endfor -%}}
+{{%- if add_generation_prompt -%}}
+{{{{- '{MODEL}' -}}}}
+{{%- endif -%}}
+"""
+
+Message = dict[str, Any]
+
+
+def mint(model: Any, tokenizer: Any) -> None:
+    """Give a model two tokens of its own for the user's and the model's turns, and a template that uses them.
+
+    A new token's embedding (and its row of an untied head) starts as the mean of those that are there, and is trained
+    like any other. A model that has the tokens, a checkpoint of a run that minted them, keeps what it has learned.
+    """
+    from tokenizers import AddedToken
+
+    if tokenizer.eos_token is None:
+        raise UserError("model.chat: minted needs a tokenizer with an end-of-text token, and this one has none")
+    known = len(tokenizer)
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in (USER, MODEL)])
+    # A base model that begins every text with a token begins conversations with it too.
+    begins = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    tokenizer.chat_template = ("{{- bos_token -}}\n" if begins else "") + TEMPLATE
+    new = [i for i in tokenizer.convert_tokens_to_ids([USER, MODEL]) if i >= known]
+    if not new:
+        return
+    if max(new) >= model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(max(new) + 1, mean_resizing=False)
+    head = model.get_output_embeddings()
+    rows = [model.get_input_embeddings().weight, head.weight, getattr(head, "bias", None)]
+    with torch.no_grad():
+        for weight in {id(each): each for each in rows if each is not None}.values():
+            weight[new] = weight[:known].double().mean(0).to(weight.dtype)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages in which what looks like a delimiter is replaced by a mark, until the text is tokenised."""
+
+    tokenizer: Any
+    messages: Sequence[Message]
+    delimiters: tuple[str, ...] = ()
+    mark: str = ""
+    """A character that stands nowhere in the messages; empty where nothing had to be replaced."""
+
+    @classmethod
+    def of(cls, tokenizer: Any, messages: Sequence[Message]) -> "Conversation":
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError("a conversation, but the model has no chat template: set `model.chat: minted`")
+        special, named = _delimiters(tokenizer)
+        # What the assistant wrote may hold tokens that are not special, such as <think>.
+        of_role = [special if message.get("role") == "assistant" else (*special, *named) for message in messages]
+        said = [list(_texts(message)) for message in messages]
+        if not any(d in text for texts, guarded in zip(said, of_role, strict=True) for text in texts for d in guarded):
+            return cls(tokenizer, messages)
+        everything = "".join([str(tokenizer.chat_template), *(text for texts in said for text in texts)])
+        mark = next(character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in everything)
+        delimiters = (*special, *named)
+        marked = [_marked(m, delimiters, _any_of(own), mark) for m, own in zip(messages, of_role, strict=True)]
+        return cls(tokenizer, marked, delimiters, mark)
+
+    def before(self, turn: int) -> str:
+        """The template's text up to where the answer at `turn` begins: what a child is given to go on from."""
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(self.messages[:turn]), add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # the edge to somebody's template: it can fail in any way
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"the model's chat template refuses it: {reason}") from error
+        return str(text)
+
+    def text(self, turn: int) -> str:
+        return str(self.messages[turn]["content"])
+
+    def ids(self, text: str) -> list[int]:
+        """A text of `before` or `text`, or a piece of one: delimiters from the template alone."""
+        if not self.mark:
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        backend, meant = _reader(self.tokenizer, self.delimiters, self.mark)
+
+        def written(found: re.Match[str]) -> str:
+            if found[1] is not None:
+                return self.delimiters[int(found[1])]
+            return _alias(self.delimiters.index(found[0]), self.mark)
+
+        told = re.sub(f"{self.mark}(\\d+){self.mark}|{_any_of(self.delimiters).pattern}", written, text)
+        return [meant.get(i, i) for i in backend.encode(told, add_special_tokens=False).ids]
+
+
+def _delimiters(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Special tokens; and added ones that are not special, but that the template writes."""
+    added = [(str(token.content), bool(token.special)) for token in tokenizer.added_tokens_decoder.values()]
+    template = str(tokenizer.chat_template)
+    special = tuple(text for text, is_special in added if is_special)
+    return special, tuple(text for text, is_special in added if not is_special and text.strip() and text in template)
+
+
+def _texts(value: Any) -> Sequence[str]:
+    """Every text in a message: a role can be forged as well as a content."""
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for part in inner for text in _texts(part)]
+
+
+def _marked(value: Any, delimiters: tuple[str, ...], pattern: re.Pattern[str], mark: str) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(lambda found: f"{mark}{delimiters.index(found[0])}{mark}", value)
+    if isinstance(value, dict):
+        return {key: _marked(part, delimiters, pattern, mark) for key, part in value.items()}
+    return [_marked(part, delimiters, pattern, mark) for part in value] if isinstance(value, list) else value
+
+
+def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    """The longest first, as tokenizers do. Of no texts: a pattern that is never found."""
+    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or r"(?!)")
+
+
+def _alias(number: int, mark: str) -> str:
+    return f"{mark}#{number}{mark}"
+
+
+@lru_cache(maxsize=4)
+def _reader(tokenizer: Any, delimiters: tuple[str, ...], mark: str) -> tuple[Any, dict[int, int]]:
+    """A copy of the tokenizer to which delimiters are text and their aliases delimiters; which id an alias means."""
+    from tokenizers import AddedToken, Tokenizer
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise UserError("a message holds the text of a special token, which only a fast tokenizer can read as a text")
+    copy: Any = Tokenizer.from_str(backend.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    added = {str(token.content): token for token in tokenizer.added_tokens_decoder.values()}
+    copy.add_special_tokens(list(delimiters))
+    copy.encode_special_tokens = True
+    aliases = [
+        AddedToken(_alias(n, mark), lstrip=added[d].lstrip, rstrip=added[d].rstrip, normalized=False, special=False)
+        for n, d in enumerate(delimiters)
+    ]
+    copy.add_tokens(aliases)
+    ids = tokenizer.convert_tokens_to_ids(list(delimiters))
+    return copy, {copy.token_to_id(alias.content): i for alias, i in zip(aliases, ids, strict=True)}
