@@ -27,7 +27,7 @@ from vigneron.policy.scoring import Critic, ExactKl, Scores, reference_view, sco
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.training.kl_controller import KlController
 from vigneron.training.slots import Method, Parts
-from vigneron.training.update import GradientUpdate, Term, actor_and_critic
+from vigneron.training.update import GradientUpdate, Term, players_of
 
 
 def build(parts: Parts) -> Method:
@@ -70,7 +70,7 @@ def build(parts: Parts) -> Method:
         return clipped_terms(batch, now, options.clip_epsilon)
 
     moved = movement(policy, sampling)
-    players = actor_and_critic(config.optimizer, policy.trainable(), critic.parameters())
+    players = players_of(config.optimizer, policy.trainable(), critic.parameters())
     return Method(
         rollout=OnPolicy.of(config, policy, sampling),
         reward=parts.reward,

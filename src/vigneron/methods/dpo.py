@@ -18,7 +18,7 @@ from vigneron.policy.scoring import Scores, reference_view, score
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.pairs import Pairs, paired_up
 from vigneron.training.slots import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Player, Term
+from vigneron.training.update import GradientUpdate, Term, players_of
 
 
 def build(parts: Parts) -> Method:
@@ -61,9 +61,8 @@ def build(parts: Parts) -> Method:
             Term("entropy" if options.pairs == "sampled" else "entropy/demonstrated", now.entropy_BT.detach()),
         ]
 
-    optimizer = config.optimizer
-    actor = Player("actor", policy.trainable(), optimizer.actor_lr, optimizer.weight_decay, optimizer.max_grad_norm)
-    update = GradientUpdate.of(config, 1, score_now, loss, [actor])
+    players = players_of(config.optimizer, policy.trainable())
+    update = GradientUpdate.of(config, 1, score_now, loss, players)
     if options.pairs == "sampled":
         sampled = OnPolicy.of(config, policy, sampling)
         return Method(sampled, parts.reward, advantage, update, explain=explain_no_pairs)

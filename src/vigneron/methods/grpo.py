@@ -27,7 +27,7 @@ from vigneron.policy.scoring import ExactKl, Scores, reference_view, score
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.training.kl_controller import KlController
 from vigneron.training.slots import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Player, Term
+from vigneron.training.update import GradientUpdate, Term, players_of
 
 
 def build(parts: Parts) -> Method:
@@ -65,15 +65,14 @@ def build(parts: Parts) -> Method:
             terms += [penalty, kl_figure(batch, now)]
         return terms
 
-    optimizer = config.optimizer
-    actor = Player("actor", policy.trainable(), optimizer.actor_lr, optimizer.weight_decay, optimizer.max_grad_norm)
+    players = players_of(config.optimizer, policy.trainable())
     moved, adapts = movement(policy, sampling), controller if has_kl else None
     idle = None if has_kl else lambda batch: (batch.advantages_BT == 0).all(1)
     return Method(
         rollout=OnPolicy.of(config, policy, sampling),
         reward=parts.reward,
         advantage=advantage,
-        update=GradientUpdate.of(config, options.updates_per_step, score_now, loss, [actor], moved, adapts, idle=idle),
+        update=GradientUpdate.of(config, options.updates_per_step, score_now, loss, players, moved, adapts, idle=idle),
         resamples=options.resample,
         notices=_notices(options),
         explain=explain_zero,

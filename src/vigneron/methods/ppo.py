@@ -18,7 +18,7 @@ from vigneron.policy.scoring import Scores, score
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.training.kl_controller import KlController
 from vigneron.training.slots import Method, Parts
-from vigneron.training.update import GradientUpdate, Term, actor_and_critic
+from vigneron.training.update import GradientUpdate, Term, players_of
 
 
 def build(parts: Parts) -> Method:
@@ -64,7 +64,7 @@ def build(parts: Parts) -> Method:
             options.updates_per_step,
             score_now,
             loss,
-            actor_and_critic(config.optimizer, policy.trainable(), critic.parameters()),
+            players_of(config.optimizer, policy.trainable(), critic.parameters()),
             movement(policy, sampling),
             controller,
             minibatches=options.minibatches,

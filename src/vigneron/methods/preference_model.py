@@ -17,7 +17,7 @@ from vigneron.policy.scorer import scores, scores_in_parts, set_scorer_kind
 from vigneron.rollout.pairs import OrderedPairs
 from vigneron.rollout.prompts import Row
 from vigneron.training.slots import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Player, Term
+from vigneron.training.update import GradientUpdate, Term, players_of
 
 
 def build(parts: Parts) -> Method:
@@ -47,12 +47,11 @@ def build(parts: Parts) -> Method:
         losses_N = (preference_bce(first_N, ones_N) + preference_bce(-second_N, ones_N)) / 2
         return held_out_pairs((first_N - second_N) / 2, p_N, losses_N)
 
-    optimizer = config.optimizer
-    actor = Player("actor", policy.trainable(), optimizer.actor_lr, optimizer.weight_decay, optimizer.max_grad_norm)
+    players = players_of(config.optimizer, policy.trainable())
     return Method(
         rollout=rollout,
         reward=lambda batch: batch,
         advantage=lambda batch: batch,
-        update=GradientUpdate.of(config, 1, score_now, loss, [actor]),
+        update=GradientUpdate.of(config, 1, score_now, loss, players),
         evaluate=evaluate,
     )

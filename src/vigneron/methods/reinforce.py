@@ -19,7 +19,7 @@ from vigneron.methods.token_critic import token_critic, value_term, with_returns
 from vigneron.policy.scoring import ExactKl, Scores, reference_view, score, values_before
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.training.slots import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Term, actor_and_critic
+from vigneron.training.update import GradientUpdate, Term, players_of
 
 
 @dataclass
@@ -92,6 +92,6 @@ def build(parts: Parts) -> Method:
             terms.append(Term("loss/kl", penalty, options.kl.coefficient, options.aggregation))
         return terms if critic is None else [*terms, value_term(options.critic, batch, now)]
 
-    players = actor_and_critic(config.optimizer, policy.trainable(), critic.parameters() if critic else ())
+    players = players_of(config.optimizer, policy.trainable(), critic.parameters() if critic else ())
     update = GradientUpdate.of(config, 1, score_now, loss, players, movement(policy, sampling), running)
     return Method(OnPolicy.of(config, policy, sampling), parts.reward, advantage, update, critic=critic)

@@ -19,7 +19,7 @@ from vigneron.policy.scoring import Scores, score
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.prompts import completion_text
 from vigneron.training.slots import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Player, Term
+from vigneron.training.update import GradientUpdate, Term, players_of
 
 
 def build(parts: Parts) -> Method:
@@ -48,13 +48,12 @@ def build(parts: Parts) -> Method:
             Term("entropy", now.entropy_BT.detach(), of_sampler=True),
         ]
 
-    optimizer = config.optimizer
-    actor = Player("actor", policy.trainable(), optimizer.actor_lr, optimizer.weight_decay, optimizer.max_grad_norm)
+    players = players_of(config.optimizer, policy.trainable())
     return Method(
         rollout=OnPolicy.of(config, policy, sampling_of(config)),
         reward=parts.reward,
         advantage=advantage,
-        update=GradientUpdate.of(config, options.updates_per_round, score_now, loss, [actor]),
+        update=GradientUpdate.of(config, options.updates_per_round, score_now, loss, players),
         explain=explain_nothing_kept,
     )
 

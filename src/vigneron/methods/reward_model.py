@@ -15,7 +15,7 @@ from vigneron.policy.scorer import scores, scores_in_parts, set_scorer_kind
 from vigneron.rollout.pairs import Pairs
 from vigneron.rollout.prompts import Row
 from vigneron.training.slots import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Player, Term
+from vigneron.training.update import GradientUpdate, Term, players_of
 
 
 def build(parts: Parts) -> Method:
@@ -44,12 +44,11 @@ def build(parts: Parts) -> Method:
         margin_N = (chosen_N - rejected_N).double()
         return held_out_pairs(margin_N, margin_N.sigmoid(), bradley_terry(chosen_N, rejected_N))
 
-    optimizer = config.optimizer
-    actor = Player("actor", policy.trainable(), optimizer.actor_lr, optimizer.weight_decay, optimizer.max_grad_norm)
+    players = players_of(config.optimizer, policy.trainable())
     return Method(
         rollout=rollout,
         reward=lambda batch: batch,
         advantage=lambda batch: batch,
-        update=GradientUpdate.of(config, 1, score_now, loss, [actor]),
+        update=GradientUpdate.of(config, 1, score_now, loss, players),
         evaluate=evaluate,
     )

@@ -10,7 +10,7 @@ from vigneron.core.losses import nll
 from vigneron.policy.scoring import Scores, score
 from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.training.slots import Method, Parts
-from vigneron.training.update import GradientUpdate, Player, Term
+from vigneron.training.update import GradientUpdate, Term, players_of
 
 
 def build(parts: Parts) -> Method:
@@ -29,13 +29,12 @@ def build(parts: Parts) -> Method:
             Term("entropy/demonstrated", now.entropy_BT.detach()),
         ]
 
-    optimizer = config.optimizer
-    actor = Player("actor", policy.trainable(), optimizer.actor_lr, optimizer.weight_decay, optimizer.max_grad_norm)
+    players = players_of(config.optimizer, policy.trainable())
     apart = policy.shares_prompts or not options.packing
     return Method(
         rollout=Demonstrations(policy, options.loss_on, options.packing),
         reward=lambda batch: batch,
         advantage=lambda batch: batch,
-        update=GradientUpdate.of(config, 1, score_now, loss, [actor]),
+        update=GradientUpdate.of(config, 1, score_now, loss, players),
         notices=() if apart else ("packing: this model does not keep samples apart in one row, and goes without",),
     )

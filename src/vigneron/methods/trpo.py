@@ -21,7 +21,7 @@ from vigneron.rollout.on_policy import OnPolicy
 from vigneron.training.kl_controller import KlController
 from vigneron.training.slots import Method, Parts, Update
 from vigneron.training.trust_region import TrustRegionUpdate
-from vigneron.training.update import GradientUpdate, Term, actor_and_critic
+from vigneron.training.update import GradientUpdate, Term, players_of
 
 
 def build(parts: Parts) -> Method:
@@ -75,7 +75,7 @@ def build(parts: Parts) -> Method:
     def value_loss(batch: Batch, now: Scores) -> list[Term]:
         return [value_term(options.critic, batch, now)]
 
-    players = actor_and_critic(config.optimizer, policy.trainable(), critic.parameters())
+    players = players_of(config.optimizer, policy.trainable(), critic.parameters())
     update: Update
     if options.form == "penalty":
         updates = options.updates_per_step

@@ -95,17 +95,15 @@ class Player:
             }
 
 
-def actor_and_critic(
+def players_of(
     options: OptimizerConfig,
     actor: Sequence[tuple[str, nn.Parameter]],
-    critic: Sequence[tuple[str, nn.Parameter]],
+    critic: Sequence[tuple[str, nn.Parameter]] = (),
 ) -> list[Player]:
-    """Those of the two that have something to train."""
+    """The actor, and the critic where there is one."""
     shared = {"weight_decay": options.weight_decay, "max_grad_norm": options.max_grad_norm}
-    rates = {"actor": options.actor_lr, "critic": options.critic_lr}
-    names: tuple[tuple[Literal["actor", "critic"], Sequence[tuple[str, nn.Parameter]]], ...]
-    names = (("actor", actor), ("critic", critic))
-    return [Player(name, weights, rates[name], **shared) for name, weights in names if weights]
+    players = [Player("actor", actor, options.actor_lr, **shared)]
+    return [*players, Player("critic", critic, options.critic_lr, **shared)] if critic else players
 
 
 @dataclass
