@@ -340,3 +340,49 @@ def test_a_preference_reward_needs_a_group() -> None:
     assert "`reward: preference` compares the samples of a prompt" in line_of(reward=reward)
     assert again(check(reward=reward, group_size=2)).reward.model == "folder"  # type: ignore[union-attr]
     assert "'reward.model' is missing" in line_of(reward={"kind": "model"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": {"name": "reinforce", "decay": 0.5}}, "`decay` has no effect with `baseline: critic`"),
+        ({"method": {"name": "reinforce", "baseline": "constant"}}, "`baseline: constant` needs `constant`"),
+        ({"method": {"name": "reinforce", "critic": {"clip": 0.1}}}, "`critic.clip` has no effect"),
+        ({"method": {"name": "reinforce", "kl": {"adaptive": {}, "coefficient": 0.01}}}, "`kl.adaptive` has no effect"),
+        ({"method": {"name": "ppo", "advantage": "eq_12", "lam": 0.9}}, "`lam` has no effect with `advantage: eq_12`"),
+        ({"method": {"name": "trpo", "constraint": {}}}, "`constraint` has no effect with `form: penalty`"),
+        ({"method": {"name": "trpo", "form": "constraint", "updates_per_step": 2}}, "`updates_per_step` has no effect"),
+        (
+            {"method": {"name": "trpo", "form": "constraint"}, "optimizer": {"actor_lr": 1e-5}},
+            "`optimizer.actor_lr` has no effect with `form: constraint`",
+        ),
+        (
+            {"method": {"name": "sft"}, "reward": {"kind": "preference", "model": "m"}},
+            "`reward: preference` compares samples",
+        ),
+    ],
+)
+def test_options_without_an_effect_are_named(changes: dict[str, Any], said: str) -> None:
+    assert said in line_of(**changes)
+
+
+def test_one_nested_key_leaves_the_others_at_their_defaults() -> None:
+    assert check(method={"name": "ppo", "critic": {"network": "own"}}).method.critic.clip == 0.2  # type: ignore[union-attr]
+    assert check(method={"name": "reinforce", "kl": {"estimator": "k2"}}).method.kl.coefficient == 0.0  # type: ignore[union-attr]
+    adaptive = check(method={"name": "trpo", "penalty": {"adaptive": {"rule": "ppo"}}}).method.penalty.adaptive  # type: ignore[union-attr]
+    assert adaptive is not None
+    assert adaptive.maximum == 1e4
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "reinforce", "baseline": "running_mean", "decay": 0.5},
+        {"name": "ppo", "advantage": "eq_12"},
+        {"name": "trpo"},
+        {"name": "trpo", "form": "constraint"},
+    ],
+)
+def test_the_critic_methods_survive_the_round_trip(method: dict[str, Any]) -> None:
+    config = check(method=method)
+    assert again(config) == config

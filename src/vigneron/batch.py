@@ -109,6 +109,11 @@ class Batch:
             trained_BT = trained_BT & ~self.excluded_B[:, None]
         return trained_BT
 
+    @property
+    def teaching_B(self) -> Float[Tensor, " B"]:
+        """The rewards, NaN for samples that are not trained on."""
+        return self.rewards_B if self.excluded_B is None else self.rewards_B.masked_fill(self.excluded_B, torch.nan)
+
     def rows(self, indices: Sequence[int]) -> "Batch":
         """The given samples, cut to the longest completion among them."""
         at = to_device(list(indices), self.completion_BT.device)

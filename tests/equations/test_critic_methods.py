@@ -42,7 +42,7 @@ class Setting:
                 "method": method,
                 "data": {"task": "antonyms"},
                 "reward": {"kind": "binary"},
-                "optimizer": {"actor_lr": RATE, "max_grad_norm": 1e9},
+                "optimizer": {"max_grad_norm": 1e9},
                 "microbatch_tokens": microbatch_tokens,
                 "max_new_tokens": 4,
             },

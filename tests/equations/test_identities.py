@@ -129,7 +129,7 @@ def test_the_reward_models_loss_is_the_preference_models_of_the_difference(ri: f
     """Eq. 5 with P by the softmax, §3's loss with P by the sigmoid, and eq. 6, which is hp = 1."""
     rewards = torch.tensor([ri, rj], dtype=torch.float64)
     chosen, rejected = rewards.log_softmax(0).tolist()
-    loss = preference_bce(rewards[:1] - rewards[1:], torch.tensor([hp]))
+    loss = preference_bce(rewards[:1] - rewards[1:], torch.tensor([hp], dtype=torch.float64))
     assert loss.item() == pytest.approx(-hp * chosen - (1 - hp) * rejected)
     assert bradley_terry(rewards[:1], rewards[1:]).item() == pytest.approx(-chosen)
 

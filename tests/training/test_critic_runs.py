@@ -42,7 +42,8 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
 def options_of(name: str) -> dict[str, Any]:
     method = METHOD_OPTIONS[name]
     has_critic = method["name"] in ("ppo", "trpo") or (method["name"] == "reinforce" and "baseline" not in method)
-    optimizer = {"actor_lr": 1e-2} | ({"critic_lr": 1e-2} if has_critic else {})
+    by_gradient = method.get("form") != "constraint"
+    optimizer = ({"actor_lr": 1e-2} if by_gradient else {}) | ({"critic_lr": 1e-2} if has_critic else {})
     return {"method": method, "optimizer": optimizer, "group_size": 4, "eval_every": 0}
 
 
@@ -209,3 +210,42 @@ def test_idle_samples_are_left_out_of_the_pass_and_not_of_the_mean() -> None:
         assert sorted(passed) == ([40, 41, 44, 45] if skipping else [40, 41, 42, 43, 44, 45])
         ends.append(torch.cat([p.detach().flatten() for p in policy.model.parameters()]))
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-9, atol=1e-12)
+
+
+def test_a_step_without_rewards_leaves_the_running_mean_as_it_was(tmp_path: Path, tiny_folder: Path) -> None:
+    config = tiny_config(
+        tiny_folder, write_data(tmp_path), **options_of("reinforce, running mean"), steps=3, save_every=0
+    )
+    run = Run.start(config, tmp_path, METHODS["reinforce"], name="run", view=Silent())
+    steps = iter([1.0, None, 0.5])
+
+    def sometimes(completions: list[str], **columns: Any) -> list[float | None]:
+        value = next(steps)
+        return [value] * len(completions)
+
+    run.method = replace(run.method, reward=ApplyReward(sometimes, missing_limit=1.0))
+    train(run, Silent())
+    run.close()
+    assert [record["baseline"] for record in run.folder.metrics()] == pytest.approx([0.0, 1.0, 1.0])
+
+
+def test_groups_drawn_again_may_all_be_missing(tmp_path: Path, tiny_folder: Path) -> None:
+    """One group of two is flat; its replacement gets no reward, which is not a whole step without any."""
+    config = tiny_config(
+        tiny_folder,
+        write_data(tmp_path),
+        method={"name": "grpo", "resample": 1, "kl": {"coefficient": 0.0}},
+        optimizer={"actor_lr": 1e-3},
+        prompts_per_step=2,
+        steps=1,
+        eval_every=0,
+        save_every=0,
+    )
+    run = Run.start(config, tmp_path, METHODS["grpo"], name="run", view=Silent())
+    calls = iter([[1.0, 0.0, 0.5, 0.5], [None, None]])
+    run.method = replace(run.method, reward=ApplyReward(lambda **columns: next(calls), missing_limit=0.5))
+    train(run, Silent())
+    run.close()
+    (record,) = run.folder.metrics()
+    assert record["groups_replaced"] == 1
+    assert record["reward_missing"] == 2

@@ -185,6 +185,8 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def a_group_can_be_compared(self) -> "Config":
+        if self.method.reads != "prompts" and self.reward.kind == "preference":
+            raise ValueError(f"`reward: preference` compares samples, and {_said(self.method)} has none: use another")
         least = max(self.method.smallest_group, 2 if self.reward.kind == "preference" else 1)
         if self.group_size < least:
             who = _said(self.method) if self.method.smallest_group == least else "`reward: preference`"
@@ -192,6 +194,12 @@ class Config(Strict):
                 f"{who} compares the samples of a prompt with each other: "
                 f"set `group_size` to {least} or more (8 is usual)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def actor_lr_has_an_effect(self) -> "Config":
+        if not self.method.steps_by_gradient and "actor_lr" in self.optimizer.model_fields_set:
+            raise ValueError("`optimizer.actor_lr` has no effect with `form: constraint`, which has no learning rate")
         return self
 
     @model_validator(mode="after")
@@ -208,6 +216,8 @@ class Config(Strict):
             written.pop("reward", None)
         if not self.method.has_critic:
             written.get("optimizer", {}).pop("critic_lr", None)
+        if not self.method.steps_by_gradient:
+            written.get("optimizer", {}).pop("actor_lr", None)
         return written
 
 

@@ -57,6 +57,11 @@ Reads = Literal["prompts", "demonstrations", "pairs"]
 class MethodOptions(Strict):
     """What the rest of the code asks a method's options, so that it never asks for a method's name."""
 
+    @property
+    def steps_by_gradient(self) -> bool:
+        """Whether the policy's updates are steps of an optimizer, with a learning rate."""
+        return True
+
     trains: ClassVar[Literal["policy", "scorer"]] = "policy"
     """A language model, or a model that gives a text one number."""
     joins_pairs: ClassVar[bool] = False
@@ -149,7 +154,7 @@ class GrpoConfig(MethodOptions):
     scale_by_std: bool = False
     """Divide a group's advantages by the std of its rewards, as the first GRPO does."""
     kl: GrpoKlConfig = GrpoKlConfig()
-    resample: Annotated[int, Field(ge=0)] = 0
+    resample: Annotated[int, Field(ge=0, le=100)] = 0
     """Dynamic sampling: how many times a step may draw more prompts, to put in the place of groups that teach nothing
     because their rewards do not differ."""
 
@@ -168,6 +173,16 @@ class TokenCriticConfig(Strict):
     """How far a value may move in a step before moving it further gains nothing."""
 
 
+class PpoCriticConfig(TokenCriticConfig):
+    clip: Annotated[float, Field(gt=0)] | None = 0.2
+
+
+class ReinforceKlConfig(KlConfig):
+    """In the loss; none by default."""
+
+    coefficient: NotNegative = 0.0
+
+
 class ReinforceConfig(MethodOptions):
     """REINFORCE (`rlmt-grape` eq. 3): the reward-weighted log-likelihood, less a baseline."""
 
@@ -180,7 +195,7 @@ class ReinforceConfig(MethodOptions):
     critic: TokenCriticConfig = TokenCriticConfig()
     aggregation: Aggregation = "tokens"
     entropy_coefficient: NotNegative = 0.0
-    kl: KlConfig = KlConfig(coefficient=0.0)
+    kl: ReinforceKlConfig = ReinforceKlConfig()
 
     @property
     def has_critic(self) -> bool:
@@ -196,6 +211,9 @@ class ReinforceConfig(MethodOptions):
             raise ValueError("`baseline: constant` needs `constant`: a number")
         if self.kl.adaptive:
             raise ValueError("`kl.adaptive` has no effect with `reinforce`, whose KL coefficient is fixed")
+        if self.kl.against == "previous" or self.critic.clip is not None:
+            key = "kl.against: previous" if self.kl.against == "previous" else "critic.clip"
+            raise ValueError(f"`{key}` has no effect with `reinforce`: after one update there is no policy before")
         return self
 
     @model_serializer(mode="wrap")
@@ -231,7 +249,7 @@ class PpoConfig(MethodOptions):
     """gae: rewards a token, −βk1 at each and R at the last, through GAE, as practised. eq_12: R − βk1 − V at each."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     lam: Annotated[float, Field(ge=0, le=1)] = 0.95
-    critic: TokenCriticConfig = TokenCriticConfig(clip=0.2)
+    critic: PpoCriticConfig = PpoCriticConfig()
     aggregation: Aggregation = "tokens"
     entropy_coefficient: NotNegative = 0.0
     kl: RewardKlConfig = RewardKlConfig()
@@ -253,11 +271,17 @@ class PpoConfig(MethodOptions):
         return {k: v for k, v in dump(self).items() if self.advantage == "gae" or k not in ("gamma", "lam")}
 
 
+class AdaptivePenaltyConfig(AdaptiveKlConfig):
+    target: Annotated[float, Field(gt=0)] = 0.01
+    minimum: NotNegative = 1e-4
+    maximum: NotNegative = 1e4
+
+
 class PenaltyConfig(Strict):
     """Eq. 9: β · KL(π₀ ‖ π₁), exact over the vocabulary. With `adaptive: {rule: ppo}` the PPO paper's other form."""
 
     coefficient: NotNegative = 1.0
-    adaptive: AdaptiveKlConfig | None = None
+    adaptive: AdaptivePenaltyConfig | None = None
     against: ClassVar[str] = "previous"
 
     @model_validator(mode="after")
@@ -294,6 +318,10 @@ class TrpoConfig(MethodOptions):
     @property
     def has_critic(self) -> bool:
         return True
+
+    @property
+    def steps_by_gradient(self) -> bool:
+        return self.form == "penalty"
 
     @model_validator(mode="after")
     def options_have_an_effect(self) -> "TrpoConfig":

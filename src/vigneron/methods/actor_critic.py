@@ -16,6 +16,7 @@ from vigneron.config import ActorCriticConfig
 from vigneron.core.losses import policy_gradient, squared_error
 from vigneron.methods.shared import (
     clipped_terms,
+    comparing,
     idle_notice,
     kl_figure,
     kl_penalty,
@@ -77,5 +78,5 @@ def build(parts: Parts) -> Method:
         advantage=advantage,
         update=GradientUpdate.of(config, options.updates_per_step, score_now, loss, players, moved, controller),
         critic=critic,
-        notices=idle_notice(options.updates_per_step, options.clip_epsilon, options.kl),
+        notices=idle_notice(options.updates_per_step, comparing(options.clip_epsilon, options.kl)),
     )

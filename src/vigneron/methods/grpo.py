@@ -16,6 +16,7 @@ from vigneron.config import GrpoConfig
 from vigneron.core.advantages import group_relative
 from vigneron.methods.shared import (
     clipped_terms,
+    comparing,
     idle_notice,
     kl_figure,
     kl_penalty,
@@ -81,7 +82,7 @@ def build(parts: Parts) -> Method:
 
 def _notices(options: GrpoConfig) -> tuple[str, ...]:
     """A loss of 0 puzzles many: where every ratio is 1 it is minus the mean advantage, and its gradient is not 0."""
-    idle = idle_notice(options.updates_per_step, options.clip_epsilon, options.kl)
+    idle = idle_notice(options.updates_per_step, comparing(options.clip_epsilon, options.kl))
     return (*idle, "a group's advantages sum to 0, so loss/policy is about 0: reward and grad_norm/actor show progress")
 
 

@@ -12,7 +12,15 @@ from vigneron.batch import Batch
 from vigneron.config import PpoConfig
 from vigneron.core import kl
 from vigneron.core.advantages import gae, on_last_token
-from vigneron.methods.shared import clipped_terms, kl_figure, mismatch_figure, movement, sampling_of
+from vigneron.methods.shared import (
+    clipped_terms,
+    entropy_terms,
+    idle_notice,
+    kl_figure,
+    mismatch_figure,
+    movement,
+    sampling_of,
+)
 from vigneron.methods.token_critic import seen_before, token_critic, value_term, with_returns
 from vigneron.policy.scoring import Scores, score
 from vigneron.rollout.on_policy import OnPolicy
@@ -50,7 +58,7 @@ def build(parts: Parts) -> Method:
         return [
             *clipped_terms(batch, now, options.clip_epsilon, options.aggregation),
             value_term(options.critic, batch, now),
-            Term("entropy", now.entropy_BT, -options.entropy_coefficient, of_sampler=True),
+            *entropy_terms(now, options.entropy_coefficient, options.aggregation),
             kl_figure(batch, now),
             mismatch_figure(batch, now),
         ]
@@ -70,4 +78,5 @@ def build(parts: Parts) -> Method:
             minibatches=options.minibatches,
         ),
         critic=critic,
+        notices=idle_notice(options.updates_per_step * options.minibatches, ["clip_epsilon"]),
     )

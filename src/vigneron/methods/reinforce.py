@@ -5,6 +5,7 @@ critic's V(sₜ) before each token. None of them has seen the token it is the ba
 with all of them. `aggregation: sum_over_samples` is eq. 3's (1/S) Σ Σ.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from vigneron.batch import Batch, map_parts
 from vigneron.config import ReinforceConfig
 from vigneron.core.losses import policy_gradient
-from vigneron.methods.shared import kl_figure, kl_penalty, mismatch_figure, movement, sampling_of
+from vigneron.methods.shared import entropy_terms, kl_figure, kl_penalty, mismatch_figure, movement, sampling_of
 from vigneron.methods.token_critic import token_critic, value_term, with_returns
 from vigneron.policy.scoring import ExactKl, Scores, reference_view, score, values_before
 from vigneron.rollout.on_policy import OnPolicy
@@ -37,6 +38,8 @@ class RunningMean:
     def before(self, rewards_B: Tensor) -> float:
         """The mean without these, which are then taken in."""
         used, seen = self.value, float(rewards_B.nanmean())
+        if math.isnan(seen):  # all of them are missing
+            return used
         self.total = self.decay * self.total + (1 - self.decay) * seen
         self.weight = self.decay * self.weight + (1 - self.decay)
         return used
@@ -83,7 +86,7 @@ def build(parts: Parts) -> Method:
         surrogate = policy_gradient(now.logprobs_BT, batch.advantages_BT)
         terms = [
             Term("loss/policy", surrogate, 1.0, options.aggregation),
-            Term("entropy", now.entropy_BT, -options.entropy_coefficient, of_sampler=True),
+            *entropy_terms(now, options.entropy_coefficient, options.aggregation),
             kl_figure(batch, now),
             mismatch_figure(batch, now),
         ]

@@ -7,8 +7,6 @@ on them (the paper's discrete learning). What is kept is logged beside what was 
 import math
 from dataclasses import replace
 
-import torch
-
 from vigneron.batch import Batch
 from vigneron.config import RejectionSamplingConfig
 from vigneron.core.draws import Sampling
@@ -30,10 +28,7 @@ def build(parts: Parts) -> Method:
 
     def advantage(batch: Batch) -> Batch:
         """A = 1 for the best of a group; all others are rejected   (§3, steps 3-4)."""
-        rewards_B = batch.rewards_B
-        if batch.excluded_B is not None:
-            rewards_B = rewards_B.masked_fill(batch.excluded_B, torch.nan)
-        kept_B = best_of_group(rewards_B, batch.group_B, keep=options.keep, min_reward=options.min_reward)
+        kept_B = best_of_group(batch.teaching_B, batch.group_B, keep=options.keep, min_reward=options.min_reward)
         advantages_BT = kept_B[:, None].to(batch.behaviour_BT.dtype).expand(batch.completion_BT.shape)
         figures = {**batch.figures, **kept_figures(batch, kept_B.tolist())}
         return replace(batch, advantages_BT=advantages_BT, excluded_B=~kept_B, figures=figures)

@@ -1,6 +1,6 @@
 """What several methods have in common: terms of a loss, figures to log, a line for options that do nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -58,10 +58,20 @@ def movement(policy: Policy, sampling: Sampling) -> Callable[[Batch], Term]:
     return moved
 
 
-def idle_notice(updates_per_step: int, clip_epsilon: float | None, options: KlConfig) -> tuple[str, ...]:
-    """With one update a step π₁ is π₀, and what compares the two does nothing."""
+def entropy_terms(now: Scores, coefficient: float, mode: AggregateMode) -> list[Term]:
+    """The entropy of the policy that sampled, as a figure; and a bonus for it, where it has one."""
+    figure = Term("entropy", now.entropy_BT.detach(), of_sampler=True)
+    return [figure, Term("loss/entropy", now.entropy_BT, -coefficient, mode)] if coefficient else [figure]
+
+
+def comparing(clip_epsilon: float | None, options: KlConfig) -> list[str]:
+    """Options that compare π₁ with π₀."""
     idle = ["clip_epsilon"] * (clip_epsilon is not None)
-    idle += ["kl.against: previous"] * (options.against == "previous" and options.estimator != "k1")
+    return idle + ["kl.against: previous"] * (options.against == "previous" and options.estimator != "k1")
+
+
+def idle_notice(updates_per_step: int, idle: Sequence[str]) -> tuple[str, ...]:
+    """With one update a step π₁ is π₀, and what compares the two does nothing."""
     if updates_per_step > 1 or not idle:
         return ()
     return (f"one update a step: the trained policy is the one that sampled, so {' and '.join(idle)} has no effect",)

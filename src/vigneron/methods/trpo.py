@@ -12,7 +12,7 @@ import torch
 from vigneron.batch import Batch, map_parts
 from vigneron.config import TrpoConfig
 from vigneron.core.losses import importance_ratio
-from vigneron.methods.shared import kl_figure, mismatch_figure, sampling_of
+from vigneron.methods.shared import idle_notice, kl_figure, mismatch_figure, sampling_of
 from vigneron.methods.token_critic import seen_before, token_critic, value_term, with_returns
 from vigneron.policy.fisher import fisher_product
 from vigneron.policy.model import Reference
@@ -83,5 +83,8 @@ def build(parts: Parts) -> Method:
     else:
         critic_alone = GradientUpdate.of(config, 1, score_now, value_loss, players[1:])
         product = partial(fisher_product, policy, sampling=sampling, tokens_at_once=config.tokens_at_once)
-        update = TrustRegionUpdate(policy, options.constraint, score_now, surrogate, figures, product, critic_alone)
-    return Method(OnPolicy.of(config, policy, sampling), parts.reward, advantage, update, critic=critic)
+        actor = partial(score, policy, sampling=sampling, exact_kl=from_previous)
+        update = TrustRegionUpdate(policy, options.constraint, actor, surrogate, figures, product, critic_alone)
+    idle = idle_notice(options.updates_per_step, ["penalty"]) if options.form == "penalty" else ()
+    rollout = OnPolicy.of(config, policy, sampling)
+    return Method(rollout, parts.reward, advantage, update, critic=critic, notices=idle)

@@ -62,6 +62,6 @@ def _part_product(
 def _trained_logits(policy: Policy, part: Batch, sampling: Sampling) -> Float[Tensor, "N V"]:
     """Logits over the temperature at the tokens that are trained on, in a graph that can be differentiated twice."""
     layout = lay_out(part, policy.pad_id, policy.device)
-    hidden_RSH = policy._trunk(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS)
+    hidden_RSH = policy.trunk(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS)
     trained_N = part.trained_BT.flatten()[layout.into_N]
     return policy.logits(hidden_RSH.flatten(0, 1)[layout.predicts_N][trained_N]) / sampling.temperature

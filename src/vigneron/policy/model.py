@@ -70,11 +70,11 @@ class Policy:
     ) -> Float[Tensor, "R S H"]:
         """Last hidden states, after the final norm. Without `allowed`, every token sees all before it in its row."""
         if not self.graphed:
-            return self._trunk(ids_RS, positions_RS, allowed_R1SS)
+            return self.trunk(ids_RS, positions_RS, allowed_R1SS)
         inputs = [ids_RS, positions_RS] if allowed_R1SS is None else [ids_RS, positions_RS, allowed_R1SS]
         key = (ids_RS.shape, allowed_R1SS is not None, self.adapter_off)
         if not torch.is_grad_enabled():
-            return self._still_graphs.replayed(key, self._trunk, inputs)
+            return self._still_graphs.replayed(key, self.trunk, inputs)
         return self._moving_graphs(key, inputs)
 
     @cached_property
@@ -84,9 +84,9 @@ class Policy:
     @cached_property
     def _moving_graphs(self) -> GraphedTrunk:
         named = self.causal.base_model.named_parameters()
-        return GraphedTrunk(self._trunk, {name: weight for name, weight in named if weight.requires_grad})
+        return GraphedTrunk(self.trunk, {name: weight for name, weight in named if weight.requires_grad})
 
-    def _trunk(
+    def trunk(
         self,
         ids_RS: Tensor,
         positions_RS: Tensor,
@@ -117,9 +117,19 @@ class Policy:
         )
 
     def trainable_copy(self) -> "Policy":
-        """A network of its own that begins as this one, for a critic."""
-        model = deepcopy(self.model)
-        return Policy(model, self.tokenizer, self.eos_ids, self.pad_id, self.device, self.compute_dtype)
+        """A network of its own that begins as this one, for a critic.
+
+        Never graphed: it is passed between this one's pass forward and its pass back.
+        """
+        return Policy(
+            deepcopy(self.model),
+            self.tokenizer,
+            self.eos_ids,
+            self.pad_id,
+            self.device,
+            self.compute_dtype,
+            self.activation_checkpointing,
+        )
 
     def trunk_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """What is trained where only hidden states are read."""

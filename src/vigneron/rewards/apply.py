@@ -48,17 +48,18 @@ class ApplyReward:
         function = self._function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
-    def __call__(self, batch: Batch) -> Batch:
-        return self._counted(self._begun(batch)())
+    def __call__(self, batch: Batch, *, whole_step: bool = True) -> Batch:
+        """Not a `whole_step`: some groups of one, which may all be missing."""
+        return self._counted(self._begun(batch)(), whole_step)
 
-    def of_parts(self, parts: Iterable[Batch]) -> Batch:
+    def of_parts(self, parts: Iterable[Batch], *, whole_step: bool = True) -> Batch:
         """Rewards of parts while later ones are still being made; the whole, in order."""
         waiting = [self._begun(part) for part in parts]
         with phase("reward"):
-            return self._counted(concatenated([finish() for finish in waiting]))
+            return self._counted(concatenated([finish() for finish in waiting]), whole_step)
 
-    def _counted(self, batch: Batch) -> Batch:
-        self._count(int(batch.rewards_B.isnan().sum()), len(batch))
+    def _counted(self, batch: Batch, whole_step: bool) -> Batch:
+        self._count(int(batch.rewards_B.isnan().sum()), len(batch), whole_step)
         return batch
 
     def _begun(self, batch: Batch) -> Callable[[], Batch]:
@@ -79,10 +80,10 @@ class ApplyReward:
 
         return finish
 
-    def _count(self, missing: int, of: int) -> None:
+    def _count(self, missing: int, of: int, whole_step: bool) -> None:
         self._seen += of
         self._missing += missing
-        if missing == of and self._missing_limit < 1:
+        if missing == of and whole_step and self._missing_limit < 1:
             raise RewardFailed(f"{self._name} is missing for all {of} samples of a step")
         if self._missing > self._missing_limit * max(self._seen, SMALLEST_SHARE):
             raise RewardFailed(

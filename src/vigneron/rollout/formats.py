@@ -64,8 +64,8 @@ def _of_messages(messages: Any, where: str) -> tuple[Any, str]:
     last = last_answer(messages)
     if last < 0:
         raise UserError(f"{where}: messages has no turn of role 'assistant' to learn from: add one")
-    if last == 0:
-        raise UserError(f"{where}: messages begins with its only answer: put a turn of role 'user' before it")
+    if messages[0]["role"] == "assistant":
+        raise UserError(f"{where}: messages begins with an answer: put a turn of role 'user' before it")
     _refuse_empty(messages[: last + 1], "messages", where)
     return messages[:last], messages[last]["content"]
 

@@ -51,14 +51,11 @@ class OrderedPairs:
 def paired_up(batch: Batch) -> Batch:
     """Pairs made on the spot, by the reward: the best and the worst of each group next to each other, and behind them
     all others, which are not trained on."""
-    rewards_B = batch.rewards_B
-    if batch.excluded_B is not None:
-        rewards_B = rewards_B.masked_fill(batch.excluded_B, torch.nan)
-    pairs = best_and_worst(rewards_B, batch.group_B)
+    pairs = best_and_worst(batch.teaching_B, batch.group_B)
     inside = [sample for pair in pairs for sample in pair]
     order = [*inside, *sorted(set(range(len(batch))) - set(inside))]
     figures = {"pairs": len(pairs), "groups_without_pair": len(batch.group_B.unique()) - len(pairs)}
-    excluded_B = torch.arange(len(batch), device=rewards_B.device) >= len(inside)
+    excluded_B = torch.arange(len(batch), device=batch.rewards_B.device) >= len(inside)
     return replace(batch.rows(order), paired=True, excluded_B=excluded_B, figures={**batch.figures, **figures})
 
 
@@ -127,6 +124,8 @@ def _with_prompt(row: Row, where: str) -> Row:
             raise UserError(f"{where} has no 'prompt', and its texts do not begin alike: add the prompt")
         row = {**row, "prompt": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
     for side in SIDES:
+        if isinstance(row[side], list) and row[side][-1]["role"] != "assistant":
+            raise UserError(f"{where}: {side} is a turn of role '{row[side][-1]['role']}': it has to be 'assistant'")
         if isinstance(row[side], list) and len(row[side]) > 1:
             raise UserError(f"{where}: {side} has {len(row[side])} messages after the prompt: only one may follow it")
         if not _text(row, side):

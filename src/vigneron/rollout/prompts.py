@@ -24,9 +24,11 @@ class PromptOrder:
     seed: int
 
     def more(self, step: int, time: int) -> list[Row]:
-        """Other rows for a step that draws again, for the first, the second … time."""
-        order = keyed_permutation(self.seed, MORE + 1000 * step + time, len(self.rows))
-        return [self.rows[order[i % len(order)]] for i in range(self.prompts_per_step)]
+        """Rows for a step that draws again, for the first, the second … time: others than its own, while there are."""
+        own = {id(row) for row in self.at(step)}
+        order = [self.rows[i] for i in keyed_permutation(self.seed, MORE + 1000 * step + time, len(self.rows))]
+        others = [row for row in order if id(row) not in own] or order
+        return [others[i % len(others)] for i in range(self.prompts_per_step)]
 
     def at(self, step: int) -> list[Row]:
         size = len(self.rows)

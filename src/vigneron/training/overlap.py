@@ -18,7 +18,7 @@ def rewarded(method: Method, prompts: PromptOrder, step: int) -> Batch:
     batch = drawn(method, prompts.at(step), step, 0)
     replaced = 0
     for time in range(1, method.resamples + 1):
-        idle_B = without_variance(batch.rewards_B, batch.group_B)
+        idle_B = without_variance(batch.teaching_B, batch.group_B)
         lacking = len(batch.group_B[idle_B].unique())
         if not lacking:
             break
@@ -32,12 +32,13 @@ def rewarded(method: Method, prompts: PromptOrder, step: int) -> Batch:
 
 def drawn(method: Method, rows: Sequence[Row], step: int, first: int = 0) -> Batch:
     """The same batch with and without overlap: a sample's draws do not depend on its part, and no group is split."""
+    some = {"whole_step": False} if first else {}
     if not getattr(method.reward, "overlaps", False):
         with phase("rollout"):
             batch = method.rollout(rows, step, first)
         with phase("reward"):
-            return method.reward(batch)
-    return method.reward.of_parts(_sampled_in_parts(method, rows, step, first))  # type: ignore[attr-defined]
+            return method.reward(batch, **some)
+    return method.reward.of_parts(_sampled_in_parts(method, rows, step, first), **some)  # type: ignore[attr-defined]
 
 
 def _sampled_in_parts(method: Method, rows: Sequence[Row], step: int, first: int) -> Iterator[Batch]:

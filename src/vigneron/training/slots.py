@@ -28,7 +28,7 @@ class Method:
 
     rollout: Callable[..., Batch]
     """`rollout(rows, step, first)`: `first` counts the prompts of the step that stand before these."""
-    reward: Callable[[Batch], Batch]
+    reward: Callable[..., Batch]
     advantage: Callable[[Batch], Batch]
     update: Update
     critic: Critic | None = None

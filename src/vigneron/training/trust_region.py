@@ -14,7 +14,7 @@ from vigneron.policy.model import Policy
 from vigneron.policy.scoring import Scores
 from vigneron.timing import phase
 from vigneron.training.slots import Metrics
-from vigneron.training.update import GradientUpdate, Term
+from vigneron.training.update import Figure, GradientUpdate, Term, check_finite
 
 
 class Looked(NamedTuple):
@@ -50,22 +50,25 @@ class TrustRegionUpdate:
         with phase("gradient"):
             metrics = self._differentiate(batch)
         gradient_P = self._take_gradient()
+        check_finite([Figure("grad_norm/actor", float(gradient_P.norm()))])
         with phase("conjugate gradient"):
             step_P = self._longest_step(batch, gradient_P)
         start_P = self._weights()
-        before = self._look(batch)
+        before = after = self._look(batch)
 
         def evaluate(share: float) -> tuple[float, float]:
+            nonlocal after
             self._set(start_P + share * step_P)
-            there = self._look(batch)
-            return there.surrogate, there.kl_max if self.options.over == "max" else there.kl_mean
+            after = self._look(batch)
+            return after.surrogate, after.kl_max if self.options.over == "max" else after.kl_mean
 
         with phase("line search"):
             share = line_search(
                 evaluate, loss_before=before.surrogate, delta=self.options.delta, attempts=self.options.attempts
             )
-        self._set(start_P if share is None else start_P + share * step_P)
-        after = self._look(batch)
+        if share is None:
+            self._set(start_P)
+            after = before
         return metrics | {
             "grad_norm/actor": float(gradient_P.norm()),
             "trust/share": share or 0.0,

@@ -170,7 +170,7 @@ class GradientUpdate:
             self.done += a_step
             return {}
         updates = [self._one_update(part) for _ in range(self.updates_per_step) for part in self._cut(batch)]
-        metrics = _mean_over_updates(updates)
+        metrics = _mean_over_updates(updates, self.minibatches)
         step = self.done // a_step
         if self.measure is not None and self.measure_every and step % self.measure_every == 0:
             measure = self.measure
@@ -202,7 +202,7 @@ class GradientUpdate:
         """The gradient of the whole batch, part by part, then one clipped step of each player."""
         with phase("gradient"):
             figures = self.accumulate(batch, lambda part: self.loss(part, self.score(part)))
-        _check_finite(figures)
+        check_finite(figures)
         with phase("optimizer"):
             return [*figures, *self._step()]
 
@@ -246,7 +246,7 @@ class GradientUpdate:
         factor = learning_rate_factor(self.done, self.total_updates, shape=self.schedule, warmup=self.warmup_updates)
         values = _on_host([player.clip() for player in self.players])
         norms = [Figure(f"grad_norm/{p.name}", value) for p, value in zip(self.players, values, strict=True)]
-        _check_finite(norms)
+        check_finite(norms)
         for player in self.players:
             player.step(factor)
         self.done += 1
@@ -281,17 +281,18 @@ def _on_host(values: Sequence[Tensor]) -> list[float]:
     return [float(value) for value in torch.stack([v.detach().to(device) for v in values]).tolist()]
 
 
-def _mean_over_updates(updates: Sequence[Sequence[Figure]]) -> Metrics:
-    """Figures of the policy that sampled are the first update's, where π₁ is still π₀; the others are means."""
-    first = {figure.name: figure for figure in updates[0]}
-    means = {
-        name: sum(figure.value for update in updates for figure in update if figure.name == name) / len(updates)
-        for name in first
-    }
-    return {name: figure.value if figure.of_sampler else means[name] for name, figure in first.items()}
+def _mean_over_updates(updates: Sequence[Sequence[Figure]], in_first_pass: int) -> Metrics:
+    """Means. Figures of the policy that sampled are the first pass's, where π₁ is, or is nearly, still π₀."""
+
+    def mean(figure: Figure) -> float:
+        some = updates[:in_first_pass] if figure.of_sampler else updates
+        values = [other.value for update in some for other in update if other.name == figure.name]
+        return sum(values) / len(values)
+
+    return {figure.name: mean(figure) for figure in updates[0]}
 
 
-def _check_finite(figures: Sequence[Figure]) -> None:
+def check_finite(figures: Sequence[Figure]) -> None:
     broken = [figure.name for figure in figures if not math.isfinite(figure.value)]
     if broken:
         raise NonFinite(
