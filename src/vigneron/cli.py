@@ -162,6 +162,10 @@ def validate(file: Recipe, overrides: Overrides = None) -> None:
         cached, to_ask = counted(config, data)
         typer.echo(f"the parent {config.parent.model}: {cached} answers in the cache, {to_ask} to ask")
     typer.echo(f"{file} is valid: {len(data.train)} prompts to train on, {len(data.held_out)} held out")
+    if config.method.reads != "prompts":
+        of = "pairs" if config.method.reads == "pairs" else "demonstrations"
+        typer.echo(f"{config.steps} steps of {config.prompts_per_step} {of}")
+        return
     typer.echo(
         f"{config.steps} steps of {samples} samples ({config.prompts_per_step} prompts × {config.group_size}), "
         f"up to {config.max_new_tokens} new tokens each: {config.steps * samples} samples in all"
@@ -265,7 +269,11 @@ def _finished(console: "Console", trained: "Trained") -> None:
     path = write_report([trained.folder])
     say(console, f"run     {trained.folder}")
     say(console, f"report  {path}")
-    say(console, f"talk    vigneron chat {trained.folder}")
+    if trained.config.method.trains == "scorer":
+        kind = "preference" if trained.config.method.joins_pairs else "model"
+        say(console, f"use it  reward: {{kind: {kind}, model: {trained.folder}}}")
+    else:
+        say(console, f"talk    vigneron chat {trained.folder}")
 
 
 @contextmanager

@@ -41,7 +41,9 @@ def test_padding_that_is_also_the_end_is_not_named(tiny_folder: Path) -> None:
 
 
 def test_what_cannot_score_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"^model: '.*' is no such model: it has no score.weight; train one first$"):
+    with pytest.raises(
+        UserError, match=r"^model: '.*' is no reward or preference model, it has no score.weight: train one first$"
+    ):
         load_scorer(str(tiny_folder), start=False, device="cpu")
 
     shape = BertConfig(

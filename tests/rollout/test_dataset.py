@@ -96,3 +96,12 @@ def test_check_rows_names_the_first_bad_row(row: dict[str, object], message: str
 def test_check_rows_takes_texts_conversations_and_a_zero() -> None:
     conversation = {"prompt": [{"role": "system", "content": ""}, {"role": "user", "content": "x"}], "answer": 0}
     check_rows([GOOD, conversation], ["prompt", "answer"], "mine")
+
+
+@pytest.mark.parametrize("column", ["prompt", "messages", "chosen"])
+def test_a_role_that_nobody_knows_is_named(column: str) -> None:
+    talk = [{"role": "user", "content": "hi"}, {"role": "asistant", "content": "yo"}]
+    row = {"prompt": "p", column: talk}
+    line = r"data: 'file', row 2: .*, turn 2 has the role 'asistant', which nobody knows \(did you mean 'assistant'\?\)"
+    with pytest.raises(UserError, match=line):
+        check_rows([{"prompt": "p"}, row], ["prompt"], "'file'")

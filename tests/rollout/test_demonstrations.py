@@ -87,7 +87,7 @@ def test_a_runs_own_rows_read_again_stay_what_they_are(row: dict[str, Any]) -> N
         ({"messages": [{"role": "user"}]}, "messages is not a list of"),
         ({"messages": []}, "messages has no turn of role 'assistant'"),
         ({"messages": talk("a")}, "messages has no turn of role 'assistant' to learn from: add one"),
-        ({"messages": [turn("assistant", "a")]}, "messages begins with its only answer"),
+        ({"messages": [turn("assistant", "a")]}, "messages begins with an answer"),
         ({"messages": talk("a", " ", "c", "d")}, "turn 2 of messages is an empty answer: leave out the row"),
         ({"prompt": "a", "completion": ""}, "the completion is empty"),
         ({"prompt": "a", "completion": " \n"}, "the completion is empty"),

@@ -225,7 +225,9 @@ def test_what_is_no_such_model_is_refused_in_one_line(
         (found,) = str(caught.value).splitlines()
         return found
 
-    assert line("model", tiny_folder).endswith("is no such model: it has no score.weight; train one first")
+    assert line("model", tiny_folder).endswith(
+        "is no reward or preference model, it has no score.weight: train one first"
+    )
     assert "compares two texts: that is `reward.kind: preference`" in line("model", scorers["preference_model"])
     assert "scores one text: that is `reward.kind: model`" in line("preference", scorers["reward_model"])
     assert "has no config.json" in line("model", tmp_path)

@@ -156,8 +156,9 @@ class Config(Strict):
             return given
         try:
             method = METHOD.validate_python(given.get("method"))
-        except ValidationError:
-            return given
+        except ValidationError:  # said where the method is read; what follows from it is not said too
+            method_known = isinstance(given.get("method"), Mapping) and "name" in given["method"]
+            return {"reward": {"kind": "binary"}, **given} if method_known else given
         if method.reads == "pairs" and given.get("reward") is not None:
             raise ValueError(f"`reward` has no effect with {_said(method)}, which reads preferences: leave it out")
         needs_none = method.reads != "prompts" and given.get("reward") is None

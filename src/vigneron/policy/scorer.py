@@ -53,7 +53,7 @@ def load_scorer(
     if lost := sorted(new - {f"{HEAD}.weight"}):
         raise UserError(f"{key}: cannot load '{name}': it has no {', '.join(lost[:3])}")
     if new and not start:
-        raise UserError(f"{key}: '{name}' is no such model: it has no {HEAD}.weight; train one first")
+        raise UserError(f"{key}: '{name}' is no reward or preference model, it has no {HEAD}.weight: train one first")
     if new:
         _begin_head(head, getattr(model.config, "initializer_range", 0.02), seed)
     model.eval()

@@ -12,6 +12,7 @@ from vigneron.rollout.prompts import Row, prompt_text
 
 LONGEST_LINE = 10_000_000
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
 RESERVED = {"prompts", "completions", "completion_ids", "log_extra", "log_metric"}
 
 
@@ -55,6 +56,16 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
                 f"data: {where}, row {number}: prompt is neither a text nor a list of "
                 '{"role": …, "content": …} messages'
             )
+        for column in ("prompt", "messages", "completion", "chosen", "rejected"):
+            _check_roles(row.get(column), f"data: {where}, row {number}: {column}")
+
+
+def _check_roles(messages: Any, where: str) -> None:
+    """A template that knows no roles writes any of them down: a slip would be trained on."""
+    for turn, message in enumerate(messages if is_conversation(messages) else (), start=1):
+        if message["role"] not in ROLES:
+            known = did_you_mean(message["role"], ROLES)
+            raise UserError(f"{where}, turn {turn} has the role '{message['role']}', which nobody knows{known}")
 
 
 def _lacks(row: Row, column: str) -> bool:

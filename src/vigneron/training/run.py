@@ -18,6 +18,7 @@ from vigneron.errors import UserError
 from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.scorer import load_scorer
+from vigneron.recipe import recipe_names
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Check, build_check, load_checker
@@ -303,7 +304,8 @@ def newest_weights(name: str, key: str) -> str:
     if path.parts[:1] == ("runs",) and not path.exists():
         path = default_runs_folder().joinpath(*path.parts[1:])
         if not path.exists():
-            raise UserError(f"{key}: there is no run '{name}' yet: train it first, with --name {path.name}")
+            recipe = path.name if path.name in recipe_names() else "RECIPE"
+            raise UserError(f"{key}: there is no run '{name}' yet: `vigneron train {recipe} --name {path.name}` first")
     if not (path / "config.yaml").is_file():
         return absolute(name)
     saved = checkpoints(RunFolder.open(path).checkpoints)
