@@ -41,6 +41,7 @@ def test_the_page_on_a_task_of_ones_own_works_from_an_empty_folder(tmp_path: Pat
     assert (tmp_path / "runs" / "capitals" / "checkpoints" / "step-1").is_dir()
 
 
+@pytest.mark.slow
 def test_the_page_on_fine_tuning_works_from_an_empty_folder(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "sft.md").read_text(encoding="utf-8")
     files = re.findall(r"^`([\w.-]+)`[^\n]*:\n\n((?:    [^\n]*\n)+)", page, flags=re.M)

@@ -24,7 +24,15 @@ def started(obliging_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return runs
 
 
-@pytest.mark.parametrize("name", METHODS_AFTER)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "grpo",
+        "trust",
+        "dpo",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("ppo", "reinforce", "trpo", "rejection")),
+    ],
+)
 def test_every_method_goes_on_from_the_two_runs(name: str, started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(started.parent)
     config = load_config(f"{name}-instructions", SMALL)
