@@ -15,22 +15,18 @@ from pydantic import (
     model_validator,
 )
 
+from vigneron.config.kl import AdaptiveKlConfig, GrpoKlConfig, KlConfig, PenaltyConfig, RewardKlConfig
 from vigneron.config.methods import (
     ActorCriticConfig,
-    AdaptiveKlConfig,
     ConstraintConfig,
     DpoConfig,
     GrpoConfig,
-    GrpoKlConfig,
-    KlConfig,
     MethodConfig,
     MethodOptions,
-    PenaltyConfig,
     PpoConfig,
     PreferenceModelConfig,
     ReinforceConfig,
     RejectionSamplingConfig,
-    RewardKlConfig,
     RewardModelConfig,
     SftConfig,
     TokenCriticConfig,

@@ -1,54 +1,14 @@
-"""The methods, each with keys of its own, and their KL."""
+"""The methods, each with keys of its own."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from vigneron.config.kl import GrpoKlConfig, KlConfig, PenaltyConfig, ReinforceKlConfig, RewardKlConfig
 from vigneron.config.values import NotNegative, Positive, Strict
 
 Aggregation = Literal["tokens", "samples", "sum_over_samples"]
-
-
-class AdaptiveKlConfig(Strict):
-    """A rule, bounded: × factor above 1.5 · target, ÷ factor below target / 1.5."""
-
-    rule: Literal["pgsrm", "ppo"] = "pgsrm"
-    """The factor: 1.5 as the released PGSRM code has it, or the PPO paper's 2."""
-    target: Annotated[float, Field(gt=0)] = 0.8
-    minimum: NotNegative = 1e-6
-    maximum: NotNegative = 0.1
-
-    @model_validator(mode="after")
-    def bounds_do_not_cross(self) -> "AdaptiveKlConfig":
-        if self.minimum > self.maximum:
-            raise ValueError(f"`minimum` ({self.minimum}) is above `maximum` ({self.maximum})")
-        return self
-
-
-def check_bounds(coefficient: float, bounds: AdaptiveKlConfig | None) -> None:
-    if bounds and not bounds.minimum <= coefficient <= bounds.maximum:
-        raise ValueError(f"`coefficient` is outside of `adaptive`'s bounds, {bounds.minimum} to {bounds.maximum}")
-
-
-class KlConfig(Strict):
-    coefficient: NotNegative = 5e-5
-    estimator: Literal["exact", "k1", "k2", "k3"] = "exact"
-    """exact and k2 have the reverse KL's gradient; k1 has none in expectation, k3 the forward KL's."""
-    against: Literal["reference", "previous"] = "reference"
-    """The policy at the run's start, or the one that sampled; for the latter name k2 or another estimator."""
-    adaptive: AdaptiveKlConfig | None = None
-
-    @model_validator(mode="after")
-    def starts_within_its_bounds(self) -> "KlConfig":
-        check_bounds(self.coefficient, self.adaptive)
-        return self
-
-    @model_validator(mode="after")
-    def exact_needs_the_reference(self) -> "KlConfig":
-        if self.against == "previous" and self.estimator == "exact":
-            raise ValueError("`against: previous` is estimated from sampled tokens: add `estimator: k2`")
-        return self
 
 
 Reads = Literal["prompts", "demonstrations", "pairs"]
@@ -56,11 +16,6 @@ Reads = Literal["prompts", "demonstrations", "pairs"]
 
 class MethodOptions(Strict):
     """What the rest of the code asks a method's options, so that it never asks for a method's name."""
-
-    @property
-    def steps_by_gradient(self) -> bool:
-        """Whether the policy's updates are steps of an optimizer, with a learning rate."""
-        return True
 
     trains: ClassVar[Literal["policy", "scorer"]] = "policy"
     """A language model, or a model that gives a text one number."""
@@ -76,6 +31,11 @@ class MethodOptions(Strict):
     def smallest_group(self) -> int:
         """Samples of a prompt that it cannot do without."""
         return 1
+
+    @property
+    def steps_by_gradient(self) -> bool:
+        """Whether the policy's updates are steps of an optimizer, with a learning rate."""
+        return True
 
     @property
     def has_critic(self) -> bool:
@@ -137,12 +97,6 @@ class ActorCriticConfig(MethodOptions):
         return self
 
 
-class GrpoKlConfig(KlConfig):
-    """GRPO's own KL is `{coefficient: 0.04, estimator: k3}`; 0 leaves out the reference's pass altogether."""
-
-    coefficient: NotNegative = 0.04
-
-
 class GrpoConfig(MethodOptions):
     """GRPO as Dr. GRPO (`rlmt-grape` eq. 13-14), with a KL to the reference. The first GRPO's biases go by name."""
 
@@ -175,12 +129,6 @@ class TokenCriticConfig(Strict):
 
 class PpoCriticConfig(TokenCriticConfig):
     clip: Annotated[float, Field(gt=0)] | None = 0.2
-
-
-class ReinforceKlConfig(KlConfig):
-    """In the loss; none by default."""
-
-    coefficient: NotNegative = 0.0
 
 
 class ReinforceConfig(MethodOptions):
@@ -223,19 +171,6 @@ class ReinforceConfig(MethodOptions):
         return {k: v for k, v in dump(self).items() if owners.get(k, self.baseline) == self.baseline}
 
 
-class RewardKlConfig(Strict):
-    """β · (log π₀ − log reference) at each token, taken off the reward (eq. 12)."""
-
-    coefficient: NotNegative = 0.05
-    adaptive: AdaptiveKlConfig | None = None
-    against: ClassVar[str] = "reference"
-
-    @model_validator(mode="after")
-    def starts_within_its_bounds(self) -> "RewardKlConfig":
-        check_bounds(self.coefficient, self.adaptive)
-        return self
-
-
 class PpoConfig(MethodOptions):
     """PPO (`rlmt-grape` eq. 11-12): the clipped ratio, a critic, and the KL in the reward."""
 
@@ -269,25 +204,6 @@ class PpoConfig(MethodOptions):
     def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What is written can be read again."""
         return {k: v for k, v in dump(self).items() if self.advantage == "gae" or k not in ("gamma", "lam")}
-
-
-class AdaptivePenaltyConfig(AdaptiveKlConfig):
-    target: Annotated[float, Field(gt=0)] = 0.01
-    minimum: NotNegative = 1e-4
-    maximum: NotNegative = 1e4
-
-
-class PenaltyConfig(Strict):
-    """Eq. 9: β · KL(π₀ ‖ π₁), exact over the vocabulary. With `adaptive: {rule: ppo}` the PPO paper's other form."""
-
-    coefficient: NotNegative = 1.0
-    adaptive: AdaptivePenaltyConfig | None = None
-    against: ClassVar[str] = "previous"
-
-    @model_validator(mode="after")
-    def starts_within_its_bounds(self) -> "PenaltyConfig":
-        check_bounds(self.coefficient, self.adaptive)
-        return self
 
 
 class ConstraintConfig(Strict):
