@@ -315,3 +315,13 @@ def test_minibatches_go_through_every_sample_once_a_pass() -> None:
     passes = [sorted(seen[i] + seen[i + 1]) for i in (0, 2, 4)]
     assert passes == [[0, 1, 2, 3]] * 3, "the one without a reward needs no pass"
     assert len({tuple(sorted(part)) for part in seen}) > 2, "each pass is cut anew"
+
+
+def test_pi_0_is_the_policy_as_it_is_at_each_steps_start() -> None:
+    """After a step the policy has moved; the next one's KL begins at 0 again."""
+    setting = Setting(name="trpo", updates_per_step=2)
+    update: Any = setting.method.update
+    before = setting.method.advantage(setting.batch())
+    update(before)
+    assert update.figures(before)["loss/kl"] > 1e-6
+    assert update.figures(setting.method.advantage(setting.batch()))["loss/kl"] == pytest.approx(0.0, abs=1e-12)
