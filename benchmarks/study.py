@@ -43,6 +43,12 @@ ABLATIONS = {
 }
 """Each of our changes taken back by itself."""
 
+REPAIRS = {
+    "no-entropy-bonus": ("method.entropy_coefficient=0",),
+    "exact-kl": ("method.faithful=false", "method.value_position=last_completion", "method.kl.estimator=exact"),
+}
+"""What may keep the paper's settings from falling apart where a child earns nothing at first."""
+
 
 def runs_of(tasks: tuple[str, ...], recipes: tuple[str, ...], seeds: tuple[int, ...]) -> Iterator[Run]:
     for seed in seeds:
@@ -58,6 +64,10 @@ def ablations() -> Iterator[Run]:
             recipe = f"pgsrm-{task}"
             fixed = ("steps=200", "eval_every=50", "save_every=0", "data.held_out=tuning")
             yield f"{recipe}-{name}", recipe, f"recipe={recipe}-{name}", *fixed, *changes
+    for name, changes in REPAIRS.items():
+        recipe = "pgsrm-categories-paper"
+        shorter = ("steps=400", "save_every=0", "data.held_out=tuning")
+        yield f"{recipe}-{name}", recipe, f"recipe={recipe}-{name}", *shorter, *changes
 
 
 PAPER, OURS = ("pgsrm-{}-paper", "pgsrm-{}-binary"), ("pgsrm-{}", "binary-{}", "sft-{}")
