@@ -70,6 +70,9 @@ class Batch:
     reference_hidden_BTH: Float[Tensor, "B T H"] = None  # type: ignore[assignment]
     previous_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
     previous_hidden_BTH: Float[Tensor, "B T H"] = None  # type: ignore[assignment]
+    drawn_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
+    """Log-probs under the text that a completion was really drawn from, where that may not be what it is trained under;
+    NaN for one that was not drawn. `behaviour` is then NaN until the policy that sampled has been asked."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -140,6 +143,8 @@ def to_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
 
 def concatenated(parts: Sequence[Batch]) -> Batch:
     """Parts one after the other. Figures that each of them logged are averaged over samples."""
+    if len(parts) == 1:
+        return parts[0]
     width, total = max(part.completion_BT.shape[1] for part in parts), sum(len(part) for part in parts)
 
     def join(name: str, values: list[Any]) -> Any:

@@ -15,11 +15,14 @@ from pydantic import (
     model_validator,
 )
 
+from vigneron.config.judges import EndpointJudgeConfig, JudgeConfig, LocalJudgeConfig, PythonJudgeConfig
 from vigneron.config.kl import AdaptiveKlConfig, GrpoKlConfig, KlConfig, PenaltyConfig, RewardKlConfig
 from vigneron.config.methods import (
     ActorCriticConfig,
     ConstraintConfig,
     DpoConfig,
+    GrapeConfig,
+    GroupRelativeConfig,
     GrpoConfig,
     MethodConfig,
     MethodOptions,
@@ -28,6 +31,7 @@ from vigneron.config.methods import (
     ReinforceConfig,
     RejectionSamplingConfig,
     RewardModelConfig,
+    ScoreModelConfig,
     SftConfig,
     TokenCriticConfig,
     TrpoConfig,
@@ -50,6 +54,7 @@ from vigneron.config.rewards import (
     PreferenceRewardConfig,
     PythonRewardConfig,
     RewardConfig,
+    RubricRewardConfig,
     SemanticRewardConfig,
     is_api_embedder,
 )
@@ -65,11 +70,16 @@ __all__ = [
     "ConstraintConfig",
     "DataConfig",
     "DpoConfig",
+    "EndpointJudgeConfig",
     "EndpointParentConfig",
+    "GrapeConfig",
+    "GroupRelativeConfig",
     "GrpoConfig",
     "GrpoKlConfig",
     "GuardsConfig",
+    "JudgeConfig",
     "KlConfig",
+    "LocalJudgeConfig",
     "LocalParentConfig",
     "LoraConfig",
     "MethodConfig",
@@ -82,13 +92,16 @@ __all__ = [
     "PpoConfig",
     "PreferenceModelConfig",
     "PreferenceRewardConfig",
+    "PythonJudgeConfig",
     "PythonRewardConfig",
     "ReinforceConfig",
     "RejectionSamplingConfig",
     "RewardConfig",
     "RewardKlConfig",
     "RewardModelConfig",
+    "RubricRewardConfig",
     "SamplingConfig",
+    "ScoreModelConfig",
     "SemanticRewardConfig",
     "SftConfig",
     "Strict",
@@ -191,6 +204,12 @@ class Config(Strict):
                 f"{who} compares the samples of a prompt with each other: "
                 f"set `group_size` to {least} or more (8 is usual)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def responses_are_drawn_as_a_rubric_says(self) -> "Config":
+        if self.method.needs_rubric and self.reward.kind != "rubric":
+            raise ValueError(f"{_said(self.method)} draws and revises as a rubric says: set `reward.kind: rubric`")
         return self
 
     @model_validator(mode="after")

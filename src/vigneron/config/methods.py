@@ -41,6 +41,16 @@ class MethodOptions(Strict):
     def has_critic(self) -> bool:
         return False
 
+    @property
+    def needs_rubric(self) -> bool:
+        """Whether responses are drawn as a rubric's categories say."""
+        return False
+
+    @property
+    def score_column(self) -> str | None:
+        """A column of people's scores, where it learns from them."""
+        return None
+
 
 class ActorCriticConfig(MethodOptions):
     """PGSRM's Algorithm 1 (`pgsrm`, A.4), and §3.3's clipped objective."""
@@ -97,10 +107,9 @@ class ActorCriticConfig(MethodOptions):
         return self
 
 
-class GrpoConfig(MethodOptions):
-    """GRPO as Dr. GRPO (`rlmt-grape` eq. 13-14), with a KL to the reference. The first GRPO's biases go by name."""
+class GroupRelativeConfig(MethodOptions):
+    """What GRPO and GRAPE have in common: the clipped ratio with an advantage over a group, and a KL."""
 
-    name: Literal["grpo"]
     updates_per_step: Positive = 1
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
     aggregation: Aggregation = "tokens"
@@ -108,13 +117,76 @@ class GrpoConfig(MethodOptions):
     scale_by_std: bool = False
     """Divide a group's advantages by the std of its rewards, as the first GRPO does."""
     kl: GrpoKlConfig = GrpoKlConfig()
+
+    @property
+    def smallest_group(self) -> int:
+        return 2
+
+    @property
+    def clip_level(self) -> Literal["token", "sequence"]:
+        """What a ratio is of: a token, or a whole text."""
+        return "token"
+
+    @property
+    def resamples(self) -> int:
+        return 0
+
+
+class GrpoConfig(GroupRelativeConfig):
+    """GRPO as Dr. GRPO (`rlmt-grape` eq. 13-14), with a KL to the reference. The first GRPO's biases go by name."""
+
+    name: Literal["grpo"]
     resample: Annotated[int, Field(ge=0, le=100)] = 0
     """Dynamic sampling: how many times a step may draw more prompts, to put in the place of groups that teach nothing
     because their rewards do not differ."""
 
     @property
-    def smallest_group(self) -> int:
-        return 2
+    def resamples(self) -> int:
+        return self.resample
+
+
+class MixConfig(Strict):
+    """Where a question's responses come from; brought to a sum of one. In the first round all are fresh."""
+
+    fresh: NotNegative = 0.5
+    """Drawn under the category's generation prompt."""
+    revised: NotNegative = 0.5
+    """Of the last iteration's responses, with what was said of them."""
+    demonstrated: NotNegative = 0.0
+    """The dataset's `answer`, once in a group at most."""
+    by: Literal["probability", "proportion"] = "probability"
+    """probability: each sample draws its own. proportion: the same number in every group."""
+
+    @model_validator(mode="after")
+    def something_is_drawn(self) -> "MixConfig":
+        if self.fresh + self.revised == 0:
+            raise ValueError("`fresh` or `revised` must be above 0: a group of demonstrations alone has one text")
+        return self
+
+
+class GrapeConfig(GroupRelativeConfig):
+    """GRAPE (`rlmt-grape` §6.1): GRPO on a rubric's reward, with responses that are revised."""
+
+    name: Literal["grape"]
+    level: Literal["token", "sequence"] = "token"
+    """What is clipped: the ratio of each token (eq. 14), or that of the whole text (eq. 17)."""
+    mix: MixConfig = MixConfig()
+    trained_under: Literal["question", "generation_prompt"] = "question"
+    """The text that a response is trained behind, wherever it was drawn."""
+
+    @property
+    def clip_level(self) -> Literal["token", "sequence"]:
+        return self.level
+
+    @property
+    def needs_rubric(self) -> bool:
+        return True
+
+    @model_validator(mode="after")
+    def a_text_has_one_ratio(self) -> "GrapeConfig":
+        if self.level == "sequence" and self.aggregation != "sum_over_samples":
+            raise ValueError("`level: sequence` is eq. 17, a sum over samples: add `aggregation: sum_over_samples`")
+        return self
 
 
 class TokenCriticConfig(Strict):
@@ -334,15 +406,34 @@ class PreferenceModelConfig(PairScorerConfig):
     name: Literal["preference_model"]
 
 
+class ScoreModelConfig(MethodOptions):
+    """A reward model of people's scores: what GRAPE calls reward fine-tuning (`rlmt-grape` §6.1)."""
+
+    trains: ClassVar[Literal["policy", "scorer"]] = "scorer"
+    name: Literal["score_model"]
+    score: str = "score"
+    """The column of scores, from 0 to 1; a label is 0 or 1."""
+
+    @property
+    def reads(self) -> Reads:
+        return "demonstrations"
+
+    @property
+    def score_column(self) -> str | None:
+        return self.score
+
+
 MethodConfig = Annotated[
     ActorCriticConfig
     | DpoConfig
+    | GrapeConfig
     | GrpoConfig
     | PpoConfig
     | PreferenceModelConfig
     | ReinforceConfig
     | RejectionSamplingConfig
     | RewardModelConfig
+    | ScoreModelConfig
     | SftConfig
     | TrpoConfig,
     Field(discriminator="name"),

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from vigneron.config.judges import JudgeConfig
 from vigneron.config.values import NotNegative, Share, Strict, Url, dotted_path
 
 
@@ -107,7 +108,31 @@ class PreferenceRewardConfig(Strict):
     missing_limit: Share = 0.05
 
 
+class RubricRewardConfig(Strict):
+    """GRAPE's reward (`rlmt-grape` eq. 15): a rubric's items, scored and weighted by confidence."""
+
+    kind: Literal["rubric"]
+    file: str
+    """The rubric: a .yaml or .json file, or the name of one that ships. The run keeps a copy, which may be changed
+    while it runs."""
+    judge: JudgeConfig | None = None
+    """Who scores the items whose flow is `judge` or `verify`."""
+    normalise: bool = False
+    """Divide by Σ ω φ̄, so that a perfect answer earns 1."""
+    held_out_file: str | None = None
+    """Another rubric, by which held-out answers are scored beside the one that is trained on."""
+    held_out_judge: JudgeConfig | None = None
+    """Another judge for that. None: the same."""
+    missing_limit: Share = 0.05
+    """More than this share of scores missing, and the run stops."""
+
+
 RewardConfig = Annotated[
-    SemanticRewardConfig | BinaryRewardConfig | PythonRewardConfig | ModelRewardConfig | PreferenceRewardConfig,
+    SemanticRewardConfig
+    | BinaryRewardConfig
+    | PythonRewardConfig
+    | ModelRewardConfig
+    | PreferenceRewardConfig
+    | RubricRewardConfig,
     Field(discriminator="kind"),
 ]

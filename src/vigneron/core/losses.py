@@ -71,17 +71,22 @@ def clipped(
     logprobs_BT: Float[Tensor, "B T"],
     behaviour_BT: Float[Tensor, "B T"],
     advantages_BT: Float[Tensor, "B T"],
+    mask_BT: Shaped[Tensor, "B T"],
     *,
     epsilon: float = 0.2,
+    level: Literal["token", "sequence"] = "token",
 ) -> Float[Tensor, "B T"]:
-    """1 where the token's ratio is clipped and passes no gradient, else 0: a metric of `clipped_ratio`."""
+    """1 where the ratio is clipped and passes no gradient, else 0: a metric of `clipped_ratio`."""
 
-    def is_clipped(logprobs: Tensor, behaviour: Tensor, advantages: Tensor) -> Tensor:
-        ratio = (logprobs - behaviour).exp()
+    def is_clipped(log_ratio: Tensor, advantages: Tensor) -> Tensor:
+        ratio = log_ratio.exp()
         up, down = (ratio > 1 + epsilon) & (advantages > 0), (ratio < 1 - epsilon) & (advantages < 0)
-        return (up | down).to(logprobs.dtype)
+        return (up | down).to(log_ratio.dtype)
 
-    return where_finite(is_clipped, logprobs_BT, behaviour_BT, advantages_BT).detach()
+    log_ratio_BT = where_finite(torch.sub, logprobs_BT, behaviour_BT)
+    if level == "sequence":
+        log_ratio_BT = masked_sum(log_ratio_BT, mask_BT.bool())[:, None].expand_as(log_ratio_BT)
+    return where_finite(is_clipped, log_ratio_BT, advantages_BT).detach()
 
 
 def bradley_terry(chosen_N: Float[Tensor, " N"], rejected_N: Float[Tensor, " N"]) -> Float[Tensor, " N"]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vigneron.batch import Batch, map_parts
-from vigneron.config import GrpoConfig
+from vigneron.config import GroupRelativeConfig
 from vigneron.core.advantages import group_relative
 from vigneron.methods.shared import (
     clipped_terms,
@@ -34,7 +34,7 @@ from vigneron.training.update import GradientUpdate, Term, players_of
 def build(parts: Parts) -> Method:
     config, policy, reference = parts.config, parts.policy, parts.reference
     options = config.method
-    assert isinstance(options, GrpoConfig)
+    assert isinstance(options, GroupRelativeConfig)
     sampling = sampling_of(config)
     controller = KlController.of(options.kl)
     has_kl = options.kl.coefficient > 0
@@ -57,7 +57,7 @@ def build(parts: Parts) -> Method:
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −min(r·A, clip(r)·A) + β D_KL   (eq. 14, and the first GRPO's β)."""
         terms = [
-            *clipped_terms(batch, now, options.clip_epsilon, options.aggregation),
+            *clipped_terms(batch, now, options.clip_epsilon, options.aggregation, options.clip_level),
             Term("entropy", now.entropy_BT.detach(), of_sampler=True),
             mismatch_figure(batch, now),
         ]
@@ -74,13 +74,13 @@ def build(parts: Parts) -> Method:
         reward=parts.reward,
         advantage=advantage,
         update=GradientUpdate.of(config, options.updates_per_step, score_now, loss, players, moved, adapts, idle=idle),
-        resamples=options.resample,
+        resamples=options.resamples,
         notices=_notices(options),
         explain=explain_zero,
     )
 
 
-def _notices(options: GrpoConfig) -> tuple[str, ...]:
+def _notices(options: GroupRelativeConfig) -> tuple[str, ...]:
     """A loss of 0 puzzles many: where every ratio is 1 it is minus the mean advantage, and its gradient is not 0."""
     idle = idle_notice(options.updates_per_step, comparing(options.clip_epsilon, options.kl))
     return (*idle, "a group's advantages sum to 0, so loss/policy is about 0: reward and grad_norm/actor show progress")

@@ -1,6 +1,7 @@
 """What several methods have in common: terms of a loss, figures to log, a line for options that do nothing."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from torch import Tensor
 
@@ -20,12 +21,18 @@ def sampling_of(config: Config) -> Sampling:
     return Sampling(**config.sampling.model_dump(include={"temperature", "top_k", "top_p"}))
 
 
-def clipped_terms(batch: Batch, now: Scores, epsilon: float, mode: AggregateMode = "tokens") -> list[Term]:
+def clipped_terms(
+    batch: Batch,
+    now: Scores,
+    epsilon: float,
+    mode: AggregateMode = "tokens",
+    level: Literal["token", "sequence"] = "token",
+) -> list[Term]:
     """−min(r·A, clip(r)·A), and how many tokens were clipped."""
-    ratio = (now.logprobs_BT, batch.behaviour_BT, batch.advantages_BT)
+    ratio = (now.logprobs_BT, batch.behaviour_BT, batch.advantages_BT, batch.mask_BT)
     return [
-        Term("loss/policy", clipped_ratio(*ratio, batch.mask_BT, epsilon=epsilon), 1.0, mode),
-        Term("clip_ratio/region_mean", clipped(*ratio, epsilon=epsilon)),
+        Term("loss/policy", clipped_ratio(*ratio, epsilon=epsilon, level=level), 1.0, mode),
+        Term("clip_ratio/region_mean", clipped(*ratio, epsilon=epsilon, level=level)),
     ]
 
 

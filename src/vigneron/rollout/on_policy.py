@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from vigneron.batch import Batch
+from vigneron.batch import Batch, to_device
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.policy.model import Policy
@@ -48,6 +46,13 @@ class OnPolicy:
         with phase("tokenize"):
             tokenized = prompts_token_ids(self.policy.tokenizer, [row["prompt"] for row in rows])
         prompt_ids = [ids for ids in tokenized for _ in range(self.group_size)]
+        names = range(first * self.group_size, (first + len(rows)) * self.group_size)
+        return self.of_samples(repeated, prompt_ids, step, names)
+
+    def of_samples(
+        self, rows: Sequence[Row], prompt_ids: Sequence[tuple[int, ...]], step: int, names: Sequence[int]
+    ) -> Batch:
+        """One sample for each row, drawn under the text that is given. Their names say who draws, and their groups."""
         done = sample(
             self.policy,
             prompt_ids,
@@ -55,7 +60,7 @@ class OnPolicy:
             sampling=self.sampling,
             seed=self.seed,
             step=step,
-            sample_ids=range(first * self.group_size, (first + len(rows)) * self.group_size),
+            sample_ids=names,
             tokens_at_once=self.tokens_at_once,
         )
         lengths = done.lengths_B.tolist()
@@ -73,18 +78,18 @@ class OnPolicy:
             truncated_B=done.truncated_B,
             excluded_B=done.truncated_B if self.mask_truncated else None,
             prompt_hidden_BH=done.prompt_hidden_BH,
-            group_B=torch.arange(first, first + len(rows), device=device).repeat_interleave(self.group_size),
-            sample_B=torch.arange(len(repeated), device=device) + first * self.group_size,
-            prompts=tuple(row["prompt"] for row in repeated),
-            completions=tuple(_as_completion(row["prompt"], text) for row, text in zip(repeated, texts, strict=True)),
+            group_B=to_device([name // self.group_size for name in names], device),
+            sample_B=to_device(list(names), device),
+            prompts=tuple(row["prompt"] for row in rows),
+            completions=tuple(as_completion(row["prompt"], text) for row, text in zip(rows, texts, strict=True)),
             columns={
-                name: tuple(row.get(name) for row in repeated)
+                name: tuple(row.get(name) for row in rows)
                 for name in dict.fromkeys(key for row in rows for key in row)
                 if name != "prompt"
             },
         )
 
 
-def _as_completion(prompt: Any, text: str) -> Any:
+def as_completion(prompt: Any, text: str) -> Any:
     """TRL's form: a string for a plain prompt, messages for a conversation."""
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]

@@ -1,5 +1,6 @@
 """The rows a config asks for: a built-in task's, or a file's."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ def _load_parts(config: Config) -> Data:
         train, held_out = (task.rows(part, data.template) for part in ("train", data.held_out or "held_out"))
         if config.method.reads == "pairs":
             train, held_out = (_task_pairs(rows, data.task) for rows in (train, held_out))
+        if (column := config.method.score_column) is not None:
+            train, held_out = (_with_scores(rows, column, f"the task {data.task}") for rows in (train, held_out))
         return Data(train, held_out)
     assert data.train is not None
     train, notices = load_rows(config, data.train)
@@ -79,6 +82,8 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
         rows = [without_demonstrations(row) if {"messages", "completion"} & set(row) else row for row in rows]
     needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checks_the_input(config) else [])]
     check_rows(rows, needed, f"'{path}'")
+    if config.method.score_column is not None:
+        rows = _with_scores(rows, config.method.score_column, path)
     if recorded:
         for number, row in enumerate(rows, start=1):
             if not can_be_compared(config, row["answer"]):
@@ -86,6 +91,21 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
             if shown and not completion_text(row["answer"]).strip():
                 raise UserError(f"data: '{path}', row {number}: the answer is empty: leave out the row, or complete it")
     return distinct_rows(rows, f"'{path}'", one_answer=recorded and not shown)
+
+
+def _with_scores(rows: Sequence[Row], column: str, path: str | Path) -> list[Row]:
+    """A CSV's scores are texts; each must be a number from 0 to 1."""
+    check_rows(rows, [column], f"'{path}'")
+    made = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            score = float(row[column])
+        except (TypeError, ValueError):
+            score = math.nan
+        if not 0 <= score <= 1:
+            raise UserError(f"data: '{path}', row {number}: {column} is {row[column]!r}, not a number from 0 to 1")
+        made.append({**row, column: score})
+    return made
 
 
 def _checks_the_input(config: Config) -> bool:

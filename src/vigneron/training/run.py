@@ -167,6 +167,8 @@ class Run:
         if critic is not None:
             tensors |= {f"critic.{name}": tensor for name, tensor in critic.state_dict().items()}
         scalars = {"update": update.scalars(), "reward": self.reward.scalars(), "data": self.data_hash}
+        if self.method.memory is not None:
+            scalars["memory"] = self.method.memory.scalars()
         state = State(self.step, tensors, scalars)
         return save_checkpoint(
             self.folder.checkpoints, self.policy, state, base=self.base, keep_last=self.config.keep_last
@@ -178,6 +180,8 @@ class Run:
         update = {k.removeprefix("update."): v for k, v in state.tensors.items() if k.startswith("update.")}
         self.method.update.load(update, state.scalars["update"])
         self.reward.load(state.scalars["reward"])
+        if self.method.memory is not None:
+            self.method.memory.load(state.scalars["memory"])
         if self.method.critic is not None:
             critic = {k.removeprefix("critic."): v for k, v in state.tensors.items() if k.startswith("critic.")}
             self.method.critic.load_state_dict(critic)

@@ -22,6 +22,11 @@ class Update(Protocol):
     def load(self, tensors: dict[str, Any], scalars: dict[str, Any]) -> None: ...
 
 
+class Memory(Protocol):
+    def scalars(self) -> dict[str, Any]: ...
+    def load(self, scalars: dict[str, Any]) -> None: ...
+
+
 @dataclass(frozen=True)
 class Method:
     """Every method is the same loop with these slots filled differently. `update` holds the loss slot."""
@@ -32,6 +37,8 @@ class Method:
     advantage: Callable[[Batch], Batch]
     update: Update
     critic: Critic | None = None
+    memory: Memory | None = None
+    """What a rollout remembers of earlier steps; a checkpoint keeps it."""
     evaluate: Callable[[Sequence[Row]], Metrics] | None = None
     """Figures of held-out rows. None: greedy completions, rewarded and checked."""
     resamples: int = 0

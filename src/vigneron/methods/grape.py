@@ -1,0 +1,76 @@
+"""GRAPE (`rlmt-grape` §6.1): GRPO on a rubric's reward, with responses that are fresh, revised or the dataset's own.
+
+With fresh responses under the bare question, one item scored by a reward model and confidence 1, it is GRPO.
+
+A response is trained behind its question, and π₀ of the ratio is the policy at the step's start behind that same text,
+whatever the response was drawn under. So ratios begin at 1, as eq. 14 has them, and nothing corrects for where the
+response came from: a revision that the bare question would hardly have led to is learned as if it had. How far the two
+texts lie apart is logged (`drawn/gap`).
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vigneron.batch import Batch, map_parts
+from vigneron.config import GrapeConfig
+from vigneron.methods import grpo
+from vigneron.methods.shared import sampling_of
+from vigneron.policy.scoring import score
+from vigneron.rewards.rubric_reward import RubricReward
+from vigneron.rollout.evolving import Earlier, Evolving, Memory, Mix
+from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rollout.prompts import Row
+from vigneron.rubric.model import Category
+from vigneron.rubric.prompts import feedback_text, generation_prompt, revision_prompt
+from vigneron.rubric.rows import category_of
+from vigneron.training.slots import Method, Parts
+
+
+def build(parts: Parts) -> Method:
+    config, policy, options = parts.config, parts.policy, parts.config.method
+    assert isinstance(options, GrapeConfig)
+    sampling = sampling_of(config)
+    reward = parts.reward.function  # type: ignore[attr-defined]
+    assert isinstance(reward, RubricReward)
+    plain = grpo.build(parts)
+
+    def category(row: Row) -> Category:
+        rubric = reward.book.rubric
+        return rubric.categories[category_of(rubric, row, 0, "the data")]
+
+    def revision(row: Row, earlier: Earlier) -> object:
+        return revision_prompt(category(row), row["prompt"], earlier.response, earlier.feedback)
+
+    rollout = Evolving(
+        OnPolicy.of(config, policy, sampling),
+        Mix(**options.mix.model_dump()),
+        Memory(),
+        lambda row: generation_prompt(category(row), row["prompt"]),
+        revision,
+        options.trained_under,
+    )
+
+    def advantage(batch: Batch) -> Batch:
+        """A = R − mean of the group, after eq. 15; π₀ behind the text that is trained."""
+        rollout.memory.remember(batch, feedback_text)
+        return plain.advantage(behind_trained_text(batch))
+
+    def behind_trained_text(batch: Batch) -> Batch:
+        """log π₀ of the responses that were drawn behind another text, or not drawn at all."""
+        unknown = batch.behaviour_BT.isnan().any(1).nonzero()[:, 0].tolist()
+        behaviour_BT = batch.behaviour_BT.clone()
+        if unknown:
+            found = map_parts(batch.rows(unknown), config.tokens_at_once, look)["behaviour_BT"]
+            behaviour_BT[unknown] = 0.0
+            behaviour_BT[unknown, : found.shape[1]] = found
+        gap_BT = (batch.drawn_BT - behaviour_BT).masked_fill(~batch.mask_BT, torch.nan)
+        gap = {"drawn/gap": float(gap_BT.abs().nanmean())} if (~gap_BT.isnan()).any() else {}
+        return replace(batch, behaviour_BT=behaviour_BT, figures={**batch.figures, **gap})
+
+    @torch.no_grad()
+    def look(part: Batch) -> dict[str, Tensor]:
+        return {"behaviour_BT": score(policy, part, sampling).logprobs_BT}
+
+    return replace(plain, rollout=rollout, advantage=advantage, memory=rollout.memory)

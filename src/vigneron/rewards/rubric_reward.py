@@ -1,0 +1,227 @@
+"""GRAPE's reward (`rlmt-grape` §6.1): every sample scored by the rubric of its category, and eq. 15 over the step.
+
+Items that wait for somebody else, an endpoint or a sandbox, are begun while the next part of the step is sampled; the
+others are scored when all samples are there. What was said of a sample is kept with it, under the rubric's version.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nan
+
+from vigneron.errors import UserError
+from vigneron.rewards.rubric import Rewarded, explained_shares, rewarded
+from vigneron.rollout.prompts import completion_text, prompt_text
+from vigneron.rubric.book import Book
+from vigneron.rubric.model import AnyItem
+from vigneron.rubric.rows import category_of
+from vigneron.rubric.verdict import Answered, Grader, Verdict
+
+# A share of fewer scores than this says little.
+SMALLEST_SHARE = 100
+# Items that wait side by side; how many calls an endpoint gets at once is the judge's own affair.
+WAITING = 64
+
+ByItem = dict[str, Verdict]
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The samples of one category: which they are, and what each item gave them."""
+
+    category: str
+    items: Sequence[AnyItem]
+    samples: list[int]
+    verdicts: list[ByItem]
+
+
+class RubricReward:
+    """A reward of TRL's signature, and one that a step of ours begins part by part."""
+
+    __name__ = "rubric"
+
+    def __init__(
+        self,
+        book: Book,
+        grader_of: Callable[[AnyItem], Grader],
+        *,
+        normalise: bool = False,
+        missing_limit: float = 0.05,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.book = book
+        self._grader_of, self._normalise, self._missing_limit, self._notice = (
+            grader_of,
+            normalise,
+            missing_limit,
+            notice,
+        )
+        self._graders: dict[str, Grader] = {}
+        self._pool = ThreadPoolExecutor(WAITING, thread_name_prefix="rubric")
+        self._asked = 0
+        self._failed = 0
+        for item in (item for category in book.rubric.categories.values() for item in category.items):
+            self._grader(item)  # what is wrong with one is said before anything is sampled
+
+    def _grader(self, item: AnyItem) -> Grader:
+        key = item.model_dump_json(exclude={"weight", "tags"})
+        if key not in self._graders:
+            self._graders[key] = self._grader_of(item)
+        return self._graders[key]
+
+    @property
+    def overlaps(self) -> bool:
+        items = [item for category in self.book.rubric.categories.values() for item in category.items]
+        return any(self._grader(item).waits for item in items)
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        arguments = {"prompts": prompts, "completions": completions, **columns}
+        numbers: dict[str, int] = {}
+        groups = [numbers.setdefault(prompt_text(prompt), len(numbers)) for prompt in prompts]
+        return self.finish(self.begin(**arguments)(), groups, **arguments)
+
+    def begin(
+        self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
+    ) -> Callable[[], list[dict[str, Verdict]]]:
+        """Scores by the items that wait; what is returned waits for them."""
+        samples = answered(prompts, completions, columns)
+        waiting: list[tuple[list[int], str, Future[list[Verdict]]]] = []
+        for category, at in self._by_category(samples).items():
+            for item in self.book.rubric.categories[category].items:
+                if self._grader(item).waits:
+                    future = self._pool.submit(self._grader(item), [samples[i] for i in at])
+                    waiting.append((at, item.name, future))
+
+        def wait() -> list[ByItem]:
+            found: list[ByItem] = [{} for _ in samples]
+            for at, name, future in waiting:
+                for i, verdict in zip(at, future.result(), strict=True):
+                    found[i][name] = verdict
+            return found
+
+        return wait
+
+    def finish(
+        self,
+        begun: list[ByItem],
+        groups: Sequence[int],
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        log_extra: Callable[[str, Sequence[Any]], None] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """Eq. 15 over all samples of each category; None where no item is left."""
+        samples = answered(prompts, completions, columns)
+        rewards: list[float | None] = [None] * len(samples)
+        said: list[Any] = [None] * len(samples)
+        failures: Counter[str] = Counter()
+        for category, at in self._by_category(samples).items():
+            scored = self._scored(category, at, samples, begun)
+            found = _put_together(scored, groups, normalise=self._normalise)
+            for i, reward, by_item in zip(at, found.rewards_B.tolist(), scored.verdicts, strict=True):
+                rewards[i] = None if reward != reward else reward
+                said[i] = self._said(category, by_item)
+                failures.update(f"{category}.{name}: {v.why}" for name, v in by_item.items() if v.score is None)
+            for name, value in item_figures(scored, found, [groups[i] for i in at]).items():
+                if log_metric is not None:
+                    log_metric(name, value)
+        if log_extra is not None:
+            log_extra("rubric", said)
+        self._count(sum(len(entry["items"]) for entry in said), failures)
+        if (changed := self.book.refresh()) is not None:
+            self._notice(changed)
+        return rewards
+
+    def _by_category(self, samples: Sequence[Answered]) -> dict[str, list[int]]:
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        for i, sample in enumerate(samples):
+            found[category_of(self.book.rubric, sample.row, i + 1, "the step")].append(i)
+        return dict(found)
+
+    def _scored(self, category: str, at: list[int], samples: Sequence[Answered], begun: Sequence[ByItem]) -> _Scored:
+        items = self.book.rubric.categories[category].items
+        verdicts = [dict(begun[i]) for i in at]
+        for item in items:
+            if not self._grader(item).waits:
+                for by_item, verdict in zip(verdicts, self._grader(item)([samples[i] for i in at]), strict=True):
+                    by_item[item.name] = verdict
+        return _Scored(category, items, at, [{item.name: v[item.name] for item in items} for v in verdicts])
+
+    def _said(self, category: str, by_item: ByItem) -> dict[str, Any]:
+        """As it is kept with a sample: plain JSON."""
+        items = {
+            name: {k: v for k, v in asdict(verdict).items() if v not in ("", 0, None) or k == "score"}
+            for name, verdict in by_item.items()
+        }
+        return {"version": self.book.version, "category": category, "items": items}
+
+    def _count(self, asked: int, failures: Counter[str]) -> None:
+        self._asked += asked
+        self._failed += failures.total()
+        if self._failed > self._missing_limit * max(self._asked, SMALLEST_SHARE):
+            why, times = failures.most_common(1)[0]
+            raise UserError(
+                f"reward: {self._failed} of {self._asked} scores are missing so far, above the limit of "
+                f"{self._missing_limit:.0%} (reward.missing_limit); most often, {times} times in this step: {why}"
+            )
+
+    def scalars(self) -> dict[str, Any]:
+        return {"scores_asked": self._asked, "scores_failed": self._failed}
+
+    def load(self, scalars: dict[str, Any]) -> None:
+        self._asked, self._failed = scalars["scores_asked"], scalars["scores_failed"]
+
+
+def answered(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Answered]:
+    rows = [
+        {"prompt": prompt, **{name: column[i] for name, column in columns.items() if name != "completion_ids"}}
+        for i, prompt in enumerate(prompts)
+    ]
+    return [
+        Answered(question_text(prompt), completion_text(completion), row)
+        for prompt, completion, row in zip(prompts, completions, rows, strict=True)
+    ]
+
+
+def question_text(prompt: Any) -> str:
+    """What was asked: of a conversation with one turn, its words."""
+    if not isinstance(prompt, str) and len(prompt) == 1:
+        return str(prompt[0]["content"])
+    return prompt_text(prompt)
+
+
+def _put_together(scored: _Scored, groups: Sequence[int], *, normalise: bool) -> Rewarded:
+    def table(value_of: Callable[[Verdict], float]) -> torch.Tensor:
+        rows = [[nan if v.score is None else value_of(v) for v in by_item.values()] for by_item in scored.verdicts]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    return rewarded(
+        table(lambda verdict: float(verdict.score or 0.0)),
+        table(lambda verdict: verdict.confidence),
+        torch.tensor([item.weight for item in scored.items], dtype=torch.float64),
+        torch.tensor([groups[i] for i in scored.samples]),
+        normalise=normalise,
+    )
+
+
+def item_figures(scored: _Scored, found: Rewarded, groups: Sequence[int]) -> dict[str, float]:
+    """Of each item: its mean, spread and confidence, its failures, and its share of what the advantages are made of."""
+    shares_J = explained_shares(found.contributions_BJ, torch.tensor(groups)).tolist()
+    figures: dict[str, float] = {}
+    for j, item in enumerate(scored.items):
+        scores = torch.tensor([v[item.name].score for v in scored.verdicts if v[item.name].score is not None])
+        name = f"{scored.category}/{item.name}"
+        figures[f"{name}/failed"] = len(scored.verdicts) - len(scores)
+        if len(scores):
+            figures[f"{name}/score"] = float(scores.mean())
+            figures[f"{name}/spread"] = float(scores.std(correction=0))
+            figures[f"{name}/confidence"] = float(found.confidence_J[j])
+        if shares_J[j] == shares_J[j]:
+            figures[f"{name}/share"] = shares_J[j]
+    present_B = found.rewards_B[~found.rewards_B.isnan()]
+    return {**figures, **({f"{scored.category}/reward": float(present_B.mean())} if len(present_B) else {})}

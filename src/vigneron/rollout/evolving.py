@@ -1,0 +1,231 @@
+"""GRAPE's rollout (`rlmt-grape` §6.1): a question's G responses are fresh ones, revisions of the last ones, and the
+dataset's own.
+
+A fresh response is drawn under the category's generation prompt, a revision under the question, one of the last
+iteration's responses and what was said of it then. What trains is the question with the response, so the text that a
+response is trained under is not always the one that it was drawn under.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from vigneron.batch import Batch, concatenated, to_device
+from vigneron.core.draws import keyed_uniform
+from vigneron.rollout.demonstrations import Demonstrations
+from vigneron.rollout.on_policy import OnPolicy, as_completion
+from vigneron.rollout.prompts import Row, completion_text, prompts_token_ids
+from vigneron.timing import phase
+
+Origin = Literal["fresh", "revised", "demonstrated"]
+# Positions of draws that are not of tokens.
+OF_ORIGIN, OF_EARLIER = 2**40, 2**40 + 1
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A response of the last iteration, and what was said of it."""
+
+    response: str
+    feedback: str
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How much of a group is of each origin. by probability: each sample draws its own. by proportion: the same number
+    in every group."""
+
+    fresh: float
+    revised: float = 0.0
+    demonstrated: float = 0.0
+    by: Literal["probability", "proportion"] = "probability"
+
+    @property
+    def shares(self) -> dict[Origin, float]:
+        whole = self.fresh + self.revised + self.demonstrated
+        return {
+            "fresh": self.fresh / whole,
+            "revised": self.revised / whole,
+            "demonstrated": self.demonstrated / whole,
+        }
+
+    def origins(self, draws: Sequence[float]) -> list[Origin]:
+        """Of a group's samples, by a uniform draw for each."""
+        if self.by == "proportion":
+            return proportioned(self.shares, len(draws))
+        return [_drawn(self.shares, draw) for draw in draws]
+
+
+def proportioned(shares: Mapping[Origin, float], count: int) -> list[Origin]:
+    """Whole numbers that come nearest to the shares, the largest remainders rounded up, the first origin first."""
+    whole: dict[Origin, int] = {origin: int(share * count + 1e-9) for origin, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda origin: whole[origin] - shares[origin] * count)
+    for origin in by_remainder[: count - sum(whole.values())]:
+        whole[origin] += 1
+    return [origin for origin, number in whole.items() for _ in range(number)]
+
+
+def _drawn(shares: Mapping[Origin, float], draw: float) -> Origin:
+    below = 0.0
+    for origin, share in shares.items():
+        below += share
+        if draw < below:
+            return origin
+    return max(shares, key=lambda origin: shares[origin])
+
+
+@dataclass
+class Memory:
+    """The last iteration's responses to each question; a checkpoint keeps it."""
+
+    earlier: dict[str, list[Earlier]] = field(default_factory=dict)
+
+    def of(self, prompt: Any) -> list[Earlier]:
+        return self.earlier.get(json.dumps(prompt, sort_keys=True), [])
+
+    def remember(self, batch: Batch, feedback_of: Callable[[Any], str]) -> None:
+        """A step's responses take the place of the question's earlier ones. One without a reward is no ground to build
+        on."""
+        fresh: dict[str, list[Earlier]] = {}
+        rewarded = (~batch.rewards_B.isnan()).tolist()
+        said = batch.extras.get("rubric", (None,) * len(batch))
+        for i, prompt in enumerate(batch.prompts):
+            if rewarded[i]:
+                one = Earlier(completion_text(batch.completions[i]), feedback_of(said[i]))
+                fresh.setdefault(json.dumps(prompt, sort_keys=True), []).append(one)
+        self.earlier.update(fresh)
+
+    def scalars(self) -> dict[str, Any]:
+        return {key: [[one.response, one.feedback] for one in some] for key, some in self.earlier.items()}
+
+    def load(self, scalars: Mapping[str, Any]) -> None:
+        self.earlier = {key: [Earlier(*one) for one in some] for key, some in scalars.items()}
+
+
+@dataclass(frozen=True)
+class Evolving:
+    """`rollout(rows, step, first)`. What has nothing to revise, or nothing left to show, is fresh."""
+
+    on_policy: OnPolicy
+    mix: Mix
+    memory: Memory
+    generation_prompt: Callable[[Row], Any]
+    revision_prompt: Callable[[Row, Earlier], Any]
+    trained_under: Literal["question", "generation_prompt"] = "question"
+
+    def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
+        size, policy = self.on_policy.group_size, self.on_policy.policy
+        names = list(range(first * size, (first + len(rows)) * size))
+        repeated = [row for row in rows for _ in range(size)]
+        earlier = self._earlier(repeated, step, names)
+        origins = self._origins(repeated, earlier, step, names)
+        with phase("tokenize"):
+            fresh_ids = self._ids([self.generation_prompt(row) for row in rows])
+            trained_ids = self._ids([row["prompt"] for row in rows]) if self.trained_under == "question" else fresh_ids
+            drawn_ids = [fresh_ids[i // size] for i in range(len(repeated))]
+            too_long = self._revised_ids(drawn_ids, repeated, earlier, origins)
+        drawn = [i for i, origin in enumerate(origins) if origin != "demonstrated"]
+        shown = [i for i, origin in enumerate(origins) if origin == "demonstrated"]
+        parts = []
+        if drawn:
+            batch = self.on_policy.of_samples(
+                [repeated[i] for i in drawn], [drawn_ids[i] for i in drawn], step, [names[i] for i in drawn]
+            )
+            parts.append(under(batch, [trained_ids[i // size] for i in drawn]))
+        if shown:
+            parts.append(self._demonstrated([repeated[i] for i in shown], [names[i] for i in shown]))
+        order = sorted(range(len(repeated)), key=lambda place: (drawn + shown)[place])
+        whole = concatenated(parts)
+        whole = whole.rows(order) if shown else whole
+        return replace(
+            whole,
+            shareable=policy.shares_prompts,
+            extras={**whole.extras, "origin": tuple(origins)},
+            figures={
+                **{f"origin/{origin}": origins.count(origin) / len(origins) for origin in ("revised", "demonstrated")},
+                "origin/too_long": too_long,
+            },
+        )
+
+    def _ids(self, prompts: Sequence[Any]) -> list[tuple[int, ...]]:
+        return prompts_token_ids(self.on_policy.policy.tokenizer, prompts)
+
+    def _earlier(self, rows: Sequence[Row], step: int, names: Sequence[int]) -> list[Earlier | None]:
+        """For each sample one of the last iteration's responses to its question, by its own draw."""
+        draws = keyed_uniform(self.on_policy.seed, step, torch.tensor(names), OF_EARLIER).tolist()
+        known = [self.memory.of(row["prompt"]) for row in rows]
+        return [some[int(draw * len(some))] if some else None for some, draw in zip(known, draws, strict=True)]
+
+    def _origins(
+        self, rows: Sequence[Row], earlier: Sequence[Earlier | None], step: int, names: Sequence[int]
+    ) -> list[Origin]:
+        draws = keyed_uniform(self.on_policy.seed, step, torch.tensor(names), OF_ORIGIN).tolist()
+        size = self.on_policy.group_size
+        origins: list[Origin] = []
+        for start in range(0, len(rows), size):
+            group = self.mix.origins(draws[start : start + size])
+            for i, origin in enumerate(group):
+                nothing = (origin == "revised" and earlier[start + i] is None) or (
+                    origin == "demonstrated"
+                    and (rows[start].get("answer") in (None, "") or "demonstrated" in origins[start:])
+                )
+                origins.append("fresh" if nothing else origin)
+        return origins
+
+    def _revised_ids(
+        self,
+        drawn_ids: list[tuple[int, ...]],
+        rows: Sequence[Row],
+        earlier: Sequence[Earlier | None],
+        origins: list[Origin],
+    ) -> int:
+        """Puts the texts of revisions in their places. One that does not fit into the model is a fresh response; how
+        many those are."""
+        at = [i for i, origin in enumerate(origins) if origin == "revised"]
+        found = self._ids([self.revision_prompt(rows[i], one) for i in at if (one := earlier[i]) is not None])
+        limit, too_long = self.on_policy.policy.context_length, 0
+        for i, ids in zip(at, found, strict=True):
+            if limit is not None and len(ids) + self.on_policy.max_new_tokens > limit:
+                origins[i] = "fresh"
+                too_long += 1
+            else:
+                drawn_ids[i] = ids
+        return too_long
+
+    def _demonstrated(self, rows: Sequence[Row], names: Sequence[int]) -> Batch:
+        """The dataset's answers as if they had been drawn."""
+        policy, size = self.on_policy.policy, self.on_policy.group_size
+        given = rows
+        if self.trained_under == "generation_prompt":
+            given = [{**row, "prompt": self.generation_prompt(row)} for row in rows]
+        batch = Demonstrations(policy)(given)
+        return replace(
+            batch,
+            prompts=tuple(row["prompt"] for row in rows),
+            completions=tuple(as_completion(row["prompt"], completion_text(row["answer"])) for row in rows),
+            excluded_B=torch.zeros_like(batch.truncated_B) if self.on_policy.mask_truncated else None,
+            group_B=to_device([name // size for name in names], policy.device),
+            sample_B=to_device(list(names), policy.device),
+            behaviour_BT=torch.full_like(batch.behaviour_BT, torch.nan),
+            drawn_BT=torch.full_like(batch.behaviour_BT, torch.nan),
+        )
+
+
+def under(batch: Batch, prompt_ids: Sequence[tuple[int, ...]]) -> Batch:
+    """The same completions behind other texts. What a policy thinks of them there is not known yet: NaN."""
+    same = [now == before for now, before in zip(prompt_ids, batch.prompt_ids, strict=True)]
+    known_B = torch.tensor(same, device=batch.behaviour_BT.device)
+    spans = tuple(
+        ((len(ids), len(ids) + spans[-1][1] - spans[0][0]),) for ids, spans in zip(prompt_ids, batch.spans, strict=True)
+    )
+    return replace(
+        batch,
+        prompt_ids=tuple(prompt_ids),
+        spans=spans,
+        behaviour_BT=torch.where(known_B[:, None], batch.behaviour_BT, torch.nan),
+        drawn_BT=batch.behaviour_BT,
+        prompt_hidden_BH=None,  # type: ignore[arg-type]
+    )

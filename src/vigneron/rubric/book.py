@@ -1,0 +1,42 @@
+"""The rubric a run goes by: a file in its folder, which may be changed while it runs."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vigneron.errors import UserError
+from vigneron.rubric.model import Rubric
+from vigneron.rubric.read import normalised, read_rubric, rubric_version
+
+
+@dataclass
+class Book:
+    """`rubric` is the file's, weights brought to a sum of one. What was read last stands until `refresh`."""
+
+    path: Path
+    rubric: Rubric = field(init=False)
+    version: str = field(init=False)
+    notices: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._read()
+
+    def _read(self) -> None:
+        rubric, self.notices = normalised(read_rubric(self.path))
+        self.rubric, self.version = rubric, rubric_version(rubric)
+        self._seen = self._stamp()
+
+    def _stamp(self) -> tuple[int, int]:
+        found = self.path.stat()
+        return found.st_mtime_ns, found.st_size
+
+    def refresh(self) -> str | None:
+        """Read the file again where it has changed; what is to be said of that. A broken one is left alone."""
+        try:
+            if self._stamp() == self._seen:
+                return None
+            before = self.version
+            self._read()
+        except (OSError, UserError) as error:
+            self._seen = self._stamp() if self.path.is_file() else (0, 0)
+            return f"the rubric '{self.path}' was changed and cannot be read, so {self.version} stands: {error}"
+        return f"the rubric was changed: {self.version} instead of {before}" if self.version != before else None
