@@ -1,31 +1,21 @@
 """The reward slot: calls a reward of TRL's signature, checks what it returns, and keeps its parts."""
 
-import asyncio
-import inspect
 import math
-import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
 
 from vigneron.batch import Batch, concatenated
-from vigneron.errors import UserError
+from vigneron.rewards.calling import RewardFailed, begun, guarded, is_asynchronous, numbers
 from vigneron.timing import phase
 
 RewardFunction = Callable[..., Any]
 
 # A share of fewer samples than this says little.
 SMALLEST_SHARE = 100
-
-
-class RewardFailed(UserError):
-    """A reward raised, or returned something that is not a list of numbers."""
 
 
 class ApplyReward:
@@ -45,8 +35,7 @@ class ApplyReward:
     @property
     def overlaps(self) -> bool:
         """An asynchronous reward waits for somebody else: samples that follow can be sampled meanwhile."""
-        function = self._function
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        return is_asynchronous(self._function)
 
     def __call__(self, batch: Batch, *, whole_step: bool = True) -> Batch:
         """Not a `whole_step`: some groups of one, which may all be missing."""
@@ -66,11 +55,11 @@ class ApplyReward:
         """Call the reward. What is returned waits for an asynchronous one, and gives the batch with its rewards."""
         extras: dict[str, tuple[Any, ...]] = {}
         metrics: dict[str, float] = {}
-        result = self._guarded(lambda: self._called(batch, extras, metrics))
+        result = guarded(self._name, lambda: self._called(batch, extras, metrics))
 
         def finish() -> Batch:
-            found = self._guarded(result.result) if isinstance(result, Future) else result
-            rewards = [self._number(value, row) for row, value in enumerate(self._listed(found, len(batch)))]
+            found = guarded(self._name, result.result) if isinstance(result, Future) else result
+            rewards = [math.nan if value is None else value for value in numbers(self._name, found, len(batch))]
             return replace(
                 batch,
                 rewards_B=torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device),
@@ -116,53 +105,4 @@ class ApplyReward:
             log_metric=log_metric,
             **{name: list(column) for name, column in batch.columns.items()},
         )
-        if inspect.isawaitable(result):
-            return asyncio.run_coroutine_threadsafe(_awaited(result), _event_loop())
-        return result
-
-    def _guarded(self, step: Callable[[], Any]) -> Any:
-        try:
-            return step()
-        except UserError:
-            raise
-        except SystemExit as error:
-            raise RewardFailed(f"{self._name} called exit({error.code})") from error
-        except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(at.filename).name}, line {at.lineno}"
-            raise RewardFailed(f"{self._name} raised {type(error).__name__}: {error} ({where})") from error
-
-    def _listed(self, result: Any, count: int) -> list[Any]:
-        try:
-            values = list(result)
-        except TypeError as error:
-            raise RewardFailed(f"{self._name} returned {result!r}, not a list of numbers") from error
-        if len(values) != count:
-            raise RewardFailed(f"{self._name} returned {len(values)} values for {count} completions")
-        return values
-
-    def _number(self, value: Any, row: int) -> float:
-        if value is None:
-            return math.nan
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise RewardFailed(f"{self._name} returned {value!r} for row {row + 1}; a missing reward is None, not NaN")
-        return number
-
-
-async def _awaited(awaitable: Any) -> Any:
-    try:
-        return await awaitable
-    except SystemExit as error:  # let through, it would end the thread that all rewards wait for
-        raise RuntimeError(f"exit({error.code})") from error
-
-
-@cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """One for all asynchronous rewards, in a thread of its own: clients and semaphores belong to one loop."""
-    loop = asyncio.new_event_loop()
-    Thread(target=loop.run_forever, name="rewards", daemon=True).start()
-    return loop
+        return begun(result)
