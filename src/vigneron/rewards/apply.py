@@ -1,21 +1,15 @@
 """The reward slot: calls a reward of TRL's signature, checks what it returns, and keeps its parts."""
 
-import asyncio
-import inspect
 import math
-import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from threading import Thread
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from vigneron.batch import Batch, concatenated
-from vigneron.errors import UserError
+from vigneron.rewards.calling import RewardFailed, begun, guarded, is_asynchronous, numbers
 from vigneron.timing import phase
 
 RewardFunction = Callable[..., Any]
@@ -24,10 +18,6 @@ RewardFunction = Callable[..., Any]
 BEGUN = "begun"
 # A share of fewer samples than this says little.
 SMALLEST_SHARE = 100
-
-
-class RewardFailed(UserError):
-    """A reward raised, or returned something that is not a list of numbers."""
 
 
 @runtime_checkable
@@ -65,7 +55,7 @@ class ApplyReward:
         function = self._function
         if isinstance(function, StepReward):
             return function.overlaps
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        return is_asynchronous(function)
 
     @property
     def function(self) -> RewardFunction:
@@ -107,8 +97,7 @@ class ApplyReward:
         wait = self._guarded(lambda: begin(**_arguments(batch)))
 
         def finish() -> Batch:
-            found = tuple(self._listed(self._guarded(wait), len(batch)))
-            return replace(batch, extras={**batch.extras, BEGUN: found})
+            return replace(batch, extras={**batch.extras, BEGUN: tuple(self._guarded(wait))})
 
         return finish
 
@@ -123,7 +112,7 @@ class ApplyReward:
         return self._rewarded(batch, found, log)
 
     def _rewarded(self, batch: Batch, found: Any, log: "_Log") -> Batch:
-        rewards = [self._number(value, row) for row, value in enumerate(self._listed(found, len(batch)))]
+        rewards = [math.nan if value is None else value for value in numbers(self._name, found, len(batch))]
         return replace(
             batch,
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device),
@@ -153,42 +142,10 @@ class ApplyReward:
 
     def _called(self, batch: Batch, log: "_Log") -> Any:
         """What the reward returns, or a future of it."""
-        result = self._function(**_arguments(batch), log_extra=log.extra, log_metric=log.metric)
-        if inspect.isawaitable(result):
-            return asyncio.run_coroutine_threadsafe(_awaited(result), _event_loop())
-        return result
+        return begun(self._function(**_arguments(batch), log_extra=log.extra, log_metric=log.metric))
 
     def _guarded(self, step: Callable[[], Any]) -> Any:
-        try:
-            return step()
-        except UserError:
-            raise
-        except SystemExit as error:
-            raise RewardFailed(f"{self._name} called exit({error.code})") from error
-        except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(at.filename).name}, line {at.lineno}"
-            raise RewardFailed(f"{self._name} raised {type(error).__name__}: {error} ({where})") from error
-
-    def _listed(self, result: Any, count: int) -> list[Any]:
-        try:
-            values = list(result)
-        except TypeError as error:
-            raise RewardFailed(f"{self._name} returned {result!r}, not a list of numbers") from error
-        if len(values) != count:
-            raise RewardFailed(f"{self._name} returned {len(values)} values for {count} completions")
-        return values
-
-    def _number(self, value: Any, row: int) -> float:
-        if value is None:
-            return math.nan
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise RewardFailed(f"{self._name} returned {value!r} for row {row + 1}; a missing reward is None, not NaN")
-        return number
+        return guarded(self._name, step)
 
 
 class _Log:
@@ -215,18 +172,3 @@ def _arguments(batch: Batch) -> dict[str, Any]:
         "completions": list(batch.completions),
         "completion_ids": [list(row) for row in batch.completion_lists()],
     }
-
-
-async def _awaited(awaitable: Any) -> Any:
-    try:
-        return await awaitable
-    except SystemExit as error:  # let through, it would end the thread that all rewards wait for
-        raise RuntimeError(f"exit({error.code})") from error
-
-
-@cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """One for all asynchronous rewards, in a thread of its own: clients and semaphores belong to one loop."""
-    loop = asyncio.new_event_loop()
-    Thread(target=loop.run_forever, name="rewards", daemon=True).start()
-    return loop

@@ -1,6 +1,8 @@
 """The reward a config asks for."""
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vigneron.config import (
     ModelRewardConfig,
@@ -12,6 +14,9 @@ from vigneron.config import (
 from vigneron.rewards.apply import RewardFunction
 from vigneron.rewards.functions import python_function
 
+if TYPE_CHECKING:
+    from vigneron.sources.embedding_cache import CachedEmbedder
+
 
 def build_reward(
     config: RewardConfig, checker: RewardFunction, *, cache: Path | None = None, device: str = "cpu"
@@ -20,19 +25,9 @@ def build_reward(
     if isinstance(config, SemanticRewardConfig):
         from vigneron.rewards.guards import Guards
         from vigneron.rewards.semantic import SemanticReward
-        from vigneron.sources.api_embedder import ApiEmbedder
-        from vigneron.sources.embedders import SentenceEmbedder, load_embedder
-        from vigneron.sources.embedding_cache import CachedEmbedder
-
-        def kept(name: str) -> CachedEmbedder:
-            embedder = load_embedder(name, config.url)
-            if isinstance(embedder, SentenceEmbedder):
-                embedder.move(device)
-            if isinstance(embedder, ApiEmbedder) and cache is not None:
-                embedder.preflight()
-            return CachedEmbedder(embedder, cache)
 
         options = config.guards
+        kept = partial(kept_embedder, url=config.url, cache=cache, device=device)
         second = None if options.second_embedder is None else kept(options.second_embedder)
         guards = Guards(options.input_weight, options.max_length_ratio, options.max_repetition, second)
         return SemanticReward(
@@ -47,3 +42,17 @@ def build_reward(
             return ModelReward(load_reward_scorer(config.model, "reward", device))
         return PreferenceReward(load_reward_scorer(config.model, "first_is_better", device), config.ranking)
     return checker
+
+
+def kept_embedder(name: str, *, url: str | None = None, cache: Path | None, device: str) -> "CachedEmbedder":
+    """An embedder that is ready, and whose vectors are kept."""
+    from vigneron.sources.api_embedder import ApiEmbedder
+    from vigneron.sources.embedders import SentenceEmbedder, load_embedder
+    from vigneron.sources.embedding_cache import CachedEmbedder
+
+    embedder = load_embedder(name, url)
+    if isinstance(embedder, SentenceEmbedder):
+        embedder.move(device)
+    if isinstance(embedder, ApiEmbedder) and cache is not None:
+        embedder.preflight()
+    return CachedEmbedder(embedder, cache)

@@ -95,11 +95,11 @@ class PreferenceReward:
         odds = _scored(self.scorer, [prompts[one] for one, _ in asked], joined)
         found = dict.fromkeys(meetings, 0.5)
         for (one, other), as_first, as_second in zip(differ, odds[0::2], odds[1::2], strict=True):
-            found[one, other] = (_sigmoid(as_first) + _sigmoid(-as_second)) / 2
+            found[one, other] = (sigmoid(as_first) + sigmoid(-as_second)) / 2
         return found
 
 
-def _sigmoid(odds: float) -> float:
+def sigmoid(odds: float) -> float:
     return float(torch.sigmoid(torch.tensor(odds, dtype=torch.float64)))
 
 

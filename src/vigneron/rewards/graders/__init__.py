@@ -1,0 +1,1 @@
+"""Scoring flows that need no judge: each scores the samples of one rubric item."""

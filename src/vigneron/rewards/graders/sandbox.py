@@ -1,0 +1,220 @@
+"""Where an answer's code runs: bubblewrap, or a container. Where neither works, code is not run at all.
+
+Inside there is no network, no home, no environment, and nothing to write to but a small /tmp; the hard limits are set
+by `inside.py` before any code of an answer is read. The interpreter is the one that runs Vigneron, without its packages
+and without the virtual environment it may stand in: its installation is bound read-only. Where the sandbox cannot reach
+that (root gives up its rights before it starts one, and may keep its Python under /root), it is the system's python3.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+from vigneron.errors import UserError
+from vigneron.rewards.graders.seccomp import seccomp_filter
+
+NOBODY = 65534
+MIB = 2**20
+IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
+# After this a container ends by itself, should nobody be left to end it.
+LONGEST_CONTAINER_S = 120
+LAST_S = 5.0
+PYTHON_OPTIONS = ("-s", "-S", "-B")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`timeout_s` is counted from when Python runs in the sandbox, for the code with one test."""
+
+    timeout_s: float = 5.0
+    memory_mb: int = 512
+    """Of each process, and of all together."""
+    processes: int = 32
+    disk_mb: int = 64
+
+    def hard(self) -> dict[str, int]:
+        """As the kernel names them."""
+        return {
+            "AS": self.memory_mb * MIB,
+            "CPU": int(self.timeout_s) + 1,
+            "NPROC": self.processes,
+            "FSIZE": self.disk_mb * MIB,
+            "NOFILE": 64,
+            "CORE": 0,
+            "MEMLOCK": 0,
+            "MSGQUEUE": 0,
+        }
+
+
+@dataclass(frozen=True)
+class Running:
+    """A sandbox that was started; its pipes go to `inside.py`."""
+
+    process: subprocess.Popen[bytes]
+    container: tuple[str, str] | None = None
+    """The program and the container's name."""
+
+    @property
+    def pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+        """Its standard input, output and error."""
+        found = self.process.stdin, self.process.stdout, self.process.stderr
+        return cast("tuple[IO[bytes], IO[bytes], IO[bytes]]", found)
+
+    def end(self) -> None:
+        """With all that runs in it. Bubblewrap is left to wait for its first process, which goes after all others."""
+        if self.container is not None:
+            program, name = self.container
+            subprocess.run([program, "rm", "--force", name], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        for child in children_of(self.process.pid) if self.container is None else ():
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        try:
+            self.process.wait(LAST_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Sandbox(Protocol):
+    @property
+    def name(self) -> str: ...
+    def start(self, limits: Limits) -> Running: ...
+
+
+@dataclass(frozen=True)
+class Bubblewrap:
+    program: str
+    python: str
+    prefix: str | None
+    """Python's installation, where it is not under /usr."""
+
+    @property
+    def name(self) -> str:
+        return f"bubblewrap with {self.python}"
+
+    def start(self, limits: Limits) -> Running:
+        filter_program = seccomp_filter()
+        read, write = os.pipe()
+        try:
+            os.write(write, filter_program or b"")
+            os.close(write)
+            command = self.command(limits, None if filter_program is None else read)
+            # Its environment can be read inside, under /proc/1: it gets none. The kernel counts no processes of root's.
+            unprivileged: dict[str, Any] = {}
+            if os.geteuid() == 0:
+                unprivileged = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+            return Running(_started(command, env={}, cwd="/", pass_fds=(read,), **unprivileged))
+        finally:
+            os.close(read)
+
+    def command(self, limits: Limits, filter_fd: int | None) -> list[str]:
+        disk = str(limits.disk_mb * MIB)
+        options = [
+            *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
+            *("--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"),
+            *("--new-session", "--die-with-parent", "--clearenv"),
+            *("--setenv", "PATH", "/usr/bin", "--setenv", "PYTHONHASHSEED", "0", "--setenv", "LANG", "C.UTF-8"),
+            *("--setenv", "HOME", "/tmp"),
+            *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+        ]
+        for folder in ("/bin", "/lib", "/lib32", "/lib64"):
+            if os.path.islink(folder):
+                options += ["--symlink", os.readlink(folder), folder]
+            else:
+                options += ["--ro-bind-try", folder, folder]
+        if self.prefix is not None:
+            options += ["--ro-bind", self.prefix, self.prefix]
+        options += ["--proc", "/proc", "--dev", "/dev"]
+        for folder in ("/dev/shm", "/tmp"):
+            options += ["--size", disk, "--tmpfs", folder]
+        options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
+        if filter_fd is not None:
+            options += ["--seccomp", str(filter_fd)]
+        return [self.program, *options, "--", *_inside(self.python, limits.hard())]
+
+
+@dataclass(frozen=True)
+class Container:
+    program: str
+
+    @property
+    def name(self) -> str:
+        return f"{Path(self.program).name} with {IMAGE}"
+
+    def start(self, limits: Limits) -> Running:
+        name = f"vigneron-{secrets.token_hex(8)}"
+        return Running(_started(self.command(limits, name)), (self.program, name))
+
+    def command(self, limits: Limits, name: str) -> list[str]:
+        disk = f"rw,nosuid,nodev,size={limits.disk_mb}m,mode=1777"
+        # Not the number of processes: that would be counted over all containers.
+        hard = {name: limit for name, limit in limits.hard().items() if name != "NPROC"}
+        return [
+            *(self.program, "run", "--rm", "--interactive", "--init", "--name", name, "--pull", "never"),
+            *("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+            *("--user", f"{NOBODY}:{NOBODY}", "--pids-limit", str(limits.processes)),
+            *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
+            *("--shm-size", f"{limits.disk_mb}m", "--tmpfs", f"/tmp:{disk}", "--workdir", "/tmp"),
+            *("--env", "PYTHONHASHSEED=0", "--env", "HOME=/tmp", "--log-driver", "none"),
+            *(IMAGE, "timeout", "-s", "KILL", str(LONGEST_CONTAINER_S), *_inside("python3", hard)),
+        ]
+
+
+def children_of(pid: int) -> list[int]:
+    """Of all its threads. Linux only."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
+
+
+def _inside(python: str, hard: dict[str, int]) -> list[str]:
+    source = resources.files("vigneron.rewards.graders").joinpath("inside.py").read_text(encoding="utf-8")
+    return [python, *PYTHON_OPTIONS, "-c", source, json.dumps(hard)]
+
+
+def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, **options)
+
+
+@cache
+def find_sandbox() -> Sandbox:
+    """The first that runs a trivial program. Refused in one line where none does."""
+    from vigneron.rewards.graders.trial import probe
+
+    found = []
+    for sandbox in candidates():
+        why = probe(sandbox)
+        if why is None:
+            return sandbox
+        found.append(f"{sandbox.name} does not work here ({why})")
+    raise UserError(
+        "the answer's code is run in a sandbox only, and there is none: "
+        f"{'; '.join(found) or 'neither bubblewrap nor a container program is installed'}. Install bubblewrap 0.8 or "
+        f"newer (`apt install bubblewrap`), or podman or docker with the image {IMAGE} pulled"
+    )
+
+
+def candidates() -> list[Sandbox]:
+    found: list[Sandbox] = []
+    if bwrap := shutil.which("bwrap"):
+        own = os.path.realpath(sys.executable)
+        prefix = None if Path(sys.base_prefix).is_relative_to("/usr") else sys.base_prefix
+        found.append(Bubblewrap(bwrap, own, prefix))
+        if (system := os.path.realpath("/usr/bin/python3")) != own and os.path.exists(system):
+            found.append(Bubblewrap(bwrap, system, None))
+    found += [Container(program) for name in ("podman", "docker") if (program := shutil.which(name))]
+    return found
