@@ -65,7 +65,7 @@ class Trained:
             assert method.evaluate is not None
             return method.evaluate(rows), []
         name = checker_name(self.config)
-        built = build_reward(self.config.reward, load_checker(name))
+        built = build_reward(self.config.reward, load_checker(name), rubric=RunFolder(self.folder).rubric)
         reward = ApplyReward(built, missing_limit=self.config.reward.missing_limit)
         batch, metrics = evaluate(self.config, self.policy, reward, build_check(name), rows)
         return metrics, samples_of(batch, self.step, "eval")
@@ -91,11 +91,15 @@ def train(
     return _finish(Run.start(config, where, METHODS[config.method.name], name=name, view=view), view)
 
 
-def resume(folder: str | Path, *, device: str | None = None, view: View | None = None) -> Trained:
-    """Go on with a run that was stopped or killed, from its newest checkpoint."""
+def resume(
+    folder: str | Path, *, device: str | None = None, rubric: str | None = None, view: View | None = None
+) -> Trained:
+    """Go on with a run that was stopped or killed, from its newest checkpoint; by another rubric if one is given."""
     found = RunFolder.open(folder)
     view = view or Silent()
-    return _finish(Run.resume(found, METHODS[found.config().method.name], device=device, view=view), view)
+    return _finish(
+        Run.resume(found, METHODS[found.config().method.name], device=device, rubric=rubric, view=view), view
+    )
 
 
 def load_run(folder: str | Path, *, step: int | None = None) -> Trained:

@@ -86,6 +86,7 @@ def _profiled(console: "Console", wanted: bool) -> Iterator[None]:
 def resume(
     run: RunPath,
     device: Annotated[str | None, typer.Option(help="Where to go on, if not where it was: auto, cpu, cuda.")] = None,
+    rubric: Annotated[str | None, typer.Option(help="A rubric to go on by, instead of the run's.")] = None,
 ) -> None:
     """Go on with a run that was stopped or killed."""
     from vigneron.training.folder import RunFolder
@@ -96,7 +97,7 @@ def resume(
 
     console = _console()
     with TerminalView(console, recipe) as view:
-        trained = api.resume(run, device=device, view=view)
+        trained = api.resume(run, device=device, rubric=rubric, view=view)
     _finished(console, trained)
 
 

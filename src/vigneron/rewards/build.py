@@ -1,5 +1,6 @@
 """The reward a config asks for."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from vigneron.config import (
     PreferenceRewardConfig,
     PythonRewardConfig,
     RewardConfig,
+    RubricRewardConfig,
     SemanticRewardConfig,
 )
 from vigneron.rewards.apply import RewardFunction
@@ -19,9 +21,20 @@ if TYPE_CHECKING:
 
 
 def build_reward(
-    config: RewardConfig, checker: RewardFunction, *, cache: Path | None = None, device: str = "cpu"
+    config: RewardConfig,
+    checker: RewardFunction,
+    *,
+    cache: Path | None = None,
+    device: str = "cpu",
+    rubric: Path | None = None,
+    notice: Callable[[str], None] = lambda text: None,
 ) -> RewardFunction:
-    """A function of TRL's signature. `cache` is where embeddings are kept, `device` where a reward's model runs."""
+    """A function of TRL's signature. `cache` is where embeddings are kept, `device` where a reward's model runs,
+    `rubric` a run's own copy of the file."""
+    if isinstance(config, RubricRewardConfig):
+        from vigneron.rewards.rubric_build import build_rubric_reward
+
+        return build_rubric_reward(config, file=rubric, cache=cache, device=device, notice=notice)
     if isinstance(config, SemanticRewardConfig):
         from vigneron.rewards.guards import Guards
         from vigneron.rewards.semantic import SemanticReward

@@ -84,6 +84,20 @@ class RubricReward:
         groups = [numbers.setdefault(prompt_text(prompt), len(numbers)) for prompt in prompts]
         return self.finish(self.begin(**arguments)(), groups, **arguments)
 
+    def looked_at(
+        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
+    ) -> list[tuple[str, float | None]]:
+        """The category of each sample and its reward, a perfect answer's being 1; nothing is logged or counted."""
+        samples = answered(prompts, completions, columns)
+        begun = self.begin(prompts, completions, **columns)()
+        found: list[tuple[str, float | None]] = [("", None)] * len(samples)
+        for category, at in self._by_category(samples).items():
+            scored = self._scored(category, at, samples, begun)
+            rewards = _put_together(scored, range(len(samples)), normalise=True).rewards_B.tolist()
+            for i, reward in zip(at, rewards, strict=True):
+                found[i] = category, None if reward != reward else reward
+        return found
+
     def begin(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> Callable[[], list[dict[str, Verdict]]]:

@@ -13,6 +13,8 @@ from vigneron.rollout.dataset import check_rows, distinct_rows, not_apart, read_
 from vigneron.rollout.formats import with_prompts_and_answers, without_demonstrations
 from vigneron.rollout.pairs import read_pairs
 from vigneron.rollout.prompts import Row, completion_text
+from vigneron.rubric.read import read_rubric
+from vigneron.rubric.rows import check_rubric_rows
 from vigneron.tasks.task import load_task
 
 
@@ -27,6 +29,11 @@ class Data:
 def load_data(config: Config) -> Data:
     """Both parts, checked: a row without a column that the reward needs is named by its number."""
     data = _load_parts(config)
+    if config.reward.kind == "rubric":
+        rubric = read_rubric(config.reward.file)
+        for rows, of in ((data.train, "train"), (data.held_out, "held_out")):
+            if rows:
+                check_rubric_rows(rubric, rows, f"`{of}`")
     if config.model.chat == "minted" and all(isinstance(row["prompt"], str) for row in [*data.train, *data.held_out]):
         raise UserError(
             "model.chat: minted has no effect on prompts that are plain texts: leave it out, or give them as "

@@ -14,6 +14,7 @@ from vigneron.errors import UserError
 from vigneron.files import write_atomically
 from vigneron.recipe import check_config, config_yaml, parse_yaml
 from vigneron.rollout.dataset import read_rows
+from vigneron.rubric.read import read_rubric, rubric_text
 from vigneron.tasks.source import Data
 
 
@@ -81,6 +82,16 @@ class RunFolder:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read '{where}': {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
         return check_config(parse_yaml(text, str(where)), str(where))
+
+    @property
+    def rubric(self) -> Path:
+        """The run's own copy, which may be changed while it runs."""
+        return self.path / "rubric.yaml"
+
+    def write_rubric(self, file: str) -> None:
+        """Read first: a broken one never takes the place of a good one."""
+        read_rubric(file)
+        write_atomically(self.rubric, rubric_text(file))
 
     def write_data(self, data: Data) -> None:
         """The rows themselves: whoever has the folder needs no other file."""

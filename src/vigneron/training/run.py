@@ -26,6 +26,8 @@ from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.pairs import sequences_of
 from vigneron.rollout.prompts import PromptOrder, prompts_token_ids
 from vigneron.rollout.sample import check_lengths, sampler_of
+from vigneron.rubric.read import read_rubric
+from vigneron.rubric.rows import check_rubric_rows
 from vigneron.sources.client import base_url
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, checker_name, load_data
@@ -41,6 +43,7 @@ from vigneron.training.folder import RunFolder, default_runs_folder
 from vigneron.training.held_out import evaluate
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
 from vigneron.training.samples import SampleStore, samples_of
+from vigneron.training.second_look import SecondLook, explain_canaries, second_look
 from vigneron.training.slots import Method, Metrics, Parts
 
 # Compiling takes half a minute: shorter runs are over sooner without.
@@ -77,6 +80,7 @@ class Run:
     samples: SampleStore
     base: dict[str, str]
     data_hash: str
+    second_look: SecondLook | None = None
     step: int = 0
     said: set[str] = field(default_factory=set)
 
@@ -95,18 +99,28 @@ class Run:
             folder.lock()
             folder.write_config(config)
             folder.write_data(data)
+            if config.reward.kind == "rubric":
+                folder.write_rubric(config.reward.file)
             return cls._build(config, folder, data, build, view)
         except BaseException:  # Ctrl-C too: a run that never began leaves its name free; raised on
             folder.remove()
             raise
 
     @classmethod
-    def resume(cls, folder: RunFolder, build: Build, *, device: str | None = None, view: View) -> "Run":
-        """Go on from the newest checkpoint, or from the start where there is none yet."""
+    def resume(
+        cls, folder: RunFolder, build: Build, *, device: str | None = None, rubric: str | None = None, view: View
+    ) -> "Run":
+        """Go on from the newest checkpoint, or from the start where there is none yet; by another rubric if one is
+        given."""
         config = folder.config()
+        if rubric is not None and config.reward.kind != "rubric":
+            raise UserError("--rubric: this run's reward is no rubric")
         if device is not None:
             config = resolved(config.model_copy(update={"model": config.model.model_copy(update={"device": device})}))
         folder.lock()
+        if rubric is not None:
+            check_rubric_rows(read_rubric(rubric), folder.data().train, "the run's training data")
+            folder.write_rubric(rubric)
         run = cls._build(config, folder, folder.data(), build, view)
         saved = checkpoints(folder.checkpoints)
         if saved:
@@ -127,10 +141,16 @@ class Run:
     @classmethod
     def _put_together(cls, config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> "Run":
         checker = load_checker(checker_name(config))
-        reward = ApplyReward(
-            build_reward(config.reward, checker, cache=folder.path / "embeddings.sqlite", device=config.model.device),
-            missing_limit=config.reward.missing_limit,
+        built = build_reward(
+            config.reward,
+            checker,
+            cache=folder.path / "embeddings.sqlite",
+            device=config.model.device,
+            rubric=folder.rubric,
+            notice=view.notice,
         )
+        reward = ApplyReward(built, missing_limit=config.reward.missing_limit)
+        look = second_look(config, built, data, cache=folder.path / "embeddings.sqlite")
         seed_everything(config.seed)
         policy = load_child(config)
         base = weights_identity(config.model.name, policy)
@@ -159,6 +179,7 @@ class Run:
             SampleStore(folder.path),
             base,
             hashlib.sha256(json.dumps([data.train, data.held_out], sort_keys=True).encode()).hexdigest(),
+            look,
         )
 
     def save(self) -> Path:
@@ -195,11 +216,12 @@ class Run:
         else:
             batch, metrics = evaluate(self.config, self.policy, self.reward, self.check, rows)
             self.samples.add(samples_of(batch, self.step, "eval"))
+            metrics |= self.second_look(batch) if self.second_look is not None else {}
         return {f"eval/{name}": value for name, value in metrics.items()}
 
     def explain(self, metrics: Metrics, view: View) -> None:
         """What the method has to say about a step's figures, each line once."""
-        for text in self.method.explain(metrics):
+        for text in (*self.method.explain(metrics), *explain_canaries(metrics)):
             if text not in self.said:
                 self.said.add(text)
                 view.notice(text)
@@ -261,6 +283,9 @@ def resolved(config: Config) -> Config:
         changes["reward"] = config.reward.model_copy(
             update={"model": newest_weights(config.reward.model, "reward.model")}
         )
+    if config.reward.kind == "rubric":
+        files = {key: getattr(config.reward, key) for key in ("file", "held_out_file")}
+        changes["reward"] = config.reward.model_copy(update={k: f and absolute(f) for k, f in files.items()})
     if config.parent is not None:
         parent = (
             {"url": base_url(config.parent.url, "parent.url")}
