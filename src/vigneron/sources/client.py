@@ -9,7 +9,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
@@ -51,6 +51,10 @@ class Reply:
     cut: bool = False
     tokens_in: int = 0
     tokens_out: int = 0
+    refusal: str = ""
+    """What an endpoint says apart from the text when its model will not answer."""
+    pieces: tuple[tuple[bytes, float], ...] = ()
+    """The reply's tokens with their log-probs, where they were asked for and given."""
 
 
 def base_url(url: str | None, where: str) -> str:
@@ -108,12 +112,27 @@ class Client:
         self._stopped.set()
 
     def chat(
-        self, model: str, messages: Sequence[Message], *, max_tokens: int, impatient: bool = False
+        self,
+        model: str,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        response_format: Mapping[str, Any] | None = None,
+        logprobs: bool = False,
+        impatient: bool = False,
     ) -> Reply | Failure:
-        """The likeliest answer (temperature 0) to a conversation."""
+        """An answer to a conversation: the likeliest, at temperature 0. Only what is asked for is sent: some endpoints
+        refuse fields that they do not know."""
         create: Any = self._openai.chat.completions.with_streaming_response.create
-        body = {"model": model, "messages": list(messages), "max_tokens": max_tokens, "temperature": 0.0}
-        return self._ask(lambda: create(**body), read_reply, model, impatient)
+        body: dict[str, Any] = {"messages": list(messages), "max_tokens": max_tokens, "temperature": temperature}
+        if response_format is not None:
+            body["response_format"] = dict(response_format)
+        if logprobs:
+            body["logprobs"] = True
+        # As `extra_body` it is sent as it is; else every field goes through a walk over types, which costs as much time
+        # as the rest of a call.
+        return self._ask(lambda: create(model=model, messages=(), extra_body=body), read_reply, model, impatient)
 
     def embeddings(
         self, model: str, texts: Sequence[str], *, impatient: bool = False
@@ -233,7 +252,26 @@ def read_reply(found: Any) -> Reply:
     used = found.get("usage") or {}
     counts = [used.get(name) for name in ("prompt_tokens", "completion_tokens")]
     tokens_in, tokens_out = (count if isinstance(count, int) else 0 for count in counts)
-    return Reply(text or "", choice.get("finish_reason") == "length", tokens_in, tokens_out)
+    refusal = choice["message"].get("refusal")
+    return Reply(
+        text or "",
+        choice.get("finish_reason") == "length",
+        tokens_in,
+        tokens_out,
+        refusal if isinstance(refusal, str) else "",
+        _pieces(choice.get("logprobs")),
+    )
+
+
+def _pieces(found: Any) -> tuple[tuple[bytes, float], ...]:
+    """Tokens as bytes: one may hold half a character. None at all where one of them cannot be read."""
+    try:
+        return tuple(
+            (bytes(each["token"].encode() if each.get("bytes") is None else each["bytes"]), float(each["logprob"]))
+            for each in (found or {}).get("content") or ()
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ()
 
 
 def read_vectors(found: Any, count: int) -> list[list[float] | None]:

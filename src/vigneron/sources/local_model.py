@@ -1,53 +1,118 @@
-"""A transformers model as a parent: greedy answers through our own sampling engine and the model's chat template."""
+"""A transformers model that answers, as a parent or a judge: our own sampling engine and the model's chat template."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
 from vigneron.files import sha256_of
 from vigneron.policy.bundled import BUNDLED_MODELS, CONVERSION, bundled_weights
 from vigneron.policy.load import check_model_name, load_policy, model_source
+from vigneron.policy.model import Policy
 from vigneron.quiet import quiet_transformers
-from vigneron.rollout.on_policy import OnPolicy
-from vigneron.rollout.prompts import completion_text
+from vigneron.rollout.prompts import prompts_token_ids, texts_of
+from vigneron.rollout.request import Completions
+from vigneron.rollout.sample import sample
 from vigneron.sources.client import Failure, Message, Reply
+
+# Prompt tokens in one pass.
+TOKENS_AT_ONCE = {"cpu": 4096, "mps": 4096, "cuda": 65536}
 
 
 class LocalModel:
-    """Loaded when it is first asked, and freed with this object."""
+    """Loaded when it is first asked, and freed with this object. `where` is the config's key that errors name."""
 
     batch = 16
     workers = 1
 
-    def __init__(self, name: str, source: str, max_tokens: int, device: str) -> None:
+    def __init__(self, name: str, source: str, max_tokens: int, device: str, where: str = "parent") -> None:
         self.source = source
-        self._name, self._max_tokens, self._device = name, max_tokens, device
-        self._rollout: OnPolicy | None = None
+        self._name, self._max_tokens, self._device, self._where = name, max_tokens, device, where
+        self._policy: Policy | None = None
 
     def check(self) -> None:
-        with _named_as_the_parents():
+        with _named(self._where):
             check_model_name(self._name)
 
     def stop(self) -> None: ...
 
+    @property
+    def policy(self) -> Policy:
+        if self._policy is None:
+            with _named(self._where):
+                self._policy = load_policy(self._name, device=self._device)
+        return self._policy
+
     def replies(self, conversations: Sequence[list[Message]], *, first: bool) -> list[Reply | Failure]:
-        with _named_as_the_parents():
-            if self._rollout is None:
-                policy = load_policy(self._name, device=self._device)
-                self._rollout = OnPolicy(policy, None, self._max_tokens, tokens_at_once=4096)
-            rows: list[dict[str, Any]] = [{"prompt": messages} for messages in conversations]
-            done = self._rollout(rows)
-        texts, cut = [completion_text(c) for c in done.completions], done.truncated_B.tolist()
-        tokens = [(span[0][0], span[-1][1] - span[0][0]) for span in done.spans]
-        return [Reply(text, c, *used) for text, c, used in zip(texts, cut, tokens, strict=True)]
+        """Greedily. A conversation that is too long for the model is an error."""
+        return [*self.written(self.prompts(conversations))]
+
+    def prompts(self, conversations: Sequence[list[Message]]) -> list[tuple[int, ...]]:
+        """Token ids up to where the answer begins."""
+        policy = self.policy
+        with _named(self._where):
+            return prompts_token_ids(policy.tokenizer, conversations)
+
+    def written(
+        self,
+        prompt_ids: Sequence[Sequence[int]],
+        *,
+        sampling: Sampling | None = None,
+        draws: Sequence[int] | None = None,
+        pieces: bool = False,
+    ) -> list[Reply]:
+        """Greedily without `sampling`, else with draws keyed by `draws`. `pieces`: with the tokens' log-probs."""
+        with _named(self._where):
+            done = self.sampled(prompt_ids, self._max_tokens, sampling=sampling, draws=draws)
+        tokenizer, lengths = self.policy.tokenizer, done.lengths_B.tolist()
+        ids = [row[:length] for row, length in zip(done.ids_BT.tolist(), lengths, strict=True)]
+        texts, cut = texts_of(tokenizer, ids), done.truncated_B.tolist()
+        found = [
+            Reply(text, c, len(prompt), length)
+            for text, c, prompt, length in zip(texts, cut, prompt_ids, lengths, strict=True)
+        ]
+        if not pieces:
+            return found
+        logprobs = done.behaviour_BT.tolist()
+        return [
+            replace(reply, pieces=tuple(zip(_pieces(tokenizer, reply.text, row), row_logprobs, strict=False)))
+            for reply, row, row_logprobs in zip(found, ids, logprobs, strict=True)
+        ]
+
+    def sampled(
+        self,
+        prompt_ids: Sequence[Sequence[int]],
+        max_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        draws: Sequence[int] | None = None,
+    ) -> Completions:
+        return sample(
+            self.policy,
+            prompt_ids,
+            max_new_tokens=max_tokens,
+            sampling=sampling,
+            sample_ids=draws,
+            tokens_at_once=TOKENS_AT_ONCE[self.policy.device.type],
+        )
 
 
-def weights_name(name: str) -> str:
+def _pieces(tokenizer: Any, text: str, ids: Sequence[int]) -> list[bytes]:
+    """What each token adds to the text; a character of several tokens counts as the last one's."""
+    begun = [
+        text_so_far.rstrip("\ufffd") for text_so_far in texts_of(tokenizer, [ids[: i + 1] for i in range(len(ids))])
+    ]
+    ends = [min(len(each), len(text)) for each in begun[:-1]] + [len(text)] * bool(ids)
+    return [text[start:end].encode() for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def weights_name(name: str, where: str = "parent") -> str:
     """What identifies a model's answers: every file of its folder, or a hub's commit. Loads no weights."""
-    with _named_as_the_parents():
+    with _named(where):
         check_model_name(name)
         if name in BUNDLED_MODELS:
             return f"{name}-{CONVERSION}@{sha256_of(bundled_weights(name))}"
@@ -78,10 +143,10 @@ def _hub_commit(name: str) -> str:
 
 
 @contextmanager
-def _named_as_the_parents() -> Iterator[None]:
-    """The same errors as a child's; here they are the parent's."""
+def _named(where: str) -> Iterator[None]:
+    """The same errors as a child's; here they are somebody else's."""
     try:
         yield
     except UserError as error:
         line = str(error)
-        raise UserError(f"parent.{line}" if line.startswith("model") else f"parent.model: {line}") from error
+        raise UserError(f"{where}.{line}" if line.startswith("model") else f"{where}.model: {line}") from error
