@@ -8,7 +8,9 @@ response came from: a revision that the bare question would hardly have led to i
 texts lie apart is logged (`drawn/gap`).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +25,9 @@ from vigneron.rollout.evolving import Earlier, Evolving, Memory, Mix
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.prompts import Row
 from vigneron.rubric.model import Category
-from vigneron.rubric.prompts import feedback_text, generation_prompt, revision_prompt
+from vigneron.rubric.prompts import feedback_on, generation_prompt, revision_prompt
 from vigneron.rubric.rows import category_of
+from vigneron.rubric.verdict import Verdict
 from vigneron.training.slots import Method, Parts
 
 
@@ -54,7 +57,7 @@ def build(parts: Parts) -> Method:
 
     def advantage(batch: Batch) -> Batch:
         """A = R − mean of the group, after eq. 15; π₀ behind the text that is trained."""
-        rollout.memory.remember(batch, feedback_text)
+        rollout.memory.remember(batch, _feedback)
         return plain.advantage(behind_trained_text(batch))
 
     def behind_trained_text(batch: Batch) -> Batch:
@@ -74,3 +77,8 @@ def build(parts: Parts) -> Method:
         return {"behaviour_BT": score(policy, part, sampling).logprobs_BT}
 
     return replace(plain, rollout=rollout, advantage=advantage, memory=rollout.memory)
+
+
+def _feedback(said: Mapping[str, Any]) -> str:
+    """What was kept with a sample, as its reviser reads it."""
+    return feedback_on({name: Verdict(**entry) for name, entry in said["items"].items()})

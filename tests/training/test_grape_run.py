@@ -1,0 +1,238 @@
+"""GRAPE in the loop with a real, tiny model: it is GRPO in its simplest case, it learns, and it is resumed exactly."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from helpers import final_state, held_out_of, tiny_recipe, write_data
+from test_resume import KILLED
+
+from conftest import tiny_scorer
+from vigneron import api
+from vigneron.core.draws import Sampling
+from vigneron.errors import UserError
+from vigneron.methods import METHODS
+from vigneron.policy.scorer import set_scorer_kind
+from vigneron.policy.scoring import score
+from vigneron.recipe import check_config
+from vigneron.training.loop import train
+from vigneron.training.overlap import rewarded
+from vigneron.training.run import Run, Silent
+from vigneron.training.samples import SampleStore
+
+VOWELS = """
+def vowels(prompts, completions, **columns):
+    return [sum(c in "aeiouAEIOU" for c in text) / 4 for text in completions]
+
+def judge(messages):
+    import json
+    said = messages[-1]["content"]
+    if "critique" not in said.lower() or "Reply" not in said and "yes" not in said:
+        return "It could have more vowels."
+    return json.dumps({"reasoning": "counted", "score": (said.count("a") % 5) / 4, "confidence": 0.8})
+"""
+
+
+def item(name: str, **keys: Any) -> dict[str, Any]:
+    return {"name": name, "description": "what it says", **keys}
+
+
+def write_rubric(folder: Path, *items: dict[str, Any], name: str = "rubric.yaml", **keys: Any) -> str:
+    path = folder / name
+    path.write_text(yaml.safe_dump({"category_column": None, "categories": {"words": {"items": list(items), **keys}}}))
+    return str(path)
+
+
+@pytest.fixture
+def roomy_folder(tmp_path: Path, tiny_folder: Path) -> Path:
+    """The tiny model with room for a revision's text, which is long in bytes."""
+    folder = tmp_path / "roomy"
+    shutil.copytree(tiny_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    return folder
+
+
+@pytest.fixture
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "grape_functions.py").write_text(VOWELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("grape_functions", None)
+
+
+def recipe(tmp_path: Path, model: Path, rubric: str, **changes: Any) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "method": {"name": "grape", "kl": {"coefficient": 0.0}},
+        "reward": {"kind": "rubric", "file": rubric},
+        "optimizer": {"actor_lr": 1e-2},
+        "group_size": 4,
+        "eval_every": 0,
+        "save_every": 0,
+    }
+    return tiny_recipe(model, write_data(tmp_path), **{**options, **changes})
+
+
+def test_grpo_is_the_special_case(tmp_path: Path, tiny_folder: Path) -> None:
+    """One item of a reward model, confidence 1, fresh answers to the bare question: GRPO's steps, bit for bit."""
+    scorer = tiny_scorer()
+    set_scorer_kind(scorer, "reward")
+    folder = tmp_path / "scorer"
+    scorer.model.save_pretrained(folder)
+    scorer.tokenizer.save_pretrained(folder)
+    rubric = write_rubric(tmp_path, item("liked", flow="reward_model", model=str(folder), squash="none"))
+    grape = {"name": "grape", "updates_per_step": 2, "mix": {"fresh": 1.0, "revised": 0.0}}
+    grpo = {"name": "grpo", "updates_per_step": 2}
+    runs = {
+        "grape": recipe(tmp_path, tiny_folder, rubric, steps=3, method=grape),
+        "grpo": recipe(
+            tmp_path, tiny_folder, rubric, steps=3, method=grpo, reward={"kind": "model", "model": str(folder)}
+        ),
+    }
+    weights = {}
+    for name, given in runs.items():
+        trained = api.train(check_config(given, name), name=name, runs=tmp_path)
+        weights[name] = {key: value.clone() for key, value in trained.policy.model.state_dict().items()}
+    assert all(torch.equal(weights["grape"][key], weights["grpo"][key]) for key in weights["grpo"])
+    rewards = [
+        [json.loads(line)["reward"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in runs
+    ]
+    assert rewards[0] == rewards[1]
+    assert len(set(rewards[0])) == 3
+
+
+@pytest.mark.usefixtures("functions")
+@pytest.mark.parametrize(
+    ("method", "revised"),
+    [
+        ({"level": "sequence", "aggregation": "sum_over_samples", "mix": {"fresh": 1.0, "revised": 0.0}}, False),
+        pytest.param({"mix": {"fresh": 0.5, "revised": 0.5}}, True, marks=pytest.mark.slow),
+    ],
+)
+def test_the_policy_learns_what_is_rewarded(
+    tmp_path: Path, roomy_folder: Path, method: dict[str, Any], revised: bool
+) -> None:
+    rubric = write_rubric(tmp_path, item("vowels", flow="python", function="grape_functions:vowels"))
+    options = {"name": "grape", "kl": {"coefficient": 0.0}, **method}
+    given = recipe(tmp_path, roomy_folder, rubric, steps=50, prompts_per_step=8, method=options)
+    run = Run.start(check_config(given, "tiny"), tmp_path, METHODS["grape"], name="run", view=Silent())
+    train(run, Silent())
+    records = run.folder.metrics()
+    run.close()
+    assert any(record["origin/revised"] for record in records) == revised
+    assert sum(record["reward"] for record in records[:3]) / 3 < 0.1
+    assert sum(record["reward"] for record in records[-5:]) / 5 > 0.4
+
+
+@pytest.mark.usefixtures("functions")
+def test_the_ratio_begins_at_one_behind_the_trained_text(tmp_path: Path, roomy_folder: Path) -> None:
+    """π₀ is asked behind the bare question; what was drawn is kept, and how far the two lie apart is logged."""
+    rubric = write_rubric(
+        tmp_path, item("vowels", flow="python", function="grape_functions:vowels"), generate="Use many vowels."
+    )
+    method = {"name": "grape", "mix": {"fresh": 0.5, "revised": 0.3, "demonstrated": 0.2}}
+    config = check_config(recipe(tmp_path, roomy_folder, rubric, method=method), "tiny")
+    run = Run.start(config, tmp_path, METHODS["grape"], name="run", view=Silent())
+    for step in range(2):
+        batch = run.method.advantage(rewarded(run.method, run.prompts, step))
+        now = score(run.policy, batch, Sampling()).logprobs_BT
+        mask = batch.mask_BT
+        torch.testing.assert_close(now[mask], batch.behaviour_BT[mask], atol=1e-4, rtol=1e-4)
+        assert not batch.behaviour_BT.isnan().any()
+        gap = (batch.drawn_BT - batch.behaviour_BT)[mask].abs()
+        assert batch.figures["drawn/gap"] == pytest.approx(float(gap[~gap.isnan()].mean()), rel=1e-4)
+        assert batch.figures["drawn/gap"] > 0.001
+    run.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("functions")
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, roomy_folder: Path) -> None:
+    rubric = write_rubric(
+        tmp_path,
+        item("vowels", flow="python", function="grape_functions:vowels", weight=0.5),
+        item("sounds", flow="judge", critique="You are a critic of sounds.", weight=0.5),
+        generate="Use many vowels.",
+    )
+    given = recipe(
+        tmp_path,
+        roomy_folder,
+        rubric,
+        steps=12,
+        prompts_per_step=6,
+        method={"name": "grape", "updates_per_step": 2, "mix": {"fresh": 0.4, "revised": 0.4, "demonstrated": 0.2}},
+        reward={"kind": "rubric", "file": rubric, "judge": {"kind": "python", "function": "grape_functions:judge"}},
+        eval_every=5,
+        save_every=4,
+    )
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(given))
+    whole = api.train(str(file), name="whole", runs=tmp_path).folder
+    origins = [s.extras["origin"] for s in SampleStore(whole, read_only=True).page(step=12)]
+    assert "revised" in origins
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(file), str(tmp_path), "6"], timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    api.resume(tmp_path / "killed")
+    assert final_state(tmp_path / "killed") == final_state(whole)
+    stores = [SampleStore(path, read_only=True) for path in (whole, tmp_path / "killed")]
+    assert stores[0].page(step=12) == stores[1].page(step=12)
+
+
+@pytest.mark.usefixtures("functions")
+def test_another_rubric_on_resume(tmp_path: Path, tiny_folder: Path) -> None:
+    first = write_rubric(tmp_path, item("vowels", flow="python", function="grape_functions:vowels"))
+    second = write_rubric(tmp_path, item("short", flow="length", at_most=1), name="second.yaml")
+    given = recipe(tmp_path, tiny_folder, first, steps=4, save_every=2)
+    run = Run.start(check_config(given, "tiny"), tmp_path, METHODS["grape"], name="run", view=Silent())
+    run.save()
+    run.close()
+    with pytest.raises(UserError, match=r"second\.yamlx"):
+        api.resume(tmp_path / "run", rubric=f"{second}x")
+    api.resume(tmp_path / "run", rubric=second)
+    kept = SampleStore(tmp_path / "run", read_only=True).page(step=4)
+    assert {name for sample in kept for name in sample.extras["rubric"]["items"]} == {"short"}
+
+
+@pytest.mark.usefixtures("functions")
+def test_canaries_and_a_second_rubric_are_looked_at(tmp_path: Path, tiny_folder: Path) -> None:
+    rubric = write_rubric(tmp_path, item("any", flow="length", at_most=50))
+    other = write_rubric(tmp_path, item("never", flow="regex", pattern="qqqq"), name="other.yaml")
+    given = recipe(tmp_path, tiny_folder, rubric, steps=1, eval_every=1)
+    given["reward"]["held_out_file"] = other
+    said: list[str] = []
+
+    class Ear:
+        def notice(self, text: str) -> None:
+            said.append(text)
+
+        def step(self, *_: Any) -> None: ...
+
+    trained = api.train(check_config(given, "tiny"), name="run", runs=tmp_path, view=Ear())
+    last = json.loads((trained.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["eval/canary/words"] == 1.0
+    assert last["eval/held_out_rubric/reward"] == 0.0
+    assert last["eval/reward"] == 1.0
+    assert any("deserves nothing" in line for line in said)
+
+
+def test_what_is_wrong_is_said_before_a_model_is_loaded(tmp_path: Path, tiny_folder: Path) -> None:
+    rubric = write_rubric(tmp_path, item("good", flow="judge", critique="You are a critic."))
+    given = recipe(tmp_path, tiny_folder, rubric)
+    with pytest.raises(UserError, match=r"reward\.judge: the rubric's item 'good' is scored by a judge"):
+        api.train(check_config(given, "tiny"), name="run", runs=tmp_path)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match=r"set `reward\.kind: rubric`"):
+        check_config({**given, "reward": {"kind": "binary"}}, "tiny")
+    sorts = tmp_path / "sorts.yaml"
+    sorts.write_text(yaml.safe_dump({"categories": {"words": {"items": [item("short", flow="length", at_most=3)]}}}))
+    with pytest.raises(UserError, match="row 1 has no 'category'"):
+        api.train(check_config({**given, "reward": {"kind": "rubric", "file": str(sorts)}}, "tiny"), runs=tmp_path)
+    assert held_out_of(tmp_path / "words.jsonl").exists()
