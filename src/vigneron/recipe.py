@@ -4,7 +4,8 @@ Light on purpose: no torch here, so that a bad recipe is refused at once.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ class Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
+        for key, count in Counter(key for key in keys if isinstance(key, Hashable)).items():
+            if count > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice", node.start_mark)
         return super().construct_mapping(node, deep)
 

@@ -20,7 +20,7 @@ LONGEST_SHOWN = 80
 
 @dataclass(frozen=True)
 class Fault:
-    """Where, as keys and places in lists, and the line that is said, which names the place too."""
+    """Where, as keys and places in lists, and what is said, which names the place too."""
 
     path: Path
     line: str
@@ -36,7 +36,17 @@ def faults(errors: Sequence[ErrorDetails], given: Any, model: type[BaseModel], w
     found: dict[Path, list[ErrorDetails]] = {}
     for error in errors:
         found.setdefault(_path_in(error, given, model), []).append(error)
-    return [Fault(path, line) for path, of_key in found.items() for line in _lines(of_key, path, given, model, whole)]
+    return [
+        Fault(_with_tag(path, of_key, given, model), line)
+        for path, of_key in found.items()
+        for line in _lines(of_key, path, given, model, whole)
+    ]
+
+
+def _with_tag(path: Path, of_key: Sequence[ErrorDetails], given: Any, model: type[BaseModel]) -> Path:
+    """An unknown kind is wrong under the key that names it."""
+    unknown = any(error["type"] == "union_tag_invalid" for error in of_key)
+    return (*path, _kinds_at(path, given, model)[0]) if unknown else path
 
 
 def _lines(of_key: list[ErrorDetails], path: Path, given: Any, model: type[BaseModel], whole: str) -> list[str]:
@@ -65,6 +75,8 @@ def _describe(error: ErrorDetails, path: Path, given: Any, model: type[BaseModel
         return f"{key}.{tag}: {wanted}, not {shown_value(found)}" + (f" (did you mean '{near}'?)" if near else "")
     message = error["msg"].removeprefix("Value error, ")
     message = re.sub("^(Input|String) should", "should", message)
+    if error["type"] == "model_type":
+        message = "should be a mapping of keys to values"
     if error["type"] == "value_error" or isinstance(error["input"], dict | list):
         return f"{key}: {message}"
     return f"{key}: {message}, not {shown_value(error['input'])}"
@@ -129,7 +141,8 @@ def _part_of(given: Any, part: int | str) -> Any:
 
 def _inside(options: Sequence[Any], part: int | str) -> tuple[str, list[Any]]:
     """What may stand under a key of a model or a mapping, or in a list."""
-    tag, inner = "", []
+    tag = ""
+    inner: list[Any] = []
     for option in options:
         if isinstance(option, type) and issubclass(option, BaseModel):
             field = option.model_fields.get(str(part))
