@@ -29,10 +29,11 @@ COMPARE = (
     "You compare a response with the known right answer, the truth, for one criterion only. Other words with the same "
     "meaning are right too. A response that is empty, or does not say what the truth says, is wrong."
 )
+# No numbers in the form: a small model would copy them, and a copied score is worse than one that cannot be read.
 REPLY: dict[Asks, str] = {
     "json": (
         "Reply with one JSON object and nothing else:\n"
-        '{"reasoning": "why, in one or two sentences", "score": 0.0, "confidence": 0.0}\n'
+        '{"reasoning": "<why, in one or two sentences>", "score": <number>, "confidence": <number>}\n'
         "reasoning comes first. score is a number from 0 to 1: 0 is not met at all, 1 is fully met. "
         "confidence is a number from 0 to 1: how sure you are of the score."
     ),
