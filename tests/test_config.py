@@ -94,18 +94,17 @@ def test_missing_sections_are_named() -> None:
 def test_an_unknown_reward_lists_the_kinds() -> None:
     line = line_of(reward={"kind": "semantik"})
     assert line.startswith("my.yaml: reward.kind: one of 'semantic', 'binary', 'python'")
-    assert line.endswith("not 'semantik'")
+    assert line.endswith("not 'semantik' (did you mean 'semantic'?)")
     line = line_of(method={"name": "grop"})
     assert line.startswith("my.yaml: method.name: one of 'actor_critic', ")
-    assert line.endswith(", not 'grop'")
-    assert "'grpo'" in line
+    assert line.endswith(", not 'grop' (did you mean 'grpo'?)")
 
 
 def test_a_value_of_several_types_is_named_by_its_key_alone() -> None:
     for line in lines_of(model={"lora": {"targets": 5}}):
         assert line.startswith("my.yaml: model.lora.targets: should be")
-    (line,) = (line for line in lines_of(model={"lora": {"targets": ["q", 5]}}) if "targets.1" in line)
-    assert line == "my.yaml: model.lora.targets.1: should be a valid string, not 5"
+    (line,) = (line for line in lines_of(model={"lora": {"targets": ["q", 5]}}) if "targets[1]" in line)
+    assert line == "my.yaml: model.lora.targets[1]: should be a valid string, not 5"
 
 
 def test_keys_that_are_no_texts_are_refused() -> None:

@@ -30,6 +30,7 @@ def test_the_wheel_lists_recipes_and_trains(tmp_path: Path, tiny_folder: Path) -
 
     assert run("-c", "import vigneron; print(vigneron.__file__)").startswith(str(site))
     assert "pgsrm-antonyms" in run("-m", "vigneron", "recipes")
+    assert "coding is valid" in run("-m", "vigneron", "rubric", "validate", "coding")
     out = run("-m", "vigneron", "train", "demo", f"model.name={tiny_folder}", "steps=2", "prompts_per_step=2")
     assert "step 2/2" in out
     assert (tmp_path / "runs" / "demo" / "report.html").is_file()

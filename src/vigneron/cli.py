@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vigneron import cli_rubric
 from vigneron.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Grow small language models along a stronger guide.",
 )
+app.add_typer(cli_rubric.app, name="rubric")
 
 Recipe = Annotated[str, typer.Argument(help="A built-in recipe's name, or a YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, as in optimizer.actor_lr=1e-5")]

@@ -11,7 +11,11 @@ class UserError(Exception):
 def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """' (did you mean X?)' for the nearest known word, or `otherwise`, or what there is to choose from."""
     known = list(known)
-    near = get_close_matches(word, known, n=1, cutoff=0.6)
-    if near:
-        return f" (did you mean '{near[0]}'?)"
+    near = nearest(word, known)
+    if near is not None:
+        return f" (did you mean '{near}'?)"
     return f" ({otherwise or 'there is: ' + ', '.join(known)})"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.6)), None)

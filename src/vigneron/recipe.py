@@ -4,38 +4,39 @@ Light on purpose: no torch here, so that a bad recipe is refused at once.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
 from vigneron.config import Config
 from vigneron.errors import UserError, did_you_mean
+from vigneron.validation import faults
 
 SHORT = {"reward": "kind", "method": "name", "model": "name"}
 """Sections that may be given by the name of their kind alone."""
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """Safe YAML, with YAML 1.2's numbers (`1e-5` is one). A key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
+        for key, count in Counter(key for key in keys if isinstance(key, Hashable)).items():
+            if count > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads: the text '1e-5' is quoted."""
+    """Writes what `Loader` reads: the text '1e-5' is quoted."""
 
 
-for _side in (_Loader, _Dumper):
+for _side in (Loader, _Dumper):
     _side.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
@@ -48,7 +49,7 @@ for _side in (_Loader, _Dumper):
 
 def parse_yaml(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -136,84 +137,8 @@ def check_config(given: Mapping[str, Any], where: str) -> Config:
     try:
         return Config.model_validate(given)
     except ValidationError as errors:
-        lines = _described(errors.errors(), given)
-        raise UserError("\n".join(f"{where}: {line}" for line in lines)) from errors
-
-
-def _described(errors: Sequence[ErrorDetails], given: Any) -> list[str]:
-    """One line for each key: where it may be of several types, what each of them wants."""
-    found: dict[str, list[ErrorDetails]] = {}
-    for error in errors:
-        found.setdefault(".".join(map(str, _path_in(error, given))), []).append(error)
-    lines = []
-    for of_key in found.values():
-        first, *others = [_describe(error, given) for error in of_key]
-        wanted = [re.sub("^.*?: |, not .*$", "", line) for line in others]
-        if wanted and ", not " in first:
-            before, _, shown = first.rpartition(", not ")
-            first = f"{before}, or {', or '.join(wanted)}, not {shown}"
-            others = []
-        lines += [first, *others]
-    return lines
-
-
-def _describe(error: ErrorDetails, given: Any) -> str:
-    path = _path_in(error, given)
-    key = ".".join(str(part) for part in path) or "the recipe"
-    if error["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{did_you_mean(str(path[-1]), list(_model_at(path[:-1], given).model_fields))}"
-    if error["type"] == "missing":
-        return f"'{key}' is missing"
-    if error["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        tag, kinds = _kinds(_model_at(path[:-1], given), str(path[-1]))
-        wanted = f"one of {', '.join(repr(kind) for kind in kinds)}"
-        found = error["input"].get(tag) if isinstance(error["input"], Mapping) else error["input"]
-        return f"'{key}.{tag}' is missing: {wanted}" if found is None else f"{key}.{tag}: {wanted}, not {found!r}"
-    message = error["msg"].removeprefix("Value error, ")
-    message = re.sub("^(Input|String) should", "should", message)
-    shown = error["input"]
-    if error["type"] == "value_error" or isinstance(shown, dict | list):
-        return f"{key}: {message}"
-    return f"{key}: {message}, not {shown!r}"
-
-
-def _path_in(error: ErrorDetails, given: Any) -> list[int | str]:
-    """Pydantic's location without the tags of unions, which are no keys."""
-    path: list[int | str] = []
-    here = given
-    for part in error["loc"]:
-        missing = error["type"] == "missing" and part == error["loc"][-1]
-        if isinstance(here, Mapping) and (part in here or missing):
-            here = here.get(part)
-        elif isinstance(here, list) and isinstance(part, int):
-            here = here[part]
-        else:
-            continue
-        path.append(part)
-    return path
-
-
-def _model_at(path: Sequence[int | str], given: Any) -> type[BaseModel]:
-    """The schema of a section of the config, as it was given."""
-    model: type[BaseModel] = Config
-    for part in path:
-        given = given.get(part) if isinstance(given, Mapping) else None
-        tag, kinds = _kinds(model, str(part))
-        kind = given.get(tag) if isinstance(given, Mapping) else None
-        model = kinds.get(str(kind)) or next(iter(kinds.values()), model)
-    return model
-
-
-def _kinds(model: type[BaseModel], key: str) -> tuple[str, dict[str, type[BaseModel]]]:
-    """Under which key a section says what kind it is, and the schema of each kind. Most sections have one kind."""
-    field = model.model_fields[key]
-    tag, options = str(field.discriminator or ""), get_args(field.annotation) or (field.annotation,)
-    for option in options:
-        if get_origin(option) is Annotated:  # a section that may be left out: its kinds are one level down
-            union, *marks = get_args(option)
-            tag, options = str(next(mark.discriminator for mark in marks)), get_args(union)
-    schemas = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
-    return tag, {get_args(o.model_fields[tag].annotation)[0] if tag else "": o for o in schemas}
+        found = faults(errors.errors(), given, Config, "the recipe")
+        raise UserError("\n".join(f"{where}: {fault.line}" for fault in found)) from errors
 
 
 def config_yaml(config: Config) -> str:

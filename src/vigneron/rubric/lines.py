@@ -1,0 +1,163 @@
+"""YAML and JSON as data and as a graph of nodes, which knows the line of every key."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from json import JSONDecodeError, loads
+from typing import Any, NoReturn
+
+import yaml
+from yaml.composer import ComposerError
+
+from vigneron.errors import UserError
+from vigneron.recipe import Loader
+from vigneron.rubric.fences import one_line
+from vigneron.validation import Path, said
+
+LARGEST_FILE = 1_000_000
+"""Characters of a file, and of all that its aliases stand for."""
+MOST_NODES = 20_000
+"""Keys and values of a file, and of all that its aliases stand for."""
+
+TAG = "tag:yaml.org,2002:"
+Refused = tuple[int, str]
+"""A line, and what is wrong with it."""
+PLAIN = {TAG + name for name in ("str", "int", "float", "bool", "null", "seq", "map")}
+NO_TEXTS = {TAG + name for name in ("int", "float", "bool", "null", "timestamp")}
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a file says, and where."""
+
+    data: Any
+    root: yaml.Node | None
+
+    def line(self, path: Path, inside: int | None = None) -> int:
+        """Of the last part of a path that is there; `inside`: which line of a text that stands there as it is."""
+        node, line = self.root, 1
+        for part in path:
+            key, node = _step(node, part)
+            if key is None:
+                return line
+            line = _line(key)
+        if inside is not None and isinstance(node, yaml.ScalarNode) and node.style == "|":
+            return _line(node) + inside
+        return line
+
+
+def read_text(text: str, where: str, *, json: bool) -> Read:
+    """All that is wrong with its form is one error, a line each."""
+    if len(text) > LARGEST_FILE:
+        raise UserError(f"{where}: larger than {LARGEST_FILE:,} characters: a rubric is a short file")
+    data = _json(text, where) if json else None
+    try:
+        # Valid JSON has tabs between its tokens only, where YAML wants spaces.
+        root = yaml.compose(text.replace("\t", " ") if json else text, Loader=_Composer)
+        if root is None:
+            return Read(None, None)
+        wrong = sorted(set(_Walk().refused(root)))
+        if wrong:
+            raise UserError("\n".join(f"{where}, line {line}: {one_line(what)}" for line, what in wrong))
+        return Read(data if json else Loader("").construct_document(root), root)
+    except RecursionError:
+        raise UserError(f"{where}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        _raise_unreadable(error, text, where)
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return loads(text, parse_constant=_no_number)
+    except RecursionError:
+        raise UserError(f"{where}: nested too deeply") from None
+    except JSONDecodeError as error:
+        raise UserError(f"{where}, line {error.lineno}: not valid JSON: {error.msg}") from error
+    except ValueError as error:
+        raise UserError(f"{where}: not valid JSON: {error}") from error
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _raise_unreadable(error: Exception, text: str, where: str) -> NoReturn:
+    """A place is known by its mark, or by the number of characters before it."""
+    mark = getattr(error, "problem_mark", None)
+    before = getattr(error, "position", None)
+    number = mark.line + 1 if mark else text.count("\n", 0, before) + 1 if isinstance(before, int) else None
+    problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+    raise UserError(f"{where}{f', line {number}' if number else ''}: not valid YAML: {one_line(problem)}") from error
+
+
+class _Composer(Loader):
+    """Stops early: a long file of small values would be read for minutes."""
+
+    nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.nodes += 1
+        if self.nodes > MOST_NODES:
+            mark = self.peek_event().start_mark
+            raise ComposerError(None, None, f"more than {MOST_NODES:,} keys and values: a rubric is a short file", mark)
+        return super().compose_node(parent, index)
+
+
+class _Walk:
+    """Over the whole graph, aliases followed; more than a file may hold is not walked."""
+
+    def __init__(self) -> None:
+        self.nodes = self.characters = 0
+
+    def refused(self, node: yaml.Node, path: Path = (), above: frozenset[int] = frozenset()) -> Iterator[Refused]:
+        """Every key that stands twice and every tag that is no plain data. Dates and keys become texts."""
+        self.nodes += 1
+        self.characters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+        if id(node) in above:
+            raise ComposerError(None, None, "an alias stands within what it stands for", node.start_mark)
+        if self.nodes > MOST_NODES or self.characters > LARGEST_FILE:
+            raise ComposerError(None, None, "its aliases stand for too much: write it out", node.start_mark)
+        if node.tag == TAG + "timestamp":
+            node.tag = TAG + "str"
+        if node.tag not in PLAIN:
+            yield _line(node), f"{_name(path)}: '{node.tag.replace(TAG, '!!')}' is not allowed: plain data only"
+        above = above | {id(node)}
+        if isinstance(node, yaml.SequenceNode):
+            for place, value in enumerate(node.value):
+                yield from self.refused(value, (*path, place), above)
+        elif isinstance(node, yaml.MappingNode):
+            yield from _refused_keys(node, path)
+            for key, value in node.value:
+                yield from self.refused(value, (*path, str(key.value)), above)
+
+
+def _refused_keys(node: yaml.MappingNode, path: Path) -> Iterator[Refused]:
+    first: dict[str, int] = {}
+    for key, _ in node.value:
+        if key.tag in NO_TEXTS:
+            key.tag = TAG + "str"
+        if key.tag == TAG + "merge":
+            yield _line(key), f"{_name(path)}: `<<` is not read: write the keys out"
+        elif key.tag != TAG + "str":
+            yield _line(key), f"{_name(path)}: a key is a text"
+        elif key.value in first:
+            name = said((*path, key.value))
+            yield _line(key), f"the key '{name}' stands twice, first in line {first[key.value]}"
+        else:
+            first[key.value] = _line(key)
+
+
+def _step(node: yaml.Node | None, part: int | str) -> tuple[yaml.Node | None, yaml.Node | None]:
+    """Where the next part of a path stands, and its value."""
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part], node.value[part]
+    if isinstance(node, yaml.MappingNode):
+        return next(((key, value) for key, value in node.value if key.value == part), (None, None))
+    return None, None
+
+
+def _line(node: yaml.Node) -> int:
+    return node.start_mark.line + 1
+
+
+def _name(path: Path) -> str:
+    return said(path) or "the rubric"

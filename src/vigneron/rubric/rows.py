@@ -1,0 +1,78 @@
+"""A rubric and the rows it is meant for: which category a question belongs to, and whether its columns are there."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vigneron.errors import UserError, did_you_mean
+from vigneron.rubric.fences import one_line
+from vigneron.rubric.model import Category, CodeItem, Rubric, VerifyItem
+from vigneron.rubric.templates import needed_columns
+
+Row = Mapping[str, Any]
+NAMED = 10
+"""Rows that are named; of more only the number is said."""
+
+
+def category_of(rubric: Rubric, row: Row, number: int, where: str) -> str:
+    """`number`: from 1, as people count."""
+    column = rubric.category_column
+    if column is None:
+        return next(iter(rubric.categories))
+    name = row.get(column)
+    if _is_empty(name):
+        hint = one_line(did_you_mean(column, row)) if row and column not in row else ""
+        mend = "" if len(rubric.categories) > 1 else ", or set `category_column: null` in the rubric"
+        raise UserError(f"data: {where}, row {number} has no '{column}'{hint}: name its category there{mend}")
+    if not isinstance(name, str) or name not in rubric.categories:
+        known = did_you_mean(str(name), rubric.categories)
+        raise UserError(f"data: {where}, row {number}: the rubric has no category '{one_line(str(name))}'{known}")
+    return name
+
+
+def check_rubric_rows(rubric: Rubric, rows: Sequence[Row], where: str) -> None:
+    """Every row has a known category, and the columns that its items need. The first bad rows are named."""
+    if not rows:
+        raise UserError(f"data: {where} has no rows")
+    needed = {name: list(_needed(category)) for name, category in rubric.categories.items()}
+    found: list[str] = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            category = category_of(rubric, row, number, where)
+        except UserError as error:
+            found.append(str(error))
+            continue
+        for column, may_be_empty, who in needed[category]:
+            if (row.get(column) is None) if may_be_empty else _is_empty(row.get(column)):
+                hint = one_line(did_you_mean(column, row)) if row and column not in row else ""
+                found.append(f"data: {where}, row {number} has no '{column}'{hint}, which {category}.{who} needs")
+                break
+        found += [f"data: {where}, row {number}: {wrong}" for wrong in _bad_tests(rubric.categories[category], row)]
+    if found:
+        more = [f"data: {where}: {len(found) - NAMED} more such rows"] if len(found) > NAMED else []
+        raise UserError("\n".join([*found[:NAMED], *more]))
+
+
+def _needed(category: Category) -> Iterator[tuple[str, bool, str]]:
+    """Column, whether it may be empty, and for what. A truth may not; what a prompt shows may."""
+    for item in category.items:
+        if isinstance(item, VerifyItem):
+            yield item.truth, False, f"{item.name}: truth"
+        if isinstance(item, CodeItem):
+            yield item.tests, False, f"{item.name}: tests"
+        for key in ("critique", "score", "reference"):
+            template = getattr(item, key, None)
+            for column in sorted(needed_columns(template)) if template else ():
+                yield column, key != "reference", f"{item.name}: {key}"
+
+
+def _bad_tests(category: Category, row: Row) -> Iterator[str]:
+    for item in category.items:
+        tests = row.get(item.tests) if isinstance(item, CodeItem) else None
+        for test in tests if isinstance(tests, list) else [] if tests is None else [tests]:
+            if not isinstance(test, str):
+                yield f"'{item.tests}' is neither a text nor a list of texts"  # type: ignore[union-attr]
+                break
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value == "" or value == []

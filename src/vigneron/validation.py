@@ -1,0 +1,172 @@
+"""What is said of a file that pydantic refuses: one line for each key, with its path and "did you mean".
+
+Light on purpose: a bad file is refused before anything is loaded.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from vigneron.errors import did_you_mean, nearest
+
+Path = tuple[int | str, ...]
+LONGEST_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where, as keys and places in lists, and what is said, which names the place too."""
+
+    path: Path
+    line: str
+
+
+def said(path: Path) -> str:
+    """As in `categories.coding.items[2].weight`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def faults(errors: Sequence[ErrorDetails], given: Any, model: type[BaseModel], whole: str) -> list[Fault]:
+    """One for each key: where it may be of several types, what each of them wants. `whole`: what the file is called."""
+    found: dict[Path, list[ErrorDetails]] = {}
+    for error in errors:
+        found.setdefault(_path_in(error, given, model), []).append(error)
+    return [
+        Fault(_with_tag(path, of_key, given, model), line)
+        for path, of_key in found.items()
+        for line in _lines(of_key, path, given, model, whole)
+    ]
+
+
+def _with_tag(path: Path, of_key: Sequence[ErrorDetails], given: Any, model: type[BaseModel]) -> Path:
+    """An unknown kind is wrong under the key that names it."""
+    unknown = any(error["type"] == "union_tag_invalid" for error in of_key)
+    return (*path, _kinds_at(path, given, model)[0]) if unknown else path
+
+
+def _lines(of_key: list[ErrorDetails], path: Path, given: Any, model: type[BaseModel], whole: str) -> list[str]:
+    first, *others = [_describe(error, path, given, model, whole) for error in of_key]
+    wanted = [re.sub("^.*?: |, not .*$", "", line) for line in others]
+    if wanted and ", not " in first:
+        before, _, shown = first.rpartition(", not ")
+        return [f"{before}, or {', or '.join(wanted)}, not {shown}"]
+    return [first, *others]
+
+
+def _describe(error: ErrorDetails, path: Path, given: Any, model: type[BaseModel], whole: str) -> str:
+    key = said(path) or whole
+    if error["type"] == "extra_forbidden":
+        known = _model_at(path[:-1], given, model).model_fields
+        return f"unknown key '{key}'{did_you_mean(str(path[-1]), list(known))}"
+    if error["type"] == "missing":
+        return f"'{key}' is missing"
+    if error["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        tag, kinds = _kinds_at(path, given, model)
+        wanted = f"one of {', '.join(repr(kind) for kind in kinds)}"
+        found = error["input"].get(tag) if isinstance(error["input"], Mapping) else error["input"]
+        if found is None:
+            return f"'{key}.{tag}' is missing: {wanted}"
+        near = nearest(str(found), kinds)
+        return f"{key}.{tag}: {wanted}, not {shown_value(found)}" + (f" (did you mean '{near}'?)" if near else "")
+    message = error["msg"].removeprefix("Value error, ")
+    message = re.sub("^(Input|String) should", "should", message)
+    if error["type"] == "model_type":
+        message = "should be a mapping of keys to values"
+    if error["type"] == "value_error" or isinstance(error["input"], dict | list):
+        return f"{key}: {message}"
+    return f"{key}: {message}, not {shown_value(error['input'])}"
+
+
+def shown_value(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= LONGEST_SHOWN else f"{shown[: LONGEST_SHOWN - 1]}…"
+
+
+def _path_in(error: ErrorDetails, given: Any, model: type[BaseModel]) -> Path:
+    """Pydantic's location without the tags and types of unions, which are no keys."""
+    path: Path = ()
+    here = given
+    after_tag = False
+    for place, part in enumerate(error["loc"]):
+        if not after_tag and _kinds_at(path, given, model)[0]:
+            after_tag = True
+            continue
+        missing = error["type"] == "missing" and place == len(error["loc"]) - 1
+        if isinstance(here, Mapping) and (part in here or missing):
+            here, part = here.get(part), str(part)
+        elif isinstance(here, list) and isinstance(part, int):
+            here = here[part]
+        else:
+            continue
+        path, after_tag = (*path, part), False
+    return path
+
+
+def _model_at(path: Path, given: Any, model: type[BaseModel]) -> type[BaseModel]:
+    """The schema of a section, of the kind that it was given as."""
+    tag, kinds = _kinds_at(path, given, model)
+    for part in path:
+        given = _part_of(given, part)
+    kind = given.get(tag) if isinstance(given, Mapping) else None
+    return kinds.get(str(kind)) or next(iter(kinds.values()), model)
+
+
+def _kinds_at(path: Path, given: Any, model: type[BaseModel]) -> tuple[str, dict[str, type[BaseModel]]]:
+    """Under which key a section says what kind it is, and the schema of each kind. Most sections have one kind."""
+    tag, options = "", [model]
+    for part in path:
+        kind = given.get(tag) if isinstance(given, Mapping) else None
+        of_kind = [option for option in options if not tag or kind in _tags(option, tag)]
+        given = _part_of(given, part)
+        tag, options = _inside((of_kind or options)[:1], part)
+    schemas = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+    return tag, {_tags(schema, tag)[0] if tag else "": schema for schema in schemas}
+
+
+def _tags(schema: Any, tag: str) -> tuple[Any, ...]:
+    field = schema.model_fields.get(tag) if hasattr(schema, "model_fields") else None
+    return get_args(field.annotation) if field else ("",)
+
+
+def _part_of(given: Any, part: int | str) -> Any:
+    if isinstance(given, Mapping):
+        return given.get(part)
+    return given[part] if isinstance(given, list) and isinstance(part, int) and part < len(given) else None
+
+
+def _inside(options: Sequence[Any], part: int | str) -> tuple[str, list[Any]]:
+    """What may stand under a key of a model or a mapping, or in a list."""
+    tag = ""
+    inner: list[Any] = []
+    for option in options:
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            field = option.model_fields.get(str(part))
+            if field is None:
+                continue
+            found, types = _unfolded(field.annotation, str(field.discriminator or ""))
+        elif get_args(option):  # list[X], tuple[X, ...] or dict[K, X]
+            found, types = _unfolded(get_args(option)[1 if get_origin(option) is dict else 0])
+        else:
+            continue
+        tag, inner = found or tag, inner + types
+    return tag, inner
+
+
+def _unfolded(annotation: Any, tag: str = "") -> tuple[str, list[Any]]:
+    """The types of a union, and the key that tells them apart."""
+    if get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        named = [str(mark.discriminator) for mark in marks if getattr(mark, "discriminator", None)]
+        return _unfolded(inner, next(iter(named), tag))
+    if get_origin(annotation) in (Union, UnionType):
+        types: list[Any] = []
+        for option in get_args(annotation):
+            found, inside = _unfolded(option)
+            tag, types = found or tag, types + inside
+        return tag, types
+    return tag, [annotation]
