@@ -38,6 +38,9 @@ class Seen:
 class Server:
     url: str
     seen: list[Seen] = field(default_factory=list)
+    busy: int = 0
+    most: int = 0
+    """The most requests that waited for their answers together."""
 
     @property
     def inputs(self) -> list[str]:
@@ -49,9 +52,16 @@ Script = Callable[[Seen, int], Sent]
 """The request and how many came before it; what is sent."""
 
 
-def chat(text: str | None, finish: str = "stop") -> Sent:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+def chat(text: str | None, finish: str = "stop", *, refusal: str | None = None, logprobs: Any = None) -> Sent:
+    message = {"role": "assistant", "content": text, **({"refusal": refusal} if refusal else {})}
+    choice = {"index": 0, "message": message, "finish_reason": finish}
+    if logprobs is not None:
+        choice["logprobs"] = {"content": [{"token": token, "logprob": p, "bytes": None} for token, p in logprobs]}
     return Sent(body=json.dumps({"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}))
+
+
+def verdict(score: Any = 0.75, confidence: Any = 0.5, reasoning: Any = "so") -> Sent:
+    return chat(json.dumps({"reasoning": reasoning, "score": score, "confidence": confidence}))
 
 
 def refusal(status: int, message: str = "no", **headers: str) -> Sent:
@@ -78,10 +88,15 @@ def serving(script: Script) -> Iterator[Server]:
             with lock:
                 before = len(server.seen)
                 server.seen.append(seen)
-            self.send(script(seen, before))
+                server.busy += 1
+                server.most = max(server.most, server.busy)
+            sent = script(seen, before)
+            time.sleep(sent.delay)
+            with lock:
+                server.busy -= 1
+            self.send(sent)
 
         def send(self, sent: Sent) -> None:
-            time.sleep(sent.delay)
             content = sent.body.encode()
             try:
                 self.send_response(sent.status)

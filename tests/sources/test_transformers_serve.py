@@ -1,5 +1,6 @@
-"""A parent behind `transformers serve`, a real OpenAI-compatible server, with the bundled model."""
+"""A parent and a judge behind `transformers serve`, a real OpenAI-compatible server, with the bundled model."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,14 +9,17 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servers import free_port
 
 from vigneron.config import EndpointParentConfig, LocalParentConfig
+from vigneron.config.judges import EndpointJudgeConfig, LocalJudgeConfig
 from vigneron.errors import UserError
 from vigneron.policy.bundled import bundled_model_folder
 from vigneron.sources.answer_cache import AnswerCache
+from vigneron.sources.judges import Asked, Conversation, Judge, build_judge
 from vigneron.sources.parents import Parent, build_parent, conversation
 
 STARTS_WITHIN_S = 120
@@ -70,3 +74,51 @@ def test_the_endpoint_and_our_own_engine_answer_alike(served: tuple[str, str], t
 def test_another_model_is_refused_in_one_line(served: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^parent: 'no-such' at '.*' answered 400 \('Server is pinned to"):
         endpoint(served[0], "no-such", tmp_path).answer([conversation(None, "hi")])
+
+
+def judge(url: str, model: str, folder: Path, **keys: Any) -> Judge:
+    config = EndpointJudgeConfig(kind="endpoint", model=model, url=url, concurrency=2, **{"max_tokens": 32, **keys})
+    return build_judge(config, cache=AnswerCache(folder / "answers.sqlite"))
+
+
+def even(number: int) -> Asked:
+    """By example: a small model then writes what can be read."""
+
+    def shown(n: int, word: str, score: float) -> Conversation:
+        verdict = json.dumps({"reasoning": f"{n} is {word}.", "score": score, "confidence": 0.9})
+        return ("user", f"Is {n} even?"), ("assistant", verdict)
+
+    said = (*shown(2, "even", 1.0), *shown(7, "odd", 0.0), ("user", f"Is {number} even?"))
+    return Asked(None, lambda critique: said)
+
+
+@pytest.mark.slow
+def test_a_judge_there_and_one_of_our_own_say_the_same(served: tuple[str, str], tmp_path: Path) -> None:
+    """The server ignores the request for structured output: what can be read is read, the rest is missing."""
+    url, model = served
+    there = judge(url, model, tmp_path)
+    there.preflight()
+    critique: Conversation = (("user", "Say in a few words what is wrong with: 2 + 2 = 5."),)
+    asked = [even(5), Asked(critique, lambda said: (("user", f"Write a poem. {said}"),))]
+    five, poem = there.verdicts(asked)
+    assert five.score in (0.0, 1.0), five.why
+    assert five.confidence == 0.9
+    assert five.reasoning.startswith("5 is ")
+    assert poem.score is None
+    assert poem.critique
+    assert "its reply '" in poem.why
+    assert there.notice is None
+    assert there.calls == 1 + 1 + 3, "a preflight, a score, a critique, and a poem twice"
+    config = LocalJudgeConfig(kind="local", model="smollm2-135m", max_tokens=32)
+    ours = build_judge(config, cache=AnswerCache(tmp_path / "ours.sqlite"), device="cpu")
+    assert ours.verdicts(asked[:1]) == [five]
+    again = judge(url, model, tmp_path)
+    assert again.verdicts(asked[:1])[0].score == five.score
+    assert (again.calls, again.cached) == (0, 1)
+
+
+def test_it_gives_no_logprobs_and_that_shows_at_once(served: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^reward\.judge\.confidence: .* returns no log-probs"):
+        judge(*served, tmp_path, confidence="logprob").preflight()
+    with pytest.raises(UserError, match=r"^reward\.judge: 'no-such' at '.*' answered 400 \('Server is pinned to"):
+        judge(served[0], "no-such", tmp_path).preflight()
