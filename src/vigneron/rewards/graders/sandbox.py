@@ -119,7 +119,6 @@ class Bubblewrap:
             os.close(read)
 
     def command(self, limits: Limits, filter_fd: int | None) -> list[str]:
-        disk = str(limits.disk_mb * MIB)
         options = [
             *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
             *("--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"),
@@ -133,11 +132,12 @@ class Bubblewrap:
                 options += ["--symlink", os.readlink(folder), folder]
             else:
                 options += ["--ro-bind-try", folder, folder]
-        if self.prefix is not None:
-            options += ["--ro-bind", self.prefix, self.prefix]
         options += ["--proc", "/proc", "--dev", "/dev"]
-        for folder in ("/dev/shm", "/tmp"):
-            options += ["--size", disk, "--tmpfs", folder]
+        for folder, share in (("/dev/shm", 4), ("/tmp", 1)):
+            options += ["--size", str(limits.disk_mb * MIB // share), "--tmpfs", folder]
+        if self.prefix is not None:
+            # After /tmp: it may stand there.
+            options += ["--ro-bind", self.prefix, self.prefix]
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         if filter_fd is not None:
             options += ["--seccomp", str(filter_fd)]
@@ -186,8 +186,9 @@ def _inside(python: str, hard: dict[str, int]) -> list[str]:
 
 
 def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C ends a run at the step's end, and must not look like code that died."""
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, **options)
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, **options)
 
 
 @cache
