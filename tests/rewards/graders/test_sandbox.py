@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vigneron.errors import UserError
-from vigneron.rewards.graders import sandbox as sandboxes
+from vigneron.rewards.graders import find
 from vigneron.rewards.graders.assertions import NotPlain, decoded, prepared
 from vigneron.rewards.graders.code import Code, python_code
+from vigneron.rewards.graders.find import find_sandbox
 from vigneron.rewards.graders.inside import plain
-from vigneron.rewards.graders.sandbox import Container, Limits, find_sandbox
+from vigneron.rewards.graders.sandbox import Container, Limits
 from vigneron.rewards.graders.seccomp import REFUSED, SOCKET, seccomp_filter
 from vigneron.rewards.graders.trial import trial
 from vigneron.rubric.model import CodeItem
@@ -355,7 +356,7 @@ def test_without_a_sandbox_code_is_refused_in_one_line(monkeypatch: pytest.Monke
     broken.chmod(0o755)
     monkeypatch.setattr("vigneron.rewards.graders.code.find_sandbox", find_sandbox.__wrapped__)
     for path, why in ((str(tmp_path / "none"), "neither bubblewrap nor"), (str(tmp_path), "No permissions to create")):
-        monkeypatch.setattr(sandboxes.shutil, "which", lambda name, path=path: _on(path, name))
+        monkeypatch.setattr(find.shutil, "which", lambda name, path=path: _on(path, name))
         with pytest.raises(UserError, match=f"^item 'it': .*{why}.*apt install bubblewrap") as caught:
             Code(item())
         assert "\n" not in str(caught.value)

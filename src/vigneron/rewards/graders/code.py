@@ -18,7 +18,8 @@ from textwrap import dedent
 
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rewards.graders.assertions import PreparedTest, prepared
-from vigneron.rewards.graders.sandbox import Limits, Sandbox, find_sandbox
+from vigneron.rewards.graders.find import find_sandbox
+from vigneron.rewards.graders.sandbox import Limits, Sandbox
 from vigneron.rewards.graders.trial import Outcome, one_line, probe, trial
 from vigneron.rubric.model import CodeItem
 from vigneron.rubric.verdict import Answered, Verdict
