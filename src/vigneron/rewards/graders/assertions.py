@@ -2,11 +2,13 @@
 
 `assert f(2) == 4` becomes a call that sends what `f(2)` is; the 4 stays outside of the sandbox, and so does the
 comparison. Code that does not know the value can then not claim it, whatever it does to the process it shares with the
-test. An assertion of another form is made inside, and with it the code is taken at its word.
+test. An assertion of another form is made inside, and there the code is taken at its word.
 """
 
 import ast
+import operator
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +19,34 @@ class NotPlain(ValueError):
     """What came out of the sandbox is no data that can be compared."""
 
 
+HIDDEN: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, other: one in other,
+    ast.Is: lambda one, other: type(one) is type(other) and one == other,
+}
+"""Comparisons with a literal that are made outside; `is` with None, True and False only."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """What an expression of the test is to be. `same`: by `is`, so that 1 is not True."""
+    """A comparison of what an expression of the test is with a literal."""
 
     source: str
-    expected: Any
-    same: bool
+    compare: type[ast.cmpop]
+    literal: Any
+    literal_first: bool
 
     def passes(self, sent: Any) -> bool:
-        found = decoded(sent, largest(self.expected))
-        if self.same and type(found) is not type(self.expected):
+        found = decoded(sent, largest(self.literal))
+        sides = (self.literal, found) if self.literal_first else (found, self.literal)
+        try:
+            return bool(HIDDEN[self.compare](*sides))
+        except TypeError:
             return False
-        return bool(found == self.expected)
 
 
 @dataclass(frozen=True)
@@ -86,21 +103,21 @@ class _Hide(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         test = node.test
-        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq | ast.Is):
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or type(test.ops[0]) not in HIDDEN:
             return node
-        sides = [(test.left, test.comparators[0]), (test.comparators[0], test.left)]
-        for computed, literal in sides:
+        compare, (left, right) = type(test.ops[0]), (test.left, test.comparators[0])
+        for computed, literal in ((left, right), (right, left)):
             try:
-                expected = ast.literal_eval(literal)
+                value = ast.literal_eval(literal)
             except (ValueError, TypeError, RecursionError, MemoryError):
                 continue
-            same = isinstance(test.ops[0], ast.Is)
-            if same and not (expected is None or isinstance(expected, bool)):
-                return node
-            self.checks.append(Check(ast.unparse(computed)[:MOST_SHOWN], expected, same))
-            arguments: list[ast.expr] = [ast.Constant(len(self.checks) - 1), computed]
+            if compare is ast.Is and not (value is None or isinstance(value, bool)):
+                continue
+            check = Check(ast.unparse(computed)[:MOST_SHOWN], compare, value, literal is left)
+            arguments: list[ast.expr] = [ast.Constant(len(self.checks)), computed]
             replaced = ast.Expr(ast.Call(ast.Name(self.name, ast.Load()), arguments, []))
-            self.places[id(replaced)] = len(self.checks) - 1
+            self.places[id(replaced)] = len(self.checks)
+            self.checks.append(check)
             return replaced
         return node
 

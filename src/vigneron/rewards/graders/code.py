@@ -1,13 +1,14 @@
 """code: the response's Python code is run against the row's tests in a sandbox; the score is the share that passes.
 
-What cannot be forged: an assertion `… == literal`, or `… is True`, False or None, is compared outside, where the code is
-not. `os._exit`, `sys.exit`, printing, patched builtins and an `__eq__` that always agrees earn nothing. That a test came
-to its end is shown by a token, which is sent after the code has run.
+What cannot be forged: an assertion that compares with a literal (`f(x) == 3`, `abs(f(x) - 1.5) < 0.1`, `f(x) is True`)
+is decided outside, where the code is not. `os._exit`, `sys.exit`, printing, patched builtins and an `__eq__` that
+always agrees earn nothing. That a test came to its end is shown by a token, which is sent after the code has run.
 
 What remains: the code shares a process with the test that calls it. Code that knows this program can wait in a function
 for the call, find the token in the frames around it, and report the end of a test whose assertions are of another form
-(`assert f(x)`, `abs(f(x) - y) < 0.1`), are in a loop, a `try` or a `with`; and a name that a test takes for granted, such
-as `all`, may be the code's own. Where it matters, write `assert f(x) == literal`, one below the other.
+(`assert f(x)`, `f(x) == g(x)`), or in a loop, a `try` or a `with`; it can send a value that it guesses; and a name that
+a test takes for granted, such as `all`, may be the code's own. Where it matters, write `assert f(x) == literal`, one
+below the other. The value must then be plain data: an object of a class is compared by its parts, or by its `str`.
 """
 
 import os
@@ -17,7 +18,8 @@ from textwrap import dedent
 
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rewards.graders.assertions import PreparedTest, prepared
-from vigneron.rewards.graders.sandbox import Limits, Sandbox, find_sandbox
+from vigneron.rewards.graders.find import find_sandbox
+from vigneron.rewards.graders.sandbox import Limits, Sandbox
 from vigneron.rewards.graders.trial import Outcome, one_line, probe, trial
 from vigneron.rubric.model import CodeItem
 from vigneron.rubric.verdict import Answered, Verdict

@@ -9,19 +9,16 @@ that (root gives up its rights before it starts one, and may keep its Python und
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
-from vigneron.errors import UserError
 from vigneron.rewards.graders.seccomp import seccomp_filter
 
 NOBODY = 65534
@@ -119,7 +116,6 @@ class Bubblewrap:
             os.close(read)
 
     def command(self, limits: Limits, filter_fd: int | None) -> list[str]:
-        disk = str(limits.disk_mb * MIB)
         options = [
             *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
             *("--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"),
@@ -133,11 +129,12 @@ class Bubblewrap:
                 options += ["--symlink", os.readlink(folder), folder]
             else:
                 options += ["--ro-bind-try", folder, folder]
-        if self.prefix is not None:
-            options += ["--ro-bind", self.prefix, self.prefix]
         options += ["--proc", "/proc", "--dev", "/dev"]
-        for folder in ("/dev/shm", "/tmp"):
-            options += ["--size", disk, "--tmpfs", folder]
+        for folder, share in (("/dev/shm", 4), ("/tmp", 1)):
+            options += ["--size", str(limits.disk_mb * MIB // share), "--tmpfs", folder]
+        if self.prefix is not None:
+            # After /tmp: it may stand there.
+            options += ["--ro-bind", self.prefix, self.prefix]
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         if filter_fd is not None:
             options += ["--seccomp", str(filter_fd)]
@@ -186,35 +183,6 @@ def _inside(python: str, hard: dict[str, int]) -> list[str]:
 
 
 def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C ends a run at the step's end, and must not look like code that died."""
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, **options)
-
-
-@cache
-def find_sandbox() -> Sandbox:
-    """The first that runs a trivial program. Refused in one line where none does."""
-    from vigneron.rewards.graders.trial import probe
-
-    found = []
-    for sandbox in candidates():
-        why = probe(sandbox)
-        if why is None:
-            return sandbox
-        found.append(f"{sandbox.name} does not work here ({why})")
-    raise UserError(
-        "the answer's code is run in a sandbox only, and there is none: "
-        f"{'; '.join(found) or 'neither bubblewrap nor a container program is installed'}. Install bubblewrap 0.8 or "
-        f"newer (`apt install bubblewrap`), or podman or docker with the image {IMAGE} pulled"
-    )
-
-
-def candidates() -> list[Sandbox]:
-    found: list[Sandbox] = []
-    if bwrap := shutil.which("bwrap"):
-        own = os.path.realpath(sys.executable)
-        prefix = None if Path(sys.base_prefix).is_relative_to("/usr") else sys.base_prefix
-        found.append(Bubblewrap(bwrap, own, prefix))
-        if (system := os.path.realpath("/usr/bin/python3")) != own and os.path.exists(system):
-            found.append(Bubblewrap(bwrap, system, None))
-    found += [Container(program) for name in ("podman", "docker") if (program := shutil.which(name))]
-    return found
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, **options)

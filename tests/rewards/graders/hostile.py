@@ -1,0 +1,213 @@
+"""Programs that a sandbox must survive, and programs that claim to pass tests that they do not."""
+
+FAULTS = {
+    "fork bomb": """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+""",
+    "thread bomb": """
+import threading, time
+while True:
+    threading.Thread(target=time.sleep, args=(9,)).start()
+""",
+    "infinite loop": "while True: pass",
+    "sleeps": "import time; time.sleep(1000)",
+    "ignores signals": """
+import signal
+for one in (signal.SIGTERM, signal.SIGINT, signal.SIGXCPU):
+    signal.signal(one, signal.SIG_IGN)
+while True:
+    pass
+""",
+    "10 GB": "x = bytearray(10**10)",
+    "much memory in many processes": """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        break
+x = bytearray(b"x") * (100 * 2**20)
+time.sleep(100)
+""",
+    "memory that no limit counts": """
+import ctypes, os
+os.memfd_create("x")
+""",
+    "fills the disk": """
+with open("/tmp/full", "wb") as file:
+    while True:
+        file.write(b"x" * 2**20)
+""",
+    "fills the disk with many files": """
+n = 0
+while True:
+    n += 1
+    with open(f"/tmp/{n}", "wb") as file:
+        file.write(b"x" * 2**22)
+""",
+    "fills shared memory": """
+n = 0
+while True:
+    n += 1
+    with open(f"/dev/shm/{n}", "wb") as file:
+        file.write(b"x" * 2**22)
+""",
+    "kills its parent": """
+import os, signal
+for pid in (os.getppid(), 1):
+    os.kill(pid, signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+    "prints gigabytes": "while True: print('x' * 2**20)",
+    "sends gigabytes": """
+import os
+while True:
+    for fd in range(3, 10):
+        try:
+            os.write(fd, b"x" * 2**20)
+        except OSError:
+            pass
+""",
+    "leaves a daemon behind": """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(1000)
+    os._exit(0)
+raise ValueError
+""",
+    "leaves zombies behind": """
+import os
+for _ in range(20):
+    if os.fork() == 0:
+        os._exit(0)
+raise ValueError
+""",
+    "crashes": "import ctypes; ctypes.string_at(0)",
+    "recurses": """
+import sys
+sys.setrecursionlimit(10**9)
+def f():
+    f()
+f()
+""",
+    "opens many files": """
+import os
+found = [os.open("/dev/null", os.O_RDONLY) for _ in range(100000)]
+""",
+}
+TOO_LONG = "it took more than 0.6 s"
+REASONS = {
+    "fork bomb": TOO_LONG,
+    "thread bomb": None,
+    "infinite loop": TOO_LONG,
+    "sleeps": TOO_LONG,
+    "ignores signals": TOO_LONG,
+    "10 GB": "MemoryError",
+    "much memory in many processes": "its processes took more than",
+    "memory that no limit counts": "PermissionError",
+    "fills the disk": "File too large",
+    "fills the disk with many files": "No space left",
+    "fills shared memory": "No space left",
+    "kills its parent": "its process ended before the test did",
+    "prints gigabytes": TOO_LONG,
+    "sends gigabytes": "it sent",
+    "leaves a daemon behind": "ValueError",
+    "leaves zombies behind": "ValueError",
+    "crashes": "its process ended before the test did",
+    "recurses": None,
+    "opens many files": "Too many open files",
+}
+"""What is said of each; None where several things may come first."""
+
+FORGERIES = {
+    "exits": "import os; os._exit(0)",
+    "exits politely": "import sys; sys.exit(0)",
+    "exits when called": """
+import os
+def add(a, b):
+    os._exit(0)
+""",
+    "raises SystemExit when called": """
+def add(a, b):
+    raise SystemExit(0)
+""",
+    "prints": """
+print("passed", flush=True)
+def add(a, b):
+    print("1 passed", '["done", "x"]')
+""",
+    "agrees with all": """
+class Yes:
+    def __eq__(self, other):
+        return True
+def add(a, b):
+    return Yes()
+""",
+    "is a number that agrees with all": """
+class Yes(int):
+    def __eq__(self, other):
+        return True
+    __hash__ = int.__hash__
+def add(a, b):
+    return Yes(7)
+""",
+    "patches builtins": """
+import builtins
+builtins.AssertionError = builtins.exec = builtins.compile = builtins.isinstance = lambda *a, **k: None
+def add(a, b):
+    return 0
+""",
+    "traces": """
+import sys
+sys.settrace(lambda *a: None)
+sys.setprofile(lambda *a: None)
+def add(a, b):
+    return 0
+""",
+    "writes to every descriptor": """
+import os
+for fd in range(64):
+    for text in (b'["done", ""]\\n', b'["ready"]\\n'):
+        try:
+            os.write(fd, text)
+        except OSError:
+            pass
+def add(a, b):
+    return 0
+""",
+}
+
+KNOWING = {
+    "forges ready, and sends the token that comes": """
+import os, json
+def to_all(text):
+    for fd in range(3, 64):
+        try:
+            os.write(fd, text)
+        except OSError:
+            pass
+to_all(b'["ready"]\\n')
+for fd in range(3, 64):
+    try:
+        token = json.loads(os.read(fd, 9999))["token"]
+    except Exception:
+        continue
+    to_all(json.dumps(["done", token]).encode() + b"\\n")
+""",
+    "finds the token when called": """
+import sys, os, json
+def add(a, b):
+    frame = sys._getframe()
+    while "given" not in frame.f_locals:
+        frame = frame.f_back
+    message = json.dumps(["done", frame.f_locals["given"]["token"]])
+    os.write(frame.f_locals["channel"], message.encode() + b"\\n")
+    os._exit(0)
+""",
+}
+"""Written by one who has read `inside.py`."""

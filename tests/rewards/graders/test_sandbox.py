@@ -1,0 +1,393 @@
+"""Code in a sandbox: what tests say of it, what it cannot forge, and faults that must leave the machine unharmed."""
+
+import os
+import random
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile import FAULTS, FORGERIES, KNOWING, REASONS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vigneron.errors import UserError
+from vigneron.rewards.graders import find
+from vigneron.rewards.graders.assertions import NotPlain, decoded, prepared
+from vigneron.rewards.graders.code import Code, python_code
+from vigneron.rewards.graders.find import find_sandbox
+from vigneron.rewards.graders.inside import plain
+from vigneron.rewards.graders.sandbox import Container, Limits
+from vigneron.rewards.graders.seccomp import REFUSED, SOCKET, seccomp_filter
+from vigneron.rewards.graders.trial import trial
+from vigneron.rubric.model import CodeItem
+from vigneron.rubric.verdict import Answered, Verdict
+
+try:
+    find_sandbox()
+    WHY_NOT = ""
+except UserError as error:
+    WHY_NOT = str(error)
+needs_sandbox = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+ADD = "def add(a, b):\n    return a + b\n"
+DATACLASS = "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int"
+
+
+def item(**options: Any) -> CodeItem:
+    return CodeItem(name="it", description="d", flow="code", **options)
+
+
+@cache
+def scorer(**options: Any) -> Code:
+    return Code(item(**options))
+
+
+def graded(code: str, *tests: str, **options: Any) -> Verdict:
+    (verdict,) = scorer(**options)([Answered("q", code, {"tests": list(tests)})])
+    return verdict
+
+
+# Limits that no other sandbox has.
+OWN_MB = random.randrange(200, 500)
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[dict[str, Any]]:
+    """After the test no process runs under its limits."""
+    yield {"memory_mb": OWN_MB, "timeout_s": 0.6}
+    mark = f'"AS": {OWN_MB * 2**20}'.encode()
+    until = time.monotonic() + 2
+    while (left := _with(mark)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert left == []
+
+
+def _with(mark: bytes) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+@needs_sandbox
+def test_the_score_is_the_share_of_tests_that_pass() -> None:
+    tests = ["assert add(1, 2) == 3", "assert add(1, 1) == 3", "assert add('a', 'b') == 'ab'\nassert add([], []) == []"]
+    verdict = graded(f"Here:\n```python\n{ADD}```\n", *tests)
+    assert (verdict.score, verdict.confidence) == (2 / 3, 1.0)
+    assert verdict.reasoning == "2 of 3 tests pass; test 2: `add(1, 1)` is wrong"
+    assert "3" not in verdict.reasoning.split("test 2")[1]  # what is expected is not told
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("code", "test", "score"),
+    [
+        (ADD, "def check(candidate):\n    assert candidate(2, 2) == 4\ncheck(add)", 1),
+        (ADD, "def check(candidate):\n    assert candidate(2, 2) == 5\ncheck(add)", 0),
+        (ADD, "def test_sum():\n    assert add(2, 2) == 5", 0),
+        (ADD, "for n in range(3):\n    assert add(n, 0) == n", 1),
+        (ADD, "for n in range(3):\n    assert add(n, 0) in (0, 1)", 0),
+        (ADD, "try:\n    assert add(1, 1) == 3\nexcept AssertionError:\n    pass\nelse:\n    raise ValueError", 1),
+        (ADD, "assert add(1, 2) is None", 0),
+        ("def one(x):\n    return 1", "assert one(2) is True", 0),
+        ("def one(x):\n    return 1", "assert one(2) == True", 1),
+        ("x = {1: {2, 3}}, b'a', None, 2j, 1e999", "assert x == ({1: {3, 2}}, b'a', None, 2j, 1e999)", 1),
+        ("from collections import *\nc = Counter('aab')", "assert c == {'a': 2, 'b': 1}", 1),
+        ("from collections import *\np = namedtuple('P', 'x y')(1, 2)", "assert p == (1, 2)\nassert p < (1, 3)", 1),
+        (DATACLASS, "assert P(1) == P(1)\nassert P(2) != P(1)\nassert P(1).x in (1, 2)", 1),
+        (DATACLASS, "assert P(1) == 1", 0),
+        (ADD, "assert 0.1 > abs(add(1, 1.5) - 2.5)\nassert 3 == add(1, 2)\nassert add('a', 'b') in 'xaby'", 1),
+        (ADD, "assert 3 < add(1, 2)", 0),
+        (ADD, "assert add('a', 'b') < 3", 0),
+        ("big = 1 << 40000", "assert big == 1 << 40000\nassert big % 7 == 4", 0),
+        ("import sys\nif __name__ == '__main__':\n    sys.exit(input())\nx = 1", "assert x == 1", 1),
+        ("x = 1\nraise RuntimeError('no\\nmore')", "assert x == 1", 0),
+        ("def broken(:", "assert x == 1", 0),
+        ("x = 1\0", "assert x == 1", 0),
+        ("x = '\udc80'", "assert x == 1", 0),
+        ("", "assert x == 1", 0),
+    ],
+)
+def test_one_test(code: str, test: str, score: float) -> None:
+    verdict = graded(code, test)
+    assert verdict.score == score
+    assert "\n" not in verdict.reasoning
+
+
+@needs_sandbox
+def test_samples_are_scored_in_order_with_their_own_tests_and_rows_without_are_missing() -> None:
+    rows: list[Any] = ["assert add(1, 1) == 2", ["assert add(1, 1) == 3"], None, [], "  ", "assert ("]
+    verdicts = scorer()([Answered("q", ADD, {"tests": row}) for row in rows])
+    assert [verdict.score for verdict in verdicts] == [1, 0, None, None, None, None]
+    assert verdicts[-1].why is not None
+    assert "test 1 of the row is not Python" in verdicts[-1].why
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"test": "x"}, r"a row has no column 'tests' \(did you mean 'test'\?\)"),
+        ({"tests": [1]}, "something else than a text or a list of texts"),
+        ({"tests": 7}, "something else than a text or a list of texts"),
+        ({"tests": ["x"] * 101}, "101 tests, more than 100"),
+    ],
+)
+def test_a_column_that_is_wrong_is_the_users_to_mend(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"^item 'it', tests: .*{message}"):
+        scorer()([Answered("q", ADD, row)])
+
+
+@needs_sandbox
+@pytest.mark.parametrize("forgery", [*FORGERIES, *KNOWING])
+def test_what_is_compared_outside_cannot_be_forged(forgery: str) -> None:
+    tests = ["assert add(1, 2) == 3", "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"]
+    assert graded((FORGERIES | KNOWING)[forgery], *tests).score == 0
+
+
+@needs_sandbox
+@pytest.mark.parametrize("forgery", [name for name in FORGERIES if "agrees" not in name])
+def test_nor_the_end_of_a_test_of_another_form_by_one_who_does_not_know_this_program(forgery: str) -> None:
+    assert graded(FORGERIES[forgery], "three = 3\nassert add(1, 2) == three").score == 0
+
+
+@needs_sandbox
+@pytest.mark.parametrize("forgery", KNOWING)
+def test_what_remains_possible_for_one_who_does_know_it(forgery: str) -> None:
+    """As the module says. It also shows that these forgeries are real where they are refused above."""
+    assert graded(KNOWING[forgery], "three = 3\nassert add(1, 2) == three").score == 1
+
+
+@needs_sandbox
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_contained_and_scores_0_with_its_reason(fault: str, nothing_left: dict[str, Any]) -> None:
+    begun = time.monotonic()
+    verdict = graded(FAULTS[fault], "assert add(1, 2) == 3", "assert True", **nothing_left)
+    assert time.monotonic() - begun < 5
+    assert (verdict.score, verdict.why) == (0.0, None)
+    assert verdict.reasoning.startswith("the code fails before any test: ")
+    assert (REASONS[fault] or "") in verdict.reasoning
+    assert len(verdict.reasoning) < 400
+
+
+@needs_sandbox
+def test_a_fault_in_one_test_leaves_the_others_what_they_earned(nothing_left: dict[str, Any]) -> None:
+    code = "def add(a, b):\n    while a < 0:\n        pass\n    return a + b"
+    verdict = graded(code, "assert add(1, 2) == 3", "assert add(-1, 2) == 1", "assert add(0, 2) == 2", **nothing_left)
+    assert verdict.score == 2 / 3
+    assert verdict.reasoning == "2 of 3 tests pass; test 2: it took more than 0.6 s"
+
+
+TRIED = """
+def tried(what, *given):
+    try:
+        return what(*given)
+    except BaseException as error:
+        return type(error).__name__
+"""
+
+
+@needs_sandbox
+def test_nothing_of_the_machine_can_be_read_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "sk-very-secret-0123456789"
+    key = tmp_path / ".ssh" / "id_ed25519"
+    key.parent.mkdir()
+    key.write_text(secret)
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("OPENAI_API_KEY", secret)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    read = TRIED + "import os\ndef read(path):\n    return tried(lambda: open(path, 'rb').read())\n"
+    absent = [key, "/etc/shadow", "/etc/passwd", Path(__file__), Path.cwd() / "pyproject.toml", "/root", "/home"]
+    tests = [f"assert read({str(path)!r}) == 'FileNotFoundError'" for path in absent if not _is_public(Path(path))]
+    tests = ["\n".join(tests)]
+    tests += [
+        "import os\nassert sorted(os.environ) == ['HOME', 'LANG', 'PATH', 'PWD', 'PYTHONHASHSEED']",
+        f"assert ({secret.encode()!r} in read('/proc/1/environ')) == False",
+        f"assert ({secret.encode()!r} in read('/proc/self/environ')) == False",
+        "assert tried(os.mkdir, '/x') == 'OSError'\nassert tried(os.mkdir, '/usr/x') == 'OSError'",
+        "assert tried(os.mkdir, '/dev/x') == 'OSError'\nassert tried(os.listdir, '/sys') == 'FileNotFoundError'",
+        "assert os.listdir('/tmp') == []\nassert os.getcwd() == '/tmp'",
+        "assert tried(os.setuid, 0) == 'OSError' or tried(os.setuid, 0) == 'PermissionError'",
+        "assert [p for p in os.listdir('/proc') if p.isdigit()] == ['1', '2']",
+    ]
+    verdict = graded(read, *tests)
+    assert verdict.score == 1, verdict.reasoning
+
+
+def _is_public(path: Path) -> bool:
+    """Bound into the sandbox with Python's own installation, or with /usr."""
+    return any(path.is_relative_to(folder) for folder in ("/usr", sys.base_prefix))
+
+
+@needs_sandbox
+def test_there_is_no_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        code = TRIED + f"import socket\ndef connect():\n    socket.create_connection({address!r}, 0.3)\n"
+        verdict = graded(
+            code,
+            "assert tried(connect) in ('ConnectionRefusedError', 'OSError')",
+            "assert tried(socket.getaddrinfo, 'example.com', 80) == 'gaierror'",
+            "assert tried(socket.create_connection, ('1.1.1.1', 53), 0.3) == 'OSError'",
+            "assert tried(socket.socket, socket.AF_VSOCK, socket.SOCK_STREAM) in ('PermissionError', 'OSError')",
+        )
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert verdict.score == 1, verdict.reasoning
+
+
+@needs_sandbox
+@given(st.text(st.characters(), max_size=60))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_response_scores_0_or_1_and_the_same_alone_or_with_others(response: str) -> None:
+    samples = [Answered("q", text, {"tests": "assert add(1, 2) == 3"}) for text in (response, ADD)]
+    alone, together = scorer()(samples[:1]), scorer()(samples[::-1])
+    assert together == [Verdict(1.0, reasoning="1 of 1 tests pass"), alone[0]]
+    assert alone[0].score == 0
+
+
+@needs_sandbox
+def test_the_code_grader_waits_and_works_on_several_samples_at_once() -> None:
+    samples = [Answered("q", "import time\ntime.sleep(1)\nx = 1", {"tests": "assert x == 1"})] * 2
+    begun = time.monotonic()
+    assert [verdict.score for verdict in scorer()(samples)] == [1, 1]
+    assert scorer().waits
+    assert os.cpu_count() == 1 or time.monotonic() - begun < 1.9
+
+
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        ("x = 1", "x = 1"),
+        ("Text\n```python\nx = 1\n```\nand\n```python\ny = 2\n```", "x = 1"),
+        ("```\nls\n```\n```Py\nx = 1\n```", "x = 1"),
+        ("```json\n{}\n```\nthen\n```\nx = 1\n```", "x = 1"),
+        ("```json\n{}\n```\nand words", "```json\n{}\n```\nand words"),
+        ("```python\nx = 1", "x = 1"),
+        ("1. So:\n   ```python3\n   if x:\n       y\n   ```", "if x:\n    y"),
+        ("```x``` is inline", "```x``` is inline"),
+    ],
+)
+def test_the_code_of_a_response(response: str, code: str) -> None:
+    assert python_code(response) == code
+
+
+def test_a_test_keeps_what_it_expects_to_itself() -> None:
+    found = prepared("x = f(1)\nassert x == 'hidden'\nfor n in (1, 2):\n    assert -3.5 == g(n)\nassert h() != 5")
+    assert "hidden" not in found.text
+    assert "3.5" not in found.text
+    assert "h() != 5" in found.text
+    assert [(check.source, check.literal) for check in found.checks] == [("x", "hidden"), ("g(n)", -3.5)]
+    assert found.required == {0}
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.integers(), inner, max_size=3)
+    ),
+)
+
+
+@given(PLAIN)
+def test_data_comes_out_of_the_sandbox_as_it_was(value: Any) -> None:
+    assert repr(decoded(plain(value), 99)) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "sent", [["object", "X"], ["int", "zz"], ["set", [["list", []]]], [], ["dict", [1]], 7, ["set", [1] * 3]]
+)
+def test_what_is_not_data_is_not_compared(sent: Any) -> None:
+    with pytest.raises(NotPlain):
+        decoded(sent, 2)
+
+
+@pytest.mark.parametrize(("machine", "column", "architecture"), [("x86_64", 0, 0xC000003E), ("aarch64", 1, 0xC00000B7)])
+def test_the_filter_by_running_its_program(machine: str, column: int, architecture: int) -> None:
+    program = seccomp_filter(machine)
+    assert program is not None
+    steps = [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]
+
+    def verdict(number: int, argument: int = 0, of: int = architecture) -> int:
+        data = struct.pack("=IIQQ", number, of, 0, argument)
+        at = value = 0
+        while True:
+            code, if_true, if_false, constant = steps[at]
+            at += 1
+            if code == 0x20:
+                (value,) = struct.unpack_from("=I", data, constant)
+            elif code == 0x06:
+                return constant
+            else:
+                at += if_true if (value == constant if code == 0x15 else value >= constant) else if_false
+
+    allow, refuse, kill = 0x7FFF0000, 0x00050001, 0x80000000
+    refused = {numbers[column] for numbers in REFUSED.values()}
+    for number in range(500):
+        wanted = refuse if number in refused else allow
+        assert verdict(number, 1) == wanted
+    assert [verdict(SOCKET[column], family) for family in (1, 2, 10, 16, 38, 40)] == [allow] * 3 + [refuse] * 3
+    assert verdict(0x40000000 + 39) == refuse
+    assert verdict(0, of=0x40000003) == kill
+    assert seccomp_filter("vax") is None
+
+
+def test_without_a_sandbox_code_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "bwrap"
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)  # root gives up its rights before it starts one
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr("vigneron.rewards.graders.code.find_sandbox", find_sandbox.__wrapped__)
+    for path, why in ((str(tmp_path / "none"), "neither bubblewrap nor"), (str(tmp_path), "No permissions to create")):
+        monkeypatch.setattr(find.shutil, "which", lambda name, path=path: _on(path, name))
+        with pytest.raises(UserError, match=f"^item 'it': .*{why}.*apt install bubblewrap") as caught:
+            Code(item())
+        assert "\n" not in str(caught.value)
+
+
+def _on(path: str, name: str) -> str | None:
+    found = Path(path) / name
+    return str(found) if found.exists() else None
+
+
+SHIM = """#!{python}
+import os, sys
+given = sys.argv[1:]
+with open({log!r}, "a") as log:
+    print(" ".join(given if given[0] != "run" else given[: given.index("-c")]), file=log)
+if given[0] == "run":
+    os.execvp({python!r}, [{python!r}, *given[given.index("python3") + 1 :]])
+"""
+
+
+def test_a_container_is_started_with_its_limits_and_ended_by_its_name(tmp_path: Path) -> None:
+    """Without a container program here: a stand-in that runs the same command line, on code that does no harm."""
+    log, program = tmp_path / "log", tmp_path / "docker"
+    program.write_text(SHIM.format(python=sys.executable, log=str(log)))
+    program.chmod(0o755)
+    limits = Limits(memory_mb=300)
+    for code, end in ((ADD, "passed"), ("import time\ntime.sleep(0)", "test failed")):
+        assert trial(Container(str(program)), limits, code, prepared("assert add(1, 2) == 3")).end == end
+    runs, ends = log.read_text().splitlines()[::2], log.read_text().splitlines()[1::2]
+    for run, ended in zip(runs, ends, strict=True):
+        for option in ("--network none", "--read-only", "--memory 300m", "--pids-limit 32", "--cap-drop ALL", "--rm"):
+            assert option in run
+        name = run.split("--name ")[1].split()[0]
+        assert ended == f"rm --force {name}"
