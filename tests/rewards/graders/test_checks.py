@@ -236,7 +236,7 @@ RESPONSES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(RESPONSES, st.text(st.characters(), max_size=20)), min_size=1, max_size=4), st.randoms())
 def test_any_response_has_a_score_between_0_and_1_that_is_its_own(pairs: list[tuple[str, str]], draw: Any) -> None:
     samples = [Answered("q", response, {"answer": answer}) for response, answer in pairs]

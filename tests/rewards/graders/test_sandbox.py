@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import FAULTS, FORGERIES, KNOWING, REASONS
+from hostile import FAULTS, FORGERIES, KNOWING, REASONS, TOO_LONG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +60,7 @@ OWN_MB = random.randrange(200, 500)
 @pytest.fixture
 def nothing_left() -> Iterator[dict[str, Any]]:
     """After the test no process runs under its limits."""
-    yield {"memory_mb": OWN_MB, "timeout_s": 0.6}
+    yield {"memory_mb": OWN_MB}
     mark = f'"AS": {OWN_MB * 2**20}'.encode()
     until = time.monotonic() + 2
     while (left := _with(mark)) and time.monotonic() < until:
@@ -171,9 +171,10 @@ def test_what_remains_possible_for_one_who_does_know_it(forgery: str) -> None:
 @needs_sandbox
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_contained_and_scores_0_with_its_reason(fault: str, nothing_left: dict[str, Any]) -> None:
+    limit = 0.6 if REASONS[fault] in (TOO_LONG, None) else 5.0
     begun = time.monotonic()
-    verdict = graded(FAULTS[fault], "assert add(1, 2) == 3", "assert True", **nothing_left)
-    assert time.monotonic() - begun < 5
+    verdict = graded(FAULTS[fault], "assert add(1, 2) == 3", "assert True", timeout_s=limit, **nothing_left)
+    assert time.monotonic() - begun < limit + 10
     assert (verdict.score, verdict.why) == (0.0, None)
     assert verdict.reasoning.startswith("the code fails before any test: ")
     assert (REASONS[fault] or "") in verdict.reasoning
@@ -183,9 +184,11 @@ def test_a_fault_is_contained_and_scores_0_with_its_reason(fault: str, nothing_l
 @needs_sandbox
 def test_a_fault_in_one_test_leaves_the_others_what_they_earned(nothing_left: dict[str, Any]) -> None:
     code = "def add(a, b):\n    while a < 0:\n        pass\n    return a + b"
-    verdict = graded(code, "assert add(1, 2) == 3", "assert add(-1, 2) == 1", "assert add(0, 2) == 2", **nothing_left)
+    verdict = graded(
+        code, "assert add(1, 2) == 3", "assert add(-1, 2) == 1", "assert add(0, 2) == 2", timeout_s=1.0, **nothing_left
+    )
     assert verdict.score == 2 / 3
-    assert verdict.reasoning == "2 of 3 tests pass; test 2: it took more than 0.6 s"
+    assert verdict.reasoning == "2 of 3 tests pass; test 2: it took more than 1 s"
 
 
 TRIED = """
@@ -249,7 +252,7 @@ def test_there_is_no_network() -> None:
 
 @needs_sandbox
 @given(st.text(st.characters(), max_size=60))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_response_scores_0_or_1_and_the_same_alone_or_with_others(response: str) -> None:
     samples = [Answered("q", text, {"tests": "assert add(1, 2) == 3"}) for text in (response, ADD)]
     alone, together = scorer()(samples[:1]), scorer()(samples[::-1])
