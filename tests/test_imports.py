@@ -47,7 +47,7 @@ def test_every_imported_package_is_declared() -> None:
     """Triton comes with the builds of torch that have CUDA, and is looked for before it is imported."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=]", line)[0] for line in project["dependencies"]}
-    declared = {NAMES.get(name, name).lower() for name in declared}
+    declared = {NAMES.get(name, name).lower().replace("-", "_") for name in declared}
     used = {m.split(".")[0] for path in SOURCE.rglob("*.py") for m in imports_of(path)}
     outside = {
         name

@@ -1,8 +1,8 @@
 """Who judges: an endpoint, a local model, or a function of the user's."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from vigneron.config.values import Positive, Share, Strict, Url, dotted_path
 
@@ -24,6 +24,12 @@ class AskedJudgeConfig(Strict):
             if self.confidence != "agreement" and key in self.model_fields_set:
                 raise ValueError(f"`{key}` has no effect with `confidence: {self.confidence}`")
         return self
+
+    @model_serializer(mode="wrap")
+    def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read again."""
+        inert = () if self.confidence == "agreement" else ("samples", "temperature")
+        return {key: value for key, value in dump(self).items() if key not in inert}
 
 
 class EndpointJudgeConfig(AskedJudgeConfig):

@@ -1,0 +1,126 @@
+"""GRAPE with a judge over HTTP: a server on loopback that answers, one that misbehaves, and a run that is killed."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import tiny_recipe, write_data
+from test_resume import KILLED
+
+sys.path.append(str(Path(__file__).parent.parent / "sources"))
+from servers import Seen, Sent, chat, refusal, serving, verdict
+
+from vigneron import api
+from vigneron.errors import UserError
+from vigneron.sources import client as client_module
+from vigneron.training.samples import SampleStore
+
+RUBRIC = {
+    "category_column": None,
+    "categories": {
+        "words": {
+            "items": [
+                {"name": "kind", "description": "It is kind.", "flow": "judge", "critique": "You are a critic."},
+                {"name": "short", "description": "It is short.", "flow": "length", "at_most": 2},
+            ]
+        }
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-4f9a1c77e2")
+    monkeypatch.setattr(client_module, "FIRST_WAIT_S", 0.01)
+
+
+def recipe_file(tmp_path: Path, model: Path, url: str, **changes: Any) -> Path:
+    rubric = tmp_path / "rubric.yaml"
+    rubric.write_text(yaml.safe_dump(RUBRIC))
+    judge = {"kind": "endpoint", "model": "grape", "url": url, "retries": 1, "timeout_s": 1.0, "concurrency": 4}
+    options: dict[str, Any] = {
+        "method": {"name": "grape", "kl": {"coefficient": 0.0}, "mix": {"fresh": 1.0, "revised": 0.0}},
+        "reward": {"kind": "rubric", "file": str(rubric), "judge": judge},
+        "optimizer": {"actor_lr": 1e-3},
+        "steps": 6,
+        "save_every": 2,
+        "eval_every": 0,
+        **changes,
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tiny_recipe(model, write_data(tmp_path), **options)))
+    return path
+
+
+def words(seen: Seen) -> str:
+    return "\n".join(message["content"] for message in seen.body["messages"])
+
+
+def obliging(seen: Seen, before: int) -> Sent:
+    said = words(seen)
+    return verdict((len(said) % 7) / 6, 0.5) if "JSON" in said else chat("It could be kinder.")
+
+
+def test_a_run_is_killed_and_no_answered_call_is_repeated(tmp_path: Path, tiny_folder: Path) -> None:
+    with serving(obliging) as server:
+        file = recipe_file(tmp_path, tiny_folder, server.url)
+        killed = subprocess.run([sys.executable, "-c", KILLED, str(file), str(tmp_path), "3"], timeout=120)
+        assert killed.returncode == -signal.SIGKILL
+        before = len(server.seen)
+        assert before > 20
+        api.resume(tmp_path / "killed")
+        asked = [words(seen) for seen in server.seen]
+        repeated = set(asked[:before]) & set(asked[before:])
+        # The question before the first one, which is never kept, is the only one asked again.
+        assert len(repeated) <= 1
+        assert len(asked) - len(set(asked)) <= 1
+    kept = SampleStore(tmp_path / "killed", read_only=True).page(step=6)
+    said = kept[0].extras["rubric"]["items"]["kind"]
+    assert said["critique"] == "It could be kinder."
+    assert said["reasoning"] == "so"
+    assert said["confidence"] == 0.5
+
+
+BAD = {
+    "500": refusal(500),
+    "score 7": verdict(7),
+    "prose": chat('Sure! {"reasoning": "so", "score": 1, "confidence": 1} Bye.'),
+    "truncated": chat('{"reasoning": "so", "sco'),
+    "refusal": chat(None, refusal="I will not."),
+    "hang": Sent(delay=1.5),
+}
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] * (how == "hang")) for how in BAD])
+def test_failures_stop_the_run_and_never_become_a_zero(tmp_path: Path, tiny_folder: Path, how: str) -> None:
+    """The first scores are good, then the judge breaks: nothing kept is a zero of its, and one line ends the run."""
+
+    def script(seen: Seen, before: int) -> Sent:
+        return obliging(seen, before) if before < 40 or "JSON" not in words(seen) else BAD[how]
+
+    with serving(script) as server:
+        file = recipe_file(tmp_path, tiny_folder, server.url, steps=30, prompts_per_step=4)
+        with pytest.raises(UserError, match=r"scores are missing so far, above the limit.*words\.kind: ") as caught:
+            api.train(str(file), name="run", runs=tmp_path)
+    assert "\n" not in str(caught.value)
+    store = SampleStore(tmp_path / "run", read_only=True)
+    items = [
+        sample.extras["rubric"]["items"]["kind"] for step in store.steps("train") for sample in store.page(step=step)
+    ]
+    assert any(item["score"] is None for item in items)
+    assert all(item.get("why") for item in items if item["score"] is None)
+    assert all("why" not in item for item in items if item["score"] is not None)
+
+
+def test_a_wrong_key_is_found_before_a_model_is_loaded(tmp_path: Path, tiny_folder: Path) -> None:
+    with serving(lambda seen, before: refusal(401)) as server:
+        file = recipe_file(tmp_path, tiny_folder, server.url)
+        with pytest.raises(UserError, match=r"reward\.judge.*401"):
+            api.train(str(file), name="run", runs=tmp_path)
+        assert len(server.seen) == 1
+    assert not (tmp_path / "run").exists()
