@@ -28,13 +28,14 @@ def build_reward(
     device: str = "cpu",
     rubric: Path | None = None,
     notice: Callable[[str], None] = lambda text: None,
+    weights: Callable[[str], str] = str,
 ) -> RewardFunction:
     """A function of TRL's signature. `cache` is where embeddings are kept, `device` where a reward's model runs,
-    `rubric` a run's own copy of the file."""
+    `rubric` a run's own copy of the file, `weights` what finds the model that a rubric's item names."""
     if isinstance(config, RubricRewardConfig):
         from vigneron.rewards.rubric_build import build_rubric_reward
 
-        return build_rubric_reward(config, file=rubric, cache=cache, device=device, notice=notice)
+        return build_rubric_reward(config, file=rubric, cache=cache, device=device, notice=notice, weights=weights)
     if isinstance(config, SemanticRewardConfig):
         from vigneron.rewards.guards import Guards
         from vigneron.rewards.semantic import SemanticReward

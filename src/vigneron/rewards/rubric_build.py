@@ -11,7 +11,7 @@ from vigneron.rewards.graders.build import build_grader
 from vigneron.rewards.graders.judged import Judged
 from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rubric.book import Book
-from vigneron.rubric.model import AnyItem, JudgeItem, VerifyItem
+from vigneron.rubric.model import AnyItem, JudgeItem, RewardModelItem, VerifyItem
 from vigneron.rubric.templates import render_plain
 from vigneron.rubric.verdict import Grader
 from vigneron.sources.answer_cache import AnswerCache
@@ -27,13 +27,16 @@ def build_rubric_reward(
     device: str = "cpu",
     preflight: bool = True,
     notice: Callable[[str], None] = lambda text: None,
+    weights: Callable[[str], str] = str,
 ) -> RubricReward:
     """`file` and `judge` stand for the config's where they are given. What is wrong with an item, or with the judge, is
-    said before anything is sampled."""
+    said before anything is sampled. `weights` finds the model that a name stands for, a run's newest among them."""
     book = Book(file if file is not None else Path(config.file))
     for text in book.notices:
         notice(text)
-    grader_of = graders(judge or config.judge, cache=cache, device=device, preflight=preflight, notice=notice)
+    grader_of = graders(
+        judge or config.judge, cache=cache, device=device, preflight=preflight, notice=notice, weights=weights
+    )
     return RubricReward(book, grader_of, normalise=config.normalise, missing_limit=config.missing_limit, notice=notice)
 
 
@@ -44,6 +47,7 @@ def graders(
     device: str = "cpu",
     preflight: bool = True,
     notice: Callable[[str], None] = lambda text: None,
+    weights: Callable[[str], str] = str,
 ) -> Callable[[AnyItem], Grader]:
     """A grader for an item. The judge is made for the first item that needs one; models are shared by items."""
     loaded: dict[tuple[str, str], Any] = {}
@@ -67,6 +71,8 @@ def graders(
     def grader_of(item: AnyItem) -> Grader:
         if isinstance(item, JudgeItem | VerifyItem):
             return Judged(item, judge(item))
+        if isinstance(item, RewardModelItem):
+            item = item.model_copy(update={"model": weights(item.model)})
         return build_grader(
             item,
             render=lambda template, sample: render_plain(template, sample, item),

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -148,6 +149,7 @@ class Run:
             device=config.model.device,
             rubric=folder.rubric,
             notice=view.notice,
+            weights=partial(newest_weights, key="reward.file"),
         )
         reward = ApplyReward(built, missing_limit=config.reward.missing_limit)
         look = second_look(config, built, data, cache=folder.path / "embeddings.sqlite")
@@ -324,7 +326,7 @@ def lengths(config: Config, policy: Policy, data: Data) -> tuple[int, str | None
     return longest, cut
 
 
-def newest_weights(name: str, key: str) -> str:
+def newest_weights(name: str, key: str = "model") -> str:
     """For the folder of a run, its newest checkpoint; else the name of a model, a path made absolute.
 
     `runs/NAME` is also found where runs are kept, wherever that is.
