@@ -29,6 +29,7 @@ class StepReward(Protocol):
 
     @property
     def overlaps(self) -> bool: ...
+    def close(self) -> None: ...
     def begin(self, **arguments: Any) -> Callable[[], list[Any]]: ...
     def finish(self, begun: list[Any], groups: list[int], **arguments: Any) -> list[float | None]: ...
     def scalars(self) -> dict[str, Any]: ...
@@ -143,6 +144,10 @@ class ApplyReward:
     def _called(self, batch: Batch, log: "_Log") -> Any:
         """What the reward returns, or a future of it."""
         return begun(self._function(**_arguments(batch), log_extra=log.extra, log_metric=log.metric))
+
+    def close(self) -> None:
+        if isinstance(self._function, StepReward):
+            self._function.close()
 
     def _guarded(self, step: Callable[[], Any]) -> Any:
         return guarded(self._name, step)

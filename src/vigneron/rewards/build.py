@@ -35,7 +35,15 @@ def build_reward(
     if isinstance(config, RubricRewardConfig):
         from vigneron.rewards.rubric_build import build_rubric_reward
 
-        return build_rubric_reward(config, file=rubric, cache=cache, device=device, notice=notice, weights=weights)
+        return build_rubric_reward(
+            config,
+            file=rubric,
+            cache=cache,
+            device=device,
+            preflight=cache is not None,
+            notice=notice,
+            weights=weights,
+        )
     if isinstance(config, SemanticRewardConfig):
         from vigneron.rewards.guards import Guards
         from vigneron.rewards.semantic import SemanticReward

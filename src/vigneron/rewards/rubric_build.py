@@ -1,6 +1,7 @@
 """The rubric reward that a config asks for: its file, its judge, and a grader for each of its items."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from vigneron.rubric.verdict import Grader
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import Judge, build_judge
 
+Notice = Callable[[str], None]
+
 
 def build_rubric_reward(
     config: RubricRewardConfig,
@@ -26,7 +29,7 @@ def build_rubric_reward(
     cache: Path | None = None,
     device: str = "cpu",
     preflight: bool = True,
-    notice: Callable[[str], None] = lambda text: None,
+    notice: Notice = lambda text: None,
     weights: Callable[[str], str] = str,
 ) -> RubricReward:
     """`file` and `judge` stand for the config's where they are given. What is wrong with an item, or with the judge, is
@@ -34,51 +37,58 @@ def build_rubric_reward(
     book = Book(file if file is not None else Path(config.file))
     for text in book.notices:
         notice(text)
-    grader_of = graders(
-        judge or config.judge, cache=cache, device=device, preflight=preflight, notice=notice, weights=weights
+    graders = Graders(judge or config.judge, cache, device, preflight, notice, weights)
+    return RubricReward(
+        book,
+        graders,
+        normalise=config.normalise,
+        missing_limit=config.missing_limit,
+        notice=notice,
+        stop=graders.stop,
     )
-    return RubricReward(book, grader_of, normalise=config.normalise, missing_limit=config.missing_limit, notice=notice)
 
 
-def graders(
-    config: JudgeConfig | None,
-    *,
-    cache: Path | None = None,
-    device: str = "cpu",
-    preflight: bool = True,
-    notice: Callable[[str], None] = lambda text: None,
-    weights: Callable[[str], str] = str,
-) -> Callable[[AnyItem], Grader]:
-    """A grader for an item. The judge is made for the first item that needs one; models are shared by items."""
-    loaded: dict[tuple[str, str], Any] = {}
-    judges: list[Judge] = []
+@dataclass
+class Graders:
+    """A grader for an item. The judge is made for the first item that needs one; items share the models they name."""
 
-    def judge(item: AnyItem) -> Judge:
-        if config is None:
+    config: JudgeConfig | None
+    cache: Path | None = None
+    device: str = "cpu"
+    preflight: bool = True
+    notice: Notice = lambda text: None
+    weights: Callable[[str], str] = str
+    judge: Judge | None = field(default=None, init=False)
+    _loaded: dict[tuple[str, str], Any] = field(default_factory=dict, init=False)
+
+    def __call__(self, item: AnyItem) -> Grader:
+        if isinstance(item, JudgeItem | VerifyItem):
+            return Judged(item, self._judge_for(item))
+        if isinstance(item, RewardModelItem):
+            item = item.model_copy(update={"model": self.weights(item.model)})
+        return build_grader(
+            item,
+            render=lambda template, sample: render_plain(template, sample, item),
+            cache=self.cache,
+            device=self.device,
+            loaded=self._loaded,
+        )
+
+    def _judge_for(self, item: AnyItem) -> Judge:
+        if self.config is None:
             raise UserError(
                 f"reward.judge: the rubric's item '{item.name}' is scored by a judge (flow: {item.flow}): "
                 "name one, as in `judge: {kind: endpoint, model: gpt-4o-mini}`"
             )
-        if not judges:
-            made = build_judge(config, cache=AnswerCache(cache_folder() / "judges.sqlite"), device=device)
-            if preflight:
-                made.preflight()
-            if made.notice is not None:
-                notice(made.notice)
-            judges.append(made)
-        return judges[0]
+        if self.judge is None:
+            judge = build_judge(self.config, cache=AnswerCache(cache_folder() / "judges.sqlite"), device=self.device)
+            if self.preflight:
+                judge.preflight()
+            if judge.notice is not None:
+                self.notice(judge.notice)
+            self.judge = judge
+        return self.judge
 
-    def grader_of(item: AnyItem) -> Grader:
-        if isinstance(item, JudgeItem | VerifyItem):
-            return Judged(item, judge(item))
-        if isinstance(item, RewardModelItem):
-            item = item.model_copy(update={"model": weights(item.model)})
-        return build_grader(
-            item,
-            render=lambda template, sample: render_plain(template, sample, item),
-            cache=cache,
-            device=device,
-            loaded=loaded,
-        )
-
-    return grader_of
+    def stop(self) -> None:
+        if self.judge is not None:
+            self.judge.stop()

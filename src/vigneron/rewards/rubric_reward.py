@@ -52,14 +52,11 @@ class RubricReward:
         normalise: bool = False,
         missing_limit: float = 0.05,
         notice: Callable[[str], None] = lambda text: None,
+        stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.book = book
-        self._grader_of, self._normalise, self._missing_limit, self._notice = (
-            grader_of,
-            normalise,
-            missing_limit,
-            notice,
-        )
+        self._grader_of, self._notice, self._stop = grader_of, notice, stop
+        self._normalise, self._missing_limit = normalise, missing_limit
         self._graders: dict[str, Grader] = {}
         self._pool = ThreadPoolExecutor(WAITING, thread_name_prefix="rubric")
         self._asked = 0
@@ -169,7 +166,7 @@ class RubricReward:
     def _said(self, category: str, by_item: ByItem) -> dict[str, Any]:
         """As it is kept with a sample: plain JSON."""
         items = {
-            name: {k: v for k, v in asdict(verdict).items() if v not in ("", 0, None) or k == "score"}
+            name: {k: v for k, v in asdict(verdict).items() if k in ("score", "confidence") or v not in ("", 0, None)}
             for name, verdict in by_item.items()
         }
         return {"version": self.book.version, "category": category, "items": items}
@@ -177,12 +174,17 @@ class RubricReward:
     def _count(self, asked: int, failures: Counter[str]) -> None:
         self._asked += asked
         self._failed += failures.total()
-        if self._failed > self._missing_limit * max(self._asked, SMALLEST_SHARE):
+        if failures and self._failed > self._missing_limit * max(self._asked, SMALLEST_SHARE):
             why, times = failures.most_common(1)[0]
             raise UserError(
                 f"reward: {self._failed} of {self._asked} scores are missing so far, above the limit of "
                 f"{self._missing_limit:.0%} (reward.missing_limit); most often, {times} times in this step: {why}"
             )
+
+    def close(self) -> None:
+        """Nothing more is asked; what is under way comes to its end by itself."""
+        self._stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def scalars(self) -> dict[str, Any]:
         return {"scores_asked": self._asked, "scores_failed": self._failed}

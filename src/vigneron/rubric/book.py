@@ -26,6 +26,9 @@ class Book:
         self._seen = self._stamp()
 
     def _stamp(self) -> tuple[int, int]:
+        """One that ships is no file here, and never changes."""
+        if not self.path.is_file():
+            return 0, 0
         found = self.path.stat()
         return found.st_mtime_ns, found.st_size
 
@@ -37,6 +40,6 @@ class Book:
             before = self.version
             self._read()
         except (OSError, UserError) as error:
-            self._seen = self._stamp() if self.path.is_file() else (0, 0)
+            self._seen = self._stamp()
             return f"the rubric '{self.path}' was changed and cannot be read, so {self.version} stands: {error}"
         return f"the rubric was changed: {self.version} instead of {before}" if self.version != before else None

@@ -229,6 +229,9 @@ class Run:
                 view.notice(text)
 
     def close(self) -> None:
+        self.reward.close()
+        if self.second_look is not None and self.second_look.other is not None:
+            self.second_look.other.close()
         self.samples.close()
         self.folder.unlock()
 
