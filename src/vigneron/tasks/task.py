@@ -178,7 +178,30 @@ Rules:
 """,
 )
 
-TASKS = {task.name: task for task in (COLORS, ANTONYMS, CATEGORIES, COPYING, SENTIMENT, INSTRUCTIONS)}
+RUBRIC = Task(
+    name="rubric",
+    about="questions of four categories, for the rubric `study`: sums, opposites, JSON, and reasons in one sentence",
+    child_prompt="Question: {question}\nAnswer:",
+    input="{question}",
+    reads="text",
+    parent_instruction="""\
+You answer short questions of four categories: sums, opposites, JSON objects, and reasons.
+
+For example:
+- "What is 20 plus 30?" → 50
+- "Give the opposite of 'noisy' in one word." → quiet
+- "Write a JSON object with the key "size" for the size large." → {"size": "large"}
+- "Explain in one sentence why clocks have hands." → Clocks have hands so that people can read the time.
+
+Rules:
+- A sum: the number in digits and nothing else.
+- An opposite: one word in lowercase letters and nothing else.
+- A JSON object: on one line, with the keys in the order asked and nothing around it.
+- A reason: one true sentence of 5 to 20 words that says because, so that, or to.
+""",
+)
+
+TASKS = {task.name: task for task in (COLORS, ANTONYMS, CATEGORIES, COPYING, SENTIMENT, INSTRUCTIONS, RUBRIC)}
 
 
 def load_task(name: str) -> Task:
