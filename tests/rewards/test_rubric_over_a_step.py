@@ -64,6 +64,11 @@ def test_categories_of_different_length_in_one_step_by_hand(tmp_path: Path) -> N
     assert found == pytest.approx([1.125, 0.15, 0.4])
 
 
+def test_without_confidence_it_is_the_weighted_sum(tmp_path: Path) -> None:
+    found = reward_of(write_rubric(tmp_path, **TWO), weigh_by_confidence=False)(**columns(*ROWS))
+    assert found == pytest.approx([0.875, 0.25, 0.4])
+
+
 def test_categories_never_touch_each_other(tmp_path: Path) -> None:
     reward = reward_of(write_rubric(tmp_path, **TWO))
     alone = reward(**columns(*ROWS[:2]))

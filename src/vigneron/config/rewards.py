@@ -117,6 +117,8 @@ class RubricRewardConfig(Strict):
     while it runs."""
     judge: JudgeConfig | None = None
     """Who scores the items whose flow is `judge` or `verify`."""
+    weigh_by_confidence: bool = True
+    """false: every confidence counts as 1, and the reward is the weighted sum of the scores."""
     normalise: bool = False
     """Divide by Σ ω φ̄, so that a perfect answer earns 1."""
     held_out_file: str | None = None

@@ -42,6 +42,7 @@ def build_rubric_reward(
         book,
         graders,
         normalise=config.normalise,
+        weigh_by_confidence=config.weigh_by_confidence,
         missing_limit=config.missing_limit,
         notice=notice,
         stop=graders.stop,

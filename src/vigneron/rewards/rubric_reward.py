@@ -50,13 +50,14 @@ class RubricReward:
         grader_of: Callable[[AnyItem], Grader],
         *,
         normalise: bool = False,
+        weigh_by_confidence: bool = True,
         missing_limit: float = 0.05,
         notice: Callable[[str], None] = lambda text: None,
         stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.book = book
         self._grader_of, self._notice, self._stop = grader_of, notice, stop
-        self._normalise, self._missing_limit = normalise, missing_limit
+        self._normalise, self._weigh, self._missing_limit = normalise, weigh_by_confidence, missing_limit
         self._graders: dict[str, Grader] = {}
         self._pool = ThreadPoolExecutor(WAITING, thread_name_prefix="rubric")
         self._asked = 0
@@ -90,7 +91,7 @@ class RubricReward:
         found: list[tuple[str, float | None]] = [("", None)] * len(samples)
         for category, at in self._by_category(samples).items():
             scored = self._scored(category, at, samples, begun)
-            rewards = _put_together(scored, range(len(samples)), normalise=True).rewards_B.tolist()
+            rewards = _put_together(scored, range(len(samples)), normalise=True, weigh=self._weigh).rewards_B.tolist()
             for i, reward in zip(at, rewards, strict=True):
                 found[i] = category, None if reward != reward else reward
         return found
@@ -133,7 +134,7 @@ class RubricReward:
         failures: Counter[str] = Counter()
         for category, at in self._by_category(samples).items():
             scored = self._scored(category, at, samples, begun)
-            found = _put_together(scored, groups, normalise=self._normalise)
+            found = _put_together(scored, groups, normalise=self._normalise, weigh=self._weigh)
             for i, reward, by_item in zip(at, found.rewards_B.tolist(), scored.verdicts, strict=True):
                 rewards[i] = None if reward != reward else reward
                 said[i] = self._said(category, by_item)
@@ -211,14 +212,14 @@ def question_text(prompt: Any) -> str:
     return prompt_text(prompt)
 
 
-def _put_together(scored: _Scored, groups: Sequence[int], *, normalise: bool) -> Rewarded:
+def _put_together(scored: _Scored, groups: Sequence[int], *, normalise: bool, weigh: bool) -> Rewarded:
     def table(value_of: Callable[[Verdict], float]) -> torch.Tensor:
         rows = [[nan if v.score is None else value_of(v) for v in by_item.values()] for by_item in scored.verdicts]
         return torch.tensor(rows, dtype=torch.float64)
 
     return rewarded(
         table(lambda verdict: float(verdict.score or 0.0)),
-        table(lambda verdict: verdict.confidence),
+        table(lambda verdict: verdict.confidence if weigh else 1.0),
         torch.tensor([item.weight for item in scored.items], dtype=torch.float64),
         torch.tensor([groups[i] for i in scored.samples]),
         normalise=normalise,
