@@ -139,4 +139,4 @@ def test_a_revision_that_does_not_fit_is_fresh_and_counted() -> None:
     memory.remember(rewarded(rollout(ROWS, 0)), str)
     batch = rollout(ROWS, 1)
     assert set(batch.extras["origin"]) == {"fresh"}
-    assert batch.figures["origin/too_long"] == 12
+    assert batch.figures["origin/too_long"] == 1.0

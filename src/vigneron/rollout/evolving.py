@@ -137,16 +137,17 @@ class Evolving:
             parts.append(under(batch, [trained_ids[i // size] for i in drawn]))
         if shown:
             parts.append(self._demonstrated([repeated[i] for i in shown], [names[i] for i in shown]))
-        order = sorted(range(len(repeated)), key=lambda place: (drawn + shown)[place])
         whole = concatenated(parts)
-        whole = whole.rows(order) if shown else whole
+        if shown:
+            places = drawn + shown
+            whole = whole.rows(sorted(range(len(places)), key=places.__getitem__))
         return replace(
             whole,
             shareable=policy.shares_prompts,
             extras={**whole.extras, "origin": tuple(origins)},
             figures={
                 **{f"origin/{origin}": origins.count(origin) / len(origins) for origin in ("revised", "demonstrated")},
-                "origin/too_long": too_long,
+                "origin/too_long": too_long / len(origins),
             },
         )
 
