@@ -124,7 +124,7 @@ def test_a_task_brings_its_own_held_out_part() -> None:
 def test_a_kind_that_is_missing_or_given_short() -> None:
     assert (
         line_of(reward={"embedder": "lexical"})
-        == "my.yaml: 'reward.kind' is missing: one of 'semantic', 'binary', 'python', 'model', 'preference'"
+        == "my.yaml: 'reward.kind' is missing: one of 'semantic', 'binary', 'python', 'model', 'preference', 'rubric'"
     )
     assert "reward.kind: one of" in line_of(reward="nosuch")
 

@@ -194,6 +194,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_comes_to_the_same_numbers_to_the_last_bit(tmp_path: Path, wide: Path) -> None:
     """What is kept of a batch changes nothing in the rest of it."""
     asked = [asking(word * 4) for word in ("ab", "cde", "fghi", "jklmn", "o")]

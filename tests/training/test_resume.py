@@ -53,7 +53,11 @@ def recipe_file(folder: Path, tiny: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kill_at", "model_changes", "changes"), [(6, {}, {}), (3, {}, {}), (9, LORA, {}), (6, {}, GRPO)]
+    ("kill_at", "model_changes", "changes"),
+    [
+        (6, {}, {}),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, {}, {}), (9, LORA, {}), (6, {}, GRPO))),
+    ],
 )
 def test_killed_and_resumed_equals_uninterrupted(
     tiny_folder: Path, tmp_path: Path, kill_at: int, model_changes: dict[str, Any], changes: dict[str, Any]
