@@ -119,6 +119,14 @@ def test_what_was_said_is_kept_with_its_version(tmp_path: Path) -> None:
     assert figures["poems/reward"] == pytest.approx(0.4)
 
 
+def test_no_confidence_at_all_is_kept_as_that(tmp_path: Path) -> None:
+    reward = reward_of(write_rubric(tmp_path, sums={"right": 0.75, "short": 0.25}))
+    kept: dict[str, Any] = {}
+    given = columns({"category": "sums", "right": (0.5, 0.0), "short": (1.0, 1.0)})
+    reward.finish(reward.begin(**given)(), [0], **given, log_extra=kept.__setitem__)
+    assert kept["rubric"][0]["items"]["right"] == {"score": 0.5, "confidence": 0.0, "reasoning": "seen"}
+
+
 def test_a_changed_file_counts_from_the_next_step(tmp_path: Path) -> None:
     said: list[str] = []
     reward = reward_of(write_rubric(tmp_path, **TWO), notice=said.append)

@@ -40,7 +40,13 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
 
 # Variants whose other form is tested in every run.
 DEAR = {"reinforce, own network", "ppo, eq. 12", "trpo, every token"}
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in DEAR else []) for name in METHOD_OPTIONS]
+
+
+def marked(slow: set[str]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in METHOD_OPTIONS]
+
+
+NAMES = marked(DEAR)
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -64,10 +70,7 @@ def rewards_of(tmp_path: Path, model: Path, name: str, reward: Any, steps: int) 
     return [record["reward"] for record in run.folder.metrics()], run
 
 
-DEAR = ("trpo, penalty", "reinforce, critic")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in NAMES])
+@pytest.mark.parametrize("name", marked(DEAR | {"trpo, penalty", "reinforce, critic"}))
 def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path, name: str) -> None:
     """With the update's sign turned, vowels would become rarer: from a start of about 0.04 they could not reach 0.2."""
     steps = 20 if name.startswith("trpo, ") and name != "trpo, penalty" else 40

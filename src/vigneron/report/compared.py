@@ -16,6 +16,7 @@ from vigneron.report.arms import Arm, differences
 from vigneron.report.figures import COMPARED, as_svg, comparison_figure
 from vigneron.report.final import SECTIONS, number, shown, spreads, values_of
 from vigneron.report.html import rendered, write_for_user
+from vigneron.report.rubric_final import held_out_titles, training_titles
 
 COLUMNS = ("arm", "figure", "runs", "mean", "std", "min", "max")
 PER_RUN = ("steps", "episodes", "seconds", "eval/accuracy_before", "eval/accuracy", "accuracy", "reward")
@@ -57,10 +58,16 @@ def _curves(arms: Sequence[Arm]) -> dict[str, list[list[dict[str, Any]]]]:
 def _sections(arms: Sequence[Arm]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """(section, its rows), without the figures that no arm has."""
     found = [spreads(arm) for arm in arms]
+    keys = dict.fromkeys(key for of in found for key in of)
+    rubrics = {"held out, greedy, last": held_out_titles(keys), "training, last 5 %": training_titles(keys)}
     sections = [
         (
             name,
-            [(title, [shown(of.get(key)) for of in found]) for key, title in figures if any(key in of for of in found)],
+            [
+                (title, [shown(of.get(key)) for of in found])
+                for key, title in (*figures, *rubrics.get(name, ()))
+                if key in keys
+            ],
         )
         for name, figures in SECTIONS.items()
     ]

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import matplotlib
 
@@ -18,6 +19,9 @@ from vigneron.report.curves import Records, over_runs, series, smoothed, thinned
 
 # Told apart by people who see colours differently (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+Dashes = Literal["-", "--", ":", "-."]
+DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.")
+"""For the next lines, when the colours are used up."""
 SMOOTHED_FROM = 30
 """A line of more points is drawn faint, with its smoothed one before it."""
 DOTS_UP_TO = 50
@@ -56,8 +60,8 @@ def comparison_figure(
     figure = Figure(figsize=(min(17.0, 4.2 * columns), 3.2 * rows + 0.2), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, axis in zip(panels, axes, strict=False):
-        for runs, colour in zip(arms.values(), _colours(len(arms)), strict=True):
-            _draw(axis, panel, runs, x, colour)
+        for runs, (colour, dashes) in zip(arms.values(), _styles(len(arms)), strict=True):
+            _draw(axis, panel, runs, x, colour, dashes)
         axis.set_title(panel.title, fontsize=10)
         axis.set_xlabel(x, fontsize=9)
         axis.tick_params(labelsize=8)
@@ -67,12 +71,15 @@ def comparison_figure(
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     # Of every arm, also of one that has nothing in the first panel.
-    handles = [Line2D([], [], color=c, label=_label(n)) for n, c in zip(arms, _colours(len(arms)), strict=True)]
+    handles = [
+        Line2D([], [], color=colour, linestyle=dashes, label=_label(name))
+        for name, (colour, dashes) in zip(arms, _styles(len(arms)), strict=True)
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(arms)), frameon=False, fontsize=9)
     return figure
 
 
-def _draw(axis: Axes, panel: Panel, runs: Sequence[Records], x: str, colour: str) -> None:
+def _draw(axis: Axes, panel: Panel, runs: Sequence[Records], x: str, colour: str, dashes: Dashes) -> None:
     lines = [line for line in (series(records, panel.key, x) for records in runs) if line[0]]
     raw = over_runs(lines)
     smooth = not panel.measured and len(raw.xs) > SMOOTHED_FROM
@@ -84,7 +91,8 @@ def _draw(axis: Axes, panel: Panel, runs: Sequence[Records], x: str, colour: str
         axis.fill_between(band.xs, band.lows, band.highs, color=colour, alpha=0.2, linewidth=0, zorder=1.5)
     if shown.xs:
         dots = "o" if panel.measured and len(shown.xs) <= DOTS_UP_TO else None
-        axis.plot(*thinned(shown.xs, shown.means, 200 if smooth else 400), color=colour, marker=dots, markersize=4)
+        points = thinned(shown.xs, shown.means, 200 if smooth else 400)
+        axis.plot(*points, color=colour, linestyle=dashes, marker=dots, markersize=4)
     if panel.eval_key:
         dots_of = over_runs([series(records, panel.eval_key, x) for records in runs])
         axis.plot(*thinned(dots_of.xs, dots_of.means), "o", color=colour, markersize=6)
@@ -109,5 +117,6 @@ def _label(name: str) -> str:
     return " " * name.startswith("_") + name.replace("$", r"\$")
 
 
-def _colours(count: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(count)]
+def _styles(count: int) -> list[tuple[str, Dashes]]:
+    """(colour, dashes) of each arm."""
+    return [(COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]) for i in range(count)]

@@ -1,11 +1,12 @@
 """What runs came to: one number a figure and run, and mean and spread over an arm's runs."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from vigneron.report.arms import Arm, CollectedRun
 from vigneron.report.curves import Records, series
+from vigneron.report.rubric_final import held_out_keys, training_keys
 from vigneron.report.stability import final_window, stability
 
 Values = dict[str, float | None]
@@ -82,38 +83,40 @@ class Spread(NamedTuple):
 def values_of(run: CollectedRun) -> Values:
     """Every figure of one run; None where it was not measured."""
     steps = run.records[-1]["step"]
+    by_rubric = run.config.reward.kind == "rubric"
     return {
         "steps": steps,
         "episodes": run.records[-1]["episodes"],
         "seconds": run.seconds,
-        **training_values(run.records),
-        **held_out_values(run.records),
+        **training_values(run.records, training_keys(run.records) if by_rubric else ()),
+        **held_out_values(run.records, held_out_keys(run.records) if by_rubric else ()),
         **stability(run.records),
     }
 
 
-def training_values(records: Records) -> Values:
+def training_values(records: Records, more: Iterable[str] = ()) -> Values:
     """Means over the last steps; of a figure that is measured now and then, over those steps that have it."""
     steps = [record for record in records if record["step"] > 0]
     last = steps[-final_window(len(steps)) :]
-    found = {figure.key: series(last, figure.key)[1] for figure in TRAINING}
+    found = {key: series(last, key)[1] for key in (*(figure.key for figure in TRAINING), *more)}
     return {key: statistics.fmean(values) if values else None for key, values in found.items()}
 
 
-def held_out_values(records: Records) -> Values:
+def held_out_values(records: Records, more: Iterable[str] = ()) -> Values:
     """Before: the evaluation at step 0. After: the last one of a later step."""
     found: Values = {}
-    for figure in HELD_OUT:
-        before = figure.key.endswith("_before")
+    for key in (*(figure.key for figure in HELD_OUT), *more):
+        before = key.endswith("_before")
         of = [record for record in records if (record["step"] == 0) == before]
-        found[figure.key] = next(reversed(series(of, figure.key.removesuffix("_before"))[1]), None)
+        found[key] = next(reversed(series(of, key.removesuffix("_before"))[1]), None)
     return found
 
 
 def spreads(arm: Arm) -> dict[str, Spread]:
     """Of every figure that at least one of the arm's runs has."""
     runs = [values_of(run) for run in arm.runs]
-    found = {key: [v for values in runs if (v := values[key]) is not None] for key in runs[0]}
+    keys = dict.fromkeys(key for values in runs for key in values)
+    found = {key: [v for values in runs if (v := values.get(key)) is not None] for key in keys}
     return {key: Spread.of(values) for key, values in found.items() if values}
 
 

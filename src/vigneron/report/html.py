@@ -11,8 +11,11 @@ from vigneron.errors import UserError
 from vigneron.files import write_atomically
 from vigneron.recipe import config_yaml
 from vigneron.report.figures import as_svg, comparison_figure
+from vigneron.report.rubric_part import rubric_part
+from vigneron.report.tables import visible
 from vigneron.training.folder import RunFolder
 from vigneron.training.samples import Sample, SampleStore
+from vigneron.training.second_look import FOOLED
 
 COMPLETIONS_SHOWN = 40
 
@@ -27,12 +30,14 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     page = rendered(
         "report.html",
         title=" and ".join(metrics),
+        fooled=FOOLED,
         figure=Markup(as_svg(comparison_figure({name: [records] for name, records in metrics.items()}))),
         summary=[{**summary(f, metrics[name]), "name": name} for name, f in zip(names, folders, strict=True)],
         runs=[
             {
                 "name": name,
                 "pairs": before_and_after(folder.path),
+                "rubric": rubric_part(folder, folder.config(), metrics[name]),
                 "config": config_yaml(folder.config()),
             }
             for name, folder in zip(names, folders, strict=True)
@@ -45,9 +50,14 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
 
 def rendered(template: str, **values: Any) -> str:
     """A page of this package's, with every value escaped that is not `Markup`."""
-    return (
-        Environment(loader=PackageLoader("vigneron", "report"), autoescape=True).get_template(template).render(values)
-    )
+    environment = Environment(loader=PackageLoader("vigneron", "report"), autoescape=True)
+    environment.filters["plain"] = plain
+    return environment.get_template(template).render(values)
+
+
+def plain(text: str) -> str:
+    """Lines stay lines; what could hide or turn text around is shown as an escape."""
+    return "\n".join("\t".join(visible(part) for part in line.split("\t")) for line in text.split("\n"))
 
 
 def write_for_user(path: Path, text: str) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.batch import Batch
+from vigneron.report.rubric_keys import category_rewards
 from vigneron.report.tables import samples_table
 from vigneron.training.run import Run
 from vigneron.training.samples import samples_of
@@ -33,6 +34,8 @@ FIGURES = {
     "held-out pairs": "eval/rewards/accuracies",
 }
 BARS = "▁▂▃▄▅▆▇█"
+WEAKEST_SHOWN = 3
+WEAKEST_WIDTH = 60
 
 
 class TerminalView:
@@ -64,10 +67,11 @@ class TerminalView:
         for name, key in FIGURES.items():
             if key in metrics:
                 self._history[name].append(metrics[key])
+        weak = weakest(metrics) if run.config.reward.kind == "rubric" else ""
         if self._live is None:
-            say(self._console, self._line(run, metrics))
+            say(self._console, self._line(run, metrics, weak))
         else:
-            self._live.update(self._panel(run, batch))
+            self._live.update(self._panel(run, batch, weak))
 
     def _pace(self, run: Run) -> tuple[float, str]:
         """Samples a second over the last steps, and the time left."""
@@ -76,21 +80,35 @@ class TerminalView:
         left = (run.config.steps - run.step) * spent / len(self._recent)
         return rate, f"{int(left // 60)}:{int(left % 60):02d}"
 
-    def _line(self, run: Run, metrics: Metrics) -> str:
+    def _line(self, run: Run, metrics: Metrics, weak: str) -> str:
         rate, left = self._pace(run)
         shown = "  ".join(f"{name} {metrics[key]:.3f}" for name, key in FIGURES.items() if key in metrics)
-        return f"step {run.step}/{run.config.steps}  {shown}  {rate:.1f} samples/s  {left} left"
+        weakest_of_all = f"  weakest: {weak}" if weak else ""
+        return f"step {run.step}/{run.config.steps}  {shown}{weakest_of_all}  {rate:.1f} samples/s  {left} left"
 
-    def _panel(self, run: Run, batch: Batch) -> Panel:
+    def _panel(self, run: Run, batch: Batch, weak: str) -> Panel:
         rate, left = self._pace(run)
         figures = Table.grid(padding=(0, 2))
         for name, history in self._history.items():
             if history:
                 figures.add_row(name, f"{history[-1]:.3f}", Text(sparkline(history, 40), style="green"))
+        if weak:
+            figures.add_row("weakest", "", Text(weak))
         samples = samples_table(samples_of(batch.rows(range(min(3, len(batch)))), run.step, "train"))
         head = Text(f"step {run.step}/{run.config.steps}   {rate:.1f} samples/s   {left} left")
         bar = ProgressBar(total=run.config.steps, completed=run.step, width=60)
         return Panel(Group(head, bar, Text(), figures, Text(), samples), title=self._title, title_align="left")
+
+
+def weakest(metrics: Metrics) -> str:
+    """The categories of a rubric that earn least, as many as fit; one alone is the whole reward."""
+    rewards = {name: metrics[key] for name, key in category_rewards(metrics).items()}
+    if len(rewards) < 2:
+        return ""
+    shown = [f"{name} {value:.3f}" for name, value in sorted(rewards.items(), key=lambda pair: pair[1])[:WEAKEST_SHOWN]]
+    while len(shown) > 1 and len(", ".join(shown)) > WEAKEST_WIDTH:
+        shown.pop()
+    return ", ".join(shown)
 
 
 def say(console: Console, text: str) -> None:

@@ -165,9 +165,13 @@ class RubricReward:
         return _Scored(category, items, at, [{item.name: v[item.name] for item in items} for v in verdicts])
 
     def _said(self, category: str, by_item: ByItem) -> dict[str, Any]:
-        """As it is kept with a sample: plain JSON."""
+        """As it is kept with a sample: plain JSON. A confidence of 0 is said, unless there is no score to believe."""
         items = {
-            name: {k: v for k, v in asdict(verdict).items() if k in ("score", "confidence") or v not in ("", 0, None)}
+            name: {
+                k: v
+                for k, v in asdict(verdict).items()
+                if v not in ("", 0, None) or k == "score" or (k == "confidence" and verdict.score is not None)
+            }
             for name, verdict in by_item.items()
         }
         return {"version": self.book.version, "category": category, "items": items}

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,14 @@ class SampleStore:
     def steps(self, kind: Kind) -> list[int]:
         rows = self._db.execute("SELECT DISTINCT step FROM samples WHERE kind = ? ORDER BY step", (kind,))
         return [step for (step,) in rows]
+
+    def times_asked(self) -> dict[tuple[str, str], int]:
+        """Of how many samples each item of a rubric was asked, by category and item."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for (extras,) in self._db.execute("SELECT extras FROM samples"):  # quicker than SQLite's own JSON
+            said = json.loads(extras).get("rubric") or {"items": ()}
+            counts.update((said["category"], item) for item in said["items"])
+        return dict(counts)
 
     def forget_after(self, step: int) -> None:
         with self._db:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class SecondLook:
     def __call__(self, batch: Batch) -> Metrics:
         found = self._canaries()
         if self.other is not None:
-            seen = self.other(batch)
+            seen = self.other(replace(batch, metrics={}))  # or the trained rubric's figures would count as the other's
             present = seen.rewards_B[~seen.rewards_B.isnan()]
             if len(present):
                 found["held_out_rubric/reward"] = float(present.mean())

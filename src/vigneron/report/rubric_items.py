@@ -1,0 +1,149 @@
+"""A rubric's items and categories in numbers: how each did from first to last, and which of them are weak.
+
+Pure: a run's logged values in, rows of a table out. None: there was nothing to measure.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+from vigneron.report.curves import Records, series
+from vigneron.report.rubric_keys import (
+    CANARY,
+    HELD_OUT,
+    SECOND,
+    TRAINING,
+    ItemKey,
+    all_keys,
+    canaries,
+    category_rewards,
+    items_of,
+)
+from vigneron.report.stability import final_window
+from vigneron.rubric.model import AnyItem, Rubric
+
+LOW_CONFIDENCE = 0.5
+FAILS_OFTEN = 0.05
+SAME = 1e-6
+
+
+class Ends(NamedTuple):
+    first: float | None = None
+    last: float | None = None
+
+
+@dataclass(frozen=True)
+class ItemRow:
+    category: str
+    item: str
+    flow: str | None
+    weight: float | None
+    """None: the run's rubric has no such item any more."""
+    score: Ends
+    spread: float | None
+    confidence: float | None
+    failed: int
+    asked: int | None
+    share: float | None
+    weak: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CategoryRow:
+    name: str
+    training: Ends
+    held_out: Ends
+    second: Ends
+    canary: Ends
+
+
+def items_in_order(records: Records, rubric: Rubric | None) -> list[ItemKey]:
+    """What was scored, category by category, in the rubric's order; what it no longer has comes last."""
+    keys = all_keys(records)
+    found = list(dict.fromkeys((*items_of(keys), *items_of(keys, HELD_OUT))))
+    places = {key: place for place, key in enumerate(_known(rubric))}
+    categories = list(dict.fromkeys(key.category for key in (*places, *found)))
+    return sorted(found, key=lambda key: (categories.index(key.category), places.get(key, len(places))))
+
+
+def _known(rubric: Rubric | None) -> dict[ItemKey, AnyItem]:
+    categories = {} if rubric is None else rubric.categories
+    return {ItemKey(name, item.name): item for name, category in categories.items() for item in category.items}
+
+
+def source_of(records: Records, category: str) -> str:
+    """Where a category is looked at: held out where it was evaluated at least twice, else in training."""
+    key = category_rewards(all_keys(records), HELD_OUT).get(category)
+    return HELD_OUT if key is not None and len(series(records, key)[1]) > 1 else TRAINING
+
+
+def item_rows(records: Records, rubric: Rubric | None, asked: Mapping[ItemKey, int] | None = None) -> list[ItemRow]:
+    """`asked`: of how many samples an item was asked, where that is known."""
+    known = _known(rubric)
+    sources: dict[str, str] = {}
+    rows = []
+    for key in items_in_order(records, rubric):
+        source = sources.setdefault(key.category, source_of(records, key.category))
+        item = known.get(key)
+        rows.append(_row(records, key, source, item, (asked or {}).get(key)))
+    return rows
+
+
+def _row(records: Records, key: ItemKey, source: str, item: AnyItem | None, asked: int | None) -> ItemRow:
+    def values(prefix: str, figure: str) -> list[float]:
+        return series(records, key.under(prefix, figure))[1]
+
+    trained = TRAINING if values(TRAINING, "score") else HELD_OUT
+    confidences, shares = values(trained, "confidence"), values(TRAINING, "share")
+    confidence = fmean(confidences) if confidences else None
+    failed = int(sum(values(TRAINING, "failed")) + sum(values(HELD_OUT, "failed")))
+    scores = values(trained, "score")
+    marks = {
+        "never varies": never_varies(scores, values(trained, "spread")),
+        "low confidence": confidence is not None and confidence < LOW_CONFIDENCE,
+        "fails often": not scores or (asked is not None and failed > FAILS_OFTEN * asked),
+    }
+    return ItemRow(
+        key.category,
+        key.item,
+        item.flow if item is not None else None,
+        item.weight if item is not None else None,
+        ends(values(source, "score"), exact=source == HELD_OUT),
+        ends(values(source, "spread"), exact=source == HELD_OUT).last,
+        confidence,
+        failed,
+        asked,
+        fmean(shares) if shares else None,
+        tuple(mark for mark, holds in marks.items() if holds),
+    )
+
+
+def never_varies(scores: Sequence[float], spreads: Sequence[float]) -> bool:
+    """Every sample of the run was given the same."""
+    return bool(scores) and max(spreads, default=0.0) < SAME and max(scores) - min(scores) < SAME
+
+
+def ends(values: Sequence[float], *, exact: bool) -> Ends:
+    """exact: the first and the last value. Otherwise means of as many steps as a final figure is taken over, and of
+    no step twice. A lone value is no end yet."""
+    if len(values) < 2:
+        return Ends(*values)
+    width = 1 if exact else min(final_window(len(values)), len(values) // 2)
+    return Ends(fmean(values[:width]), fmean(values[-width:]))
+
+
+def category_rows(records: Records) -> list[CategoryRow]:
+    """Of all together first, then of each category."""
+    keys = all_keys(records)
+    by_place = {prefix: category_rewards(keys, prefix) for prefix in (TRAINING, HELD_OUT, SECOND)} | {
+        CANARY: canaries(keys)
+    }
+
+    def row(name: str, *columns: str | None) -> CategoryRow:
+        found = [series(records, key)[1] if key is not None else [] for key in columns]
+        return CategoryRow(name, *(ends(values, exact=place > 0) for place, values in enumerate(found)))
+
+    names = dict.fromkeys(name for place in by_place.values() for name in place)
+    whole = row("all categories", "reward", "eval/reward", f"{SECOND}reward", None)
+    return [whole, *(row(name, *(place.get(name) for place in by_place.values())) for name in names)]

@@ -1,0 +1,112 @@
+"""The part of a run's report that is there when its reward is a rubric."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from vigneron.config import Config
+from vigneron.errors import UserError
+from vigneron.report.curves import Records, series
+from vigneron.report.figures import Panel, as_svg, comparison_figure
+from vigneron.report.rubric_items import CategoryRow, Ends, ItemRow, category_rows, ends, item_rows, source_of
+from vigneron.report.rubric_keys import HELD_OUT, LARGEST_CANARY, TRAINING, ItemKey
+from vigneron.report.rubric_origins import OriginRow, origin_rows
+from vigneron.report.rubric_samples import Stage, stages
+from vigneron.rubric.model import Rubric
+from vigneron.rubric.read import normalised, read_rubric
+from vigneron.training.folder import RunFolder
+from vigneron.training.samples import SampleStore
+
+MOST_FIGURES = 12
+MOST_LINES = 12
+"""More of them nobody can tell apart; the table has all."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    category: str
+    figure: Markup
+    items: int
+    left_out: int
+
+
+@dataclass(frozen=True)
+class RubricPart:
+    categories: list[CategoryRow]
+    largest_canary: Ends
+    items: list[ItemRow]
+    figures: list[Drawn]
+    not_drawn: int
+    origins: list[OriginRow]
+    stages: list[Stage]
+
+
+def rubric_part(folder: RunFolder, config: Config, records: Records) -> RubricPart | None:
+    """None for a run of another reward, and for one that has scored nothing yet."""
+    if config.reward.kind != "rubric":
+        return None
+    rubric = readable_rubric(folder.rubric)
+    if not (rows := item_rows(records, rubric)):
+        return None
+    asked, shown = _kept(folder.path, any(row.failed for row in rows))
+    rows = item_rows(records, rubric, asked) if asked else rows
+    by_category: dict[str, list[ItemRow]] = {}
+    for row in rows:
+        by_category.setdefault(row.category, []).append(row)
+    drawn = [category_drawn(records, name, some) for name, some in list(by_category.items())[:MOST_FIGURES]]
+    return RubricPart(
+        category_rows(records),
+        ends(series(records, LARGEST_CANARY)[1], exact=True),
+        rows,
+        drawn,
+        len(by_category) - len(drawn),
+        origin_rows(records, config.prompts_per_step * config.group_size),
+        shown,
+    )
+
+
+def readable_rubric(path: Path) -> Rubric | None:
+    """The run's own copy may have been changed since: a report does without a broken one."""
+    try:
+        return normalised(read_rubric(path))[0]
+    except UserError:
+        return None
+
+
+def _kept(folder: Path, some_failed: bool) -> tuple[dict[ItemKey, int], list[Stage]]:
+    """How often each item was asked is counted only where it matters: that reads every sample."""
+    if not (folder / "samples.sqlite").is_file():
+        return {}, []
+    store = SampleStore(folder, read_only=True)
+    try:
+        asked = {ItemKey(*key): count for key, count in store.times_asked().items()} if some_failed else {}
+        return asked, stages(store)
+    finally:
+        store.close()
+
+
+def category_drawn(records: Records, category: str, rows: Sequence[ItemRow]) -> Drawn:
+    """One colour an item: its mean score, its confidence, and its share of the advantages."""
+    source = source_of(records, category)
+    held_out = source == HELD_OUT
+    panels = (
+        Panel(f"mean score ({'held out, greedy' if held_out else 'training'})", "score", measured=held_out),
+        Panel(f"mean confidence ({'held out' if held_out else 'training'})", "confidence", measured=held_out),
+        Panel("share of the advantage (training)", "share"),
+    )
+    drawn = {row.item: [_of_item(records, ItemKey(category, row.item), source)] for row in rows[:MOST_LINES]}
+    figure = comparison_figure(drawn, panels=panels, columns=3)
+    return Drawn(category, Markup(as_svg(figure)), len(drawn), len(rows) - len(drawn))
+
+
+def _of_item(records: Records, key: ItemKey, source: str) -> list[Mapping[str, Any]]:
+    """As if the run had this item alone."""
+    names = {
+        "score": key.under(source, "score"),
+        "confidence": key.under(source, "confidence"),
+        "share": key.under(TRAINING, "share"),
+    }
+    return [{"step": record["step"], **{name: record.get(k) for name, k in names.items()}} for record in records]
