@@ -1,0 +1,79 @@
+"""Every method on a CUDA device: with graphs it comes to the same figures as without."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+sys.path.append(str(Path(__file__).parent.parent / "training"))
+from helpers import tiny_recipe, write_data
+
+from vigneron import api
+from vigneron.recipe import check_config
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+METHODS: dict[str, dict[str, Any]] = {
+    "actor_critic": {"name": "actor_critic"},
+    "grape": {"name": "grape", "updates_per_step": 2, "mix": {"fresh": 0.4, "revised": 0.4, "demonstrated": 0.2}},
+    "grape, whole texts": {"name": "grape", "level": "sequence", "aggregation": "sum_over_samples"},
+    "grpo": {"name": "grpo", "updates_per_step": 2},
+    "ppo": {"name": "ppo", "updates_per_step": 2, "minibatches": 2},
+    "reinforce": {"name": "reinforce"},
+    "reinforce, own network": {"name": "reinforce", "critic": {"network": "own"}},
+    "trpo, penalty": {"name": "trpo"},
+    "trpo, constraint": {"name": "trpo", "form": "constraint"},
+    "dpo": {"name": "dpo", "pairs": "sampled"},
+    "rejection_sampling": {"name": "rejection_sampling"},
+    "sft": {"name": "sft"},
+    "sft, packed": {"name": "sft", "packing": True},
+}
+RUBRIC = {
+    "category_column": None,
+    "categories": {
+        "words": {
+            "generate": "Be brief.",
+            "items": [
+                {"name": "short", "description": "It is short.", "flow": "length", "at_most": 1, "unit": "characters"},
+                {"name": "near", "description": "It is near.", "flow": "text_similarity"},
+            ],
+        }
+    },
+}
+
+
+@pytest.fixture
+def roomy_folder(tmp_path: Path, tiny_folder: Path) -> Path:
+    """With room for a revision's text, which is long in bytes."""
+    folder = tmp_path / "roomy"
+    shutil.copytree(tiny_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    return folder
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_graphs_change_no_figure(tmp_path: Path, roomy_folder: Path, name: str) -> None:
+    method = METHODS[name]
+    rubric = tmp_path / "rubric.yaml"
+    rubric.write_text(yaml.safe_dump(RUBRIC))
+    records = {}
+    for graphs in (False, True):
+        given = tiny_recipe(roomy_folder, write_data(tmp_path), method=method, steps=4, save_every=0)
+        given["model"] = {"name": str(roomy_folder), "device": "cuda", "dtype": "float32", "graphs": graphs}
+        given["reward"] = {"kind": "rubric", "file": str(rubric)}
+        given["optimizer"] = {} if method.get("form") == "constraint" else {"actor_lr": 1e-3}
+        if method["name"] == "sft":
+            del given["group_size"]
+        run = api.train(check_config(given, "tiny"), name=f"graphs-{graphs}", runs=tmp_path)
+        records[graphs] = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    for plain, fast in zip(records[False], records[True], strict=True):
+        assert plain.keys() == fast.keys()
+        for key, value in plain.items():
+            if isinstance(value, float) and key != "logprob_mismatch":
+                assert fast[key] == pytest.approx(value, rel=2e-2, abs=2e-3), f"{key} at step {plain['step']}"
