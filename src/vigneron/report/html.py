@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from vigneron.errors import UserError
-from vigneron.files import write_atomically
+from vigneron.files import write_for_user
 from vigneron.recipe import config_yaml
 from vigneron.report.figures import as_svg, comparison_figure
 from vigneron.training.folder import RunFolder
@@ -48,13 +48,6 @@ def rendered(template: str, **values: Any) -> str:
     return (
         Environment(loader=PackageLoader("vigneron", "report"), autoescape=True).get_template(template).render(values)
     )
-
-
-def write_for_user(path: Path, text: str) -> None:
-    try:
-        write_atomically(path, text)
-    except OSError as error:
-        raise UserError(f"cannot write '{path}': {error.strerror}") from error
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:

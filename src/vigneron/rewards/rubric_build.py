@@ -44,19 +44,21 @@ def graders(
     device: str = "cpu",
     preflight: bool = True,
     notice: Callable[[str], None] = lambda text: None,
+    where: str = "reward.judge",
 ) -> Callable[[AnyItem], Grader]:
-    """A grader for an item. The judge is made for the first item that needs one; models are shared by items."""
+    """A grader for an item. The judge is made for the first item that needs one; models are shared by items. `where` is
+    what errors call the judge's config."""
     loaded: dict[tuple[str, str], Any] = {}
     judges: list[Judge] = []
 
     def judge(item: AnyItem) -> Judge:
         if config is None:
             raise UserError(
-                f"reward.judge: the rubric's item '{item.name}' is scored by a judge (flow: {item.flow}): "
+                f"{where}: the rubric's item '{item.name}' is scored by a judge (flow: {item.flow}): "
                 "name one, as in `judge: {kind: endpoint, model: gpt-4o-mini}`"
             )
         if not judges:
-            made = build_judge(config, cache=AnswerCache(cache_folder() / "judges.sqlite"), device=device)
+            made = build_judge(config, cache=AnswerCache(cache_folder() / "judges.sqlite"), device=device, where=where)
             if preflight:
                 made.preflight()
             if made.notice is not None:

@@ -20,6 +20,7 @@ from vigneron.rubric.formats.parts import (
     left_out,
     none_left,
     renamed,
+    said_of,
 )
 from vigneron.rubric.formats.variables import plain, to_ours
 from vigneron.rubric.model import AnyItem, Category, Rubric
@@ -42,6 +43,7 @@ def rubric_of(given: Any, where: str) -> tuple[Rubric, list[str]]:
         raise UserError(f"{where}: a grader is a JSON object with a `type`")
     graders, weights, notices = _graders(given, where)
     items: list[AnyItem] = []
+    lines: list[tuple[str, str]] = []
     for key, grader in graders.items():
         called = grader.get("name") if isinstance(grader, Mapping) and isinstance(grader.get("name"), str) else key
         name = fitting_name(str(called), [item.name for item in items], "grader")
@@ -50,14 +52,15 @@ def rubric_of(given: Any, where: str) -> tuple[Rubric, list[str]]:
                 raise NoCounterpart("it has no weight in `calculate_output`")
             said, about = _item(name, grader)
             items.append(item_from({**said, "weight": weights[key]}))
-            notices += [*renamed(str(called), name), *(f"'{name}': {line}" for line in about)]
+            notices += renamed(str(called), name)
+            lines += [(name, line) for line in about]
         except NoCounterpart as why:
             notices.append(left_out(f"the grader '{called}'", why))
     if not items:
         raise none_left(where, notices)
     is_multi = given["type"] == "multi"
     category = fitting_name(str(given.get("name") or ONLY), otherwise=ONLY) if is_multi else ONLY
-    return Rubric(category_column=None, categories={category: Category(items=items)}), notices
+    return Rubric(category_column=None, categories={category: Category(items=items)}), [*notices, *said_of(lines)]
 
 
 def _graders(given: Given, where: str) -> tuple[Given, dict[str, float], list[str]]:

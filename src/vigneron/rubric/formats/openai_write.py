@@ -6,7 +6,7 @@ from typing import Any
 
 from vigneron.rubric.formats.openai_messages import messages_of
 from vigneron.rubric.formats.openai_read import ANY_CASE, COSINE_BY, METRICS, OPERATIONS
-from vigneron.rubric.formats.parts import NoCounterpart, kept_apart, left_out, none_left, one_category
+from vigneron.rubric.formats.parts import NoCounterpart, kept_apart, left_out, none_left, one_category, said_of
 from vigneron.rubric.formats.variables import ANSWER, to_theirs
 from vigneron.rubric.model import (
     AnyItem,
@@ -32,6 +32,7 @@ def graders_of(
     notices = list(kept_apart(rubric, chosen))
     graders: dict[str, dict[str, Any]] = {}
     weights: dict[str, float] = {}
+    lines: list[tuple[str, str]] = []
     for item in chosen.items:
         try:
             grader, said = _grader(item, model or DEFAULT_MODEL)
@@ -40,9 +41,10 @@ def graders_of(
             continue
         key = _variable(item.name, graders)
         graders[key], weights[key] = {"name": item.name, **grader}, item.weight
-        notices += [f"'{item.name}': {line}" for line in said]
+        lines += [(item.name, line) for line in said]
     if not graders:
         raise none_left(where, notices)
+    notices += said_of(lines)
     if model is None and any("model" in grader for grader in graders.values()):
         notices.append(f"a rubric names no judge: the graders name '{DEFAULT_MODEL}' (another one: --model)")
     if any("input" in grader and "model" not in grader for grader in graders.values()):

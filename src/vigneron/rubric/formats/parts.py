@@ -1,7 +1,7 @@
 """What the formats have in common: names that fit, what has no counterpart, and which category is meant."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from vigneron.errors import UserError, did_you_mean
@@ -26,6 +26,14 @@ def item_from(given: Mapping[str, Any]) -> AnyItem:
 
 def left_out(what: str, why: object) -> str:
     return f"{what} is left out: {why}"
+
+
+def said_of(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """Notices about items, of which several may be the same."""
+    names: dict[str, list[str]] = {}
+    for name, line in lines:
+        names.setdefault(line, []).append(f"'{name}'")
+    return [f"{', '.join(of)}: {line}" for line, of in names.items()]
 
 
 def fitting_name(given: str, taken: Collection[str] = (), otherwise: str = "item") -> str:
