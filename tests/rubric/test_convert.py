@@ -1,6 +1,7 @@
 """Other people's formats: what they can hold comes back as it was, and what they cannot is named."""
 
 import json
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -328,6 +329,61 @@ def test_templates_that_are_more_than_variables() -> None:
     for text in ("{{ sample.choices }}", "{{ x }}", "{{ item._a }}", "{{ item.a | lower }}", "{{", "{# c #}"):
         with pytest.raises(NoCounterpart):
             to_ours(text)
+
+
+KEYS = ["type", "name", "input", "reference", "operation", "graders", "calculate_output", "range", "labels", "model"]
+KEYS += [
+    "criteria",
+    "text",
+    "weight",
+    "choices",
+    "prompt_id",
+    "rubrics",
+    "criterion",
+    "points",
+    "tags",
+    "role",
+    "content",
+]
+WORDS = [
+    "multi",
+    "string_check",
+    "score_model",
+    "label_model",
+    "eq",
+    "{{ sample.output_text }}",
+    "a",
+    "a + 1",
+    "{{",
+    "",
+]
+leaves = st.none() | st.booleans() | st.floats() | st.integers() | st.sampled_from(WORDS) | st.text(max_size=5)
+anything = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=6),
+    max_leaves=15,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(anything, st.dictionaries(st.sampled_from(KEYS), anything, max_size=6))
+def test_whatever_a_file_holds_is_read_or_refused(given: Any, held: dict[str, Any]) -> None:
+    multi = {"type": "multi", "graders": {"a": {"type": "string_check", **held}}, "calculate_output": "a"}
+    for read, data in (
+        (openai_read.rubric_of, given),
+        (openai_read.rubric_of, multi),
+        (openai_read.rubric_of, {"type": "score_model", **held}),
+        (openai_read.rubric_of, {"type": "label_model", "labels": ["a"], "passing_labels": ["a"], "input": given}),
+        (verifiers.rubric_of, given),
+        (verifiers.rubric_of, [{"name": "n", "text": "t", **held}]),
+        (healthbench.rubric_of, [{"prompt_id": "p", "rubrics": [{"criterion": "c", "points": 1, **held}]}]),
+        (healthbench.rubric_of, [held]),
+    ):
+        rubric = None
+        with suppress(UserError):
+            rubric, _ = read(data, "f")
+        for as_json in (False, True) if rubric else ():
+            rubric_file_text(rubric, json_form=as_json).encode()
 
 
 # ------------------------------------------------------------------------------------------------ HealthBench

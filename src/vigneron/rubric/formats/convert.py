@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rubric.formats import healthbench, openai_read, openai_write, verifiers
+from vigneron.rubric.formats.parts import json_text
 from vigneron.rubric.formats.written import rubric_file_text
 from vigneron.rubric.lines import LARGEST_FILE
 from vigneron.rubric.model import Rubric
@@ -99,4 +100,4 @@ def _written(rubric: Rubric, target: str, out: Path, where: str, options: Option
         "verifiers": lambda: verifiers.criteria_of(rubric, where, category=options.category),
     }[target]
     data, notices = write()
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n", notices
+    return json_text(data), notices

@@ -12,7 +12,6 @@ A rubric holds 100 categories. For more examples there is the generic form: one 
 criteria from the row and scores all of them together. That is one score instead of one for each criterion.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from vigneron.rubric.formats.parts import (
     NoCounterpart,
     fitting_name,
     item_from,
+    json_text,
     kept_apart,
     left_out,
     none_left,
@@ -162,7 +162,7 @@ def text_of(rubric: Rubric, where: str) -> tuple[str, list[str]]:
     if not rows:
         raise none_left(where, notices)
     notices.append("a rubric has no questions: fill in `prompt`, and repeat a row for each question of its category")
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), notices
+    return "".join(json_text(row, indent=None) for row in rows), notices
 
 
 def _written(name: str, category: Category, notices: list[str]) -> Iterator[dict[str, Any]]:

@@ -92,7 +92,7 @@ def _item(name: str, grader: Any) -> Read:
         "score_model": _score_model,
         "label_model": _label_model,
     }
-    kind = grader.get("type")
+    kind = str(grader.get("type"))
     if kind == "python":
         raise NoCounterpart(
             "its source is not run here: put it into a module as a function of prompts, completions and columns, and "

@@ -1,5 +1,6 @@
 """What the formats have in common: names that fit, what has no counterpart, and which category is meant."""
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -26,6 +27,12 @@ def item_from(given: Mapping[str, Any]) -> AnyItem:
 
 def left_out(what: str, why: object) -> str:
     return f"{what} is left out: {why}"
+
+
+def json_text(data: Any, *, indent: int | None = 2) -> str:
+    """Letters as they are; what is no character, or what an editor or YAML takes for something else, as escapes."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False) + "\n"
+    return re.sub("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]", lambda c: f"\\u{ord(c[0]):04x}", text)
 
 
 def said_of(lines: Iterable[tuple[str, str]]) -> list[str]:

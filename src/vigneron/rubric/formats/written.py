@@ -1,12 +1,12 @@
 """A rubric as a file of ours: only what differs from the defaults, texts of several lines as they are."""
 
-import json
 from typing import Any
 
 import yaml
 
 from vigneron.errors import UserError
 from vigneron.recipe import Dumper
+from vigneron.rubric.formats.parts import json_text
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import parse_rubric
 
@@ -27,7 +27,7 @@ def rubric_file_text(rubric: Rubric, *, json_form: bool, where: str = "the rubri
     categories: dict[str, Any] = held.pop("categories")
     held = {**held, "categories": {name: _ordered(category) for name, category in categories.items()}}
     if json_form:
-        text = json.dumps(held, indent=2, ensure_ascii=False) + "\n"
+        text = json_text(held)
     else:
         text = yaml.dump(held, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     if parse_rubric(text, where, json=json_form) != rubric:
