@@ -4,6 +4,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from vigneron.errors import UserError
+
 
 def write_atomically(path: Path, text: str) -> None:
     """Write beside and rename: a reader sees the old file or the new one."""
@@ -13,6 +15,13 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def write_for_user(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror}") from error
 
 
 def sha256_of(path: Path) -> str:

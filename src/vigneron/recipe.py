@@ -32,11 +32,11 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class _Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):
     """Writes what `Loader` reads: the text '1e-5' is quoted."""
 
 
-for _side in (Loader, _Dumper):
+for _side in (Loader, Dumper):
     _side.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
@@ -143,4 +143,4 @@ def check_config(given: Mapping[str, Any], where: str) -> Config:
 
 def config_yaml(config: Config) -> str:
     """The resolved config, as it is written into the run's folder."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True)

@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.errors import UserError
+from vigneron.files import write_for_user
 from vigneron.recipe import config_yaml
 from vigneron.report.arms import Arm, differences
 from vigneron.report.figures import COMPARED, as_svg, comparison_figure
 from vigneron.report.final import SECTIONS, number, shown, spreads, values_of
-from vigneron.report.html import rendered, write_for_user
+from vigneron.report.html import rendered
 from vigneron.report.rubric_final import held_out_titles, training_titles
 
 COLUMNS = ("arm", "figure", "runs", "mean", "std", "min", "max")

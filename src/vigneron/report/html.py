@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from vigneron.errors import UserError
-from vigneron.files import write_atomically
+from vigneron.files import write_for_user
 from vigneron.recipe import config_yaml
 from vigneron.report.figures import as_svg, comparison_figure
 from vigneron.report.rubric_part import rubric_part
@@ -58,13 +58,6 @@ def rendered(template: str, **values: Any) -> str:
 def plain(text: str) -> str:
     """Lines stay lines; what could hide or turn text around is shown as an escape."""
     return "\n".join("\t".join(visible(part) for part in line.split("\t")) for line in text.split("\n"))
-
-
-def write_for_user(path: Path, text: str) -> None:
-    try:
-        write_atomically(path, text)
-    except OSError as error:
-        raise UserError(f"cannot write '{path}': {error.strerror}") from error
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:

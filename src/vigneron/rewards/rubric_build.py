@@ -59,6 +59,8 @@ class Graders:
     preflight: bool = True
     notice: Notice = lambda text: None
     weights: Callable[[str], str] = str
+    where: str = "reward.judge"
+    """What errors call the judge's config."""
     judge: Judge | None = field(default=None, init=False)
     _loaded: dict[tuple[str, str], Any] = field(default_factory=dict, init=False)
 
@@ -78,11 +80,12 @@ class Graders:
     def _judge_for(self, item: AnyItem) -> Judge:
         if self.config is None:
             raise UserError(
-                f"reward.judge: the rubric's item '{item.name}' is scored by a judge (flow: {item.flow}): "
+                f"{self.where}: the rubric's item '{item.name}' is scored by a judge (flow: {item.flow}): "
                 "name one, as in `judge: {kind: endpoint, model: gpt-4o-mini}`"
             )
         if self.judge is None:
-            judge = build_judge(self.config, cache=AnswerCache(cache_folder() / "judges.sqlite"), device=self.device)
+            kept = AnswerCache(cache_folder() / "judges.sqlite")
+            judge = build_judge(self.config, cache=kept, device=self.device, where=self.where)
             if self.preflight:
                 judge.preflight()
             if judge.notice is not None:

@@ -1,5 +1,6 @@
 """The rubric a run goes by: a file in its folder, which may be changed while it runs."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,3 +44,16 @@ class Book:
             self._seen = self._stamp()
             return f"the rubric '{self.path}' was changed and cannot be read, so {self.version} stands: {error}"
         return f"the rubric was changed: {self.version} instead of {before}" if self.version != before else None
+
+
+class StandingBook(Book):
+    """A rubric that does not change: the categories that are asked for, under the version of the whole."""
+
+    def __init__(self, rubric: Rubric, categories: Collection[str]) -> None:
+        whole, self.notices = normalised(rubric)
+        self.path, self.version = Path(), rubric_version(rubric)
+        kept = {name: category for name, category in whole.categories.items() if name in categories}
+        self.rubric = whole.model_copy(update={"categories": kept})
+
+    def refresh(self) -> str | None:
+        return None

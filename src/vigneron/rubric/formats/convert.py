@@ -1,0 +1,103 @@
+"""From one format to another, by way of a rubric. What has no counterpart is named in a notice."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from vigneron.errors import UserError, did_you_mean
+from vigneron.rubric.formats import healthbench, openai_read, openai_write, verifiers
+from vigneron.rubric.formats.parts import json_text
+from vigneron.rubric.formats.written import rubric_file_text
+from vigneron.rubric.lines import LARGEST_FILE
+from vigneron.rubric.model import Rubric
+from vigneron.rubric.read import SUFFIXES, read_rubric
+
+Format = Literal["vigneron", "openai", "healthbench", "verifiers"]
+READS = {"openai": (".json",), "healthbench": (".jsonl",), "verifiers": (".json", ".toml")}
+WRITES = {"vigneron": SUFFIXES, "openai": (".json",), "healthbench": (".jsonl",), "verifiers": (".json",)}
+
+
+@dataclass(frozen=True)
+class Options:
+    category: str | None = None
+    """Which one, where the other format knows no categories."""
+    model: str | None = None
+    """The model that OpenAI's graders name."""
+    generic: bool = False
+    """HealthBench: one item for all examples."""
+
+
+def known_format(name: str, option: str) -> str:
+    known = get_args(Format)
+    if name not in known:
+        raise UserError(f"{option}: unknown format '{name}'{did_you_mean(name, known)}")
+    return name
+
+
+def converted(path: Path, source: str, out: Path, target: str, options: Options) -> tuple[str, list[str]]:
+    """The text of the new file, and what is to be said of it."""
+    source, target = known_format(source, "--from"), known_format(target, "--to")
+    _check_suffix(out, WRITES[target], target)
+    _check_options(source, target, options)
+    rubric, notices = _read(path, source, options)
+    text, more = _written(rubric, target, out, f"'{path}'", options)
+    return text, [*dict.fromkeys([*notices, *more])]
+
+
+def _check_options(source: str, target: str, options: Options) -> None:
+    if options.category is not None and target not in ("openai", "verifiers"):
+        raise UserError(f"--category has no effect with `--to {target}`, which holds all categories")
+    if options.model is not None and target != "openai":
+        raise UserError(f"--model has no effect with `--to {target}`: only OpenAI's graders name a model")
+    if options.generic and source != "healthbench":
+        raise UserError(f"--generic has no effect with `--from {source}`: it is for HealthBench's rows")
+
+
+def _check_suffix(path: Path, wanted: tuple[str, ...], name: str) -> None:
+    if path.suffix not in wanted:
+        raise UserError(f"'{path}' should end in {' or '.join(wanted)}, as {name} files do")
+
+
+def _read(path: Path, source: str, options: Options) -> tuple[Rubric, list[str]]:
+    where = f"'{path}'"
+    if source == "vigneron":
+        return read_rubric(path), []
+    _check_suffix(path, READS[source], source)
+    if source == "healthbench":
+        from vigneron.rollout.dataset import read_rows
+
+        return healthbench.rubric_of(read_rows(path), where, generic=options.generic)
+    given = _data(path, where)
+    return openai_read.rubric_of(given, where) if source == "openai" else verifiers.rubric_of(given, where)
+
+
+def _data(path: Path, where: str) -> Any:
+    try:
+        text = path.expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {where}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    if len(text) > LARGEST_FILE:
+        raise UserError(f"{where}: larger than {LARGEST_FILE:,} characters")
+    if path.suffix == ".toml":
+        return verifiers.read_toml(text, where)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}, line {error.lineno}: not valid JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid JSON, or nested too deeply") from error
+
+
+def _written(rubric: Rubric, target: str, out: Path, where: str, options: Options) -> tuple[str, list[str]]:
+    if target == "vigneron":
+        return rubric_file_text(rubric, json_form=out.suffix == ".json", where=where), []
+    if target == "healthbench":
+        return healthbench.text_of(rubric, where)
+    write: Callable[[], tuple[dict[str, Any], list[str]]] = {
+        "openai": lambda: openai_write.graders_of(rubric, where, category=options.category, model=options.model),
+        "verifiers": lambda: verifiers.criteria_of(rubric, where, category=options.category),
+    }[target]
+    data, notices = write()
+    return json_text(data), notices

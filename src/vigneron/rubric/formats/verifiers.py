@@ -1,0 +1,131 @@
+"""The criteria of verifiers' rubric judge, and rubrics.
+
+Checked against PrimeIntellect-ai/verifiers, `verifiers/v1/judges/rubric.py`: a .json or .toml file, a list of criteria
+or an object with `criteria`, each {name, text, weight, choices}; `weight` is 1 and `choices` are no and yes where they
+are left out. Choices stand from worst to best, evenly spaced between 0 and 1; the reward is the weighted mean. Weights
+may be 0 there, and never negative.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vigneron.errors import UserError
+from vigneron.rubric.formats.parts import (
+    ONLY,
+    NoCounterpart,
+    fitting_name,
+    item_from,
+    kept_apart,
+    left_out,
+    none_left,
+    one_category,
+    renamed,
+)
+from vigneron.rubric.formats.variables import plain
+from vigneron.rubric.model import AnyItem, Category, JudgeItem, Rubric, VerifyItem
+from vigneron.rubric.prompts import SCORE
+
+BINARY = ["no", "yes"]
+CRITIQUE = (
+    "Read the criterion, then the response. Quote what in the response bears on it, and say what is lacking. "
+    "Do not score it."
+)
+LEVELS = "Decide for one of these answers to the criterion; each has its score:\n"
+KEYS = {"name", "text", "weight", "choices"}
+
+
+def read_toml(text: str, where: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserError(f"{where}: not valid TOML: {error}") from error
+
+
+def rubric_of(given: Any, where: str) -> tuple[Rubric, list[str]]:
+    criteria = given.get("criteria") if isinstance(given, Mapping) else given
+    if not isinstance(criteria, list) or not criteria:
+        raise UserError(f"{where}: there is no list of `criteria`")
+    notices: list[str] = []
+    if isinstance(given, Mapping):
+        notices += [left_out(f"`{key}`", "no counterpart") for key in sorted(set(given) - {"criteria"})]
+    items: list[AnyItem] = []
+    for number, criterion in enumerate(criteria, start=1):
+        name, text, weight, choices = _criterion(criterion, f"{where}, criterion {number}")
+        called, name = name, fitting_name(name, [item.name for item in items], f"criterion {number}")
+        try:
+            if weight == 0:
+                raise NoCounterpart("its weight is 0")
+            levels = {} if choices == BINARY else {"score": f"{SCORE}\n\n{_levels(choices)}"}
+            said = {
+                "name": name,
+                "description": text,
+                "weight": weight,
+                "flow": "judge",
+                "critique": CRITIQUE,
+                **levels,
+            }
+            items.append(item_from(said))
+            notices += renamed(called, name)
+            more = sorted(set(criterion) - KEYS)
+            notices += [left_out(f"`{key}` of '{name}'", "no counterpart") for key in more]
+        except NoCounterpart as why:
+            notices.append(left_out(f"'{called}'", why))
+    if not items:
+        raise none_left(where, notices)
+    return Rubric(category_column=None, categories={ONLY: Category(items=items)}), notices
+
+
+def _criterion(given: Any, here: str) -> tuple[str, str, float, list[str]]:
+    if not isinstance(given, Mapping) or not all(isinstance(given.get(key), str) for key in ("name", "text")):
+        raise UserError(f"{here} has no texts under `name` and `text`")
+    weight, choices = given.get("weight", 1.0), given.get("choices", BINARY)
+    if not isinstance(weight, int | float) or isinstance(weight, bool) or not weight >= 0:
+        raise UserError(f"{here}: `weight` is a number from 0 up, not {weight!r}")
+    texts = isinstance(choices, list) and all(isinstance(choice, str) and choice for choice in choices)
+    if not texts or len(choices) < 2 or len(set(choices)) < len(choices):
+        raise UserError(f"{here}: `choices` are two texts or more, from worst to best")
+    return given["name"], given["text"], weight, choices
+
+
+def _levels(choices: list[str]) -> str:
+    if any("\n" in choice or choice != choice.strip() for choice in choices):
+        raise NoCounterpart("a choice has a line break, or space around it")
+    scores = [place / (len(choices) - 1) for place in range(len(choices))]
+    lines = [f"- {choice} = {score:.6g}" for choice, score in zip(choices, scores, strict=True)]
+    return plain(LEVELS + "\n".join(lines), ("{{", "{%", "{#"))
+
+
+def _choices(score: str | None) -> list[str] | None:
+    """What `_levels` wrote, or None where the prompt says something else."""
+    if score is None:
+        return BINARY
+    choices = re.findall(r"^- (.+) = [-+.\de]+$", score, re.MULTILINE)
+    try:
+        return choices if len(choices) > 1 and score == f"{SCORE}\n\n{_levels(choices)}" else None
+    except NoCounterpart:
+        return None
+
+
+def criteria_of(rubric: Rubric, where: str, *, category: str | None = None) -> tuple[dict[str, Any], list[str]]:
+    _, chosen = one_category(rubric, category, "verifiers' criteria")
+    notices = list(kept_apart(rubric, chosen))
+    criteria = list(_written(chosen, notices))
+    if not criteria:
+        raise none_left(where, notices)
+    return {"criteria": criteria}, notices
+
+
+def _written(category: Category, notices: list[str]) -> Iterator[dict[str, Any]]:
+    for item in category.items:
+        if not isinstance(item, JudgeItem | VerifyItem):
+            notices.append(left_out(f"'{item.name}'", f"`flow: {item.flow}` has no counterpart"))
+            continue
+        choices = _choices(item.score) if isinstance(item, JudgeItem) else BINARY if item.score is None else None
+        if choices is None or (isinstance(item, JudgeItem) and item.critique != CRITIQUE):
+            notices.append(left_out(f"the prompts of '{item.name}'", "a criterion is one text"))
+        if isinstance(item, VerifyItem):
+            notices.append(f"'{item.name}': show the truth to verifiers' judge with `answer_field: {item.truth}`")
+        said = {"name": item.name, "text": item.description, "weight": item.weight}
+        yield said if choices in (None, BINARY) else {**said, "choices": choices}
