@@ -69,16 +69,16 @@ def test_revisions_are_of_the_last_iteration() -> None:
     # Of the first question half are revised, of the others, never answered, none.
     assert Counter(second.extras["origin"][:4]) == {"fresh": 2, "revised": 2}
     assert set(second.extras["origin"][4:]) == {"fresh"}
-    assert set(seen) <= {one.response for one in memory.of(ROWS[0]["prompt"])}
+    assert set(seen) <= {one.response for one in memory.of(ROWS[0])}
     memory.remember(rewarded(second), str)
-    assert [one.response for one in memory.of(ROWS[0]["prompt"])] == [str(text) for text in second.completions[:4]]
+    assert [one.response for one in memory.of(ROWS[0])] == [str(text) for text in second.completions[:4]]
 
 
 def test_what_has_no_reward_is_not_revised() -> None:
     memory = Memory()
     batch = rewarded(evolving(Mix(1.0))(ROWS[:1], 0))
     memory.remember(replace(batch, rewards_B=torch.tensor([1.0, torch.nan, 1.0, torch.nan])), str)
-    assert [one.response for one in memory.of(ROWS[0]["prompt"])] == [batch.completions[0], batch.completions[2]]
+    assert [one.response for one in memory.of(ROWS[0])] == [batch.completions[0], batch.completions[2]]
 
 
 def test_memory_is_written_and_read() -> None:

@@ -48,7 +48,7 @@ def rewarded(
     normalise: bool = False,
 ) -> Rewarded:
     present_BJ = ~(scores_BJ.isnan() | confidences_BJ.isnan())
-    confidence_J = torch.where(present_BJ, confidences_BJ, 0.0).sum(0) / present_BJ.sum(0)
+    confidence_J = confidences_BJ.nanmean(0)
     kept_BJ = kept_items(present_BJ, group_B)
     weights_BJ = torch.where(kept_BJ, weights_J, 0.0)
     weights_BJ = weights_BJ / weights_BJ.sum(1, keepdim=True)

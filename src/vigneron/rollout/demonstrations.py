@@ -11,7 +11,7 @@ from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation
 from vigneron.policy.model import Policy
 from vigneron.rollout.formats import conversation_of
-from vigneron.rollout.prompts import Row, completion_text, in_row
+from vigneron.rollout.prompts import Row, columns_of, completion_text, in_row
 
 LossOn = Literal["answers", "text"]
 
@@ -61,7 +61,7 @@ class Demonstrations:
             sample_B=torch.arange(first, first + count, device=device),
             prompts=tuple(row["prompt"] for row in rows),
             completions=tuple(completion_text(row["answer"]) for row in rows),
-            columns={name: tuple(row.get(name) for row in rows) for name in rows[0] if name != "prompt"},
+            columns=columns_of(rows),
         )
 
 

@@ -6,6 +6,7 @@ iteration's responses and what was said of it then. What trains is the question 
 response is trained under is not always the one that it was drawn under.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +18,14 @@ from vigneron.batch import Batch, concatenated, to_device
 from vigneron.core.draws import keyed_uniform
 from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.rollout.on_policy import OnPolicy, as_completion
-from vigneron.rollout.prompts import Row, completion_text, prompts_token_ids
+from vigneron.rollout.prompts import Row, columns_of, completion_text, prompts_token_ids
 from vigneron.timing import phase
 
 Origin = Literal["fresh", "revised", "demonstrated"]
 # Positions of draws that are not of tokens.
 OF_ORIGIN, OF_EARLIER = 2**40, 2**40 + 1
+# Characters kept of what was said of a response.
+LONGEST_FEEDBACK = 4_000
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,19 @@ def _drawn(shares: Mapping[Origin, float], draw: float) -> Origin:
     return max(shares, key=lambda origin: shares[origin])
 
 
+def _question(row: Row) -> str:
+    """The same words in two categories are two questions: all columns count."""
+    return hashlib.sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()
+
+
 @dataclass
 class Memory:
     """The last iteration's responses to each question; a checkpoint keeps it."""
 
     earlier: dict[str, list[Earlier]] = field(default_factory=dict)
 
-    def of(self, prompt: Any) -> list[Earlier]:
-        return self.earlier.get(json.dumps(prompt, sort_keys=True), [])
+    def of(self, row: Row) -> list[Earlier]:
+        return self.earlier.get(_question(row), [])
 
     def remember(self, batch: Batch, feedback_of: Callable[[Any], str]) -> None:
         """A step's responses take the place of the question's earlier ones. One without a reward is no ground to build
@@ -94,8 +102,9 @@ class Memory:
         said = batch.extras.get("rubric", (None,) * len(batch))
         for i, prompt in enumerate(batch.prompts):
             if rewarded[i]:
-                one = Earlier(completion_text(batch.completions[i]), feedback_of(said[i]))
-                fresh.setdefault(json.dumps(prompt, sort_keys=True), []).append(one)
+                row = {"prompt": prompt, **{name: column[i] for name, column in batch.columns.items()}}
+                one = Earlier(completion_text(batch.completions[i]), feedback_of(said[i])[:LONGEST_FEEDBACK])
+                fresh.setdefault(_question(row), []).append(one)
         self.earlier.update(fresh)
 
     def scalars(self) -> dict[str, Any]:
@@ -157,7 +166,7 @@ class Evolving:
     def _earlier(self, rows: Sequence[Row], step: int, names: Sequence[int]) -> list[Earlier | None]:
         """For each sample one of the last iteration's responses to its question, by its own draw."""
         draws = keyed_uniform(self.on_policy.seed, step, torch.tensor(names), OF_EARLIER).tolist()
-        known = [self.memory.of(row["prompt"]) for row in rows]
+        known = [self.memory.of(row) for row in rows]
         return [some[int(draw * len(some))] if some else None for some, draw in zip(known, draws, strict=True)]
 
     def _origins(
@@ -196,23 +205,31 @@ class Evolving:
                 drawn_ids[i] = ids
         return too_long
 
+    def _shown(self, row: Row) -> Row:
+        asked = row["prompt"] if self.trained_under == "question" else self.generation_prompt(row)
+        goes_on = {"completion": row["completion"]} if isinstance(row.get("completion"), str) else {}
+        return {"prompt": asked, "answer": row["answer"], **goes_on}
+
     def _demonstrated(self, rows: Sequence[Row], names: Sequence[int]) -> Batch:
-        """The dataset's answers as if they had been drawn."""
+        """The dataset's answers as if they had been drawn: behind the text that the group trains behind, and nothing
+        but the answer, whatever else the row's conversation holds."""
         policy, size = self.on_policy.policy, self.on_policy.group_size
-        given = rows
-        if self.trained_under == "generation_prompt":
-            given = [{**row, "prompt": self.generation_prompt(row)} for row in rows]
-        batch = Demonstrations(policy)(given)
+        batch = Demonstrations(policy)([self._shown(row) for row in rows])
         return replace(
             batch,
             prompts=tuple(row["prompt"] for row in rows),
             completions=tuple(as_completion(row["prompt"], completion_text(row["answer"])) for row in rows),
+            columns=columns_of(rows),
             excluded_B=torch.zeros_like(batch.truncated_B) if self.on_policy.mask_truncated else None,
             group_B=to_device([name // size for name in names], policy.device),
             sample_B=to_device(list(names), policy.device),
             behaviour_BT=torch.full_like(batch.behaviour_BT, torch.nan),
             drawn_BT=torch.full_like(batch.behaviour_BT, torch.nan),
         )
+
+
+def no_demonstration(rows: Sequence[Row]) -> bool:
+    return all(row.get("answer") in (None, "") for row in rows)
 
 
 def under(batch: Batch, prompt_ids: Sequence[tuple[int, ...]]) -> Batch:

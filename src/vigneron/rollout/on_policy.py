@@ -8,7 +8,7 @@ from vigneron.batch import Batch, to_device
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.policy.model import Policy
-from vigneron.rollout.prompts import Row, prompts_token_ids, texts_of
+from vigneron.rollout.prompts import Row, columns_of, prompts_token_ids, texts_of
 from vigneron.rollout.sample import sample
 from vigneron.timing import phase
 
@@ -82,11 +82,7 @@ class OnPolicy:
             sample_B=to_device(list(names), device),
             prompts=tuple(row["prompt"] for row in rows),
             completions=tuple(as_completion(row["prompt"], text) for row, text in zip(rows, texts, strict=True)),
-            columns={
-                name: tuple(row.get(name) for row in rows)
-                for name in dict.fromkeys(key for row in rows for key in row)
-                if name != "prompt"
-            },
+            columns=columns_of(rows),
         )
 
 

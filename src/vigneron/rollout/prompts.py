@@ -42,6 +42,12 @@ def _order(seed: int, epoch: int, size: int) -> list[int]:
     return keyed_permutation(seed, epoch, size)
 
 
+def columns_of(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:
+    """What the rows hold beside their prompts: a column that some of them lack is None there."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: tuple(row.get(name) for row in rows) for name in names if name != "prompt"}
+
+
 def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[str]:
     """Completions as texts, without special tokens; all at once where the tokenizer can."""
     fast = getattr(tokenizer, "backend_tokenizer", None)

@@ -22,9 +22,9 @@ class Book:
         self._read()
 
     def _read(self) -> None:
+        self._seen = self._stamp()  # before reading: what is changed meanwhile is seen the next time
         rubric, self.notices = normalised(read_rubric(self.path))
         self.rubric, self.version = rubric, rubric_version(rubric)
-        self._seen = self._stamp()
 
     def _stamp(self) -> tuple[int, int]:
         """One that ships is no file here, and never changes."""
