@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from vigneron.training import loop
 from vigneron.training.checkpoint import check_manifest, checkpoint_step, checkpoints, load_weights
 from vigneron.training.folder import RunFolder, default_runs_folder
 from vigneron.training.held_out import evaluate
-from vigneron.training.run import Run, Silent, View, load_child
+from vigneron.training.run import Run, Silent, View, load_child, newest_weights
 from vigneron.training.samples import Sample, samples_of
 from vigneron.training.slots import Parts
 
@@ -60,14 +61,23 @@ class Trained:
         rows = RunFolder(self.folder).data().held_out if rows is None else rows
         if not rows:
             raise UserError("there is no held-out part to evaluate on: give data.held_out, or --file")
-        if self.config.method.reads == "pairs":
+        if self.config.method.trains == "scorer" or self.config.method.reads == "pairs":
             method = METHODS[self.config.method.name](Parts(self.config, self.policy, self.reference, lambda b: b))
             assert method.evaluate is not None
             return method.evaluate(rows), []
         name = checker_name(self.config)
-        built = build_reward(self.config.reward, load_checker(name), rubric=RunFolder(self.folder).rubric)
+        built = build_reward(
+            self.config.reward,
+            load_checker(name),
+            device=str(self.policy.device),
+            rubric=RunFolder(self.folder).rubric,
+            weights=partial(newest_weights, key="reward.file"),
+        )
         reward = ApplyReward(built, missing_limit=self.config.reward.missing_limit)
-        batch, metrics = evaluate(self.config, self.policy, reward, build_check(name), rows)
+        try:
+            batch, metrics = evaluate(self.config, self.policy, reward, build_check(name), rows)
+        finally:
+            reward.close()
         return metrics, samples_of(batch, self.step, "eval")
 
 

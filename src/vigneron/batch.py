@@ -73,6 +73,8 @@ class Batch:
     drawn_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
     """Log-probs under the text that a completion was really drawn from, where that may not be what it is trained under;
     NaN for one that was not drawn. `behaviour` is then NaN until the policy that sampled has been asked."""
+    drawn_ids: tuple[tuple[int, ...], ...] | None = None
+    """That text."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)

@@ -88,7 +88,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
         "categories": {"theirs": {"items": [item("never", flow="regex", pattern="qqqq")]}},
     }
     (place / "other.yaml").write_text(yaml.safe_dump(other))
-    judge = {"kind": "python", "function": "report_functions:judge", "missing_limit": 1.0}
+    judge = {"kind": "python", "function": "report_functions:judge"}
     given = {
         "recipe": "tiny",
         "method": {"name": "grape", "mix": {"fresh": 0.4, "revised": 0.4, "demonstrated": 0.2}},

@@ -140,3 +140,31 @@ def test_a_revision_that_does_not_fit_is_fresh_and_counted() -> None:
     batch = rollout(ROWS, 1)
     assert set(batch.extras["origin"]) == {"fresh"}
     assert batch.figures["origin/too_long"] == 1.0
+
+
+def test_demonstrations_keep_columns_that_other_rows_lack() -> None:
+    rows = [{"prompt": "a: ", "answer": "x"}, {"prompt": "b: ", "answer": "y", "truth": "y"}]
+    batch = evolving(Mix(0.0, 1.0, 100.0))(rows, 0)
+    at = [i for i, origin in enumerate(batch.extras["origin"]) if origin == "demonstrated"]
+    assert [batch.columns["truth"][i] for i in at] == [None, "y"]
+
+
+def test_a_conversations_last_answer_alone_is_shown_behind_the_groups_text() -> None:
+    """Earlier turns are part of the question, and nothing of them is learned."""
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "old turn"},
+        {"role": "user", "content": "say small"},
+        {"role": "assistant", "content": "small"},
+    ]
+    row = {"prompt": messages[:3], "answer": "small", "messages": messages}
+    rollout = evolving(Mix(1.0, 0.0, 100.0), generation_prompt=lambda row: row["prompt"])
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    end = "{% if add_generation_prompt %}[assistant]{% endif %}"
+    rollout.on_policy.policy.tokenizer.chat_template = turns + end
+    batch = rollout([row], 0)
+    shown = batch.extras["origin"].index("demonstrated")
+    drawn = batch.extras["origin"].index("fresh")
+    assert batch.prompt_ids[shown] == batch.prompt_ids[drawn]
+    ids = batch.completion_ids[shown]  # type: ignore[index]
+    assert rollout.on_policy.policy.tokenizer.decode(ids[:-1]).strip() == "small"

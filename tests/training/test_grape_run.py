@@ -150,6 +150,7 @@ def test_the_ratio_begins_at_one_behind_the_trained_text(tmp_path: Path, roomy_f
         gap = (batch.drawn_BT - batch.behaviour_BT)[mask].abs()
         assert batch.figures["drawn/gap"] == pytest.approx(float(gap[~gap.isnan()].mean()), rel=1e-4)
         assert batch.figures["drawn/gap"] > 0.001
+        assert batch.figures["drawn/mismatch"] < 1e-4
     run.close()
 
 
@@ -194,11 +195,60 @@ def test_another_rubric_on_resume(tmp_path: Path, tiny_folder: Path) -> None:
     run = Run.start(check_config(given, "tiny"), tmp_path, METHODS["grape"], name="run", view=Silent())
     run.save()
     run.close()
-    with pytest.raises(UserError, match=r"second\.yamlx"):
-        api.resume(tmp_path / "run", rubric=f"{second}x")
+    before = (tmp_path / "run" / "rubric.yaml").read_text()
+    judged = write_rubric(tmp_path, item("good", flow="judge", critique="You are a critic."), name="judged.yaml")
+    for bad, why in ((f"{second}x", r"second\.yamlx"), (judged, "scored by a judge")):
+        with pytest.raises(UserError, match=why):
+            api.resume(tmp_path / "run", rubric=bad)
+        assert (tmp_path / "run" / "rubric.yaml").read_text() == before
     api.resume(tmp_path / "run", rubric=second)
     kept = SampleStore(tmp_path / "run", read_only=True).page(step=4)
     assert {name for sample in kept for name in sample.extras["rubric"]["items"]} == {"short"}
+
+
+@pytest.mark.usefixtures("functions")
+def test_an_edit_that_does_not_fit_changes_nothing(tmp_path: Path, tiny_folder: Path) -> None:
+    """Each of them can be read, and none can be used with this run."""
+    first = write_rubric(tmp_path, item("vowels", flow="python", function="grape_functions:vowels"))
+    bad = [
+        yaml.safe_dump({"category_column": None, "categories": {"words": {"items": [one]}}})
+        for one in (
+            item("good", flow="judge", critique="You are a critic."),
+            item("gone", flow="python", function="grape_functions:nothing"),
+            item("same", flow="string_check", reference="{{ row.truth }}"),
+        )
+    ]
+    said: list[str] = []
+
+    class Editor:
+        def notice(self, text: str) -> None:
+            said.append(text)
+
+        def step(self, run: Any, *_: Any) -> None:
+            if bad:
+                (run.folder.path / "rubric.yaml").write_text(bad.pop())
+
+    given = recipe(tmp_path, tiny_folder, first, steps=5)
+    trained = api.train(check_config(given, "tiny"), name="run", runs=tmp_path, view=Editor())
+    assert trained.step == 5
+    assert len([text for text in said if "cannot be used" in text]) == 3
+    store = SampleStore(trained.folder, read_only=True)
+    assert {name for step in range(1, 6) for s in store.page(step=step) for name in s.extras["rubric"]["items"]} == {
+        "vowels"
+    }
+
+
+@pytest.mark.usefixtures("functions")
+def test_the_datasets_answers_are_not_counted_as_the_childs(tmp_path: Path, tiny_folder: Path) -> None:
+    rubric = write_rubric(tmp_path, item("right", flow="string_check"))
+    method = {"name": "grape", "mix": {"fresh": 0.5, "revised": 0.0, "demonstrated": 0.5, "by": "proportion"}}
+    given = recipe(tmp_path, tiny_folder, rubric, steps=1, method=method)
+    trained = api.train(check_config(given, "tiny"), name="run", runs=tmp_path)
+    record = json.loads((trained.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record["exact_match"] == 0.0
+    assert record["reward"] == 0.0
+    assert record["reward/demonstrated"] == 1.0
+    assert record["origin/demonstrated"] == 0.25
 
 
 @pytest.mark.usefixtures("functions")

@@ -53,6 +53,7 @@ def test_it_learns_scores_and_is_an_item_of_a_rubric(tmp_path: Path, tiny_folder
     assert records[0]["eval/loss"] > 0.6
     assert records[-1]["eval/loss"] < 0.2
     assert records[-1]["eval/accuracy"] == 1.0
+    assert api.load_run(trained.folder).evaluate()["accuracy"] == 1.0
     item = {"name": "liked", "description": "People like it.", "flow": "reward_model", "model": str(trained.folder)}
     rubric = tmp_path / "rubric.yaml"
     rubric.write_text(yaml.safe_dump({"category_column": None, "categories": {"words": {"items": [item]}}}))

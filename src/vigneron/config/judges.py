@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from vigneron.config.values import Positive, Share, Strict, Url, dotted_path
+from vigneron.config.values import Positive, Strict, Url, dotted_path
 
 
 class AskedJudgeConfig(Strict):
@@ -15,8 +15,6 @@ class AskedJudgeConfig(Strict):
     samples: Annotated[int, Field(ge=2, le=64)] = 5
     temperature: Annotated[float, Field(gt=0)] = 1.0
     max_tokens: Positive = 512
-    missing_limit: Share = 0.05
-    """More than this share of scores missing, and the run stops."""
 
     @model_validator(mode="after")
     def options_have_an_effect(self) -> "AskedJudgeConfig":
@@ -64,7 +62,6 @@ class PythonJudgeConfig(Strict):
 
     kind: Literal["python"]
     function: Annotated[str, AfterValidator(dotted_path)]
-    missing_limit: Share = 0.05
 
 
 JudgeConfig = Annotated[EndpointJudgeConfig | LocalJudgeConfig | PythonJudgeConfig, Field(discriminator="kind")]

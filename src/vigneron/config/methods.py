@@ -47,6 +47,11 @@ class MethodOptions(Strict):
         return False
 
     @property
+    def shows_answers(self) -> bool:
+        """Whether the dataset's answers stand among the samples."""
+        return False
+
+    @property
     def score_column(self) -> str | None:
         """A column of people's scores, where it learns from them."""
         return None
@@ -181,6 +186,10 @@ class GrapeConfig(GroupRelativeConfig):
     @property
     def needs_rubric(self) -> bool:
         return True
+
+    @property
+    def shows_answers(self) -> bool:
+        return self.mix.demonstrated > 0
 
     @model_validator(mode="after")
     def a_text_has_one_ratio(self) -> "GrapeConfig":

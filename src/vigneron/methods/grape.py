@@ -4,8 +4,7 @@ With fresh responses under the bare question, one item scored by a reward model 
 
 A response is trained behind its question, and π₀ of the ratio is the policy at the step's start behind that same text,
 whatever the response was drawn under. So ratios begin at 1, as eq. 14 has them, and nothing corrects for where the
-response came from: a revision that the bare question would hardly have led to is learned as if it had. How far the two
-texts lie apart is logged (`drawn/gap`).
+response came from: a revision that the bare question would hardly have led to is learned as if it had.
 """
 
 from collections.abc import Mapping
@@ -15,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vigneron.batch import Batch, map_parts
+from vigneron.batch import Batch
 from vigneron.config import GrapeConfig
 from vigneron.methods import grpo
 from vigneron.methods.shared import sampling_of
+from vigneron.methods.trained_text import behind_trained_text
 from vigneron.policy.scoring import score
 from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rollout.evolving import Earlier, Evolving, Memory, Mix
@@ -58,25 +58,19 @@ def build(parts: Parts) -> Method:
     def advantage(batch: Batch) -> Batch:
         """A = R − mean of the group, after eq. 15; π₀ behind the text that is trained."""
         rollout.memory.remember(batch, _feedback)
-        return plain.advantage(behind_trained_text(batch))
-
-    def behind_trained_text(batch: Batch) -> Batch:
-        """log π₀ of the responses that were drawn behind another text, or not drawn at all."""
-        unknown = batch.behaviour_BT.isnan().any(1).nonzero()[:, 0].tolist()
-        behaviour_BT = batch.behaviour_BT.clone()
-        if unknown:
-            found = map_parts(batch.rows(unknown), config.tokens_at_once, look)["behaviour_BT"]
-            behaviour_BT[unknown] = 0.0
-            behaviour_BT[unknown, : found.shape[1]] = found
-        gap_BT = (batch.drawn_BT - behaviour_BT).masked_fill(~batch.mask_BT, torch.nan)
-        gap = {"drawn/gap": float(gap_BT.abs().nanmean())} if (~gap_BT.isnan()).any() else {}
-        return replace(batch, behaviour_BT=behaviour_BT, figures={**batch.figures, **gap})
+        return plain.advantage(behind_trained_text(batch, look, config.tokens_at_once))
 
     @torch.no_grad()
     def look(part: Batch) -> dict[str, Tensor]:
         return {"behaviour_BT": score(policy, part, sampling).logprobs_BT}
 
-    return replace(plain, rollout=rollout, advantage=advantage, memory=rollout.memory)
+    notices = plain.notices
+    if options.trained_under == "generation_prompt":
+        notices = (
+            *notices,
+            "held-out questions are answered bare, without the generation prompt that is trained under",
+        )
+    return replace(plain, rollout=rollout, advantage=advantage, memory=rollout.memory, notices=notices)
 
 
 def _feedback(said: Mapping[str, Any]) -> str:

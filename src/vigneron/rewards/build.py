@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vigneron.config import (
     ModelRewardConfig,
@@ -29,6 +29,7 @@ def build_reward(
     rubric: Path | None = None,
     notice: Callable[[str], None] = lambda text: None,
     weights: Callable[[str], str] = str,
+    check: Callable[[Any], None] = lambda rubric: None,
 ) -> RewardFunction:
     """A function of TRL's signature. `cache` is where embeddings are kept, `device` where a reward's model runs,
     `rubric` a run's own copy of the file, `weights` what finds the model that a rubric's item names."""
@@ -43,6 +44,7 @@ def build_reward(
             preflight=cache is not None,
             notice=notice,
             weights=weights,
+            check=check,
         )
     if isinstance(config, SemanticRewardConfig):
         from vigneron.rewards.guards import Guards

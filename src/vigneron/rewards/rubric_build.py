@@ -12,7 +12,7 @@ from vigneron.rewards.graders.build import build_grader
 from vigneron.rewards.graders.judged import Judged
 from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rubric.book import Book
-from vigneron.rubric.model import AnyItem, JudgeItem, RewardModelItem, VerifyItem
+from vigneron.rubric.model import AnyItem, JudgeItem, RewardModelItem, Rubric, VerifyItem
 from vigneron.rubric.templates import render_plain
 from vigneron.rubric.verdict import Grader
 from vigneron.sources.answer_cache import AnswerCache
@@ -31,21 +31,26 @@ def build_rubric_reward(
     preflight: bool = True,
     notice: Notice = lambda text: None,
     weights: Callable[[str], str] = str,
+    check: Callable[[Rubric], None] = lambda rubric: None,
+    missing_limit: float | None = None,
+    where: str = "reward.judge",
 ) -> RubricReward:
     """`file` and `judge` stand for the config's where they are given. What is wrong with an item, or with the judge, is
-    said before anything is sampled. `weights` finds the model that a name stands for, a run's newest among them."""
+    said before anything is sampled. `weights` finds the model that a name stands for, a run's newest among them;
+    `check` refuses a changed file that does not fit the data."""
     book = Book(file if file is not None else Path(config.file))
     for text in book.notices:
         notice(text)
-    graders = Graders(judge or config.judge, cache, device, preflight, notice, weights)
+    graders = Graders(judge or config.judge, cache, device, preflight, notice, weights, where)
     return RubricReward(
         book,
         graders,
         normalise=config.normalise,
         weigh_by_confidence=config.weigh_by_confidence,
-        missing_limit=config.missing_limit,
+        missing_limit=config.missing_limit if missing_limit is None else missing_limit,
         notice=notice,
         stop=graders.stop,
+        check=check,
     )
 
 

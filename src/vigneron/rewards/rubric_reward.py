@@ -17,7 +17,7 @@ from vigneron.errors import UserError
 from vigneron.rewards.rubric import Rewarded, explained_shares, rewarded
 from vigneron.rollout.prompts import completion_text, prompt_text
 from vigneron.rubric.book import Book
-from vigneron.rubric.model import AnyItem
+from vigneron.rubric.model import AnyItem, Rubric
 from vigneron.rubric.rows import category_of
 from vigneron.rubric.verdict import Answered, Grader, Verdict
 
@@ -54,27 +54,32 @@ class RubricReward:
         missing_limit: float = 0.05,
         notice: Callable[[str], None] = lambda text: None,
         stop: Callable[[], None] = lambda: None,
+        check: Callable[[Rubric], None] = lambda rubric: None,
     ) -> None:
+        """`check` refuses a rubric that does not fit the data, when the file is changed in the middle of a run."""
         self.book = book
-        self._grader_of, self._notice, self._stop = grader_of, notice, stop
+        self._grader_of, self._notice, self._stop, self._check = grader_of, notice, stop, check
         self._normalise, self._weigh, self._missing_limit = normalise, weigh_by_confidence, missing_limit
         self._graders: dict[str, Grader] = {}
         self._pool = ThreadPoolExecutor(WAITING, thread_name_prefix="rubric")
         self._asked = 0
         self._failed = 0
-        for item in (item for category in book.rubric.categories.values() for item in category.items):
-            self._grader(item)  # what is wrong with one is said before anything is sampled
+        self.overlaps = self._waits(book.rubric)  # what is wrong with an item is said before anything is sampled
+
+    def _waits(self, rubric: Rubric) -> bool:
+        """Whether some item waits for somebody else. Makes all graders."""
+        graders = [self._grader(item) for category in rubric.categories.values() for item in category.items]
+        return any(grader.waits for grader in graders)
+
+    def _fits(self, rubric: Rubric) -> None:
+        self._check(rubric)
+        self.overlaps = self._waits(rubric)
 
     def _grader(self, item: AnyItem) -> Grader:
         key = item.model_dump_json(exclude={"weight", "tags"})
         if key not in self._graders:
             self._graders[key] = self._grader_of(item)
         return self._graders[key]
-
-    @property
-    def overlaps(self) -> bool:
-        items = [item for category in self.book.rubric.categories.values() for item in category.items]
-        return any(self._grader(item).waits for item in items)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         arguments = {"prompts": prompts, "completions": completions, **columns}
@@ -132,6 +137,8 @@ class RubricReward:
         rewards: list[float | None] = [None] * len(samples)
         said: list[Any] = [None] * len(samples)
         failures: Counter[str] = Counter()
+        figures: dict[str, float] = {}
+        sums: list[float] = []
         for category, at in self._by_category(samples).items():
             scored = self._scored(category, at, samples, begun)
             found = _put_together(scored, groups, normalise=self._normalise, weigh=self._weigh)
@@ -139,14 +146,21 @@ class RubricReward:
                 rewards[i] = None if reward != reward else reward
                 said[i] = self._said(category, by_item)
                 failures.update(f"{category}.{name}: {v.why}" for name, v in by_item.items() if v.score is None)
-            for name, value in item_figures(scored, found, [groups[i] for i in at]).items():
-                if log_metric is not None:
-                    log_metric(name, value)
+            plain = _put_together(scored, groups, normalise=False, weigh=False).rewards_B
+            sums.extend(plain.tolist())
+            figures |= item_figures(scored, found, [groups[i] for i in at])
+            if found.rewards_B.isnan().all() and not plain.isnan().all():
+                self._notice(
+                    f"{category}: every confidence is 0, so eq. 15 has no value (weigh_by_confidence: false has)"
+                )
+        figures |= {**_mean("score", sums), **_spent(said)}
+        for name, value in figures.items() if log_metric is not None else ():
+            log_metric(name, value)  # type: ignore[misc]
         if log_extra is not None:
             log_extra("rubric", said)
         self._count(sum(len(entry["items"]) for entry in said), failures)
-        if (changed := self.book.refresh()) is not None:
-            self._notice(changed)
+        for text in self.book.refresh(self._fits):
+            self._notice(text)
         return rewards
 
     def _by_category(self, samples: Sequence[Answered]) -> dict[str, list[int]]:
@@ -228,6 +242,19 @@ def _put_together(scored: _Scored, groups: Sequence[int], *, normalise: bool, we
         torch.tensor([groups[i] for i in scored.samples]),
         normalise=normalise,
     )
+
+
+def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The weighted sum of scores, whatever the confidences: one measure over time, and between runs."""
+    present = [value for value in values if value == value]
+    return {name: sum(present) / len(present)} if present else {}
+
+
+def _spent(said: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Tokens of a judge that says how many it took."""
+    verdicts = [verdict for entry in said for verdict in entry["items"].values()]
+    spent = {f"judge/{key}": sum(verdict.get(key, 0) for verdict in verdicts) for key in ("tokens_in", "tokens_out")}
+    return spent if any(spent.values()) else {}
 
 
 def item_figures(scored: _Scored, found: Rewarded, groups: Sequence[int]) -> dict[str, float]:

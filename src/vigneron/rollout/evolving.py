@@ -225,11 +225,14 @@ class Evolving:
             sample_B=to_device(list(names), policy.device),
             behaviour_BT=torch.full_like(batch.behaviour_BT, torch.nan),
             drawn_BT=torch.full_like(batch.behaviour_BT, torch.nan),
+            drawn_ids=((),) * len(rows),
         )
 
 
-def no_demonstration(rows: Sequence[Row]) -> bool:
-    return all(row.get("answer") in (None, "") for row in rows)
+def behind_drawn_text(batch: Batch) -> Batch:
+    """Samples that were drawn, put back behind the text they were drawn under."""
+    assert batch.drawn_ids is not None
+    return replace(under(batch, batch.drawn_ids), behaviour_BT=batch.drawn_BT, drawn_BT=batch.drawn_BT)
 
 
 def under(batch: Batch, prompt_ids: Sequence[tuple[int, ...]]) -> Batch:
@@ -245,5 +248,6 @@ def under(batch: Batch, prompt_ids: Sequence[tuple[int, ...]]) -> Batch:
         spans=spans,
         behaviour_BT=torch.where(known_B[:, None], batch.behaviour_BT, torch.nan),
         drawn_BT=batch.behaviour_BT,
+        drawn_ids=batch.prompt_ids,
         prompt_hidden_BH=None,  # type: ignore[arg-type]
     )

@@ -1,6 +1,6 @@
 """The rubric a run goes by: a file in its folder, which may be changed while it runs."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,17 +33,21 @@ class Book:
         found = self.path.stat()
         return found.st_mtime_ns, found.st_size
 
-    def refresh(self) -> str | None:
-        """Read the file again where it has changed; what is to be said of that. A broken one is left alone."""
+    def refresh(self, check: Callable[[Rubric], None] = lambda rubric: None) -> list[str]:
+        """Read the file again where it has changed; what is to be said of that. One that is broken, or that `check`
+        refuses, changes nothing."""
+        if self._stamp() == self._seen:
+            return []
+        before, rubric, notices = self.version, self.rubric, self.notices
         try:
-            if self._stamp() == self._seen:
-                return None
-            before = self.version
             self._read()
+            check(self.rubric)
         except (OSError, UserError) as error:
-            self._seen = self._stamp()
-            return f"the rubric '{self.path}' was changed and cannot be read, so {self.version} stands: {error}"
-        return f"the rubric was changed: {self.version} instead of {before}" if self.version != before else None
+            self.rubric, self.version, self.notices = rubric, before, notices
+            first = str(error).splitlines()[0]
+            return [f"the rubric '{self.path}' was changed and cannot be used, so {before} stands: {first}"]
+        changed = [f"the rubric was changed: {self.version} instead of {before}"] if self.version != before else []
+        return [*changed, *self.notices]
 
 
 class StandingBook(Book):
@@ -55,5 +59,5 @@ class StandingBook(Book):
         kept = {name: category for name, category in whole.categories.items() if name in categories}
         self.rubric = whole.model_copy(update={"categories": kept})
 
-    def refresh(self) -> str | None:
-        return None
+    def refresh(self, check: Callable[[Rubric], None] = lambda rubric: None) -> list[str]:
+        return []

@@ -153,6 +153,10 @@ AnyItem = Annotated[
 ]
 
 
+def needs_judge(item: Item) -> bool:
+    return isinstance(item, JudgeItem | VerifyItem)
+
+
 class Category(Described):
     """Questions of one kind: how they are answered and revised, and what a good answer is."""
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vigneron.config import Config
+from vigneron.config import Config, RubricRewardConfig
 from vigneron.errors import UserError
 from vigneron.rewards.text import letters_only
 from vigneron.rollout.dataset import check_rows, distinct_rows, not_apart, read_rows
 from vigneron.rollout.formats import with_prompts_and_answers, without_demonstrations
 from vigneron.rollout.pairs import read_pairs
 from vigneron.rollout.prompts import Row, completion_text
+from vigneron.rubric.model import Rubric, needs_judge
 from vigneron.rubric.read import read_rubric
 from vigneron.rubric.rows import check_rubric_rows
 from vigneron.tasks.task import load_task
@@ -30,16 +31,32 @@ def load_data(config: Config) -> Data:
     """Both parts, checked: a row without a column that the reward needs is named by its number."""
     data = _load_parts(config)
     if config.reward.kind == "rubric":
-        rubric = read_rubric(config.reward.file)
-        for rows, of in ((data.train, "train"), (data.held_out, "held_out")):
-            if rows:
-                check_rubric_rows(rubric, rows, f"`{of}`")
+        _check_rubric(config.reward, data)
+    if config.method.shows_answers and not any(row.get("answer") for row in data.train):
+        raise UserError("method.mix.demonstrated: no row has an `answer` to show: leave it out, or add them")
     if config.model.chat == "minted" and all(isinstance(row["prompt"], str) for row in [*data.train, *data.held_out]):
         raise UserError(
             "model.chat: minted has no effect on prompts that are plain texts: leave it out, or give them as "
             '[{"role": "user", "content": …}]'
         )
     return data
+
+
+def _check_rubric(reward: RubricRewardConfig, data: Data) -> None:
+    rubric = read_rubric(reward.file)
+    check_rubric_data(rubric, data)
+    judged = [item for category in rubric.categories.values() for item in category.items if needs_judge(item)]
+    if reward.judge is not None and not judged:
+        raise UserError(f"reward.judge has no effect: no item of the rubric '{reward.file}' is scored by a judge")
+    if reward.held_out_file is not None and data.held_out:
+        check_rubric_rows(read_rubric(reward.held_out_file), data.held_out, "`held_out`, for reward.held_out_file")
+
+
+def check_rubric_data(rubric: Rubric, data: Data) -> None:
+    """Every row has a known category, and the columns that its items need."""
+    for rows, of in ((data.train, "train"), (data.held_out, "held_out")):
+        if rows:
+            check_rubric_rows(rubric, rows, f"`{of}`")
 
 
 def _load_parts(config: Config) -> Data:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -14,7 +15,7 @@ from vigneron.errors import UserError
 from vigneron.files import write_atomically
 from vigneron.recipe import check_config, config_yaml, parse_yaml
 from vigneron.rollout.dataset import read_rows
-from vigneron.rubric.read import read_rubric, rubric_text
+from vigneron.rubric.read import rubric_text
 from vigneron.tasks.source import Data
 
 
@@ -88,10 +89,28 @@ class RunFolder:
         """The run's own copy, which may be changed while it runs."""
         return self.path / "rubric.yaml"
 
-    def write_rubric(self, file: str) -> None:
-        """Read first: a broken one never takes the place of a good one."""
-        read_rubric(file)
+    @property
+    def held_out_rubric(self) -> Path:
+        return self.path / "held-out-rubric.yaml"
+
+    def write_rubrics(self, file: str, held_out: str | None) -> None:
         write_atomically(self.rubric, rubric_text(file))
+        if held_out is not None:
+            write_atomically(self.held_out_rubric, rubric_text(held_out))
+
+    @contextmanager
+    def rubric_replaced(self, file: str | None) -> Iterator[None]:
+        """By another one, where it is given. Should what is done with it fail, the old one is back in its place."""
+        if file is None:
+            yield
+            return
+        before = self.rubric.read_text(encoding="utf-8")
+        write_atomically(self.rubric, rubric_text(file))
+        try:
+            yield
+        except BaseException:  # whatever it was: raised on
+            write_atomically(self.rubric, before)
+            raise
 
     def write_data(self, data: Data) -> None:
         """The rows themselves: whoever has the folder needs no other file."""

@@ -1,6 +1,7 @@
 """Figures of a batch, under TRL's names where they mean the same."""
 
 import math
+from dataclasses import replace
 
 from vigneron.batch import Batch
 from vigneron.core.advantages import share_without_variance
@@ -10,7 +11,17 @@ from vigneron.training.slots import Metrics
 
 
 def batch_metrics(batch: Batch) -> Metrics:
-    """Of samples that have what the figure needs; a missing reward counts nowhere but in `reward_missing`."""
+    """Of samples that have what the figure needs; a missing reward counts nowhere but in `reward_missing`.
+
+    What the dataset says beside the policy's own samples is not counted among them.
+    """
+    origins = batch.extras.get("origin", ())
+    if "demonstrated" in origins:
+        shown, written = (
+            [i for i, o in enumerate(origins) if (o == "demonstrated") == is_shown] for is_shown in (1, 0)
+        )
+        apart = {"reward/demonstrated": float(batch.rows(shown).rewards_B.nanmean())}
+        return {**batch_metrics(replace(batch.rows(written), extras={})), **apart} if written else apart
     return {
         **(_of_sampled(batch) if batch.rewards_B is not None else {}),
         "completions/mean_length": float(batch.lengths_B.cpu().double().mean()),

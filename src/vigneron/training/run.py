@@ -3,7 +3,7 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,13 +25,14 @@ from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Check, build_check, load_checker
 from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.pairs import sequences_of
-from vigneron.rollout.prompts import PromptOrder, prompts_token_ids
+from vigneron.rollout.prompts import PromptOrder, Row, prompts_token_ids
 from vigneron.rollout.sample import check_lengths, sampler_of
+from vigneron.rubric.prompts import generation_prompt
 from vigneron.rubric.read import read_rubric
-from vigneron.rubric.rows import check_rubric_rows
+from vigneron.rubric.rows import category_of
 from vigneron.sources.client import base_url
 from vigneron.tasks.answers import answered
-from vigneron.tasks.source import Data, checker_name, load_data
+from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
 from vigneron.training.checkpoint import (
     State,
     check_manifest,
@@ -101,7 +102,7 @@ class Run:
             folder.write_config(config)
             folder.write_data(data)
             if config.reward.kind == "rubric":
-                folder.write_rubric(config.reward.file)
+                folder.write_rubrics(config.reward.file, config.reward.held_out_file)
             return cls._build(config, folder, data, build, view)
         except BaseException:  # Ctrl-C too: a run that never began leaves its name free; raised on
             folder.remove()
@@ -119,10 +120,11 @@ class Run:
         if device is not None:
             config = resolved(config.model_copy(update={"model": config.model.model_copy(update={"device": device})}))
         folder.lock()
+        data = folder.data()
         if rubric is not None:
-            check_rubric_rows(read_rubric(rubric), folder.data().train, "the run's training data")
-            folder.write_rubric(rubric)
-        run = cls._build(config, folder, folder.data(), build, view)
+            check_rubric_data(read_rubric(rubric), data)
+        with folder.rubric_replaced(rubric):
+            run = cls._build(config, folder, data, build, view)
         saved = checkpoints(folder.checkpoints)
         if saved:
             run._load(load_checkpoint(saved[-1], run.policy, base=run.base))
@@ -150,15 +152,16 @@ class Run:
             rubric=folder.rubric,
             notice=view.notice,
             weights=partial(newest_weights, key="reward.file"),
+            check=partial(check_rubric_data, data=data),
         )
         reward = ApplyReward(built, missing_limit=config.reward.missing_limit)
-        look = second_look(config, built, data, cache=folder.path / "embeddings.sqlite")
+        look = second_look(config, built, data, folder, notice=view.notice)
         seed_everything(config.seed)
         policy = load_child(config)
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
         speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
-        longest, cut = lengths(config, policy, data)
+        longest, cut = lengths(config, policy, data, built)
         if config.microbatch_tokens == "auto":
             found = find_microbatch_tokens(policy, longest)
             config = config.model_copy(update={"microbatch_tokens": found})
@@ -301,7 +304,7 @@ def resolved(config: Config) -> Config:
     return config.model_copy(update=changes)
 
 
-def lengths(config: Config, policy: Policy, data: Data) -> tuple[int, str | None]:
+def lengths(config: Config, policy: Policy, data: Data, reward: Any = None) -> tuple[int, str | None]:
     """Tokens of the longest sequence; and what is to be said of demonstrations that were cut.
 
     A prompt that does not fit into the model is found here, not after hours.
@@ -322,11 +325,25 @@ def lengths(config: Config, policy: Policy, data: Data) -> tuple[int, str | None
                     f"{policy.context_length} tokens and are cut there, the first in row {numbers[0]} of {of}"
                 )
         else:
-            ids = prompts_token_ids(policy.tokenizer, [row["prompt"] for row in rows], of)
-            check_lengths(policy, ids, config.max_new_tokens, of)
-            longest = max(longest, config.max_new_tokens + max(map(len, ids)))
+            for prompts, what in asked_of(config, rows, reward):
+                ids = prompts_token_ids(policy.tokenizer, prompts, of + what)
+                check_lengths(policy, ids, config.max_new_tokens, of + what)
+                longest = max(longest, config.max_new_tokens + max(map(len, ids)))
+            if config.method.shows_answers and rows is data.train:
+                shown = demonstrations(policy, [row for row in rows if row.get("answer")], of=of)
+                longest = max(longest, *(len(each.ids) for each in shown))
         longest = max(longest, *map(len, ids))
     return longest, cut
+
+
+def asked_of(config: Config, rows: Sequence[Row], reward: Any) -> Iterator[tuple[list[Any], str]]:
+    """The prompts that completions are drawn under: bare, and as a rubric's categories say."""
+    yield [row["prompt"] for row in rows], ""
+    if config.method.needs_rubric:
+        rubric = reward.book.rubric
+        of = [rubric.categories[category_of(rubric, row, n, "the data")] for n, row in enumerate(rows, start=1)]
+        made = [generation_prompt(category, row["prompt"]) for category, row in zip(of, rows, strict=True)]
+        yield made, ", with its category's `generate` prompt"
 
 
 def newest_weights(name: str, key: str = "model") -> str:

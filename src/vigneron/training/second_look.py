@@ -1,9 +1,8 @@
 """What is looked at beside a rubric's reward: answers that deserve nothing, and another rubric or judge."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from vigneron.batch import Batch
@@ -14,6 +13,7 @@ from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rollout.prompts import Row
 from vigneron.rubric.rows import category_of
 from vigneron.tasks.source import Data
+from vigneron.training.folder import RunFolder
 from vigneron.training.slots import Metrics
 
 # Questions of a category that every canary answers.
@@ -56,7 +56,9 @@ class SecondLook:
         return {**means, "canary/largest": max(max(values) for values in earned.values())}
 
 
-def second_look(config: Config, reward: Any, data: Data, *, cache: Path | None = None) -> SecondLook | None:
+def second_look(
+    config: Config, reward: Any, data: Data, folder: RunFolder, *, notice: Callable[[str], None] = lambda text: None
+) -> SecondLook | None:
     if not isinstance(reward, RubricReward) or not isinstance(config.reward, RubricRewardConfig):
         return None
     options, rubric = config.reward, reward.book.rubric
@@ -65,9 +67,15 @@ def second_look(config: Config, reward: Any, data: Data, *, cache: Path | None =
         by_category[category_of(rubric, row, number, "the data")].append(row)
     other = None
     if options.held_out_file is not None or options.held_out_judge is not None:
-        file = Path(options.held_out_file) if options.held_out_file is not None else reward.book.path
         built = build_rubric_reward(
-            options, file=file, judge=options.held_out_judge, cache=cache, device=config.model.device
+            options,
+            file=folder.held_out_rubric if options.held_out_file is not None else reward.book.path,
+            judge=options.held_out_judge,
+            cache=folder.path / "embeddings.sqlite",
+            device=config.model.device,
+            notice=notice,
+            missing_limit=1.0,
+            where="reward.held_out_judge" if options.held_out_judge is not None else "reward.judge",
         )
         other = ApplyReward(built, missing_limit=1.0)
     return SecondLook(reward, [row for rows in by_category.values() for row in rows[:QUESTIONS]], other)

@@ -1,0 +1,43 @@
+"""Responses that are trained behind another text than they were drawn under: what π₀ thinks of them there.
+
+How far the two texts lie apart is logged (`drawn/gap`). `logprob_mismatch` then compares what was just scored with
+itself, so a few samples are also scored behind the text they were drawn under (`drawn/mismatch`).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from vigneron.batch import Batch, map_parts
+from vigneron.rollout.evolving import behind_drawn_text
+
+Look = Callable[[Batch], dict[str, Tensor]]
+# Samples of a step that are scored behind the text they were drawn under.
+CHECKED = 8
+
+
+def behind_trained_text(batch: Batch, look: Look, tokens_at_once: int) -> Batch:
+    """log π₀ of the responses that were drawn behind another text, or not drawn at all: `look` gives `behaviour_BT`."""
+    unknown = batch.behaviour_BT.isnan().any(1).nonzero()[:, 0].tolist()
+    if not unknown:
+        return batch
+    some = batch.rows(unknown)
+    found_BT = map_parts(some, tokens_at_once, look)["behaviour_BT"]
+    behaviour_BT = batch.behaviour_BT.clone()
+    behaviour_BT[unknown] = 0.0
+    behaviour_BT[unknown, : found_BT.shape[1]] = found_BT
+    return replace(batch, behaviour_BT=behaviour_BT, figures={**batch.figures, **_figures(some, found_BT, look)})
+
+
+def _figures(batch: Batch, behind_trained_BT: Tensor, look: Look) -> dict[str, float]:
+    drawn = (~batch.drawn_BT.isnan().any(1)).nonzero()[:, 0].tolist()
+    if not drawn:
+        return {}
+    gap_BT = (batch.drawn_BT - behind_trained_BT).abs()[drawn]
+    few = behind_drawn_text(batch.rows(drawn[:CHECKED]))
+    mismatch_BT = (look(few)["behaviour_BT"] - few.drawn_BT).abs()
+    return {
+        "drawn/gap": float(gap_BT[batch.mask_BT[drawn]].mean()),
+        "drawn/mismatch": float(mismatch_BT[few.mask_BT].mean()),
+    }
