@@ -151,7 +151,7 @@ class GrpoConfig(GroupRelativeConfig):
 
 
 class MixConfig(Strict):
-    """Where a question's responses come from; brought to a sum of one. In the first round all are fresh."""
+    """Where a question's responses come from; brought to a sum of one. What has nothing to revise yet is fresh."""
 
     fresh: NotNegative = 0.5
     """Drawn under the category's generation prompt."""
