@@ -1,8 +1,10 @@
 """Real HTTP servers on loopback, in threads of the test: one that answers by script, and one that embeds."""
 
 import json
+import signal
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -139,6 +141,24 @@ def serving(script: Script) -> Iterator[Server]:
         http.shutdown()
         http.server_close()
         thread.join()
+
+
+def interrupted_twice(process: "subprocess.Popen[str]", when: Callable[[], bool]) -> float:
+    """Seconds from the second Ctrl-C to the end of the process, which goes on for at least a second after the first."""
+    try:
+        while not when():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=1)
+        assert process.poll() is None, "the first Ctrl-C waits for what is under way"
+        process.send_signal(signal.SIGINT)
+        begun = time.monotonic()
+        process.communicate(timeout=30)
+        return time.monotonic() - begun
+    finally:
+        process.kill()
 
 
 def free_port() -> int:

@@ -14,14 +14,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaC
 from conftest import byte_tokenizer
 from vigneron.config.judges import LocalJudgeConfig
 from vigneron.errors import UserError
-from vigneron.rubric.verdict import Verdict
+from vigneron.rewards.graders.judged import Judged
+from vigneron.rubric.model import JudgeItem, VerifyItem
+from vigneron.rubric.verdict import Answered, Verdict
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import Asked, Conversation, Judge, build_judge
-from vigneron.sources.local_judge import YES_OR_NO, one_token_ids, with_yes_or_no
+from vigneron.sources.local_judge import one_token_ids
+from vigneron.sources.local_model import LocalModel
 
 OPENS, HIGH, LOW, ENDS = '{"reasoning": "so", "score": ', "0.75", "0.25", ', "confidence": 0.5}'
 YES, NO = ("yes", " Yes"), ("no",)
-WIDTH, CONTEXT = 16, 512
+WIDTH, CONTEXT = 16, 2048
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +141,37 @@ def test_yes_against_no_by_hand(tmp_path: Path, scripted: Path) -> None:
     assert (again.calls, again.cached) == (0, 1)
 
 
-def test_yes_or_no_is_asked_at_the_end_of_the_last_message() -> None:
-    said = [{"role": "system", "content": "s"}, {"role": "user", "content": "the response"}]
-    assert with_yes_or_no(said) == [said[0], {"role": "user", "content": f"the response\n\n{YES_OR_NO}"}]
-    assert with_yes_or_no([*said, {"role": "assistant", "content": "a"}])[-1] == {"role": "user", "content": YES_OR_NO}
+JUDGED = JudgeItem(name="kind", description="It is kind.", flow="judge", critique="You are a critic.")
+VERIFIED = VerifyItem(name="right", description="It is right.", flow="verify")
+
+
+@pytest.mark.parametrize("item", [JUDGED, VERIFIED], ids=["judge", "verify"])
+@pytest.mark.parametrize("reads", ["json", "yes_no"])
+def test_what_the_model_reads_ends_with_one_question_only(
+    tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch, item: JudgeItem | VerifyItem, reads: str
+) -> None:
+    read: list[str] = []
+    render = LocalModel.prompts
+
+    def heard(model: LocalModel, conversations: Sequence[Any]) -> list[tuple[int, ...]]:
+        found = render(model, conversations)
+        read.extend(model.policy.tokenizer.decode(ids) for ids in found)
+        return found
+
+    monkeypatch.setattr(LocalModel, "prompts", heard)
+    judge = local(scripted, tmp_path, reads=reads)
+    (verdict,) = Judged(item, judge)([Answered("q", "Hello, friend.", {"answer": "Hello."})])
+    assert verdict.score is not None
+    assert judge.asks == reads
+    last = read[-1]
+    assert "Hello, friend." in last
+    if reads == "yes_no":
+        assert last.endswith("Is the criterion met? Reply with one word, yes or no.\nanswer: ")
+        assert "JSON" not in last
+    else:
+        assert last.endswith("how sure you are of the score.\nanswer: ")
+        assert last.count("JSON") == 1
+        assert "yes or no" not in last
 
 
 def test_ways_to_write_a_word_in_one_token(scripted: Path) -> None:

@@ -14,7 +14,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from servers import Seen, Sent, chat, free_port, refusal, serving
+from servers import Seen, Sent, chat, free_port, interrupted_twice, refusal, serving
 
 from vigneron.config import EndpointParentConfig, LocalParentConfig
 from vigneron.errors import UserError
@@ -273,6 +273,15 @@ def test_ctrl_c_keeps_what_is_under_way(tmp_path: Path) -> None:
         assert "KeyboardInterrupt" in err
         kept = sqlite3.connect(tmp_path / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()[0]
         assert kept == len(server.seen) < 60
+
+
+def test_a_second_ctrl_c_does_not_wait_for_an_endpoint_that_hangs(tmp_path: Path) -> None:
+    with serving(lambda seen, n: upper(seen, n) if n < 20 else Sent(delay=60)) as server:
+        command = [sys.executable, "-c", KILLED, server.url, str(tmp_path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert interrupted_twice(process, lambda: server.busy == 4) < 5
+        kept = sqlite3.connect(tmp_path / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()[0]
+        assert (kept, len(server.seen)) == (20, 24)
 
 
 def test_the_cache_is_json_and_what_is_wrong_with_it_is_one_line(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """GRAPE with a judge over HTTP: a server on loopback that answers, one that misbehaves, and a run that is killed."""
 
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from helpers import tiny_recipe, write_data
 from test_resume import KILLED
 
 sys.path.append(str(Path(__file__).parent.parent / "sources"))
-from servers import Seen, Sent, chat, refusal, serving, verdict
+from servers import Seen, Sent, chat, interrupted_twice, refusal, serving, verdict
 
 from vigneron import api
 from vigneron.errors import UserError
@@ -116,6 +117,22 @@ def test_failures_stop_the_run_and_never_become_a_zero(tmp_path: Path, tiny_fold
     assert any(item["score"] is None for item in items)
     assert all(item.get("why") for item in items if item["score"] is None)
     assert all("why" not in item for item in items if item["score"] is not None)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_stops_at_once_while_the_judge_hangs(tmp_path: Path, tiny_folder: Path) -> None:
+    with serving(lambda seen, n: obliging(seen, n) if n < 5 else Sent(delay=60)) as server:
+        file = recipe_file(tmp_path, tiny_folder, server.url)
+        given = yaml.safe_load(file.read_text())
+        given["reward"]["judge"]["timeout_s"] = 40.0
+        file.write_text(yaml.safe_dump(given))
+        command = [sys.executable, "-m", "vigneron", "train", str(file), "--name", "run"]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert interrupted_twice(process, lambda: server.busy == 4) < 5
+        assert process.returncode == 130
+        answers = sqlite3.connect(tmp_path / "cache" / "judges.sqlite").execute("SELECT COUNT(*) FROM answers")
+        # The first question only finds out whether the judge is there, and is not kept.
+        assert (answers.fetchone()[0], len(server.seen)) == (4, 9)
 
 
 def test_a_wrong_key_is_found_before_a_model_is_loaded(tmp_path: Path, tiny_folder: Path) -> None:

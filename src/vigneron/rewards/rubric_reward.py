@@ -6,7 +6,7 @@ others are scored when all samples are there. What was said of a sample is kept 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from vigneron.rubric.book import Book
 from vigneron.rubric.model import AnyItem, Rubric
 from vigneron.rubric.rows import category_of
 from vigneron.rubric.verdict import Answered, Grader, Verdict
+from vigneron.threads import DaemonPool
 
 # A share of fewer scores than this says little.
 SMALLEST_SHARE = 100
@@ -61,7 +62,7 @@ class RubricReward:
         self._grader_of, self._notice, self._stop, self._check = grader_of, notice, stop, check
         self._normalise, self._weigh, self._missing_limit = normalise, weigh_by_confidence, missing_limit
         self._graders: dict[str, Grader] = {}
-        self._pool = ThreadPoolExecutor(WAITING, thread_name_prefix="rubric")
+        self._pool = DaemonPool(WAITING, "rubric")
         self._asked = 0
         self._failed = 0
         self.overlaps = self._waits(book.rubric)  # what is wrong with an item is said before anything is sampled
@@ -201,9 +202,9 @@ class RubricReward:
             )
 
     def close(self) -> None:
-        """Nothing more is asked; what is under way comes to its end by itself."""
+        """Nothing more is asked; what is under way comes to its end by itself, or with the process."""
         self._stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.stop()
 
     def scalars(self) -> dict[str, Any]:
         return {"scores_asked": self._asked, "scores_failed": self._failed}

@@ -108,7 +108,7 @@ class Client:
         return f"Client({self.url})"
 
     def stop(self) -> None:
-        """No request is tried again; those under way come to their end."""
+        """No request is tried again; those under way come to their end, and nobody need wait for it: see `threads`."""
         self._stopped.set()
 
     def chat(

@@ -1,7 +1,7 @@
 """A judge behind any OpenAI-compatible endpoint: asked by several threads, which live as long as the judge."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
@@ -15,6 +15,7 @@ from vigneron.sources.judge_asking import Asked, AskingJudge
 from vigneron.sources.judge_questions import Answering, Question, Told, Turn
 from vigneron.sources.judge_reading import SCORE_FORMAT
 from vigneron.sources.parents import Conversation
+from vigneron.threads import DaemonPool
 
 NOT_ASKED = "not asked: the judge was stopped"
 GREETING = [{"role": "user", "content": 'Reply with {"reasoning": "", "score": 1, "confidence": 1}'}]
@@ -121,7 +122,7 @@ class EndpointJudge(AskingJudge):
 
     def __init__(self, name: str, answering: SharedAnswering, concurrency: int) -> None:
         super().__init__(name, answering)
-        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="judge")
+        self._pool = DaemonPool(concurrency, "judge")
 
     def verdicts(self, asked: Sequence[Asked]) -> list[Verdict]:
         return self._spread(lambda each: self._judged([each])[0], asked, Verdict.missing(NOT_ASKED))
@@ -130,11 +131,13 @@ class EndpointJudge(AskingJudge):
         return self._spread(lambda each: self._replied([each])[0], conversations, Failure(NOT_ASKED))
 
     def stop(self) -> None:
-        """What is under way comes to its end and is kept; the rest is not asked, and is missing."""
+        """What is under way comes to its end and is kept, unless the process ends first; the rest is not asked, and is
+        missing."""
         super().stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.stop()
 
     def _spread(self, work: Callable[[Given], Found], given: Sequence[Given], otherwise: Found) -> list[Found]:
+        """At Ctrl-C what is under way comes to its end and is kept; a second one does not wait for it."""
         futures: list[Future[Found]] = []
         try:
             with suppress(RuntimeError):  # the pool takes nothing more once it is stopped
@@ -144,6 +147,7 @@ class EndpointJudge(AskingJudge):
             return found + [otherwise] * (len(given) - len(found))
         except KeyboardInterrupt:
             self.stop()
+            wait(futures)
             raise
         finally:
             for future in futures:

@@ -6,6 +6,7 @@ What fails on the way is missing, never 0.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import RLock
+from typing import Literal
 
 from vigneron.rubric.verdict import Verdict
 from vigneron.sources.client import Failure
@@ -33,6 +34,10 @@ class AskingJudge:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
+
+    @property
+    def asks(self) -> Literal["json", "yes_no"]:
+        return "yes_no" if self._answering.manner.scores_by == "yes_no" else "json"
 
     @property
     def tokens(self) -> tuple[int, int]:

@@ -95,6 +95,7 @@ def judge_complaint(wrong: str, reads: JudgeReads) -> str:
         "score": "one JSON object and nothing else, with no words around it: "
         '{"reasoning": "<why>", "score": <number from 0 to 1>, "confidence": <number from 0 to 1>}',
         "critique": "the critique alone, in a few sentences",
+        "yes_no": "one word, yes or no",
     }.get(reads, "the answer alone")
     return f"That could not be read: {wrong}. Reply with {form}."
 

@@ -10,17 +10,13 @@ from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
 from vigneron.policy.load import resolve_device
 from vigneron.sources.answer_cache import answer_key
-from vigneron.sources.client import Failure, Message, Reply
+from vigneron.sources.client import Failure, Reply
 from vigneron.sources.judge_questions import Turn
 from vigneron.sources.local_model import LocalModel
 
 # Kept on disk so many at a time. Batches are part of what is computed: see `Answering._batch`.
 AT_ONCE = {"cpu": 32, "mps": 64, "cuda": 512}
 
-YES_OR_NO = (
-    "Forget what was said above of JSON. Does the response fulfil the item? Answer with one word and nothing else: "
-    "yes or no."
-)
 WORDS = ("yes", "no")
 
 
@@ -45,7 +41,7 @@ class LocalVoice:
     def replies(self, turns: Sequence[Turn]) -> list[Reply | Failure]:
         """What does not fit into the model's context is a failure of its own, and stops nobody else."""
         yes_no = turns[0].question.reads == "yes_no"
-        prompts = self._model.prompts([with_yes_or_no(t.messages) if yes_no else t.messages for t in turns])
+        prompts = self._model.prompts([turn.messages for turn in turns])
         limit, needed = self._model.policy.context_length, 1 if yes_no else self._config.max_tokens
         fits = [limit is None or len(ids) + needed <= limit for ids in prompts]
         kept = [i for i, fit in enumerate(fits) if fit]
@@ -98,15 +94,6 @@ def one_token_ids(tokenizer: Any, word: str) -> list[int]:
     written = [space + each for each in (word, word.capitalize(), word.upper()) for space in ("", " ")]
     ids = [tokenizer(each, add_special_tokens=False)["input_ids"] for each in written]
     return sorted({each[0] for each in ids if len(each) == 1})
-
-
-def with_yes_or_no(messages: Sequence[Message]) -> list[Message]:
-    """The question at the end of the last message. That message shows the response, so it stays; and two turns of the
-    user's in a row are refused by some chat templates."""
-    *before, last = messages
-    if last["role"] != "user":
-        return [*messages, {"role": "user", "content": YES_OR_NO}]
-    return [*before, {"role": "user", "content": f"{last['content']}\n\n{YES_OR_NO}"}]
 
 
 def draw_of(turn: Turn) -> int:

@@ -5,7 +5,7 @@ goes alone: what is wrong with the parent shows there, before anything else is l
 """
 
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from vigneron.errors import UserError
 from vigneron.sources.answer_cache import AnswerCache, answer_key
 from vigneron.sources.client import Client, Failure, Message, Reply, base_url
 from vigneron.sources.reading import Reads, Unreadable, complaint, read_answer
+from vigneron.threads import DaemonPool
 
 Conversation = tuple[tuple[str, str], ...]
 """Roles and contents: a question as something that can be compared."""
@@ -109,23 +110,27 @@ class Parent:
         return Answers([known.get(q, NOT_ASKED) for q in questions], asked=len(known) - cached, cached=cached)
 
     def _outcomes(self, waiting: Sequence[Conversation]) -> Generator[tuple[Conversation, Outcome], None, None]:
-        """As they come. However the caller leaves, what is under way comes to its end and is kept."""
+        """As they come. However the caller leaves, what is under way comes to its end and is kept; only Ctrl-C while it
+        does ends it."""
         first, rest = self._first(waiting)
         yield from first
         size = self.backend.batch
-        with ThreadPoolExecutor(self.backend.workers) as pool:
-            batches = [rest[i : i + size] for i in range(0, len(rest), size)]
-            pending: set[Future[list[tuple[Conversation, Outcome]]]] = set()
-            try:
-                pending = {pool.submit(self._settle, batch) for batch in batches}
-                while pending:
-                    finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    for future in finished:
-                        yield from future.result()
-            except BaseException:  # the caller stops, Ctrl-C, or an error that no question is spared: raised on
-                self.backend.stop()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        batches = [rest[i : i + size] for i in range(0, len(rest), size)]
+        pool = DaemonPool(self.backend.workers, "parent")
+        pending: set[Future[list[tuple[Conversation, Outcome]]]] = set()
+        try:
+            for batch in batches:
+                pending.add(pool.submit(self._settle, batch))
+            while pending:
+                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield from future.result()
+        except BaseException:  # the caller stops, Ctrl-C, or an error that no question is spared: raised on
+            self.backend.stop()
+            pool.stop()
+            wait(pending)
+            raise
+        pool.stop()
 
     def _first(
         self, waiting: Sequence[Conversation]

@@ -22,7 +22,9 @@ class Judged:
         return self.judge.verdicts([self._asked(sample) for sample in samples])
 
     def _asked(self, sample: Answered) -> Asked:
-        item = self.item
+        item, asks = self.item, self.judge.asks
         if isinstance(item, VerifyItem):
-            return Asked(None, lambda _: verify_messages(item, sample))
-        return Asked(critique_messages(item, sample), lambda critique: score_messages(item, sample, critique))
+            return Asked(None, lambda _: verify_messages(item, sample, asks=asks))
+        return Asked(
+            critique_messages(item, sample), lambda critique: score_messages(item, sample, critique, asks=asks)
+        )
