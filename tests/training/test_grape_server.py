@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import yaml
@@ -102,7 +103,8 @@ def test_failures_stop_the_run_and_never_become_a_zero(tmp_path: Path, tiny_fold
     """The first scores are good, then the judge breaks: nothing kept is a zero of its, and one line ends the run."""
 
     def script(seen: Seen, before: int) -> Sent:
-        fine = before < 40 or before % 3 or "JSON" not in words(seen)
+        asked = seen.body["messages"][1]["content"]  # the same when it is asked once more
+        fine = before < 40 or crc32(asked.encode()) % 2 or "JSON" not in words(seen)
         return obliging(seen, before) if fine else BAD[how]
 
     with serving(script) as server:
