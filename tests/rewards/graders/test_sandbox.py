@@ -232,6 +232,7 @@ def work():
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_a_right_answer_on_a_busy_machine_is_right() -> None:
     """As the reward asks: several items and parts of a step at once."""
     samples = [Answered("q", WORKS, {"tests": "assert work() == 3"})] * 4
