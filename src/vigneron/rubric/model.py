@@ -134,6 +134,8 @@ class CodeItem(Item):
     tests: str = "tests"
     """The dataset's column: a text of assertions, or a list of such texts."""
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 5.0
+    """CPU time that the code and one test may take, all their processes together, however busy the machine is. What
+    sleeps takes none: it fails after ten times as long by the clock, and five seconds."""
     memory_mb: Annotated[int, Field(ge=64, le=8192)] = 512
 
 

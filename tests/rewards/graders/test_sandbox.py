@@ -2,11 +2,14 @@
 
 import os
 import random
+import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vigneron.errors import UserError
-from vigneron.rewards.graders import find
+from vigneron.rewards.graders import find, sandbox
 from vigneron.rewards.graders.assertions import NotPlain, decoded, prepared
-from vigneron.rewards.graders.code import Code, python_code
+from vigneron.rewards.graders.code import Code, cores, python_code
 from vigneron.rewards.graders.find import find_sandbox
 from vigneron.rewards.graders.inside import plain
 from vigneron.rewards.graders.sandbox import Container, Limits
@@ -170,8 +173,12 @@ def test_what_remains_possible_for_one_who_does_know_it(forgery: str) -> None:
 
 @needs_sandbox
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_contained_and_scores_0_with_its_reason(fault: str, nothing_left: dict[str, Any]) -> None:
-    limit = 0.6 if REASONS[fault] in (TOO_LONG, None) else 5.0
+def test_a_fault_is_contained_and_scores_0_with_its_reason(
+    fault: str, nothing_left: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 0.6 if REASONS[fault] in (TOO_LONG, None) or fault == "sleeps" else 5.0
+    if fault == "sleeps":
+        hurried(monkeypatch)
     begun = time.monotonic()
     verdict = graded(FAULTS[fault], "assert add(1, 2) == 3", "assert True", timeout_s=limit, **nothing_left)
     assert time.monotonic() - begun < limit + 10
@@ -188,7 +195,71 @@ def test_a_fault_in_one_test_leaves_the_others_what_they_earned(nothing_left: di
         code, "assert add(1, 2) == 3", "assert add(-1, 2) == 1", "assert add(0, 2) == 2", timeout_s=1.0, **nothing_left
     )
     assert verdict.score == 2 / 3
-    assert verdict.reasoning == "2 of 3 tests pass; test 2: it took more than 1 s"
+    assert verdict.reasoning == "2 of 3 tests pass; test 2: it took more than 1 s of CPU time"
+
+
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock ends after twice the CPU time."""
+    monkeypatch.setattr(sandbox, "CLOCK_TIMES", 2)
+    monkeypatch.setattr(sandbox, "CLOCK_MORE_S", 0.0)
+
+
+def test_the_clock_is_generous() -> None:
+    assert Limits(2.0).clock_s == 25
+
+
+@needs_sandbox
+def test_an_answer_that_sleeps_twice_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurried(monkeypatch)
+    code = "import time\ndef add(a, b):\n    time.sleep(100 * a)\n    return a + b"
+    tests = ["assert add(0, 1) == 1", *["assert add(1, 1) == 2"] * 8, "assert add(0, 2) == 2"]
+    begun = time.monotonic()
+    verdict = graded(code, *tests, timeout_s=0.4)
+    assert time.monotonic() - begun < 5
+    assert verdict.score == 1 / 10
+    slept = "it did not end within 0.8 s"
+    assert verdict.reasoning == f"1 of 10 tests pass; test 2: {slept}; test 3: {slept}; test 4: not run"
+
+
+WORKS = """
+import time
+def work():
+    end = time.process_time() + 0.4
+    while time.process_time() < end:
+        pass
+    return 3
+"""
+
+
+@needs_sandbox
+@pytest.mark.slow
+def test_a_right_answer_on_a_busy_machine_is_right() -> None:
+    """As the reward asks: several items and parts of a step at once."""
+    samples = [Answered("q", WORKS, {"tests": "assert work() == 3"})] * 4
+    with ThreadPoolExecutor(4) as parts:
+        found = list(parts.map(scorer(timeout_s=0.8), [samples] * 4))
+    assert found == [[Verdict(1.0, reasoning="1 of 1 tests pass")] * 4] * 4
+    assert sum(thread.name.startswith("code-") for thread in threading.enumerate()) <= cores()
+
+
+@needs_sandbox
+def test_time_without_a_core_does_not_count(nothing_left: dict[str, Any]) -> None:
+    """Held still for longer than its limit while it works."""
+    grader = scorer(timeout_s=0.8, **nothing_left)
+    with ThreadPoolExecutor(1) as aside:
+        found = aside.submit(grader, [Answered("q", WORKS, {"tests": "assert work() == 3"})])
+        while not (python := [pid for pid in _with(b'"AS": %d' % (OWN_MB * 2**20)) if not _is_bubblewrap(pid)]):
+            time.sleep(0.01)
+        time.sleep(0.2)
+        for signal_number, wait_s in ((signal.SIGSTOP, 1.0), (signal.SIGCONT, 0.0)):
+            for pid in python:
+                os.kill(pid, signal_number)
+            time.sleep(wait_s)
+        assert [verdict.score for verdict in found.result()] == [1.0]
+
+
+def _is_bubblewrap(pid: int) -> bool:
+    return Path(f"/proc/{pid}/comm").read_text().strip() == "bwrap"
 
 
 TRIED = """
@@ -266,7 +337,7 @@ def test_the_code_grader_waits_and_works_on_several_samples_at_once() -> None:
     begun = time.monotonic()
     assert [verdict.score for verdict in scorer()(samples)] == [1, 1]
     assert scorer().waits
-    assert os.cpu_count() == 1 or time.monotonic() - begun < 1.9
+    assert cores() == 1 or time.monotonic() - begun < 1.9
 
 
 @pytest.mark.parametrize(

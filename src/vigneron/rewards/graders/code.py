@@ -9,11 +9,16 @@ for the call, find the token in the frames around it, and report the end of a te
 (`assert f(x)`, `f(x) == g(x)`), or in a loop, a `try` or a `with`; it can send a value that it guesses; and a name that
 a test takes for granted, such as `all`, may be the code's own. Where it matters, write `assert f(x) == literal`, one
 below the other. The value must then be plain data: an object of a class is compared by its parts, or by its `str`.
+
+`timeout_s` is CPU time, and no more sandboxes run than there are cores, whoever asks: a right answer must not fail
+because the machine is busy. What sleeps takes no CPU time and looks from outside like what waits for a core; it fails
+by the clock, whose limit is ten times as long and more (`Limits.clock_s`). The rest of an answer's tests are not run
+once it has slept through two of them.
 """
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from textwrap import dedent
 
 from vigneron.errors import UserError, did_you_mean
@@ -23,10 +28,23 @@ from vigneron.rewards.graders.sandbox import Limits, Sandbox
 from vigneron.rewards.graders.trial import Outcome, one_line, probe, trial
 from vigneron.rubric.model import CodeItem
 from vigneron.rubric.verdict import Answered, Verdict
+from vigneron.threads import DaemonPool
 
 MOST_TESTS = 100
 LONGEST_CODE = 100_000
 PYTHON = ("python", "python3", "py")
+MOST_SLEEPS = 2
+
+
+@cache
+def _pool() -> DaemonPool:
+    """One for all items and all their callers."""
+    return DaemonPool(cores(), "code")
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Code:
@@ -47,8 +65,13 @@ class Code:
 
     def __call__(self, samples: Sequence[Answered]) -> list[Verdict]:
         tests = [self._tests(sample) for sample in samples]
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            return list(pool.map(self._verdict, [python_code(sample.response) for sample in samples], tests))
+        codes = [python_code(sample.response) for sample in samples]
+        futures = [_pool().submit(self._verdict, code, some) for code, some in zip(codes, tests, strict=True)]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
 
     def _tests(self, sample: Answered) -> list[str]:
         column, where = self._item.tests, f"item '{self._item.name}', tests"
@@ -77,6 +100,9 @@ class Code:
             return Verdict(0.0, reasoning=f"the code is longer than {LONGEST_CODE} characters")
         outcomes: list[Outcome] = []
         for one in ready:
+            if sum(outcome.slept for outcome in outcomes) == MOST_SLEEPS:
+                outcomes += [Outcome("test failed", "not run")] * (len(ready) - len(outcomes))
+                break
             outcomes.append(trial(self._sandbox, self._limits, code, one))
             if outcomes[-1].end == "broken":
                 return Verdict.missing(f"the sandbox failed: {outcomes[-1].why}")

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
+from math import ceil
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
@@ -24,15 +25,21 @@ from vigneron.rewards.graders.seccomp import seccomp_filter
 NOBODY = 65534
 MIB = 2**20
 IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-# After this a container ends by itself, should nobody be left to end it.
-LONGEST_CONTAINER_S = 120
+# The clock's limit is so many times the limit of CPU time, and so much more: an answer that waits for a core, because
+# the machine has other things to do, must not meet it.
+CLOCK_TIMES, CLOCK_MORE_S = 10, 5.0
+# So much later than any limit a container ends by itself, should nobody be left to end it.
+CONTAINER_MORE_S = 60
 LAST_S = 5.0
 PYTHON_OPTIONS = ("-s", "-S", "-B")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`timeout_s` is counted from when Python runs in the sandbox, for the code with one test."""
+    """`timeout_s` is CPU time of all processes together, from when Python runs in the sandbox, for the code with one
+    test. What sleeps uses none, and is ended by the clock, `clock_s` after the same moment.
+
+    In a container, whose processes cannot be seen from outside, the kernel ends each process by its own CPU time."""
 
     timeout_s: float = 5.0
     memory_mb: int = 512
@@ -40,11 +47,15 @@ class Limits:
     processes: int = 32
     disk_mb: int = 64
 
+    @property
+    def clock_s(self) -> float:
+        return CLOCK_TIMES * self.timeout_s + CLOCK_MORE_S
+
     def hard(self) -> dict[str, int]:
         """As the kernel names them."""
         return {
             "AS": self.memory_mb * MIB,
-            "CPU": int(self.timeout_s) + 1,
+            "CPU": ceil(self.timeout_s) + 1,
             "NPROC": self.processes,
             "FSIZE": self.disk_mb * MIB,
             "NOFILE": 64,
@@ -164,7 +175,7 @@ class Container:
             *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
             *("--shm-size", f"{limits.disk_mb}m", "--tmpfs", f"/tmp:{disk}", "--workdir", "/tmp"),
             *("--env", "PYTHONHASHSEED=0", "--env", "HOME=/tmp", "--log-driver", "none"),
-            *(IMAGE, "timeout", "-s", "KILL", str(LONGEST_CONTAINER_S), *_inside("python3", hard)),
+            *(IMAGE, "timeout", "-s", "KILL", str(ceil(limits.clock_s) + CONTAINER_MORE_S), *_inside("python3", hard)),
         ]
 
 

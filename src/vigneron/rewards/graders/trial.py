@@ -5,17 +5,16 @@ import os
 import secrets
 import selectors
 import time
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vigneron.rewards.graders.assertions import NotPlain, PreparedTest, prepared
-from vigneron.rewards.graders.sandbox import MIB, Limits, Running, Sandbox, children_of
+from vigneron.rewards.graders.sandbox import MIB, Limits, Running, Sandbox
+from vigneron.rewards.graders.usage import used_by
 
 # For the sandbox to come up, on a machine with other things to do.
 START_S = 30.0
-# How often memory is looked at.
+# How often memory and CPU time are looked at.
 TICK_S = 0.05
 MOST_SENT = 4 * MIB
 LONGEST_REASON = 200
@@ -27,6 +26,8 @@ class Outcome:
 
     end: Literal["passed", "code failed", "test failed", "broken"]
     why: str = ""
+    slept: bool = False
+    """The clock ended it, not its CPU time."""
 
 
 def trial(sandbox: Sandbox, limits: Limits, code: str, test: PreparedTest) -> Outcome:
@@ -61,12 +62,15 @@ class _Talk:
         self._stage: Literal["start", "code", "test"] = "start"
         self._made: set[int] = set()
         self._received, self._unread, self._errors = 0, b"", b""
-        self._unsent = _line({"code": code})
+        self._code = code
+        self._unsent = b""
+        self._cpu_before = 0.0
         self._selector = selectors.DefaultSelector()
         self._in, self._out, self._err = running.pipes
         for pipe in running.pipes:
             os.set_blocking(pipe.fileno(), False)
-            self._selector.register(pipe, selectors.EVENT_WRITE if pipe is self._in else selectors.EVENT_READ)
+            if pipe is not self._in:
+                self._selector.register(pipe, selectors.EVENT_READ)
 
     def outcome(self) -> Outcome:
         deadline, look_at = time.monotonic() + START_S, 0.0
@@ -77,14 +81,24 @@ class _Talk:
                 if found is not None:
                     return found
                 if before == "start" != self._stage:
-                    deadline = time.monotonic() + self._limits.timeout_s
-            if not self._contained and time.monotonic() >= look_at:
+                    deadline = time.monotonic() + self._limits.clock_s
+            if time.monotonic() >= look_at:
                 look_at = time.monotonic() + TICK_S
-                if memory_of(self._process.pid) > self._limits.memory_mb * MIB:
-                    return self._failed(f"its processes took more than {self._limits.memory_mb} MB")
+                if (found := self._above_a_limit()) is not None:
+                    return found
         if self._stage == "start":
             return Outcome("broken", f"it did not start within {START_S:g} s{self._said()}")
-        return self._failed(f"it took more than {self._limits.timeout_s:g} s")
+        return replace(self._failed(f"it did not end within {self._limits.clock_s:g} s"), slept=True)
+
+    def _above_a_limit(self) -> Outcome | None:
+        if self._contained:
+            return None
+        used = used_by(self._process.pid)
+        if used.memory > self._limits.memory_mb * MIB:
+            return self._failed(f"its processes took more than {self._limits.memory_mb} MB")
+        if self._stage != "start" and used.cpu_s - self._cpu_before > self._limits.timeout_s:
+            return self._failed(f"it took more than {self._limits.timeout_s:g} s of CPU time")
+        return None
 
     def _handled(self, pipe: Any) -> Outcome | None:
         if pipe is self._in:
@@ -121,16 +135,22 @@ class _Talk:
         if not self._unsent:
             self._selector.unregister(self._in)
 
+    def _say(self, message: Any) -> None:
+        self._unsent += json.dumps(message).encode() + b"\n"
+        if self._in not in self._selector.get_map():
+            self._selector.register(self._in, selectors.EVENT_WRITE)
+
     def _told(self, line: bytes) -> Outcome | None:
         try:
             kind, *rest = json.loads(line)
             if kind == "started" and self._stage == "start":
                 self._stage = "code"
+                # The code goes in after this: what Python took to start is not the answer's.
+                self._cpu_before = 0.0 if self._contained else used_by(self._process.pid).cpu_s
+                self._say({"code": self._code})
             elif kind == "ready" and self._stage == "code":
                 self._stage = "test"
-                self._unsent += _line({"test": self._test.text, "check": self._test.check, "token": self._token})
-                if self._in not in self._selector.get_map():
-                    self._selector.register(self._in, selectors.EVENT_WRITE)
+                self._say({"test": self._test.text, "check": self._test.check, "token": self._token})
             elif kind == "value" and self._stage == "test":
                 return self._checked(int(rest[0]), rest[1])
             elif kind == "done" and self._stage == "test" and secrets.compare_digest(str(rest[0]), self._token):
@@ -157,7 +177,7 @@ class _Talk:
     def _done(self) -> Outcome:
         if self._test.required - self._made:
             return self._failed("it left out assertions")
-        return Outcome("passed")
+        return self._above_a_limit() or Outcome("passed")
 
     def _ended(self) -> Outcome:
         if self._stage == "start":
@@ -179,24 +199,7 @@ class _Talk:
             pipe.close()
 
 
-def memory_of(pid: int) -> int:
-    """Bytes of memory that a process and all that came of it hold for themselves. Linux only."""
-    total, waiting = 0, [pid]
-    while waiting:
-        process = waiting.pop()
-        waiting += children_of(process)
-        with suppress(OSError):
-            for line in Path(f"/proc/{process}/status").read_text().splitlines():
-                if line.startswith(("RssAnon:", "RssShmem:")):
-                    total += int(line.split()[1]) * 1024
-    return total
-
-
 def one_line(text: Any) -> str:
     """What code says, fit to be shown."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)[:2000]).split())
     return line[:LONGEST_REASON] + ("…" if len(line) > LONGEST_REASON else "")
-
-
-def _line(message: Any) -> bytes:
-    return json.dumps(message).encode() + b"\n"
