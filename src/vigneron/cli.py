@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -150,12 +151,12 @@ def validate(file: Recipe, overrides: Overrides = None) -> None:
     from vigneron.rewards.build import build_reward
     from vigneron.rewards.checkers import load_checker
     from vigneron.tasks.source import checker_name, load_data
-    from vigneron.training.run import resolved
+    from vigneron.training.run import newest_weights, resolved
 
     data = load_data(config)
     config = resolved(config)
     check_model_name(config.model.name)
-    build_reward(config.reward, load_checker(checker_name(config)))
+    build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
     for text in data.notices:
         typer.echo(f"note: {text}")
     samples = config.prompts_per_step * config.group_size

@@ -153,9 +153,9 @@ class GrpoConfig(GroupRelativeConfig):
 class MixConfig(Strict):
     """Where a question's responses come from; brought to a sum of one. What has nothing to revise yet is fresh."""
 
-    fresh: NotNegative = 0.5
+    fresh: NotNegative = 0.0
     """Drawn under the category's generation prompt."""
-    revised: NotNegative = 0.5
+    revised: NotNegative = 0.0
     """Of the last iteration's responses, with what was said of them."""
     demonstrated: NotNegative = 0.0
     """The dataset's `answer`, once in a group at most."""
@@ -175,7 +175,7 @@ class GrapeConfig(GroupRelativeConfig):
     name: Literal["grape"]
     level: Literal["token", "sequence"] = "token"
     """What is clipped: the ratio of each token (eq. 14), or that of the whole text (eq. 17)."""
-    mix: MixConfig = MixConfig()
+    mix: MixConfig = MixConfig(fresh=0.5, revised=0.5)
     trained_under: Literal["question", "generation_prompt"] = "question"
     """The text that a response is trained behind, wherever it was drawn."""
 

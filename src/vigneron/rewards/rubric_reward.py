@@ -150,6 +150,7 @@ class RubricReward:
             plain = _put_together(scored, groups, normalise=False, weigh=False).rewards_B
             sums.extend(plain.tolist())
             figures |= item_figures(scored, found, [groups[i] for i in at])
+            self._say_lost(scored)
             if found.rewards_B.isnan().all() and not plain.isnan().all():
                 self._notice(
                     f"{category}: every confidence is 0, so eq. 15 has no value (weigh_by_confidence: false has)"
@@ -163,6 +164,13 @@ class RubricReward:
         for text in self.book.refresh(self._fits):
             self._notice(text)
         return rewards
+
+    def _say_lost(self, scored: _Scored) -> None:
+        """An item that scored nothing in a whole step is worth a line: the others then stand for it."""
+        for item in scored.items:
+            verdicts = [by_item[item.name] for by_item in scored.verdicts]
+            if all(verdict.score is None for verdict in verdicts):
+                self._notice(f"{scored.category}.{item.name} scored nothing in a step: {verdicts[0].why}")
 
     def _by_category(self, samples: Sequence[Answered]) -> dict[str, list[int]]:
         found: defaultdict[str, list[int]] = defaultdict(list)

@@ -46,7 +46,8 @@ class Book:
             self.rubric, self.version, self.notices = rubric, before, notices
             first = str(error).splitlines()[0]
             return [f"the rubric '{self.path}' was changed and cannot be used, so {before} stands: {first}"]
-        changed = [f"the rubric was changed: {self.version} instead of {before}"] if self.version != before else []
+        said = f"the rubric was changed: {self.version} instead of {before}, from the next step on"
+        changed = [said] if self.version != before else []
         return [*changed, *self.notices]
 
 

@@ -36,6 +36,7 @@ from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_da
 from vigneron.training.checkpoint import (
     State,
     check_manifest,
+    checkpoint_step,
     checkpoints,
     load_checkpoint,
     save_checkpoint,
@@ -122,7 +123,11 @@ class Run:
         folder.lock()
         data = folder.data()
         if rubric is not None:
+            done = checkpoints(folder.checkpoints)
+            if done and checkpoint_step(done[-1]) == config.steps:
+                raise UserError(f"--rubric: the run is finished, at step {config.steps}: nothing would go by it")
             check_rubric_data(read_rubric(rubric), data)
+            view.notice(f"goes on by the rubric '{rubric}'")
         with folder.rubric_replaced(rubric):
             run = cls._build(config, folder, data, build, view)
         saved = checkpoints(folder.checkpoints)
