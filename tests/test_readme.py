@@ -26,6 +26,7 @@ def test_the_script_trains_evaluates_and_samples_the_real_child(tmp_path: Path) 
     assert config["model"]["name"] == "smollm2-135m"
 
 
+@pytest.mark.slow
 def test_the_page_on_a_task_of_ones_own_works_from_an_empty_folder(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "own-task.md").read_text(encoding="utf-8").partition("## Prompts without answers")[0]
     files = re.findall(r"^`([\w.-]+)`[^\n]*:\n\n((?:    [^\n]*\n)+)", page, flags=re.M)

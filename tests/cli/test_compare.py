@@ -152,6 +152,7 @@ def test_again_trains_nothing(whole: tuple[Path, Answer], recipes: tuple[Path, P
     assert re.search(r"^ +rl +sft *$", fewer.out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_the_same_command_goes_on(
     whole: tuple[Path, Answer], recipes: tuple[Path, Path], tmp_path: Path
 ) -> None:

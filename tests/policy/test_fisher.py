@@ -50,7 +50,7 @@ def dense_fisher(policy: Policy, batch: Batch, temperature: float) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-@pytest.mark.parametrize("tokens_at_once", [7, 1000])
+@pytest.mark.parametrize("tokens_at_once", [7, pytest.param(1000, marks=pytest.mark.slow)])
 def test_the_product_is_the_matrixs(kind: str, tokens_at_once: int) -> None:
     policy = small_policy(kind)
     batch = make_batch([3, 2, 2, 1], [2, 3, 1, 4])

@@ -33,7 +33,7 @@ def forced_logprobs(policy: Policy, prompt: list[int], completion: list[int], sa
     return sampled_logprobs(logits, sampling).gather(1, torch.tensor(completion)[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen"])
+@pytest.mark.parametrize("kind", ["llama", *(pytest.param(k, marks=pytest.mark.slow) for k in ("gpt2", "qwen"))])
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=5),
     rows=st.integers(1, 9),

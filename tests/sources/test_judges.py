@@ -387,6 +387,7 @@ print(judge.calls, judge.cached, sum(v.score is None for v in found), sum(v.scor
 """
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_the_next_run_asks_only_what_is_missing(tmp_path: Path) -> None:
     killed: list[bool] = []
 

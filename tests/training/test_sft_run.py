@@ -118,6 +118,7 @@ def chat_config(tmp_path: Path, model: Path, data: Path | None = None, **changes
     return tiny_config(model, data or talks(tmp_path), **{**SFT, **options, **changes})
 
 
+@pytest.mark.slow
 def test_a_minted_model_learns_conversations_and_is_asked_for_their_last_turn(
     tmp_path: Path, tiny_folder: Path
 ) -> None:
