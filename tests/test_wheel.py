@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_the_wheel_lists_recipes_and_trains(tmp_path: Path, tiny_folder: Path) -> None:
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]

@@ -237,6 +237,7 @@ print(found.asked, found.cached, found.missing, [o.answer for o in found.outcome
 """
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_the_next_run_asks_only_what_is_missing(tmp_path: Path) -> None:
     answered: list[str] = []
 
