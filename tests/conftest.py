@@ -1,5 +1,7 @@
 """Tiny models and tokenizers, built in the process: real transformers models of real shapes, with random weights."""
 
+import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -129,4 +131,14 @@ def obliging_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "obliging"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def roomy_folder(tmp_path: Path, tiny_folder: Path) -> Path:
+    """The tiny model with room for a revision's text, which is long in bytes."""
+    folder = tmp_path / "roomy"
+    shutil.copytree(tiny_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
     return folder

@@ -1,7 +1,6 @@
 """Every method on a CUDA device: with graphs it comes to the same figures as without."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,16 +44,6 @@ RUBRIC = {
         }
     },
 }
-
-
-@pytest.fixture
-def roomy_folder(tmp_path: Path, tiny_folder: Path) -> Path:
-    """With room for a revision's text, which is long in bytes."""
-    folder = tmp_path / "roomy"
-    shutil.copytree(tiny_folder, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
-    return folder
 
 
 @pytest.mark.parametrize("name", METHODS)

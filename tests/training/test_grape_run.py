@@ -1,7 +1,6 @@
 """GRAPE in the loop with a real, tiny model: it is GRPO in its simplest case, it learns, and it is resumed exactly."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -48,16 +47,6 @@ def write_rubric(folder: Path, *items: dict[str, Any], name: str = "rubric.yaml"
     path = folder / name
     path.write_text(yaml.safe_dump({"category_column": None, "categories": {"words": {"items": list(items), **keys}}}))
     return str(path)
-
-
-@pytest.fixture
-def roomy_folder(tmp_path: Path, tiny_folder: Path) -> Path:
-    """The tiny model with room for a revision's text, which is long in bytes."""
-    folder = tmp_path / "roomy"
-    shutil.copytree(tiny_folder, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
-    return folder
 
 
 @pytest.fixture

@@ -15,27 +15,22 @@ from pydantic import (
     model_validator,
 )
 
+from vigneron.config.group import GrapeConfig, GroupRelativeConfig, GrpoConfig
 from vigneron.config.judges import EndpointJudgeConfig, JudgeConfig, LocalJudgeConfig, PythonJudgeConfig
 from vigneron.config.kl import AdaptiveKlConfig, GrpoKlConfig, KlConfig, PenaltyConfig, RewardKlConfig
 from vigneron.config.methods import (
     ActorCriticConfig,
     ConstraintConfig,
     DpoConfig,
-    GrapeConfig,
-    GroupRelativeConfig,
-    GrpoConfig,
     MethodConfig,
-    MethodOptions,
     PpoConfig,
-    PreferenceModelConfig,
     ReinforceConfig,
     RejectionSamplingConfig,
-    RewardModelConfig,
-    ScoreModelConfig,
     SftConfig,
     TokenCriticConfig,
     TrpoConfig,
 )
+from vigneron.config.options import MethodOptions
 from vigneron.config.parts import (
     CHECKER_NAMES,
     DataConfig,
@@ -58,6 +53,7 @@ from vigneron.config.rewards import (
     SemanticRewardConfig,
     is_api_embedder,
 )
+from vigneron.config.scorers import PreferenceModelConfig, RewardModelConfig, ScoreModelConfig
 from vigneron.config.values import Positive, Strict, plain_url
 
 __all__ = [

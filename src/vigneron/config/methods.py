@@ -1,60 +1,15 @@
 """The methods, each with keys of its own."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from vigneron.config.kl import GrpoKlConfig, KlConfig, PenaltyConfig, ReinforceKlConfig, RewardKlConfig
+from vigneron.config.group import GrapeConfig, GrpoConfig
+from vigneron.config.kl import KlConfig, PenaltyConfig, ReinforceKlConfig, RewardKlConfig
+from vigneron.config.options import Aggregation, MethodOptions, Reads
+from vigneron.config.scorers import PreferenceModelConfig, RewardModelConfig, ScoreModelConfig
 from vigneron.config.values import NotNegative, Positive, Strict
-
-Aggregation = Literal["tokens", "samples", "sum_over_samples"]
-
-
-Reads = Literal["prompts", "demonstrations", "pairs"]
-
-
-class MethodOptions(Strict):
-    """What the rest of the code asks a method's options, so that it never asks for a method's name."""
-
-    trains: ClassVar[Literal["policy", "scorer"]] = "policy"
-    """A language model, or a model that gives a text one number."""
-    joins_pairs: ClassVar[bool] = False
-    """Whether both texts of a pair are read as one sequence."""
-
-    @property
-    def reads(self) -> Reads:
-        """What its rows are: prompts to sample for, or texts that are there already, which nothing is sampled for."""
-        return "prompts"
-
-    @property
-    def smallest_group(self) -> int:
-        """Samples of a prompt that it cannot do without."""
-        return 1
-
-    @property
-    def steps_by_gradient(self) -> bool:
-        """Whether the policy's updates are steps of an optimizer, with a learning rate."""
-        return True
-
-    @property
-    def has_critic(self) -> bool:
-        return False
-
-    @property
-    def needs_rubric(self) -> bool:
-        """Whether responses are drawn as a rubric's categories say."""
-        return False
-
-    @property
-    def shows_answers(self) -> bool:
-        """Whether the dataset's answers stand among the samples."""
-        return False
-
-    @property
-    def score_column(self) -> str | None:
-        """A column of people's scores, where it learns from them."""
-        return None
 
 
 class ActorCriticConfig(MethodOptions):
@@ -109,92 +64,6 @@ class ActorCriticConfig(MethodOptions):
             raise ValueError(
                 "several updates a step need `clip_epsilon`: without a ratio the later ones are off-policy"
             )
-        return self
-
-
-class GroupRelativeConfig(MethodOptions):
-    """What GRPO and GRAPE have in common: the clipped ratio with an advantage over a group, and a KL."""
-
-    updates_per_step: Positive = 1
-    clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    aggregation: Aggregation = "tokens"
-    """tokens: the mean over all tokens. sum_over_samples: eq. 14. samples: the first GRPO's 1/length."""
-    scale_by_std: bool = False
-    """Divide a group's advantages by the std of its rewards, as the first GRPO does."""
-    kl: GrpoKlConfig = GrpoKlConfig()
-
-    @property
-    def smallest_group(self) -> int:
-        return 2
-
-    @property
-    def clip_level(self) -> Literal["token", "sequence"]:
-        """What a ratio is of: a token, or a whole text."""
-        return "token"
-
-    @property
-    def resamples(self) -> int:
-        return 0
-
-
-class GrpoConfig(GroupRelativeConfig):
-    """GRPO as Dr. GRPO (`rlmt-grape` eq. 13-14), with a KL to the reference. The first GRPO's biases go by name."""
-
-    name: Literal["grpo"]
-    resample: Annotated[int, Field(ge=0, le=100)] = 0
-    """Dynamic sampling: how many times a step may draw more prompts, to put in the place of groups that teach nothing
-    because their rewards do not differ."""
-
-    @property
-    def resamples(self) -> int:
-        return self.resample
-
-
-class MixConfig(Strict):
-    """Where a question's responses come from; brought to a sum of one. What has nothing to revise yet is fresh."""
-
-    fresh: NotNegative = 0.0
-    """Drawn under the category's generation prompt."""
-    revised: NotNegative = 0.0
-    """Of the last iteration's responses, with what was said of them."""
-    demonstrated: NotNegative = 0.0
-    """The dataset's `answer`, once in a group at most."""
-    by: Literal["probability", "proportion"] = "probability"
-    """probability: each sample draws its own. proportion: the same number in every group."""
-
-    @model_validator(mode="after")
-    def something_is_drawn(self) -> "MixConfig":
-        if self.fresh + self.revised == 0:
-            raise ValueError("`fresh` or `revised` must be above 0: a group of demonstrations alone has one text")
-        return self
-
-
-class GrapeConfig(GroupRelativeConfig):
-    """GRAPE (`rlmt-grape` §6.1): GRPO on a rubric's reward, with responses that are revised."""
-
-    name: Literal["grape"]
-    level: Literal["token", "sequence"] = "token"
-    """What is clipped: the ratio of each token (eq. 14), or that of the whole text (eq. 17)."""
-    mix: MixConfig = MixConfig(fresh=0.5, revised=0.5)
-    trained_under: Literal["question", "generation_prompt"] = "question"
-    """The text that a response is trained behind, wherever it was drawn."""
-
-    @property
-    def clip_level(self) -> Literal["token", "sequence"]:
-        return self.level
-
-    @property
-    def needs_rubric(self) -> bool:
-        return True
-
-    @property
-    def shows_answers(self) -> bool:
-        return self.mix.demonstrated > 0
-
-    @model_validator(mode="after")
-    def a_text_has_one_ratio(self) -> "GrapeConfig":
-        if self.level == "sequence" and self.aggregation != "sum_over_samples":
-            raise ValueError("`level: sequence` is eq. 17, a sum over samples: add `aggregation: sum_over_samples`")
         return self
 
 
@@ -392,44 +261,6 @@ class DpoConfig(MethodOptions):
     @property
     def smallest_group(self) -> int:
         return 1 if self.pairs == "recorded" else 2
-
-
-class PairScorerConfig(MethodOptions):
-    trains: ClassVar[Literal["policy", "scorer"]] = "scorer"
-
-    @property
-    def reads(self) -> Reads:
-        return "pairs"
-
-
-class RewardModelConfig(PairScorerConfig):
-    """A reward model of preference pairs (`rlmt-grape` eq. 5-6)."""
-
-    name: Literal["reward_model"]
-
-
-class PreferenceModelConfig(PairScorerConfig):
-    """A preference model (`rlmt-grape` §3): of two texts, the probability that the first is better."""
-
-    joins_pairs: ClassVar[bool] = True
-    name: Literal["preference_model"]
-
-
-class ScoreModelConfig(MethodOptions):
-    """A reward model of people's scores: what GRAPE calls reward fine-tuning (`rlmt-grape` §6.1)."""
-
-    trains: ClassVar[Literal["policy", "scorer"]] = "scorer"
-    name: Literal["score_model"]
-    score: str = "score"
-    """The column of scores, from 0 to 1; a label is 0 or 1."""
-
-    @property
-    def reads(self) -> Reads:
-        return "demonstrations"
-
-    @property
-    def score_column(self) -> str | None:
-        return self.score
 
 
 MethodConfig = Annotated[

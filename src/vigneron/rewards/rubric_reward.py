@@ -7,14 +7,11 @@ others are scored when all samples are there. What was said of a sample is kept 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-import torch
-from torch import nan
-
 from vigneron.errors import UserError
-from vigneron.rewards.rubric import Rewarded, explained_shares, rewarded
+from vigneron.rewards.rubric_figures import ByItem, Scored, item_figures, put_together, score_figure, spent_figures
 from vigneron.rollout.prompts import completion_text, prompt_text
 from vigneron.rubric.book import Book
 from vigneron.rubric.model import AnyItem, Rubric
@@ -26,18 +23,6 @@ from vigneron.threads import DaemonPool
 SMALLEST_SHARE = 100
 # Items that wait side by side; how many calls an endpoint gets at once is the judge's own affair.
 WAITING = 64
-
-ByItem = dict[str, Verdict]
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """The samples of one category: which they are, and what each item gave them."""
-
-    category: str
-    items: Sequence[AnyItem]
-    samples: list[int]
-    verdicts: list[ByItem]
 
 
 class RubricReward:
@@ -65,6 +50,7 @@ class RubricReward:
         self._pool = DaemonPool(WAITING, "rubric")
         self._asked = 0
         self._failed = 0
+        self._told: set[str] = set()
         self.overlaps = self._waits(book.rubric)  # what is wrong with an item is said before anything is sampled
 
     def _waits(self, rubric: Rubric) -> bool:
@@ -97,7 +83,7 @@ class RubricReward:
         found: list[tuple[str, float | None]] = [("", None)] * len(samples)
         for category, at in self._by_category(samples).items():
             scored = self._scored(category, at, samples, begun)
-            rewards = _put_together(scored, range(len(samples)), normalise=True, weigh=self._weigh).rewards_B.tolist()
+            rewards = put_together(scored, range(len(samples)), normalise=True, weigh=self._weigh).rewards_B.tolist()
             for i, reward in zip(at, rewards, strict=True):
                 found[i] = category, None if reward != reward else reward
         return found
@@ -142,20 +128,20 @@ class RubricReward:
         sums: list[float] = []
         for category, at in self._by_category(samples).items():
             scored = self._scored(category, at, samples, begun)
-            found = _put_together(scored, groups, normalise=self._normalise, weigh=self._weigh)
+            found = put_together(scored, groups, normalise=self._normalise, weigh=self._weigh)
             for i, reward, by_item in zip(at, found.rewards_B.tolist(), scored.verdicts, strict=True):
                 rewards[i] = None if reward != reward else reward
                 said[i] = self._said(category, by_item)
                 failures.update(f"{category}.{name}: {v.why}" for name, v in by_item.items() if v.score is None)
-            plain = _put_together(scored, groups, normalise=False, weigh=False).rewards_B
+            plain = put_together(scored, groups, normalise=False, weigh=False).rewards_B
             sums.extend(plain.tolist())
             figures |= item_figures(scored, found, [groups[i] for i in at])
             self._say_lost(scored)
             if found.rewards_B.isnan().all() and not plain.isnan().all():
-                self._notice(
+                self._tell(
                     f"{category}: every confidence is 0, so eq. 15 has no value (weigh_by_confidence: false has)"
                 )
-        figures |= {**_mean("score", sums), **_spent(said)}
+        figures |= {**score_figure(sums), **spent_figures(said)}
         for name, value in figures.items() if log_metric is not None else ():
             log_metric(name, value)  # type: ignore[misc]
         if log_extra is not None:
@@ -165,12 +151,18 @@ class RubricReward:
             self._notice(text)
         return rewards
 
-    def _say_lost(self, scored: _Scored) -> None:
+    def _say_lost(self, scored: Scored) -> None:
         """An item that scored nothing in a whole step is worth a line: the others then stand for it."""
         for item in scored.items:
             verdicts = [by_item[item.name] for by_item in scored.verdicts]
             if all(verdict.score is None for verdict in verdicts):
-                self._notice(f"{scored.category}.{item.name} scored nothing in a step: {verdicts[0].why}")
+                self._tell(f"{scored.category}.{item.name} scored nothing in a step: {verdicts[0].why}")
+
+    def _tell(self, text: str) -> None:
+        """Once, however many steps it is true of."""
+        if text not in self._told:
+            self._told.add(text)
+            self._notice(text)
 
     def _by_category(self, samples: Sequence[Answered]) -> dict[str, list[int]]:
         found: defaultdict[str, list[int]] = defaultdict(list)
@@ -178,14 +170,14 @@ class RubricReward:
             found[category_of(self.book.rubric, sample.row, i + 1, "the step")].append(i)
         return dict(found)
 
-    def _scored(self, category: str, at: list[int], samples: Sequence[Answered], begun: Sequence[ByItem]) -> _Scored:
+    def _scored(self, category: str, at: list[int], samples: Sequence[Answered], begun: Sequence[ByItem]) -> Scored:
         items = self.book.rubric.categories[category].items
         verdicts = [dict(begun[i]) for i in at]
         for item in items:
             if not self._grader(item).waits:
                 for by_item, verdict in zip(verdicts, self._grader(item)([samples[i] for i in at]), strict=True):
                     by_item[item.name] = verdict
-        return _Scored(category, items, at, [{item.name: v[item.name] for item in items} for v in verdicts])
+        return Scored(category, items, at, [{item.name: v[item.name] for item in items} for v in verdicts])
 
     def _said(self, category: str, by_item: ByItem) -> dict[str, Any]:
         """As it is kept with a sample: plain JSON. A confidence of 0 is said, unless there is no score to believe."""
@@ -237,48 +229,3 @@ def question_text(prompt: Any) -> str:
     if not isinstance(prompt, str) and len(prompt) == 1:
         return str(prompt[0]["content"])
     return prompt_text(prompt)
-
-
-def _put_together(scored: _Scored, groups: Sequence[int], *, normalise: bool, weigh: bool) -> Rewarded:
-    def table(value_of: Callable[[Verdict], float]) -> torch.Tensor:
-        rows = [[nan if v.score is None else value_of(v) for v in by_item.values()] for by_item in scored.verdicts]
-        return torch.tensor(rows, dtype=torch.float64)
-
-    return rewarded(
-        table(lambda verdict: float(verdict.score or 0.0)),
-        table(lambda verdict: verdict.confidence if weigh else 1.0),
-        torch.tensor([item.weight for item in scored.items], dtype=torch.float64),
-        torch.tensor([groups[i] for i in scored.samples]),
-        normalise=normalise,
-    )
-
-
-def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
-    """The weighted sum of scores, whatever the confidences: one measure over time, and between runs."""
-    present = [value for value in values if value == value]
-    return {name: sum(present) / len(present)} if present else {}
-
-
-def _spent(said: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Tokens of a judge that says how many it took."""
-    verdicts = [verdict for entry in said for verdict in entry["items"].values()]
-    spent = {f"judge/{key}": sum(verdict.get(key, 0) for verdict in verdicts) for key in ("tokens_in", "tokens_out")}
-    return spent if any(spent.values()) else {}
-
-
-def item_figures(scored: _Scored, found: Rewarded, groups: Sequence[int]) -> dict[str, float]:
-    """Of each item: its mean, spread and confidence, its failures, and its share of what the advantages are made of."""
-    shares_J = explained_shares(found.contributions_BJ, torch.tensor(groups)).tolist()
-    figures: dict[str, float] = {}
-    for j, item in enumerate(scored.items):
-        scores = torch.tensor([v[item.name].score for v in scored.verdicts if v[item.name].score is not None])
-        name = f"{scored.category}/{item.name}"
-        figures[f"{name}/failed"] = len(scored.verdicts) - len(scores)
-        if len(scores):
-            figures[f"{name}/score"] = float(scores.mean())
-            figures[f"{name}/spread"] = float(scores.std(correction=0))
-            figures[f"{name}/confidence"] = float(found.confidence_J[j])
-        if shares_J[j] == shares_J[j]:
-            figures[f"{name}/share"] = shares_J[j]
-    present_B = found.rewards_B[~found.rewards_B.isnan()]
-    return {**figures, **({f"{scored.category}/reward": float(present_B.mean())} if len(present_B) else {})}

@@ -107,7 +107,7 @@ class SharedAnswering(Answering):
             (told,) = super().told([question])
             own.set_result(told)
             return told
-        except BaseException as error:
+        except BaseException as error:  # whoever waits for the same question is told, and it is raised on
             own.set_exception(error)
             raise
         finally:

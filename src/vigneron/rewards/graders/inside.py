@@ -49,7 +49,7 @@ def main(limits: dict[str, int]) -> None:
     except BaseException as error:  # whatever an answer raises, `SystemExit` too, is how it failed
         try:
             said = str(error)[:LONGEST_REASON]
-        except Exception:
+        except Exception:  # an answer's own exception may not even have a text
             said = ""
         say("failed", stage, type(error).__name__, said)
         leave(1)

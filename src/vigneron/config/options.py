@@ -1,0 +1,53 @@
+"""What the rest of the code may ask of any method's options."""
+
+from typing import ClassVar, Literal
+
+from vigneron.config.values import Strict
+
+Aggregation = Literal["tokens", "samples", "sum_over_samples"]
+
+
+Reads = Literal["prompts", "demonstrations", "pairs"]
+
+
+class MethodOptions(Strict):
+    """What the rest of the code asks a method's options, so that it never asks for a method's name."""
+
+    trains: ClassVar[Literal["policy", "scorer"]] = "policy"
+    """A language model, or a model that gives a text one number."""
+    joins_pairs: ClassVar[bool] = False
+    """Whether both texts of a pair are read as one sequence."""
+
+    @property
+    def reads(self) -> Reads:
+        """What its rows are: prompts to sample for, or texts that are there already, which nothing is sampled for."""
+        return "prompts"
+
+    @property
+    def smallest_group(self) -> int:
+        """Samples of a prompt that it cannot do without."""
+        return 1
+
+    @property
+    def steps_by_gradient(self) -> bool:
+        """Whether the policy's updates are steps of an optimizer, with a learning rate."""
+        return True
+
+    @property
+    def has_critic(self) -> bool:
+        return False
+
+    @property
+    def needs_rubric(self) -> bool:
+        """Whether responses are drawn as a rubric's categories say."""
+        return False
+
+    @property
+    def shows_answers(self) -> bool:
+        """Whether the dataset's answers stand among the samples."""
+        return False
+
+    @property
+    def score_column(self) -> str | None:
+        """A column of people's scores, where it learns from them."""
+        return None
