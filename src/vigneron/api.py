@@ -9,6 +9,8 @@ from typing import Any
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder, default_runs_folder
+from vigneron.folder.samples import Sample
 from vigneron.methods import METHODS
 from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import load_config
@@ -20,10 +22,9 @@ from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.source import checker_name
 from vigneron.training import loop
 from vigneron.training.checkpoint import check_manifest, checkpoint_step, checkpoints, load_weights
-from vigneron.training.folder import RunFolder, default_runs_folder
 from vigneron.training.held_out import evaluate
 from vigneron.training.run import Run, Silent, View, load_child, newest_weights
-from vigneron.training.samples import Sample, samples_of
+from vigneron.training.samples import samples_of
 from vigneron.training.slots import Parts
 
 

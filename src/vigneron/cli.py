@@ -92,7 +92,7 @@ def resume(
     rubric: Annotated[str | None, typer.Option(help="A rubric to go on by, instead of the run's.")] = None,
 ) -> None:
     """Go on with a run that was stopped or killed."""
-    from vigneron.training.folder import RunFolder
+    from vigneron.folder.run_folder import RunFolder
 
     recipe = RunFolder.open(run).config().recipe
     from vigneron import api
@@ -202,8 +202,8 @@ def evaluate(
     """Greedy completions of the held-out part, scored."""
     rows = None
     if file is not None:
+        from vigneron.folder.run_folder import RunFolder
         from vigneron.tasks.answers import rows_to_evaluate
-        from vigneron.training.folder import RunFolder
 
         rows = rows_to_evaluate(RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {text}"))
     from vigneron.api import load_run

@@ -15,9 +15,9 @@ import yaml
 from command_line import Answer, vigneron, write_jsonl
 
 from vigneron import api
+from vigneron.folder.run_folder import RunFolder
 from vigneron.report.plan import LONGEST_NAME, default_name
 from vigneron.report.terminal import TerminalView
-from vigneron.training.folder import RunFolder
 
 # The command line in a process of its own, which kills itself right after a step of one run: no handler runs.
 KILLED = """

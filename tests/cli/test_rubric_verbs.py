@@ -13,9 +13,9 @@ import pytest
 import yaml
 from command_line import Answer, vigneron, write_jsonl
 
+from vigneron.folder.samples import Sample, SampleStore
 from vigneron.rubric.read import read_rubric
 from vigneron.sources import client as client_module
-from vigneron.training.samples import Sample, SampleStore
 
 sys.path.append(str(Path(__file__).parent.parent / "sources"))
 from servers import Seen, Sent, chat, refusal, serving, verdict

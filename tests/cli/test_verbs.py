@@ -21,11 +21,11 @@ import vigneron as package
 from vigneron.api import load_run
 from vigneron.api import train as train_in_python
 from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder
+from vigneron.folder.samples import SampleStore
 from vigneron.recipe import load_config, recipe_names
 from vigneron.report.demo import verdict
 from vigneron.report.terminal import TerminalView, say
-from vigneron.training.folder import RunFolder
-from vigneron.training.samples import SampleStore
 
 ESCAPE = "\x1b"
 HEAVY = {"torch", "transformers", "numpy", "matplotlib", "yaml", "vigneron.config", "vigneron.recipe", "vigneron.api"}

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from vigneron.folder.samples import Sample
 from vigneron.report.figures import DASHES, comparison_figure
 from vigneron.report.rubric_final import held_out_keys, held_out_titles, training_keys, training_titles
 from vigneron.report.rubric_items import Ends, category_rows, ends, item_rows, items_in_order, never_varies, source_of
@@ -17,7 +18,6 @@ from vigneron.report.rubric_part import MOST_LINES, category_drawn
 from vigneron.report.rubric_samples import picked
 from vigneron.report.terminal import TerminalView, weakest
 from vigneron.rubric.model import Rubric
-from vigneron.training.samples import Sample
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9 _.-]{0,20}\Z")
 

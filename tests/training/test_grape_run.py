@@ -17,6 +17,7 @@ from conftest import tiny_scorer
 from vigneron import api
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
+from vigneron.folder.samples import SampleStore
 from vigneron.methods import METHODS
 from vigneron.policy.scorer import set_scorer_kind
 from vigneron.policy.scoring import score
@@ -24,7 +25,6 @@ from vigneron.recipe import check_config
 from vigneron.training.loop import train
 from vigneron.training.overlap import rewarded
 from vigneron.training.run import Run, Silent
-from vigneron.training.samples import SampleStore
 
 VOWELS = """
 def vowels(prompts, completions, **columns):

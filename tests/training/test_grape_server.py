@@ -18,8 +18,8 @@ from servers import Seen, Sent, chat, interrupted_twice, refusal, serving, verdi
 
 from vigneron import api
 from vigneron.errors import UserError
+from vigneron.folder.samples import SampleStore
 from vigneron.sources import client as client_module
-from vigneron.training.samples import SampleStore
 
 RUBRIC = {
     "category_column": None,

@@ -8,11 +8,11 @@ import pytest
 from helpers import tiny_config, write_data
 
 from vigneron import api
+from vigneron.folder.run_folder import RunFolder
 from vigneron.methods import METHODS
 from vigneron.recipe import load_config
 from vigneron.report.html import write_report
 from vigneron.rewards.apply import ApplyReward
-from vigneron.training.folder import RunFolder
 from vigneron.training.loop import train
 from vigneron.training.run import Run, Silent
 

@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vigneron import api
 from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder
+from vigneron.folder.samples import SampleStore
 from vigneron.methods import METHODS
 from vigneron.training import loop
 from vigneron.training.checkpoint import checkpoints
-from vigneron.training.folder import RunFolder
 from vigneron.training.run import Run, Silent
-from vigneron.training.samples import SampleStore
 
 LORA = {"lora": {"rank": 4}}
 GRPO = {
@@ -159,7 +159,7 @@ def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: P
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1)
     run = Run.start(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
     folder = run.folder
-    code = "import sys; from vigneron.training.folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
+    code = "import sys; from vigneron.folder.run_folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
     other = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True)
     assert "another process is training" in other.stderr
     run.close()

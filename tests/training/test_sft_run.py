@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from conftest import byte_tokenizer, tiny_model
 from vigneron import api
 from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder
 from vigneron.recipe import check_config
 from vigneron.tasks.source import load_data
-from vigneron.training.folder import RunFolder
 from vigneron.training.run import Silent
 
 SFT: dict[str, Any] = {

@@ -6,8 +6,8 @@ import pytest
 
 from vigneron import api
 from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder
 from vigneron.recipe import load_config
-from vigneron.training.folder import RunFolder
 from vigneron.training.run import resolved
 
 SMALL = ("model.device=cpu", "steps=2", "eval_every=2")

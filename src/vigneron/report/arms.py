@@ -8,9 +8,9 @@ from typing import Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder
 from vigneron.report.curves import is_number
 from vigneron.report.tables import visible
-from vigneron.training.folder import RunFolder
 
 ABSENT = "nothing"
 NAMES = ("recipe", "about")

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from vigneron.api import load_run
 from vigneron.config import Config
+from vigneron.folder.run_folder import RunFolder
 from vigneron.report.terminal import say
 from vigneron.tasks.task import load_task
-from vigneron.training.folder import RunFolder
 
 
 def chat_loop(console: Console, run: Path, *, step: int | None, temperature: float, raw: bool) -> None:

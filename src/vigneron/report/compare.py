@@ -12,6 +12,7 @@ from rich.table import Table
 
 from vigneron import api
 from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder
 from vigneron.policy.load import check_model_name
 from vigneron.report.arms import CollectedRun, arms_of, first_change, read_records, refuse_twins
 from vigneron.report.compared import comparison_table, write_comparison
@@ -22,7 +23,6 @@ from vigneron.rewards.checkers import load_checker
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import checker_name, load_data
 from vigneron.training.checkpoint import checkpoint_step, checkpoints
-from vigneron.training.folder import RunFolder
 from vigneron.training.run import resolved
 from vigneron.training.signals import Stopped
 

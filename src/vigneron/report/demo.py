@@ -9,10 +9,10 @@ from rich.table import Table
 
 from vigneron.api import train
 from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder
 from vigneron.recipe import load_config
 from vigneron.report.html import summary, write_report
 from vigneron.report.terminal import TerminalView, say
-from vigneron.training.folder import RunFolder
 
 
 def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> None:

@@ -9,12 +9,12 @@ from markupsafe import Markup
 
 from vigneron.errors import UserError
 from vigneron.files import write_for_user
+from vigneron.folder.run_folder import RunFolder
+from vigneron.folder.samples import Sample, SampleStore
 from vigneron.recipe import config_yaml
 from vigneron.report.figures import as_svg, comparison_figure
 from vigneron.report.rubric_part import rubric_part
 from vigneron.report.tables import visible
-from vigneron.training.folder import RunFolder
-from vigneron.training.samples import Sample, SampleStore
 from vigneron.training.second_look import FOOLED
 
 COMPLETIONS_SHOWN = 40

@@ -46,7 +46,7 @@ def plan_comparison(
     if len(configs) * (seeds or 1) + len(given) < 2:
         raise UserError("there is nothing to compare: give two recipes or runs, or one recipe and --seeds 2")
 
-    from vigneron.training.folder import check_name, default_runs_folder
+    from vigneron.folder.run_folder import check_name, default_runs_folder
 
     name = name if name is not None else default_name([c.recipe for c in configs] + [_name(f) for f in folders])
     check_name(name)

@@ -9,6 +9,8 @@ from markupsafe import Markup
 
 from vigneron.config import Config
 from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder
+from vigneron.folder.samples import SampleStore
 from vigneron.report.curves import Records, series
 from vigneron.report.figures import Panel, as_svg, comparison_figure
 from vigneron.report.rubric_items import CategoryRow, Ends, ItemRow, category_rows, ends, item_rows, source_of
@@ -17,8 +19,6 @@ from vigneron.report.rubric_origins import OriginRow, origin_rows
 from vigneron.report.rubric_samples import Stage, stages
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import normalised, read_rubric
-from vigneron.training.folder import RunFolder
-from vigneron.training.samples import SampleStore
 
 MOST_FIGURES = 12
 MOST_LINES = 12

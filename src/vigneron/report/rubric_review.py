@@ -14,6 +14,8 @@ from rich.text import Text
 
 from vigneron.errors import UserError
 from vigneron.files import write_for_user
+from vigneron.folder.run_folder import RunFolder
+from vigneron.folder.samples import Kind, SampleStore
 from vigneron.report.compare import print_whole
 from vigneron.report.tables import visible
 from vigneron.report.terminal import say
@@ -21,8 +23,6 @@ from vigneron.rollout.dataset import read_rows
 from vigneron.rollout.formats import is_conversation
 from vigneron.rollout.prompts import completion_text, prompt_text
 from vigneron.rubric.review import Judged, Label, Reviewed, judged, labels_of, review, unmatched
-from vigneron.training.folder import RunFolder
-from vigneron.training.samples import Kind, SampleStore
 
 EVERY = 10**9
 KINDS: tuple[Kind, ...] = ("train", "eval")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from vigneron.training.samples import Sample
+from vigneron.folder.samples import Sample
 
 
 def samples_table(samples: Sequence[Sample]) -> Table:

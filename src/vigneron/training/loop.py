@@ -2,19 +2,34 @@
 
 import time
 
+from vigneron.errors import UserError
+from vigneron.folder.status import State, write_status
 from vigneron.timing import first_lap, next_lap, phase
 from vigneron.training.memory import explained_memory
 from vigneron.training.metrics import batch_metrics
 from vigneron.training.overlap import rewarded
 from vigneron.training.run import Run, View
 from vigneron.training.samples import samples_of
-from vigneron.training.signals import StopRequest
+from vigneron.training.signals import Stopped, StopRequest
 
 
 def train(run: Run, view: View) -> None:
     """Train until the last step, or until asked to stop: then the step is finished and saved."""
-    with explained_memory(run.config):
-        _train(run, view)
+    write_status(run.folder, "running", began=time.time(), ended=None, error=None)
+    state: State = "failed"
+    said: str | None = "it ended unexpectedly"
+    try:
+        with explained_memory(run.config):
+            _train(run, view)
+        state, said = "finished", None
+    except (Stopped, KeyboardInterrupt):
+        state, said = "stopped", None
+        raise
+    except UserError as error:
+        said = str(error)
+        raise
+    finally:
+        write_status(run.folder, state, ended=time.time(), error=said)
 
 
 def _train(run: Run, view: View) -> None:

@@ -16,6 +16,8 @@ from vigneron.batch import Batch
 from vigneron.compiling import can_compile
 from vigneron.config import Config, is_api_embedder
 from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder, default_runs_folder
+from vigneron.folder.samples import SampleStore
 from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.scorer import load_scorer
@@ -42,10 +44,9 @@ from vigneron.training.checkpoint import (
     save_checkpoint,
     weights_identity,
 )
-from vigneron.training.folder import RunFolder, default_runs_folder
 from vigneron.training.held_out import evaluate
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
-from vigneron.training.samples import SampleStore, samples_of
+from vigneron.training.samples import samples_of
 from vigneron.training.second_look import SecondLook, explain_canaries, second_look
 from vigneron.training.slots import Method, Metrics, Parts
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from vigneron.batch import Batch
 from vigneron.config import Config, RubricRewardConfig
+from vigneron.folder.run_folder import RunFolder
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.rubric_build import build_rubric_reward
 from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rollout.prompts import Row
 from vigneron.rubric.rows import category_of
 from vigneron.tasks.source import Data
-from vigneron.training.folder import RunFolder
 from vigneron.training.slots import Metrics
 
 # Questions of a category that every canary answers.

@@ -1,22 +1,32 @@
-"""A run is its folder: config, metrics, samples, checkpoints, report. Whoever has it can watch it and go on with it."""
+"""A run is its folder: config, metrics, samples, checkpoints, report. Whoever has it can watch it and go on with it.
+
+Light on purpose: whoever only looks loads no torch.
+"""
 
 import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.files import write_atomically
 from vigneron.recipe import check_config, config_yaml, parse_yaml
-from vigneron.rollout.dataset import read_rows
 from vigneron.rubric.read import rubric_text
-from vigneron.tasks.source import Data
+
+if TYPE_CHECKING:
+    from vigneron.tasks.source import Data
+
+
+LOCK = ".lock"
+# So often the lock is tried: who looks whether a run is alive holds it for an instant.
+LOOKS = 10
 
 
 @dataclass
@@ -57,12 +67,30 @@ class RunFolder:
     def lock(self) -> None:
         """One run writes at a time. The lock is the process's: it goes with it, however it ends."""
         try:
-            self._lock = (self.path / ".lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = (self.path / LOCK).open("w")
+            for left in reversed(range(LOOKS)):
+                try:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                except BlockingIOError:
+                    if not left:
+                        raise
+                    time.sleep(0.05)  # someone may only be looking
         except BlockingIOError as error:
             raise UserError(f"another process is training in '{self.path}'") from error
         except OSError as error:
             raise UserError(f"cannot write in '{self.path}': {error.strerror}") from error
+
+    def is_locked(self) -> bool:
+        """Whether a process is training here. Looking takes the lock for a moment, and leaves no file."""
+        try:
+            with (self.path / LOCK).open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -112,14 +140,17 @@ class RunFolder:
             write_atomically(self.rubric, before)
             raise
 
-    def write_data(self, data: Data) -> None:
+    def write_data(self, data: "Data") -> None:
         """The rows themselves: whoever has the folder needs no other file."""
         (self.path / "data").mkdir(exist_ok=True)
         for part in ("train", "held_out"):
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in getattr(data, part)]
             write_atomically(self.path / "data" / f"{part}.jsonl", "".join(lines))
 
-    def data(self) -> Data:
+    def data(self) -> "Data":
+        from vigneron.rollout.dataset import read_rows
+        from vigneron.tasks.source import Data
+
         train, held_out = (read_rows(self.path / "data" / f"{part}.jsonl") for part in ("train", "held_out"))
         return Data(train, held_out)
 

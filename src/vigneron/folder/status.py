@@ -1,0 +1,136 @@
+"""What a run is doing, from its folder alone: `status.json`, the lock, and the last line of its metrics."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from vigneron.errors import UserError
+from vigneron.files import write_atomically
+from vigneron.folder.run_folder import RunFolder
+
+STATUS = "status.json"
+# More than the longest line of metrics.
+TAIL_BYTES = 2**18
+
+State = Literal["starting", "running", "finished", "stopped", "failed", "killed"]
+"""`stopped`: by a signal, and saved. `killed`: it ended without a word."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run of a list. `figures` are those of its last steps, by their names in metrics.jsonl."""
+
+    path: Path
+    state: State
+    recipe: str = ""
+    method: str = ""
+    step: int = 0
+    steps: int = 0
+    began: float | None = None
+    """Seconds since 1970, as are the following; `changed` is when its metrics were last written."""
+    ended: float | None = None
+    changed: float | None = None
+    error: str | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def alive(self) -> bool:
+        return self.state in ("starting", "running")
+
+
+def write_status(folder: RunFolder, state: State, **more: Any) -> None:
+    """Keep what was said before, such as when it began."""
+    write_atomically(folder.path / STATUS, json.dumps({**_said(folder.path), "state": state, **more}))
+
+
+def status_of(path: Path) -> RunStatus:
+    folder = RunFolder(path)
+    said, config, last = _said(path), _config(path), last_records(path / "metrics.jsonl")
+    figures = {k: v for record in last for k, v in record.items() if isinstance(v, int | float) and k != "step"}
+    method = config.get("method")
+    return RunStatus(
+        path=path,
+        state=_state(said, folder.is_locked()),
+        recipe=str(config.get("recipe", "")),
+        method=str(method.get("name", "")) if isinstance(method, dict) else "",
+        step=int(last[-1]["step"]) if last else 0,
+        steps=config["steps"] if isinstance(config.get("steps"), int) else 0,
+        began=said.get("began"),
+        ended=said.get("ended"),
+        changed=_changed(path / "metrics.jsonl"),
+        error=said.get("error"),
+        figures=figures,
+    )
+
+
+def run_folders(runs: Path) -> list[Path]:
+    """The runs in a folder, and in the folders in it (a comparison's), by name; hidden ones are not looked at."""
+    if not runs.is_dir():
+        raise UserError(f"there is no folder '{runs}': no run was made here yet (VIGNERON_RUNS says where they are)")
+    found: list[Path] = []
+    for path in sorted(p for p in runs.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        if (path / "config.yaml").is_file():
+            found.append(path)
+        else:
+            found += sorted(p.parent for p in path.glob("[!.]*/config.yaml"))
+    return found
+
+
+def last_records(path: Path) -> list[dict[str, Any]]:
+    """The last whole lines of a file of JSON lines, without reading what is before them."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+    except OSError:
+        return []
+    whole = [line for line in (lines if size <= TAIL_BYTES else lines[1:]) if line.endswith(b"\n")]
+    records = []
+    for line in whole:
+        try:
+            record = json.loads(line)
+        except ValueError:  # damaged: the others stand
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            records.append(record)
+    return records
+
+
+def _state(said: Mapping[str, Any], locked: bool) -> State:
+    state = said.get("state")
+    if locked:
+        return "running" if state == "running" else "starting"
+    return state if state in ("finished", "stopped", "failed") else "killed"
+
+
+def _said(path: Path) -> dict[str, Any]:
+    try:
+        said = json.loads((path / STATUS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
