@@ -1,0 +1,57 @@
+"""Serving a page: on 127.0.0.1 and behind a token, unless asked otherwise."""
+
+import secrets
+import socket
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+
+from vigneron.errors import UserError
+from vigneron.web.guard import Guard
+
+LOOPBACK = "127.0.0.1"
+
+
+def serve(app: Starlette, *, port: int, host: str = LOOPBACK, tell: Callable[[str], None]) -> None:
+    """Until Ctrl-C. `tell` is given the address, with the token in it. Port 0 is any free one."""
+    import uvicorn
+
+    listening = _bound(host, port)
+    port = listening.getsockname()[1]
+    token = secrets.token_urlsafe(24)
+    shown = LOOPBACK if host == "0.0.0.0" else host
+    tell(f"http://{shown}:{port}/?token={token}")
+    config = uvicorn.Config(
+        Guard(app, token=token, hosts=own_names(host, port)),
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listening.close()
+
+
+def own_names(host: str, port: int) -> list[str]:
+    """Under which names the page answers: no other site's name, whatever address that points to."""
+    names = {LOOPBACK, "localhost", host} if host in (LOOPBACK, "localhost", "0.0.0.0") else {host}
+    if host == "0.0.0.0":
+        names |= {socket.gethostname(), socket.getfqdn()}
+    return [f"{name}:{port}" for name in sorted(names)]
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; another --port may be free") from error
+    return listening
