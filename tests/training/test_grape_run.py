@@ -1,6 +1,7 @@
 """GRAPE in the loop with a real, tiny model: it is GRPO in its simplest case, it learns, and it is resumed exactly."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -141,6 +142,32 @@ def test_the_ratio_begins_at_one_behind_the_trained_text(tmp_path: Path, roomy_f
         assert batch.figures["drawn/gap"] > 0.001
         assert batch.figures["drawn/mismatch"] < 1e-4
     run.close()
+
+
+@pytest.mark.usefixtures("functions")
+def test_the_correction_weighs_tokens_by_the_two_probabilities(tmp_path: Path, roomy_folder: Path) -> None:
+    """Advantages times min(1, π₀(· | question) / π₀(· | what it was drawn under)); what was not drawn counts whole."""
+    rubric = write_rubric(
+        tmp_path, item("vowels", flow="python", function="grape_functions:vowels"), generate="Use many vowels."
+    )
+    batches = {}
+    for correction in ("none", "truncated"):
+        mix = {"fresh": 0.5, "revised": 0.3, "demonstrated": 0.2}
+        method = {"name": "grape", "mix": mix, "correction": correction}
+        given = recipe(tmp_path, roomy_folder, rubric, method=method, prompts_per_step=8)
+        run = Run.start(check_config(given, "tiny"), tmp_path, METHODS["grape"], name=correction, view=Silent())
+        batches[correction] = run.method.advantage(rewarded(run.method, run.prompts, 0))
+        run.close()
+    plain, corrected = batches["none"], batches["truncated"]
+    expected, weights = [], []
+    for i, j in plain.mask_BT.nonzero().tolist():
+        here, drawn = float(plain.behaviour_BT[i, j]), float(plain.drawn_BT[i, j])
+        weights.append(1.0 if math.isnan(drawn) else min(1.0, math.exp(here - drawn)))
+        expected.append(float(plain.advantages_BT[i, j]) * weights[-1])
+    assert corrected.advantages_BT[plain.mask_BT].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert corrected.figures["drawn/weight"] == pytest.approx(sum(weights) / len(weights), rel=1e-5)
+    assert any(weight < 0.999 for weight in weights)
+    assert any(math.isnan(value) for value in plain.drawn_BT[plain.mask_BT].tolist())
 
 
 @pytest.mark.slow

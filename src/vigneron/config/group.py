@@ -75,6 +75,9 @@ class GrapeConfig(GroupRelativeConfig):
     mix: MixConfig = MixConfig(fresh=0.5, revised=0.5)
     trained_under: Literal["question", "generation_prompt"] = "question"
     """The text that a response is trained behind, wherever it was drawn."""
+    correction: Literal["none", "truncated"] = "none"
+    """truncated: a token that the trained text makes less likely than the text it was drawn under counts for less, by
+    the ratio of the two probabilities. none: all count alike (the paper)."""
 
     @property
     def clip_level(self) -> Literal["token", "sequence"]:

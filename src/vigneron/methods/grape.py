@@ -18,7 +18,7 @@ from vigneron.batch import Batch
 from vigneron.config import GrapeConfig
 from vigneron.methods import grpo
 from vigneron.methods.shared import sampling_of
-from vigneron.methods.trained_text import behind_trained_text
+from vigneron.methods.trained_text import behind_trained_text, corrected
 from vigneron.policy.scoring import score
 from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rollout.evolving import Earlier, Evolving, Memory, Mix
@@ -58,7 +58,8 @@ def build(parts: Parts) -> Method:
     def advantage(batch: Batch) -> Batch:
         """A = R − mean of the group, after eq. 15; π₀ behind the text that is trained."""
         rollout.memory.remember(batch, _feedback)
-        return plain.advantage(behind_trained_text(batch, look, config.tokens_at_once))
+        batch = plain.advantage(behind_trained_text(batch, look, config.tokens_at_once))
+        return batch if options.correction == "none" else corrected(batch)
 
     @torch.no_grad()
     def look(part: Batch) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ itself, so a few samples are also scored behind the text they were drawn under (
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from vigneron.batch import Batch, map_parts
@@ -28,6 +29,20 @@ def behind_trained_text(batch: Batch, look: Look, tokens_at_once: int) -> Batch:
     behaviour_BT[unknown] = 0.0
     behaviour_BT[unknown, : found_BT.shape[1]] = found_BT
     return replace(batch, behaviour_BT=behaviour_BT, figures={**batch.figures, **_figures(some, found_BT, look)})
+
+
+def corrected(batch: Batch) -> Batch:
+    """Advantages times min(1, π₀(token | trained text) / π₀(token | the text it was drawn under)).
+
+    Without it an unlikely token with a negative advantage is pushed down for good, and the two texts drift apart. What
+    was not drawn at all has no such ratio, and counts whole.
+    """
+    if batch.drawn_BT is None:
+        return batch
+    ratio_BT = (batch.behaviour_BT - batch.drawn_BT).exp().clamp(max=1.0)
+    weight_BT = torch.where(ratio_BT.isnan(), 1.0, ratio_BT)
+    figures = {**batch.figures, "drawn/weight": float(weight_BT[batch.mask_BT].mean())}
+    return replace(batch, advantages_BT=batch.advantages_BT * weight_BT, figures=figures)
 
 
 def _figures(batch: Batch, behind_trained_BT: Tensor, look: Look) -> dict[str, float]:
