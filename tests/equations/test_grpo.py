@@ -122,7 +122,7 @@ def plain_grpo(
     setting: Setting, *, aggregation: str, scale_by_std: bool, estimator: str, beta: float, epsilon: float = 0.2
 ) -> dict[str, Tensor]:
     """Eq. 14 and the KL, with autograd on the copy of the model."""
-    policy, penalty, clips, k1, entropy = [], [], [], [], []
+    policy, penalty, clips, shown_kl, entropy = [], [], [], [], []
     for row, advantage in enumerate(plain_advantages(scale_by_std)):
         now = setting.plain_logprobs(setting.model, row)
         with torch.no_grad():
@@ -143,7 +143,7 @@ def plain_grpo(
                     "k3": torch.exp(-log_ratio) - 1 + log_ratio,
                 }[estimator]
             )
-            k1.append(log_ratio.item())
+            shown_kl.append(kls[-1].item() if estimator == "exact" else log_ratio.item())
             entropy.append(-(now[at].exp() * now[at]).sum().item())
         policy.append(-torch.stack(surrogates))
         penalty.append(torch.stack(kls))
@@ -158,7 +158,7 @@ def plain_grpo(
     losses = {"loss/policy": whole(policy), "loss/kl": whole(penalty)}
     setting.model.zero_grad()
     (losses["loss/policy"] + beta * losses["loss/kl"]).backward()
-    figures = {"clip_ratio/region_mean": clips, "kl": k1, "entropy": entropy}
+    figures = {"clip_ratio/region_mean": clips, "kl": shown_kl, "entropy": entropy}
     return losses | {name: torch.tensor(values).mean() for name, values in figures.items()}
 
 

@@ -63,7 +63,9 @@ def build(parts: Parts) -> Method:
         ]
         if has_kl:
             penalty = Term("loss/kl", kl_penalty(options.kl, batch, now), controller.coefficient, options.aggregation)
-            terms += [penalty, kl_figure(batch, now)]
+            # k1 needs samples of the policy's own, which GRAPE's are not: where the exact KL is known, it is shown.
+            figure = Term("kl", now.exact_kl_BT.detach(), of_sampler=True) if exact else kl_figure(batch, now)
+            terms += [penalty, figure]
         return terms
 
     players = players_of(config.optimizer, policy.trainable())
