@@ -15,16 +15,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.study import SEEDS, runs_of
+from benchmarks.study import SEEDS
 from vigneron.folder.run_folder import RunFolder
 from vigneron.rubric.read import read_rubric
 
-ARMS = ("grape-study", "grape-study-fresh", "grpo-study")
+CORRECTED = "method.correction=truncated"
+ARMS: dict[str, tuple[str, ...]] = {
+    "grape-study": (),
+    "grape-study-corrected": (CORRECTED,),
+    "grape-study-fresh": (),
+    "grape-study-fresh-corrected": (CORRECTED,),
+    "grpo-study": (),
+}
+"""Arms of the study, and what is changed in the recipe that they are made of."""
 Records = Sequence[Mapping[str, Any]]
 
 
 def plan(queue: Path) -> None:
-    runs = [(name, recipe, seed) for name, recipe, seed, *_ in runs_of(("",), ARMS, SEEDS)]
+    runs = [
+        (f"{arm}-seed-{seed}", arm.removesuffix("-corrected"), f"seed={seed}", f"recipe={arm}", *changes)
+        for seed in SEEDS
+        for arm, changes in ARMS.items()
+    ]
     queue.write_text("".join(shlex.join(run) + "\n" for run in runs), encoding="utf-8")
     print(f"{len(runs)} runs in {queue}")
 
