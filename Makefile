@@ -24,11 +24,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt Makefile
 demo: setup
 	$(BIN)/vigneron demo
 
+# Two processes, one thread each: on two cores half of the time, and no test depends on another.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks
