@@ -16,6 +16,8 @@ from vigneron.folder.run_folder import RunFolder
 STATUS = "status.json"
 # More than the longest line of metrics.
 TAIL_BYTES = 2**18
+# The same safe one, ten times as fast, where PyYAML was built with it.
+SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 State = Literal["starting", "running", "finished", "stopped", "failed", "killed"]
 """`stopped`: by a signal, and saved. `killed`: it ended without a word."""
@@ -123,7 +125,7 @@ def _said(path: Path) -> dict[str, Any]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        config = yaml.load((path / "config.yaml").read_text(encoding="utf-8"), Loader=SAFE_LOADER)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}
