@@ -59,13 +59,15 @@ def status_of(path: Path) -> RunStatus:
     said, config, last = _said(path), _config(path), last_records(path / "metrics.jsonl")
     figures = {k: v for record in last for k, v in record.items() if isinstance(v, int | float) and k != "step"}
     method = config.get("method")
+    step = int(last[-1]["step"]) if last else 0
+    steps = config["steps"] if isinstance(config.get("steps"), int) else 0
     return RunStatus(
         path=path,
-        state=_state(said, folder.is_locked()),
+        state=_state(said, folder.is_locked(), 0 < steps <= step),
         recipe=str(config.get("recipe", "")),
         method=str(method.get("name", "")) if isinstance(method, dict) else "",
-        step=int(last[-1]["step"]) if last else 0,
-        steps=config["steps"] if isinstance(config.get("steps"), int) else 0,
+        step=step,
+        steps=steps,
         began=said.get("began"),
         ended=said.get("ended"),
         changed=_changed(path / "metrics.jsonl"),
@@ -108,10 +110,12 @@ def last_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _state(said: Mapping[str, Any], locked: bool) -> State:
+def _state(said: Mapping[str, Any], locked: bool, done: bool) -> State:
     state = said.get("state")
     if locked:
         return "running" if state == "running" else "starting"
+    if not said and done:  # a log that was kept without its status
+        return "finished"
     return state if state in ("finished", "stopped", "failed") else "killed"
 
 

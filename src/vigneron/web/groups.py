@@ -47,7 +47,7 @@ def groups(names: Iterable[str]) -> list[Group]:
             by_title.setdefault(_title(name, of_items), []).append(name)
     rubric = [title for title in by_title if title.startswith("Rubric: ")]
     others = sorted((title for title in by_title if title not in rubric), key=_place)
-    opened = [Group("First", tuple(first), True)] if first else []
+    opened = [Group("Overview", tuple(first), True)] if first else []
     return [
         *opened,
         *(Group(title, tuple(by_title[title]), not opened) for title in others),

@@ -11,7 +11,6 @@ let statuses = [], notes = [], seen = "";
 
 const smoothing = () => Number(byId("smooth").value);
 const range = () => (address.get("from") ? [Number(address.get("from")), Number(address.get("to"))] : null);
-const key = () => [...inSight].sort().join("\n");
 
 async function refresh(which = [...inSight]) {
   if (!which.length) return;
@@ -29,7 +28,8 @@ async function draw(name) {
   if (!chart?.points) return;
   const Plotly = await plotly();
   const curves = names.map((run) => ({ name: run, colour: colour[run], points: chart.points[run] }));
-  const drawn = traces(curves, smoothing());
+  // What was measured on held-out data is few points, and shown as it is.
+  const drawn = traces(curves, name.startsWith("eval/") ? 0 : smoothing());
   await Plotly.react(chart.plot, drawn, layout(range()), CONFIG);
   chart.plot.dataset.points = curves.reduce((sum, { points }) => sum + (points?.steps.length ?? 0), 0);
   if (!chart.listens) {
