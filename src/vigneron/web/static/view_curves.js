@@ -83,12 +83,16 @@ function card(name) {
   return element;
 }
 
+// As the user left it.
+const wasOpen = (title, open) => address.all("open").includes(title) || (open && !address.all("closed").includes(title));
+
 function group({ title, names: figures, open }) {
-  const folded = address.all("open").includes(title), unfolded = address.all("closed").includes(title);
   const details = make("details", { class: "group" }, make("summary", {}, title, make("span", { class: "quiet" }, ` ${figures.length}`)));
-  details.open = folded || (open && !unfolded);
+  details.restore = () => { details.open = wasOpen(title, open); };
+  details.restore();
   details.append(make("div", { class: "charts" }, ...figures.map(card)));
   details.addEventListener("toggle", () => {
+    if (byId("filter").value) return; // opened by the filter
     const change = (of, there) => [...address.all(of).filter((one) => one !== title), ...(there ? [title] : [])];
     address.set({ open: change("open", details.open && !open), closed: change("closed", !details.open && open) });
   });
@@ -105,7 +109,8 @@ function filter() {
       some ||= fits;
     }
     details.hidden = !some;
-    if (words.length && some) details.open = true;
+    if (words.length) details.open = some;
+    else details.restore();
   }
 }
 
