@@ -20,6 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from browser import browser, browser_page  # noqa: F401
 from vigneron.policy.load import make_policy
 from vigneron.policy.model import Policy
 

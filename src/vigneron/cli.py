@@ -260,6 +260,23 @@ def compare(
     carry_out(_console(), plan)
 
 
+@app.command()
+def view(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Runs, or folders of runs; without them where runs are kept.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any free one.")] = 8765,
+    host: Annotated[str, typer.Option(help="Where to listen; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
+) -> None:
+    """Look at runs in the browser: live curves, samples, differences."""
+    from vigneron.folder.run_folder import default_runs_folder
+    from vigneron.web.serve import serve
+    from vigneron.web.view import view_app
+
+    pages = view_app(runs or [default_runs_folder()])
+    serve(pages, port=port, host=host, tell=lambda address: typer.echo(f"open  {address}\nstop  Ctrl-C"))
+
+
 def _console() -> "Console":
     from rich.console import Console
 

@@ -1,5 +1,6 @@
 """Samples of a run, in SQLite: a viewer pages, filters and sorts without reading all of them."""
 
+import hashlib
 import json
 import sqlite3
 from collections import Counter
@@ -7,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from vigneron.folder.database import open_read_only
 
 Kind = Literal["train", "eval"]
 
@@ -28,6 +31,18 @@ class Sample:
     extras: dict[str, Any]
 
 
+# From one step to the next by the index, however many samples each has.
+EACH_STEP = """
+    WITH RECURSIVE each(step) AS (
+        SELECT min(step) FROM samples
+        UNION ALL
+        SELECT (SELECT min(step) FROM samples WHERE step > each.step) FROM each WHERE each.step IS NOT NULL
+    )
+    SELECT step FROM each
+    WHERE step IS NOT NULL AND EXISTS (SELECT 1 FROM samples WHERE samples.step = each.step AND kind = ?)
+"""
+
+
 class SampleStore:
     """`samples.sqlite` in the run's folder."""
 
@@ -35,23 +50,38 @@ class SampleStore:
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         path = folder / "samples.sqlite"
-        self._db = (
-            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) if read_only else sqlite3.connect(path)
-        )
+        self._db = open_read_only(path) if read_only else sqlite3.connect(path)
         if not read_only:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute(
                 f"CREATE TABLE IF NOT EXISTS samples ({', '.join(self.COLUMNS)}, PRIMARY KEY (step, kind, sample))"
             )
+            self._begin_prompts()
+
+    def _begin_prompts(self) -> None:
+        """Where each prompt's samples are, by a short hash: a tenth of what an index of whole prompts would weigh."""
+        there = "SELECT 1 FROM sqlite_master WHERE name = 'prompts'"
+        if self._db.execute(there).fetchone() is not None:
+            return
+        self._db.create_function("prompt_key", 1, prompt_key, deterministic=True)
+        with self._db:
+            self._db.execute(
+                "CREATE TABLE prompts (key INTEGER, step, kind, sample, PRIMARY KEY (key, step, kind, sample)) "
+                "WITHOUT ROWID"
+            )
+            self._db.execute("INSERT INTO prompts SELECT prompt_key(prompt), step, kind, sample FROM samples")
 
     def add(self, samples: Sequence[Sample]) -> None:
         rows = [
             tuple(json.dumps(v, default=str) if name == "extras" else v for name, v in vars(s).items()) for s in samples
         ]
+        keys = {prompt: prompt_key(prompt) for prompt in {s.prompt for s in samples}}
+        places = [(keys[s.prompt], s.step, s.kind, s.sample) for s in samples]
         marks = ", ".join("?" * len(self.COLUMNS))
         with self._db:
             self._db.executemany(f"INSERT OR REPLACE INTO samples VALUES ({marks})", rows)
+            self._db.executemany("INSERT OR REPLACE INTO prompts VALUES (?, ?, ?, ?)", places)
 
     def page(self, *, step: int, kind: Kind = "train", limit: int = 100, offset: int = 0) -> list[Sample]:
         rows = self._db.execute(
@@ -61,8 +91,7 @@ class SampleStore:
         return [self._sample(row) for row in rows]
 
     def steps(self, kind: Kind) -> list[int]:
-        rows = self._db.execute("SELECT DISTINCT step FROM samples WHERE kind = ? ORDER BY step", (kind,))
-        return [step for (step,) in rows]
+        return [step for (step,) in self._db.execute(EACH_STEP, (kind,))]
 
     def times_asked(self) -> dict[tuple[str, str], int]:
         """Of how many samples each item of a rubric was asked, by category and item."""
@@ -75,6 +104,7 @@ class SampleStore:
     def forget_after(self, step: int) -> None:
         with self._db:
             self._db.execute("DELETE FROM samples WHERE step > ?", (step,))
+            self._db.execute("DELETE FROM prompts WHERE step > ?", (step,))
 
     def close(self) -> None:
         self._db.close()
@@ -90,3 +120,7 @@ class SampleStore:
                 "truncated": bool(values["truncated"]),
             }
         )
+
+
+def prompt_key(prompt: str) -> int:
+    return int.from_bytes(hashlib.blake2b(prompt.encode(errors="replace"), digest_size=8).digest(), signed=True)

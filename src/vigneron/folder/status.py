@@ -16,6 +16,8 @@ from vigneron.folder.run_folder import RunFolder
 STATUS = "status.json"
 # More than the longest line of metrics.
 TAIL_BYTES = 2**18
+# The same safe one, ten times as fast, where PyYAML was built with it.
+SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 State = Literal["starting", "running", "finished", "stopped", "failed", "killed"]
 """`stopped`: by a signal, and saved. `killed`: it ended without a word."""
@@ -57,13 +59,15 @@ def status_of(path: Path) -> RunStatus:
     said, config, last = _said(path), _config(path), last_records(path / "metrics.jsonl")
     figures = {k: v for record in last for k, v in record.items() if isinstance(v, int | float) and k != "step"}
     method = config.get("method")
+    step = int(last[-1]["step"]) if last else 0
+    steps = config["steps"] if isinstance(config.get("steps"), int) else 0
     return RunStatus(
         path=path,
-        state=_state(said, folder.is_locked()),
+        state=_state(said, folder.is_locked(), 0 < steps <= step),
         recipe=str(config.get("recipe", "")),
         method=str(method.get("name", "")) if isinstance(method, dict) else "",
-        step=int(last[-1]["step"]) if last else 0,
-        steps=config["steps"] if isinstance(config.get("steps"), int) else 0,
+        step=step,
+        steps=steps,
         began=said.get("began"),
         ended=said.get("ended"),
         changed=_changed(path / "metrics.jsonl"),
@@ -106,10 +110,12 @@ def last_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _state(said: Mapping[str, Any], locked: bool) -> State:
+def _state(said: Mapping[str, Any], locked: bool, done: bool) -> State:
     state = said.get("state")
     if locked:
         return "running" if state == "running" else "starting"
+    if not said and done:  # a log that was kept without its status
+        return "finished"
     return state if state in ("finished", "stopped", "failed") else "killed"
 
 
@@ -123,7 +129,7 @@ def _said(path: Path) -> dict[str, Any]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        config = yaml.load((path / "config.yaml").read_text(encoding="utf-8"), Loader=SAFE_LOADER)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}

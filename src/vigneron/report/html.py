@@ -14,7 +14,7 @@ from vigneron.folder.samples import Sample, SampleStore
 from vigneron.recipe import config_yaml
 from vigneron.report.figures import as_svg, comparison_figure
 from vigneron.report.rubric_part import rubric_part
-from vigneron.report.tables import visible
+from vigneron.report.tables import plain
 from vigneron.training.second_look import FOOLED
 
 COMPLETIONS_SHOWN = 40
@@ -53,11 +53,6 @@ def rendered(template: str, **values: Any) -> str:
     environment = Environment(loader=PackageLoader("vigneron", "report"), autoescape=True)
     environment.filters["plain"] = plain
     return environment.get_template(template).render(values)
-
-
-def plain(text: str) -> str:
-    """Lines stay lines; what could hide or turn text around is shown as an escape."""
-    return "\n".join("\t".join(visible(part) for part in line.split("\t")) for line in text.split("\n"))
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:

@@ -25,6 +25,11 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def plain(text: str) -> str:
+    """Lines stay lines; what could hide or turn text around is shown as an escape."""
+    return "\n".join("\t".join(visible(part) for part in line.split("\t")) for line in text.split("\n"))
+
+
 def metrics_table(metrics: Mapping[str, float]) -> Table:
     table = Table(box=None, padding=(0, 2), show_header=False)
     for name, value in metrics.items():

@@ -3,6 +3,7 @@
 import time
 
 from vigneron.errors import UserError
+from vigneron.folder.curve_index import CurveIndex
 from vigneron.folder.status import State, write_status
 from vigneron.timing import first_lap, next_lap, phase
 from vigneron.training.memory import explained_memory
@@ -19,8 +20,8 @@ def train(run: Run, view: View) -> None:
     state: State = "failed"
     said: str | None = "it ended unexpectedly"
     try:
-        with explained_memory(run.config):
-            _train(run, view)
+        with explained_memory(run.config), CurveIndex(run.folder, view.notice) as curves:
+            _train(run, view, curves)
         state, said = "finished", None
     except (Stopped, KeyboardInterrupt):
         state, said = "stopped", None
@@ -32,11 +33,13 @@ def train(run: Run, view: View) -> None:
         write_status(run.folder, state, ended=time.time(), error=said)
 
 
-def _train(run: Run, view: View) -> None:
+def _train(run: Run, view: View, curves: CurveIndex) -> None:
     config, method = run.config, run.method
     with StopRequest(view.notice) as stop:
         if run.step == 0 and config.eval_every and run.data.held_out:
-            run.folder.append("metrics.jsonl", {"step": 0, **run.evaluate_and_keep()})
+            record = {"step": 0, **run.evaluate_and_keep()}
+            run.folder.append("metrics.jsonl", record)
+            curves.add(record)
         first_lap()
         while run.step < config.steps:
             began = time.perf_counter()
@@ -58,6 +61,7 @@ def _train(run: Run, view: View) -> None:
                 with phase("evaluate"):
                     metrics |= run.evaluate_and_keep()
             run.folder.append("metrics.jsonl", {"step": run.step, **metrics})
+            curves.add({"step": run.step, **metrics})
             run.folder.append("timings.jsonl", {"step": run.step, "seconds": round(seconds, 4)})
             view.step(run, metrics, batch, seconds)
             run.explain(metrics, view)

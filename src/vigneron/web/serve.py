@@ -51,6 +51,7 @@ def _bound(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen()  # who is told the address may come before the server is ready
     except OSError as error:
         listening.close()
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; another --port may be free") from error

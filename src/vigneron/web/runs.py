@@ -1,0 +1,79 @@
+"""The runs that pages show: those found in the given folders, each under a name that says where it is."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from vigneron.errors import UserError
+from vigneron.folder.run_folder import LOCK, RunFolder
+from vigneron.folder.status import STATUS, RunStatus, run_folders, status_of
+
+
+class Runs:
+    """Looked up anew for every page: a run that begins is there, one that was deleted is gone.
+
+    A request names a run by a key of this list, and never by a path.
+    """
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        self._places = [place.expanduser() for place in places]
+        self._statuses: dict[Path, tuple[Any, RunStatus]] = {}
+        self._lock = Lock()
+        for place in self._places:
+            if not place.is_dir():
+                run_folders(place)  # says so
+
+    def folders(self) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for place in self._places:
+            if (place / "config.yaml").is_file():
+                _keep(found, place.resolve().name, place)
+                continue
+            try:
+                for path in run_folders(place):
+                    _keep(found, path.relative_to(place).as_posix(), path)
+            except (UserError, OSError):  # deleted since
+                continue
+        return found
+
+    def folder(self, name: str) -> Path:
+        try:
+            return self.folders()[name]
+        except KeyError:
+            raise NoSuchRun(name) from None
+
+    def status(self, path: Path) -> RunStatus:
+        """Read again only where a file has changed, or the run is alive."""
+        mark = (*(_changed(path / name) for name in ("config.yaml", STATUS, "metrics.jsonl", LOCK)),)
+        alive = RunFolder(path).is_locked()
+        with self._lock:
+            kept = self._statuses.get(path)
+        if kept is not None and kept[0] == (mark, alive):
+            return kept[1]
+        status = status_of(path)
+        with self._lock:
+            self._statuses[path] = ((mark, alive), status)
+        return status
+
+
+class NoSuchRun(UserError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no run {name!r} here")
+
+
+def _keep(found: dict[str, Path], name: str, path: Path) -> None:
+    """Two folders may have runs of one name."""
+    number, key = 1, name
+    while key in found:
+        number += 1
+        key = f"{name} ({number})"
+    found[key] = path
+
+
+def _changed(path: Path) -> tuple[int, int] | None:
+    try:
+        at = path.stat()
+    except OSError:
+        return None
+    return at.st_size, at.st_mtime_ns

@@ -1,0 +1,191 @@
+// Curves of one run, or of several in one figure each. Only figures that are in sight are asked for and drawn.
+
+import { address, ask, attempt, byId, figure, keepDoing, later, link, make, say, state } from "./common.js";
+import { COLOURS, CONFIG, layout, onColours, plotly, traces } from "./plots.js";
+
+const names = address.all("run");
+const colour = Object.fromEntries(names.map((name, place) => [name, COLOURS[place % COLOURS.length]]));
+const charts = new Map(); // by figure: its card, its plot, its points
+const inSight = new Set();
+let statuses = [], notes = [], seen = "";
+
+const smoothing = () => Number(byId("smooth").value);
+const range = () => (address.get("from") ? [Number(address.get("from")), Number(address.get("to"))] : null);
+
+async function refresh(which = [...inSight]) {
+  if (!which.length) return;
+  const asked = range();
+  const answer = await ask("curves", { run: names, name: which, from: asked?.[0], to: asked?.[1] });
+  for (const name of which) {
+    const chart = charts.get(name);
+    if (chart) chart.points = Object.fromEntries(names.map((run) => [run, answer.runs[run]?.[name]]));
+  }
+  await Promise.all(which.map(draw));
+}
+
+async function draw(name) {
+  const chart = charts.get(name);
+  if (!chart?.points) return;
+  const Plotly = await plotly();
+  const curves = names.map((run) => ({ name: run, colour: colour[run], points: chart.points[run] }));
+  // What was measured on held-out data is few points, and shown as it is.
+  const drawn = traces(curves, name.startsWith("eval/") ? 0 : smoothing());
+  await Plotly.react(chart.plot, drawn, layout(range()), CONFIG);
+  chart.plot.dataset.points = curves.reduce((sum, { points }) => sum + (points?.steps.length ?? 0), 0);
+  if (!chart.listens) {
+    chart.listens = true;
+    chart.plot.on("plotly_relayout", zoomed);
+    chart.plot.on("plotly_doubleclick", () => zoom(null));
+  }
+}
+
+const drawAll = () => attempt(() => Promise.all([...charts.keys()].map(draw)));
+
+function zoomed(change) {
+  const first = change["xaxis.range[0]"], last = change["xaxis.range[1]"];
+  if (first === undefined) return;
+  const now = range();
+  if (!now || Math.abs(now[0] - first) > 1e-6 || Math.abs(now[1] - last) > 1e-6) zoom([first, last]);
+}
+
+function zoom(window) {
+  // Half a step beyond on both sides: the points at the edges are whole.
+  address.set({ from: window ? Number(window[0].toFixed(2)) : null, to: window ? Number(window[1].toFixed(2)) : null });
+  for (const chart of charts.values()) chart.points = null;
+  showWindow();
+  attempt(refresh);
+}
+
+function showWindow() {
+  const now = range();
+  byId("whole").hidden = !now;
+  byId("window").textContent = now ? `steps ${Math.ceil(now[0])} to ${Math.floor(now[1])}` : "drag over a figure to zoom";
+}
+
+const comeIntoSight = later(async () => {
+  const missing = [...inSight].filter((name) => !charts.get(name).points);
+  await refresh(missing);
+}, 60);
+
+const watcher = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (isIntersecting) inSight.add(target.dataset.name);
+    else inSight.delete(target.dataset.name);
+  }
+  comeIntoSight();
+}, { rootMargin: "200px" });
+
+function card(name) {
+  const plot = make("div", { class: "plot" });
+  const element = make("section", { class: "chart", "data-name": name }, make("h3", {}, name), plot);
+  charts.set(name, { element, plot, points: null });
+  watcher.observe(element);
+  return element;
+}
+
+// As the user left it.
+const wasOpen = (title, open) => address.all("open").includes(title) || (open && !address.all("closed").includes(title));
+
+function group({ title, names: figures, open }) {
+  const details = make("details", { class: "group" }, make("summary", {}, title, make("span", { class: "quiet" }, ` ${figures.length}`)));
+  details.restore = () => { details.open = wasOpen(title, open); };
+  details.restore();
+  details.append(make("div", { class: "charts" }, ...figures.map(card)));
+  details.addEventListener("toggle", () => {
+    if (byId("filter").value) return; // opened by the filter
+    const change = (of, there) => [...address.all(of).filter((one) => one !== title), ...(there ? [title] : [])];
+    address.set({ open: change("open", details.open && !open), closed: change("closed", !details.open && open) });
+  });
+  return details;
+}
+
+function filter() {
+  const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const details of document.querySelectorAll(".group")) {
+    let some = false;
+    for (const element of details.querySelectorAll(".chart")) {
+      const fits = words.every((word) => element.dataset.name.toLowerCase().includes(word));
+      element.hidden = !fits;
+      some ||= fits;
+    }
+    details.hidden = !some;
+    if (words.length) details.open = some;
+    else details.restore();
+  }
+}
+
+function legend() {
+  byId("legend").replaceChildren(...names.map((name) => {
+    const run = statuses.find((one) => one.name === name) ?? { state: "", step: 0, steps: 0 };
+    const swatch = make("i");
+    swatch.style.background = colour[name];
+    return make("li", { "data-run": name }, swatch, make("b", {}, name), state(run.state), ` ${run.step} / ${run.steps}`,
+      run.error ? make("span", { class: "bad" }, ` ${run.error}`) : null,
+      make("a", { href: link("/samples", { run: name }) }, "samples"));
+  }));
+}
+
+// A run that goes on may get figures that it had not: the groups are made again only then.
+async function look() {
+  statuses = (await ask("runs", { run: names })).runs;
+  legend();
+  const steps = statuses.map((run) => `${run.name} ${run.step} ${run.changed}`).join("\n");
+  if (steps !== seen) {
+    const answer = await ask("names", { run: names });
+    notes = answer.notes;
+    const known = [...charts.keys()].sort().join("\n"), there = answer.groups.flatMap((one) => one.names).sort().join("\n");
+    if (known !== there) {
+      watcher.disconnect();
+      charts.clear();
+      inSight.clear();
+      byId("groups").replaceChildren(...answer.groups.map(group));
+      filter();
+    } else {
+      await refresh();
+    }
+    byId("items").hidden = !answer.groups.some((one) => one.title.startsWith("Rubric: "));
+    if (byId("items").open) await items();
+    seen = steps;
+  }
+  say(notes.join("; ") || (charts.size ? "" : "no step has been logged yet"));
+}
+
+async function configs() {
+  const { runs, differences, texts } = await ask("configs", { run: names });
+  byId("differences").hidden = runs.length < 2;
+  byId("differences").lastElementChild.replaceChildren(differences.length
+    ? make("table", { class: "differences" },
+      make("tr", {}, make("th", {}, "key"), ...runs.map((run) => make("th", {}, run))),
+      ...differences.map((row) => make("tr", {}, make("td", {}, row.key), ...row.values.map((value) => make("td", { class: "text" }, value)))))
+    : make("p", {}, "They are the same."));
+  byId("configs").lastElementChild.replaceChildren(...runs.flatMap((run, place) => [make("h3", {}, run), make("pre", {}, texts[place])]));
+}
+
+async function items() {
+  const tables = await Promise.all(names.map(async (run) => [run, (await ask("items", { run })).items]));
+  const heads = ["category", "item", "flow", "weight", "score, first", "last", "spread", "confidence", "failed", "weak"];
+  byId("items").lastElementChild.replaceChildren(...tables.filter(([, rows]) => rows.length).flatMap(([run, rows]) => [
+    make("h3", {}, run),
+    make("table", { class: "items" }, make("tr", {}, ...heads.map((head) => make("th", {}, head))),
+      ...rows.map((row) => make("tr", {}, ...[row.category, row.item, row.flow ?? "–", figure(row.weight), figure(row.score.first), figure(row.score.last), figure(row.spread), figure(row.confidence), figure(row.failed)].map((cell) => make("td", {}, cell)), make("td", { class: "bad" }, row.weak.join(", "))))),
+  ]));
+}
+
+byId("smooth").value = address.get("smooth", "0.6");
+byId("smoothness").textContent = smoothing().toFixed(2);
+byId("smooth").addEventListener("input", () => {
+  byId("smoothness").textContent = smoothing().toFixed(2);
+  address.set({ smooth: byId("smooth").value });
+  drawAll();
+});
+byId("filter").value = address.get("filter");
+byId("filter").addEventListener("input", () => {
+  address.set({ filter: byId("filter").value });
+  filter();
+});
+byId("whole").addEventListener("click", () => zoom(null));
+byId("items").addEventListener("toggle", () => attempt(items));
+onColours(drawAll);
+showWindow();
+attempt(configs);
+keepDoing(look, 2);
