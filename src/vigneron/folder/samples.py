@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vigneron.files import writing
+
 Kind = Literal["train", "eval"]
 
 
@@ -38,19 +40,21 @@ class SampleStore:
         self._db = (
             sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) if read_only else sqlite3.connect(path)
         )
+        self._path = path
         if not read_only:
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.execute(
-                f"CREATE TABLE IF NOT EXISTS samples ({', '.join(self.COLUMNS)}, PRIMARY KEY (step, kind, sample))"
-            )
+            with writing(path):
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                self._db.execute(
+                    f"CREATE TABLE IF NOT EXISTS samples ({', '.join(self.COLUMNS)}, PRIMARY KEY (step, kind, sample))"
+                )
 
     def add(self, samples: Sequence[Sample]) -> None:
         rows = [
             tuple(json.dumps(v, default=str) if name == "extras" else v for name, v in vars(s).items()) for s in samples
         ]
         marks = ", ".join("?" * len(self.COLUMNS))
-        with self._db:
+        with writing(self._path), self._db:
             self._db.executemany(f"INSERT OR REPLACE INTO samples VALUES ({marks})", rows)
 
     def page(self, *, step: int, kind: Kind = "train", limit: int = 100, offset: int = 0) -> list[Sample]:
@@ -73,7 +77,7 @@ class SampleStore:
         return dict(counts)
 
     def forget_after(self, step: int) -> None:
-        with self._db:
+        with writing(self._path), self._db:
             self._db.execute("DELETE FROM samples WHERE step > ?", (step,))
 
     def close(self) -> None:
