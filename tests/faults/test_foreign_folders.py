@@ -1,4 +1,4 @@
-"""Rows 7 and 8: a folder that cannot be written, or in which somebody else trains, is refused before a model is loaded."""
+"""Rows 7 and 8: a folder that cannot be written, or in which somebody trains, is refused before a model is loaded."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ def test_row_7_a_read_only_folder(read_only: Path, tmp_path: Path, tiny_folder: 
     with pytest.raises(UserError, match=r"cannot write in .*Read-only|cannot write in .*denied"):
         api.resume(read_only)
     recipe = fault_runs.write_recipe(tmp_path / "other", tmp_path / "no-model", "grpo")
-    with pytest.raises(UserError, match="cannot (create|write)"):
+    with pytest.raises(UserError, match=r"cannot (create|write)"):
         api.train(str(recipe), name="new", runs=read_only)
     assert status_of(read_only).state == "killed"
 

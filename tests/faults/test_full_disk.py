@@ -1,4 +1,4 @@
-"""Row 6: the disk is full in a save or in a log. The old checkpoint is whole, and the run goes on once there is room."""
+"""Row 6: the disk is full in a save or in a log. Old checkpoints are whole, and the run goes on once there is room."""
 
 import resource
 import subprocess

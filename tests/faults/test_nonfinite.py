@@ -1,4 +1,4 @@
-"""Row 10: NaN or Inf in a loss, a gradient or a reward. No update, the batch is kept, the run stops or passes over it."""
+"""Row 10: NaN or Inf in a loss, a gradient or a reward. No update, the batch is kept, the run stops or goes on."""
 
 import json
 from itertools import count
