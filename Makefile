@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python
 
-.PHONY: setup demo test test-slow lint types format bench-setup bench bench-gpu clean
+.PHONY: setup demo test test-slow soak lint types format bench-setup bench bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +32,11 @@ test: setup
 
 test-slow: setup
 	$(PYTEST) -m slow
+
+# Long, and bounded: kills, then hostile input. docs/reliability.md has what they came to.
+soak: setup
+	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.fuzz
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks

@@ -124,7 +124,7 @@ def train_one(runs: Path, name: str, recipe: str, *changes: str) -> str:
 
     config = load_config(recipe, list(changes))
     run = Run.start(config, runs, METHODS[config.method.name], name=name, view=Silent())
-    run.save = lambda: run.folder.checkpoints  # type: ignore[method-assign]
+    run.save = lambda metrics=None: None  # type: ignore[method-assign]
     try:
         loop.train(run, Silent())
         evaluated = [record["eval/accuracy"] for record in run.folder.metrics() if "eval/accuracy" in record]

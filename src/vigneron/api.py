@@ -13,7 +13,7 @@ from vigneron.folder.run_folder import RunFolder, default_runs_folder
 from vigneron.folder.samples import Sample
 from vigneron.methods import METHODS
 from vigneron.policy.model import Policy, Reference
-from vigneron.recipe import load_config
+from vigneron.recipe import changed_config, load_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import build_check, load_checker
@@ -21,7 +21,8 @@ from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.source import checker_name
 from vigneron.training import loop
-from vigneron.training.checkpoint import check_manifest, checkpoint_step, checkpoints, load_weights
+from vigneron.training.checkpoint import checkpoint_step, load_weights
+from vigneron.training.going_on import checkpoint_to_look_at
 from vigneron.training.held_out import evaluate
 from vigneron.training.run import Run, Silent, View, load_child, newest_weights
 from vigneron.training.samples import samples_of
@@ -103,32 +104,47 @@ def train(
 
 
 def resume(
-    folder: str | Path, *, device: str | None = None, rubric: str | None = None, view: View | None = None
+    folder: str | Path,
+    *overrides: str,
+    device: str | None = None,
+    rubric: str | None = None,
+    weights_only: bool = False,
+    allow_changes: bool = False,
+    view: View | None = None,
 ) -> Trained:
-    """Go on with a run that was stopped or killed, from its newest checkpoint; by another rubric if one is given."""
+    """Go on with a run that was stopped or killed, from its newest whole checkpoint; by another rubric if one is given.
+
+    Overrides are `key=value` texts, as in `resume(run, "steps=400")`. What would make another run of it is refused
+    unless `allow_changes`. `weights_only` goes on without the optimizers' state.
+    """
     found = RunFolder.open(folder)
     view = view or Silent()
-    return _finish(
-        Run.resume(found, METHODS[found.config().method.name], device=device, rubric=rubric, view=view), view
+    config = found.config()
+    new = changed_config(config, overrides, str(found.path)) if overrides else None
+    run = Run.resume(
+        found,
+        METHODS[config.method.name],
+        config=new,
+        device=device,
+        rubric=rubric,
+        weights_only=weights_only,
+        allow_changes=allow_changes,
+        view=view,
     )
+    return _finish(run, view)
 
 
 def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
     """The child of a run, at its newest checkpoint or at the one after `step`."""
     found = RunFolder.open(folder)
-    saved = checkpoints(found.checkpoints)
-    chosen = [path for path in saved if step is None or checkpoint_step(path) == step]
-    if not chosen:
-        there = ", ".join(str(checkpoint_step(path)) for path in saved) or "none"
-        raise UserError(f"'{folder}' has no checkpoint{'' if step is None else f' of step {step}'} (there is: {there})")
+    chosen = checkpoint_to_look_at(found.path, step)
     config = found.config()
     # Wherever it was trained, it is looked at here.
     here = config.model.model_copy(update={"device": "auto", "dtype": "auto"})
     policy = load_child(config.model_copy(update={"model": here}))
     reference = Reference.of(policy)
-    check_manifest(chosen[-1], weights_only=True)
-    load_weights(chosen[-1], policy)
-    return Trained(found.path, config, checkpoint_step(chosen[-1]), policy, reference)
+    load_weights(chosen, policy)
+    return Trained(found.path, config, checkpoint_step(chosen), policy, reference)
 
 
 def _finish(run: Run, view: View) -> Trained:

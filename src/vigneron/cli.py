@@ -64,7 +64,7 @@ def train(
 
     console = _console()
     with _profiled(console, profile):
-        with TerminalView(console, config.recipe) as view:
+        with _reported_at_the_end(console), TerminalView(console, config.recipe) as view:
             trained = api.train(config, name=name, runs=runs, view=view)
         _finished(console, trained)
 
@@ -88,8 +88,13 @@ def _profiled(console: "Console", wanted: bool) -> Iterator[None]:
 @app.command()
 def resume(
     run: RunPath,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value: steps=400 goes past the end.")] = None,
     device: Annotated[str | None, typer.Option(help="Where to go on, if not where it was: auto, cpu, cuda.")] = None,
     rubric: Annotated[str | None, typer.Option(help="A rubric to go on by, instead of the run's.")] = None,
+    weights_only: Annotated[bool, typer.Option("--weights-only", help="Go on with new optimizers.")] = False,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Go on though its config or its data have changed.")
+    ] = False,
 ) -> None:
     """Go on with a run that was stopped or killed."""
     from vigneron.folder.run_folder import RunFolder
@@ -99,8 +104,16 @@ def resume(
     from vigneron.report.terminal import TerminalView
 
     console = _console()
-    with TerminalView(console, recipe) as view:
-        trained = api.resume(run, device=device, rubric=rubric, view=view)
+    with _reported_at_the_end(console), TerminalView(console, recipe) as view:
+        trained = api.resume(
+            run,
+            *(overrides or []),
+            device=device,
+            rubric=rubric,
+            weights_only=weights_only,
+            allow_changes=allow_changes,
+            view=view,
+        )
     _finished(console, trained)
 
 
@@ -281,6 +294,22 @@ def _console() -> "Console":
     from rich.console import Console
 
     return Console()
+
+
+@contextmanager
+def _reported_at_the_end(console: "Console") -> Iterator[None]:
+    """A run that was asked to stop in its last step is finished: it has its report too."""
+    from vigneron.training.signals import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        if stopped.finished is not None:
+            from vigneron.report.html import write_report
+            from vigneron.report.terminal import say
+
+            say(console, f"report  {write_report([stopped.finished])}")
+        raise
 
 
 def _finished(console: "Console", trained: "Trained") -> None:

@@ -2,10 +2,17 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class UserError(Exception):
     """Something the user can mend. The message is the line they see."""
+
+
+class NonFinite(UserError):
+    """A loss, a gradient or a reward is NaN or infinite: nothing was updated by it. `batch` is what it came of."""
+
+    batch: Any = None
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str:

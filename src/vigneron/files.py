@@ -2,6 +2,9 @@
 
 import hashlib
 import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vigneron.errors import UserError
@@ -10,11 +13,39 @@ from vigneron.errors import UserError
 def write_atomically(path: Path, text: str) -> None:
     """Write beside and rename: a reader sees the old file or the new one."""
     draft = path.with_name(f".{path.name}.draft")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disk, a folder that cannot be written: one line, whoever was writing."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot write '{path}': {reason}; the checkpoints before it are whole") from error
+
+
+def append_line(path: Path, line: str) -> None:
+    """The whole line or nothing of it."""
+    with path.open("ab") as file:
+        size = file.tell()
+        try:
+            file.write(line.encode() + b"\n")
+            file.flush()
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise
 
 
 def write_for_user(path: Path, text: str) -> None:

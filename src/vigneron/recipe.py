@@ -86,6 +86,14 @@ def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, A
     return check_config({"recipe": Path(recipe).stem, **given}, recipe)
 
 
+def changed_config(config: Config, overrides: Sequence[str], where: str) -> Config:
+    """A resolved config with `key=value` overrides, checked."""
+    given = config.model_dump(mode="json")
+    for override in overrides:
+        given = with_override(given, override)
+    return check_config(given, where)
+
+
 def _with_base(recipe: str, derived: tuple[str, ...] = ()) -> dict[str, Any]:
     """A recipe's top-level keys, and those of its `base` (another recipe) that it does not give itself."""
     if _same(recipe) in map(_same, derived):

@@ -84,7 +84,7 @@ def test_what_has_no_reward_is_not_revised() -> None:
 def test_memory_is_written_and_read() -> None:
     memory = Memory({"a": [Earlier("one", "good"), Earlier("two", "bad")]})
     again = Memory()
-    again.load(memory.scalars())
+    again.load(memory.entries())
     assert again == memory
 
 

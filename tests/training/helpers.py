@@ -61,6 +61,7 @@ def final_state(folder: Path) -> dict[str, bytes]:
     """
     last = max((folder / "checkpoints").glob("step-*"), key=lambda p: int(p.name.removeprefix("step-")))
     names = ["state/tensors.safetensors", *(p.name for p in last.glob("*.safetensors"))]
+    names += ["state/memory.jsonl"] if (last / "state" / "memory.jsonl").exists() else []
     scalars = json.loads((last / "state" / "scalars.json").read_text())
     del scalars["rng"]["python"]
     return {

@@ -17,7 +17,7 @@ from vigneron.training.run import Run, Silent
 
 
 def test_running_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_path: Path) -> None:
-    """A model with room for 10¹² tokens, asked for all of them: no machine has the memory."""
+    """Row 26 of the faults. A model with room for 10¹² tokens, asked for all of them: no machine has the memory."""
     model = tmp_path / "model"
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**(GROUPED_HEADS | {"max_position_embeddings": 10**13}))).save_pretrained(model)

@@ -191,7 +191,7 @@ def test_the_folder_holds_its_rows_and_changed_rows_or_another_base_are_refused(
     rows = folder / "data" / "train.jsonl"
     original = rows.read_text()
     rows.write_text(original.replace("hot", "warm"))
-    with pytest.raises(UserError, match="not the ones"):
+    with pytest.raises(UserError, match=r"train\.jsonl .* not the same is row 1"):
         api.resume(folder)
     rows.write_text(original)
     changed = AutoModelForCausalLM.from_pretrained(model)
@@ -291,7 +291,7 @@ def test_a_full_disk_while_tensors_are_written_leaves_no_draft(
     def full(*_: Any, **__: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("vigneron.training.checkpoint.save_file", full)
+    monkeypatch.setattr("vigneron.training.saving.save_file", full)
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1, eval_every=0)
     with pytest.raises(UserError, match=r"cannot write the checkpoint .*No space left on device"):
         api.train(config, runs=tmp_path, name="run")

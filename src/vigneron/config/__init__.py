@@ -138,6 +138,11 @@ class Config(Strict):
     save_every: Annotated[int, Field(ge=0)] = 50
     """A checkpoint every so many steps, and at the end; 0: at the end only."""
     keep_last: Positive = 2
+    keep_best: str | None = None
+    """A held-out figure, as in `eval/reward`: the best checkpoint by it is kept beside the last ones."""
+    skip_nonfinite: Annotated[int, Field(ge=0)] = 0
+    """So many steps of the run may have a loss, a gradient or a reward that is NaN or infinite: they are passed over
+    without an update. One more, and the run stops."""
     successive_kl_every: Annotated[int, Field(ge=0)] = 1
     """How often KL(π₀ ‖ π₁) after a step's updates is measured (it costs a pass); 0: never."""
 
@@ -151,6 +156,18 @@ class Config(Strict):
             if not (kl and kl.adaptive and kl.against == "previous" and self.successive_kl_every != 1):
                 continue
             raise ValueError("an adaptive KL against the previous policy needs `successive_kl_every: 1`")
+        return self
+
+    @model_validator(mode="after")
+    def the_best_can_be_known(self) -> "Config":
+        if self.keep_best is None:
+            return self
+        if not self.keep_best.startswith("eval/"):
+            raise ValueError("`keep_best` is the name of a held-out figure, such as eval/reward")
+        if not self.eval_every or not self.save_every or self.save_every % self.eval_every:
+            raise ValueError(
+                "`keep_best` compares checkpoints that were evaluated: set `save_every` to a multiple of `eval_every`"
+            )
         return self
 
     @model_validator(mode="before")

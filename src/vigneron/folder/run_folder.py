@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.files import write_atomically
+from vigneron.files import append_line, write_atomically, writing
 from vigneron.recipe import check_config, config_yaml, parse_yaml
 from vigneron.rubric.read import rubric_text
 
@@ -52,6 +52,13 @@ class RunFolder:
         raise UserError(f"there are too many runs named '{name}' in '{runs}'")
 
     @staticmethod
+    def check_can_be_created(runs: Path) -> None:
+        """Before anything that takes long."""
+        there = next(path for path in (runs, *runs.absolute().parents) if path.exists())
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UserError(f"cannot create a run in '{runs}': '{there}' cannot be written")
+
+    @staticmethod
     def refuse_taken(runs: Path, name: str) -> None:
         path = runs / name
         if path.exists():
@@ -71,7 +78,7 @@ class RunFolder:
             for left in reversed(range(LOOKS)):
                 try:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return
+                    break
                 except BlockingIOError:
                     if not left:
                         raise
@@ -80,6 +87,10 @@ class RunFolder:
             raise UserError(f"another process is training in '{self.path}'") from error
         except OSError as error:
             raise UserError(f"cannot write in '{self.path}': {error.strerror}") from error
+        for name in ("", "checkpoints", "metrics.jsonl", "timings.jsonl", "samples.sqlite", "config.yaml"):
+            if (self.path / name).exists() and not os.access(self.path / name, os.W_OK):
+                self.unlock()
+                raise UserError(f"cannot write '{self.path / name}': it belongs to somebody else, or is read-only")
 
     def is_locked(self) -> bool:
         """Whether a process is training here. Looking takes the lock for a moment, and leaves no file."""
@@ -102,7 +113,8 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def write_config(self, config: Config) -> None:
-        write_atomically(self.path / "config.yaml", config_yaml(config))
+        with writing(self.path / "config.yaml"):
+            write_atomically(self.path / "config.yaml", config_yaml(config))
 
     def config(self) -> Config:
         where = self.path / "config.yaml"
@@ -142,10 +154,11 @@ class RunFolder:
 
     def write_data(self, data: "Data") -> None:
         """The rows themselves: whoever has the folder needs no other file."""
-        (self.path / "data").mkdir(exist_ok=True)
-        for part in ("train", "held_out"):
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in getattr(data, part)]
-            write_atomically(self.path / "data" / f"{part}.jsonl", "".join(lines))
+        with writing(self.path / "data"):
+            (self.path / "data").mkdir(exist_ok=True)
+            for part in ("train", "held_out"):
+                lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in getattr(data, part)]
+                write_atomically(self.path / "data" / f"{part}.jsonl", "".join(lines))
 
     def data(self) -> "Data":
         from vigneron.rollout.dataset import read_rows
@@ -162,18 +175,22 @@ class RunFolder:
     def append(self, name: str, record: dict[str, Any]) -> None:
         """One line of JSON. NaN (a figure that was not there) is null."""
         line = json.dumps({k: _number(v) for k, v in record.items()}, ensure_ascii=False)
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with writing(self.path / name):
+            append_line(self.path / name, line)
 
     def records(self, name: str) -> Iterator[dict[str, Any]]:
-        """The whole lines of a file; one that a kill cut short is left out."""
+        """The whole lines of a file; one that a kill cut short, or that is damaged, is left out."""
         path = self.path / name
         if not path.is_file():
             return
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:
             for line in file:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+                try:
+                    record = json.loads(line) if line.endswith(b"\n") else None
+                except ValueError:
+                    continue
+                if isinstance(record, dict) and isinstance(record.get("step"), int):
+                    yield record
 
     def metrics(self) -> list[dict[str, Any]]:
         return list(self.records("metrics.jsonl"))
@@ -184,7 +201,8 @@ class RunFolder:
             path = self.path / name
             if path.is_file():
                 kept = [json.dumps(r, ensure_ascii=False) + "\n" for r in self.records(name) if r["step"] <= step]
-                write_atomically(path, "".join(kept))
+                with writing(path):
+                    write_atomically(path, "".join(kept))
 
 
 def _number(value: Any) -> Any:

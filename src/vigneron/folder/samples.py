@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vigneron.files import writing
 from vigneron.folder.database import open_read_only
 
 Kind = Literal["train", "eval"]
@@ -51,13 +52,15 @@ class SampleStore:
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         path = folder / "samples.sqlite"
         self._db = open_read_only(path) if read_only else sqlite3.connect(path)
+        self._path = path
         if not read_only:
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.execute(
-                f"CREATE TABLE IF NOT EXISTS samples ({', '.join(self.COLUMNS)}, PRIMARY KEY (step, kind, sample))"
-            )
-            self._begin_prompts()
+            with writing(path):
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                self._db.execute(
+                    f"CREATE TABLE IF NOT EXISTS samples ({', '.join(self.COLUMNS)}, PRIMARY KEY (step, kind, sample))"
+                )
+                self._begin_prompts()
 
     def _begin_prompts(self) -> None:
         """Where each prompt's samples are, by a short hash: a tenth of what an index of whole prompts would weigh."""
@@ -79,7 +82,7 @@ class SampleStore:
         keys = {prompt: prompt_key(prompt) for prompt in {s.prompt for s in samples}}
         places = [(keys[s.prompt], s.step, s.kind, s.sample) for s in samples]
         marks = ", ".join("?" * len(self.COLUMNS))
-        with self._db:
+        with writing(self._path), self._db:
             self._db.executemany(f"INSERT OR REPLACE INTO samples VALUES ({marks})", rows)
             self._db.executemany("INSERT OR REPLACE INTO prompts VALUES (?, ?, ?, ?)", places)
 
@@ -102,7 +105,7 @@ class SampleStore:
         return dict(counts)
 
     def forget_after(self, step: int) -> None:
-        with self._db:
+        with writing(self._path), self._db:
             self._db.execute("DELETE FROM samples WHERE step > ?", (step,))
             self._db.execute("DELETE FROM prompts WHERE step > ?", (step,))
 

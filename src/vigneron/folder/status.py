@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -50,8 +51,14 @@ class RunStatus:
 
 
 def write_status(folder: RunFolder, state: State, **more: Any) -> None:
-    """Keep what was said before, such as when it began."""
-    write_atomically(folder.path / STATUS, json.dumps({**_said(folder.path), "state": state, **more}))
+    """Keep what was said before, such as when it began. Never fails: what it says may be that the disk is full."""
+    path, text = folder.path / STATUS, json.dumps({**_said(folder.path), "state": state, **more})
+    try:
+        write_atomically(path, text)
+    except OSError:
+        with suppress(OSError), path.open("r+", encoding="utf-8") as file:  # over the old one, which has its room
+            file.write(text)
+            file.truncate()
 
 
 def status_of(path: Path) -> RunStatus:

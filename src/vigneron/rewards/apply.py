@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from vigneron.batch import Batch, concatenated
-from vigneron.rewards.calling import RewardFailed, begun, guarded, is_asynchronous, numbers
+from vigneron.rewards.calling import NonFiniteReward, RewardFailed, begun, guarded, is_asynchronous, numbers
 from vigneron.timing import phase
 
 RewardFunction = Callable[..., Any]
@@ -113,7 +113,12 @@ class ApplyReward:
         return self._rewarded(batch, found, log)
 
     def _rewarded(self, batch: Batch, found: Any, log: "_Log") -> Batch:
-        rewards = [math.nan if value is None else value for value in numbers(self._name, found, len(batch))]
+        try:
+            rewards = [math.nan if value is None else value for value in numbers(self._name, found, len(batch))]
+        except NonFiniteReward as error:
+            returned = {"returned": tuple(map(repr, found))} if isinstance(found, list | tuple) else {}
+            error.batch = replace(batch, extras={**batch.extras, **log.extras, **returned})
+            raise
         return replace(
             batch,
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device),

@@ -10,11 +10,15 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from vigneron.errors import UserError
+from vigneron.errors import NonFinite, UserError
 
 
 class RewardFailed(UserError):
     """A reward raised, or returned something that is not a list of numbers."""
+
+
+class NonFiniteReward(RewardFailed, NonFinite):
+    """A reward returned NaN or an infinity."""
 
 
 def is_asynchronous(function: Callable[..., Any]) -> bool:
@@ -56,10 +60,10 @@ def numbers(name: str, result: Any, count: int) -> list[float | None]:
 def _finite(name: str, value: Any, row: int) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    except (TypeError, ValueError) as error:
+        raise RewardFailed(f"{name} returned {value!r} for row {row}; a missing reward is None, not NaN") from error
     if not math.isfinite(number):
-        raise RewardFailed(f"{name} returned {value!r} for row {row}; a missing reward is None, not NaN")
+        raise NonFiniteReward(f"{name} returned {value!r} for row {row}; a missing reward is None, not NaN")
     return number
 
 

@@ -8,7 +8,7 @@ response is trained under is not always the one that it was drawn under.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -107,11 +107,13 @@ class Memory:
                 fresh.setdefault(_question(row), []).append(one)
         self.earlier.update(fresh)
 
-    def scalars(self) -> dict[str, Any]:
-        return {key: [[one.response, one.feedback] for one in some] for key, some in self.earlier.items()}
+    def entries(self) -> Iterator[tuple[str, Any]]:
+        """By question. A question's list is replaced, never changed: a copy of the mapping is enough."""
+        now = dict(self.earlier)
+        return ((key, [[one.response, one.feedback] for one in some]) for key, some in now.items())
 
-    def load(self, scalars: Mapping[str, Any]) -> None:
-        self.earlier = {key: [Earlier(*one) for one in some] for key, some in scalars.items()}
+    def load(self, entries: Iterable[tuple[str, Any]]) -> None:
+        self.earlier = {key: [Earlier(*one) for one in some] for key, some in entries}
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,29 @@
 """Checkpoints: the whole state of a run, in safetensors and JSON, there or not there.
 
 `checkpoints/step-N/` is a transformers folder, with the rest of the state in `state/`. It is written beside and
-renamed; `manifest.json`, with the hash of every file, is written last.
+renamed (`saving.py`); `manifest.json`, with the hash of every file, is written last.
 """
 
 import hashlib
 import json
-import random
 import re
-import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from vigneron.errors import UserError
-from vigneron.files import sha256_of, sync
+from vigneron.files import sha256_of
 from vigneron.policy.model import Policy
-from vigneron.quiet import quiet_transformers
+from vigneron.training.snapshot import restore_rng
 
 MANIFEST = "manifest.json"
+TENSORS, SCALARS, MEMORY = "state/tensors.safetensors", "state/scalars.json", "state/memory.jsonl"
+WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -34,57 +33,46 @@ class State:
     step: int
     tensors: dict[str, Tensor]
     scalars: dict[str, Any]
+    path: Path
+
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        with (self.path / MEMORY).open(encoding="utf-8") as file:
+            for line in file:
+                key, entry = json.loads(line)
+                yield key, entry
 
 
-def save_checkpoint(folder: Path, policy: Policy, state: State, *, base: dict[str, str], keep_last: int) -> Path:
-    target = folder / f"step-{state.step}"
-    draft = folder / f".step-{state.step}.draft"
-    if target.is_dir():
-        return target
-    shutil.rmtree(draft, ignore_errors=True)
-    (draft / "state").mkdir(parents=True)
-    try:
-        with quiet_transformers():
-            policy.model.save_pretrained(draft, max_shard_size="1TB")
-            policy.tokenizer.save_pretrained(draft)
-        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in state.tensors.items()}
-        save_file({**tensors, **_rng_tensors()}, draft / "state" / "tensors.safetensors")
-        scalars = {"step": state.step, "base": base, "rng": _rng_scalars(), **state.scalars}
-        (draft / "state" / "scalars.json").write_text(json.dumps(scalars), encoding="utf-8")
-        _write_manifest(draft)
-        draft.rename(target)
-        sync(folder)
-    except (OSError, SafetensorError) as error:  # a full disk is either, by who was writing
-        shutil.rmtree(draft, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot write the checkpoint '{target}': {reason}; the ones before it are whole") from error
-    for old in checkpoints(folder)[:-keep_last]:
-        shutil.rmtree(old, ignore_errors=True)
-    return target
+def step_folders(folder: Path) -> list[Path]:
+    """Oldest first, whole or not."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if re.fullmatch(r"step-\d+", p.name)), key=checkpoint_step)
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints that were finished, oldest first."""
-    if not folder.is_dir():
-        return []
-    found = [p for p in folder.iterdir() if re.fullmatch(r"step-\d+", p.name) and (p / MANIFEST).is_file()]
-    return sorted(found, key=checkpoint_step)
+    return [path for path in step_folders(folder) if (path / MANIFEST).is_file()]
 
 
 def checkpoint_step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
+def read_scalars(path: Path) -> dict[str, Any]:
+    scalars: dict[str, Any] = json.loads((path / SCALARS).read_text(encoding="utf-8"))
+    return scalars
+
+
 def load_checkpoint(path: Path, policy: Policy, *, base: dict[str, str]) -> State:
     """Put the weights into the policy and return the rest; refuse what is damaged or belongs to another base."""
     check_manifest(path)
-    scalars = json.loads((path / "state" / "scalars.json").read_text(encoding="utf-8"))
+    scalars = read_scalars(path)
     if scalars.pop("base") != base:
         raise UserError(f"'{path}' was trained from other weights than '{base['name']}' now holds: it cannot go on")
     load_weights(path, policy)
-    tensors = load_file(path / "state" / "tensors.safetensors")
-    _restore_rng(tensors, scalars.pop("rng"))
-    return State(scalars.pop("step"), tensors, scalars)
+    tensors = load_file(path / TENSORS)
+    restore_rng(tensors, scalars.pop("rng"))
+    return State(scalars.pop("step"), tensors, scalars, path)
 
 
 def load_weights(path: Path, policy: Policy) -> None:
@@ -111,48 +99,34 @@ def weights_identity(name: str, policy: Policy) -> dict[str, str]:
     return {"name": name, "sha256": digest.hexdigest()}
 
 
-def _write_manifest(draft: Path) -> None:
-    files = sorted(p for p in draft.rglob("*") if p.is_file())
-    hashes = {str(p.relative_to(draft)): sha256_of(p) for p in files}
-    (draft / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
-    for path in (*files, draft / MANIFEST):
-        sync(path)
-
-
 def check_manifest(path: Path, *, weights_only: bool = False) -> None:
     """Every file is what was written, or those that the weights need."""
+    found = fault_of(path, weights_only=weights_only)
+    if found is not None:
+        raise UserError(f"the checkpoint '{path}' is damaged: {found}")
+
+
+def fault_of(path: Path, *, weights_only: bool = False) -> str | None:
+    """What is wrong with a checkpoint's files; None where each is what was written."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the checkpoint '{path}' is damaged: {MANIFEST} cannot be read") from error
-    for name, expected in manifest.items():
+    except (OSError, ValueError):
+        return f"{MANIFEST} cannot be read"
+    if not isinstance(manifest, dict) or not any(name in manifest for name in WEIGHTS):
+        return f"{MANIFEST} names no weights"
+    needed = [] if weights_only else [name for name in (TENSORS, SCALARS) if name not in manifest]
+    for name, expected in [*manifest.items(), *((name, None) for name in needed)]:
         if weights_only and name.startswith("state/"):
             continue
-        file = path / name
-        if not file.is_file() or sha256_of(file) != expected:
-            raise UserError(f"the checkpoint '{path}' is damaged: {name} is not what was written")
+        try:
+            if not (path / name).is_file():
+                return f"{name} is missing"
+            if sha256_of(path / name) != expected:
+                return f"{name} is not what was written"
+        except (OSError, ValueError):  # ValueError: no name of a file
+            return f"{name!r} cannot be read"
+    return None
 
 
-def _rng_tensors() -> dict[str, Tensor]:
-    states = {"rng.torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["rng.cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _rng_scalars() -> dict[str, Any]:
-    version, internal, gauss = random.getstate()
-    kind, keys, *rest = np.random.get_state()
-    return {"python": [version, list(internal), gauss], "numpy": [kind, np.asarray(keys).tolist(), *rest]}
-
-
-def _restore_rng(tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
-    """A user's reward may draw from any of these."""
-    torch.set_rng_state(tensors.pop("rng.torch"))
-    cuda = tensors.pop("rng.cuda", None)
-    if cuda is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(cuda)
-    version, internal, gauss = scalars["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = scalars["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+def which_are_whole(folder: Path, *, weights_only: bool = False) -> list[Path]:
+    return [path for path in step_folders(folder) if fault_of(path, weights_only=weights_only) is None]

@@ -2,7 +2,8 @@
 
 import time
 
-from vigneron.errors import UserError
+from vigneron.batch import Batch
+from vigneron.errors import NonFinite, UserError
 from vigneron.folder.curve_index import CurveIndex
 from vigneron.folder.status import State, write_status
 from vigneron.timing import first_lap, next_lap, phase
@@ -12,10 +13,14 @@ from vigneron.training.overlap import rewarded
 from vigneron.training.run import Run, View
 from vigneron.training.samples import samples_of
 from vigneron.training.signals import Stopped, StopRequest
+from vigneron.training.slots import Metrics
 
 
 def train(run: Run, view: View) -> None:
-    """Train until the last step, or until asked to stop: then the step is finished and saved."""
+    """Train until the last step, or until asked to stop: then the step is finished and saved.
+
+    However it ends, a checkpoint that is being written is waited for, unless it was asked to end at once.
+    """
     write_status(run.folder, "running", began=time.time(), ended=None, error=None)
     state: State = "failed"
     said: str | None = "it ended unexpectedly"
@@ -23,18 +28,39 @@ def train(run: Run, view: View) -> None:
         with explained_memory(run.config), CurveIndex(run.folder, view.notice) as curves:
             _train(run, view, curves)
         state, said = "finished", None
-    except (Stopped, KeyboardInterrupt):
-        state, said = "stopped", None
+    except Stopped as stopped:
+        state, said = ("finished" if run.step == run.config.steps else "stopped"), None
+        stopped.finished = run.folder.path if state == "finished" else None
+        raise
+    except KeyboardInterrupt:
+        run.saver.abandon()
+        state, said = "stopped", f"stopped at once, in step {run.step + 1}"
         raise
     except UserError as error:
         said = str(error)
         raise
     finally:
+        run.saver.settle()
         write_status(run.folder, state, ended=time.time(), error=said)
 
 
+def one_step(run: Run) -> tuple[Batch, Metrics]:
+    method = run.method
+    batch = rewarded(method, run.prompts, run.step)
+    if batch.rewards_B is not None:
+        batch = run.check(batch)
+    with phase("advantage"):
+        batch = method.advantage(batch)
+    with phase("update"):
+        try:
+            return batch, batch_metrics(batch) | method.update(batch)
+        except NonFinite as error:
+            error.batch = batch
+            raise
+
+
 def _train(run: Run, view: View, curves: CurveIndex) -> None:
-    config, method = run.config, run.method
+    config = run.config
     with StopRequest(view.notice) as stop:
         if run.step == 0 and config.eval_every and run.data.held_out:
             record = {"step": 0, **run.evaluate_and_keep()}
@@ -43,14 +69,12 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
         first_lap()
         while run.step < config.steps:
             began = time.perf_counter()
-
-            batch = rewarded(method, run.prompts, run.step)
-            if batch.rewards_B is not None:
-                batch = run.check(batch)
-            with phase("advantage"):
-                batch = method.advantage(batch)
-            with phase("update"):
-                metrics = batch_metrics(batch) | method.update(batch)
+            try:
+                batch, metrics = one_step(run)
+            except NonFinite as error:
+                batch, metrics = run.pass_over(error, view)
+            if config.skip_nonfinite:
+                metrics["steps_skipped"] = run.skipped
 
             run.step += 1
             last = run.step == config.steps
@@ -65,10 +89,13 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             run.folder.append("timings.jsonl", {"step": run.step, "seconds": round(seconds, 4)})
             view.step(run, metrics, batch, seconds)
             run.explain(metrics, view)
+            run.saver.check()
             if last or stop.asked or (config.save_every and run.step % config.save_every == 0):
                 with phase("save"):
-                    run.save()
+                    run.save(metrics)
             next_lap()
+            if stop.asked or last:
+                run.saver.wait()
             if stop.asked:
                 goes_on = "it was the last" if last else f"`vigneron resume {run.folder.path}` goes on"
                 view.notice(f"saved after step {run.step}: {goes_on}")

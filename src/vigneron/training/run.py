@@ -1,7 +1,5 @@
 """A run: its parts put together, and its start, its going on and its end."""
 
-import hashlib
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ import torch
 from vigneron.batch import Batch
 from vigneron.compiling import can_compile
 from vigneron.config import Config, is_api_embedder
-from vigneron.errors import UserError
+from vigneron.errors import NonFinite, UserError, did_you_mean
 from vigneron.folder.run_folder import RunFolder, default_runs_folder
 from vigneron.folder.samples import SampleStore
 from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
@@ -35,20 +33,28 @@ from vigneron.rubric.rows import category_of
 from vigneron.sources.client import base_url
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
+from vigneron.training.changes import check_changes, data_record
 from vigneron.training.checkpoint import (
+    SCALARS,
     State,
-    check_manifest,
     checkpoint_step,
     checkpoints,
     load_checkpoint,
-    save_checkpoint,
+    load_weights,
+    read_scalars,
     weights_identity,
 )
+from vigneron.training.dumps import dump_batch
+from vigneron.training.going_on import checkpoint_to_look_at, checkpoint_to_resume, set_aside
 from vigneron.training.held_out import evaluate
+from vigneron.training.keeping import Keep
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
+from vigneron.training.metrics import batch_metrics
 from vigneron.training.samples import samples_of
+from vigneron.training.saving import Saver, sweep
 from vigneron.training.second_look import SecondLook, explain_canaries, second_look
 from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.snapshot import take_snapshot
 
 # Compiling takes half a minute: shorter runs are over sooner without.
 COMPILE_FROM_STEPS = 200
@@ -83,9 +89,13 @@ class Run:
     prompts: PromptOrder
     samples: SampleStore
     base: dict[str, str]
-    data_hash: str
+    rows: dict[str, str]
+    """What a checkpoint keeps of the data."""
+    saver: Saver
     second_look: SecondLook | None = None
     step: int = 0
+    skipped: int = 0
+    """Steps that were passed over without an update, because something was not finite."""
     said: set[str] = field(default_factory=set)
 
     @classmethod
@@ -95,8 +105,10 @@ class Run:
             raise UserError("model.compile: true has an effect on a CUDA device only: leave it out here")
         config = resolved(config)
         data = load_data(config)
+        check_held_out(config, data)
+        RunFolder.check_can_be_created(runs)  # before a parent is asked for minutes
         if name is not None:
-            RunFolder.refuse_taken(runs, name)  # before a parent is asked for minutes
+            RunFolder.refuse_taken(runs, name)
         data = answered(config, data, view.notice)
         folder = RunFolder.create(runs, name or config.recipe, exact_name=name is not None)
         try:
@@ -112,28 +124,82 @@ class Run:
 
     @classmethod
     def resume(
-        cls, folder: RunFolder, build: Build, *, device: str | None = None, rubric: str | None = None, view: View
+        cls,
+        folder: RunFolder,
+        build: Build,
+        *,
+        config: Config | None = None,
+        device: str | None = None,
+        rubric: str | None = None,
+        weights_only: bool = False,
+        allow_changes: bool = False,
+        view: View,
     ) -> "Run":
-        """Go on from the newest checkpoint, or from the start where there is none yet; by another rubric if one is
-        given."""
-        config = folder.config()
+        """Go on from the newest whole checkpoint, or from the start where there is none yet; by another config or
+        rubric if one is given. `weights_only`: with new optimizers, and whatever else a checkpoint's state holds."""
+        folder.lock()
+        try:
+            return cls._resume(
+                folder,
+                build,
+                config,
+                device=device,
+                rubric=rubric,
+                weights_only=weights_only,
+                allow_changes=allow_changes,
+                view=view,
+            )
+        except BaseException:  # whatever it was: raised on
+            folder.unlock()
+            raise
+
+    @classmethod
+    def _resume(
+        cls,
+        folder: RunFolder,
+        build: Build,
+        new: Config | None,
+        *,
+        device: str | None,
+        rubric: str | None,
+        weights_only: bool,
+        allow_changes: bool,
+        view: View,
+    ) -> "Run":
+        sweep(folder.path)
+        config = new or folder.config()
         if rubric is not None and config.reward.kind != "rubric":
             raise UserError("--rubric: this run's reward is no rubric")
         if device is not None:
             config = resolved(config.model_copy(update={"model": config.model.model_copy(update={"device": device})}))
-        folder.lock()
         data = folder.data()
+        check_held_out(config, data)
+        saved, notices = checkpoint_to_resume(folder.path, weights_only=weights_only)
+        if saved is not None and (not weights_only or (saved / SCALARS).is_file()):
+            notices += check_changes(folder.path, read_scalars(saved), config, data, allow=allow_changes)
+        done = 0 if saved is None else checkpoint_step(saved)
+        if config.steps < done:
+            raise UserError(f"steps: {done} are done already, which is more than {config.steps}")
         if rubric is not None:
-            done = checkpoints(folder.checkpoints)
-            if done and checkpoint_step(done[-1]) == config.steps:
+            if saved is not None and done == config.steps:
                 raise UserError(f"--rubric: the run is finished, at step {config.steps}: nothing would go by it")
             check_rubric_data(read_rubric(rubric), data)
-            view.notice(f"goes on by the rubric '{rubric}'")
+            notices.append(f"goes on by the rubric '{rubric}'")
+        for text in notices:
+            view.notice(text)
+        if new is not None:
+            folder.write_config(new)
         with folder.rubric_replaced(rubric):
             run = cls._build(config, folder, data, build, view)
-        saved = checkpoints(folder.checkpoints)
-        if saved:
-            run._load(load_checkpoint(saved[-1], run.policy, base=run.base))
+        if saved is not None:
+            set_aside(saved)
+            if weights_only:
+                load_weights(saved, run.policy)
+                run.method.update.begin_at(done)
+                run.step = done
+                view.notice("weights only: optimizers, and what else a checkpoint keeps beside weights, begin anew")
+            else:
+                run._load(load_checkpoint(saved, run.policy, base=run.base))
         folder.forget_after(run.step if saved else -1)
         run.samples.forget_after(run.step if saved else -1)
         if run.step == run.config.steps:
@@ -189,35 +255,53 @@ class Run:
             PromptOrder(data.train, config.prompts_per_step, config.seed),
             SampleStore(folder.path),
             base,
-            hashlib.sha256(json.dumps([data.train, data.held_out], sort_keys=True).encode()).hexdigest(),
+            data_record(data),
+            Saver(folder.checkpoints, policy, Keep(config.keep_last, config.keep_best)),
             look,
         )
 
-    def save(self) -> Path:
-        update, critic = self.method.update, self.method.critic
+    def save(self, metrics: Metrics | None = None) -> None:
+        """Begin to write a checkpoint, with this step's held-out figures; `saver.wait()` is its end."""
+        update, critic, memory = self.method.update, self.method.critic, self.method.memory
         tensors = {f"update.{name}": tensor for name, tensor in update.tensors().items()}
         if critic is not None:
             tensors |= {f"critic.{name}": tensor for name, tensor in critic.state_dict().items()}
-        scalars = {"update": update.scalars(), "reward": self.reward.scalars(), "data": self.data_hash}
-        if self.method.memory is not None:
-            scalars["memory"] = self.method.memory.scalars()
-        state = State(self.step, tensors, scalars)
-        return save_checkpoint(
-            self.folder.checkpoints, self.policy, state, base=self.base, keep_last=self.config.keep_last
-        )
+        scalars = {
+            "base": self.base,
+            "update": update.scalars(),
+            "reward": self.reward.scalars(),
+            "data": self.rows,
+            "config": self.config.model_dump(mode="json"),
+            "skipped": self.skipped,
+            "figures": {k: v for k, v in (metrics or {}).items() if k.startswith("eval/") and v == v},
+        }
+        self.saver.wait()  # its memory first
+        entries = memory.entries() if memory is not None else None
+        self.saver.save(take_snapshot(self.policy, self.step, tensors, scalars, entries))
 
     def _load(self, state: State) -> None:
-        if state.scalars["data"] != self.data_hash:
-            raise UserError(f"the rows in '{self.folder.path / 'data'}' are not the ones this run was trained on")
         update = {k.removeprefix("update."): v for k, v in state.tensors.items() if k.startswith("update.")}
         self.method.update.load(update, state.scalars["update"])
         self.reward.load(state.scalars["reward"])
         if self.method.memory is not None:
-            self.method.memory.load(state.scalars["memory"])
+            self.method.memory.load(state.memory())
         if self.method.critic is not None:
             critic = {k.removeprefix("critic."): v for k, v in state.tensors.items() if k.startswith("critic.")}
             self.method.critic.load_state_dict(critic)
+        self.skipped = state.scalars.get("skipped", 0)
         self.step = state.step
+
+    def pass_over(self, error: NonFinite, view: View) -> tuple[Batch, Metrics]:
+        """A step in which something was not finite: kept for a person to look at, and skipped if that is allowed."""
+        step = self.step + 1
+        dumped = dump_batch(self.folder.path, step, error.batch, str(error))
+        self.skipped += 1
+        if self.skipped > self.config.skip_nonfinite or error.batch is None:
+            goes_on = f"`vigneron resume {self.folder.path} skip_nonfinite={self.skipped}` passes over it"
+            raise UserError(f"step {step}: {error}. Its batch {dumped}; {goes_on}") from error
+        view.notice(f"step {step} is passed over, without an update: {error}. Its batch {dumped}")
+        self.method.update.begin_at(step)
+        return error.batch, batch_metrics(error.batch)
 
     def evaluate_and_keep(self) -> Metrics:
         """Figures of the held-out part; completions go to the run's samples, where there are any."""
@@ -228,7 +312,11 @@ class Run:
             batch, metrics = evaluate(self.config, self.policy, self.reward, self.check, rows)
             self.samples.add(samples_of(batch, self.step, "eval"))
             metrics |= self.second_look(batch) if self.second_look is not None else {}
-        return {f"eval/{name}": value for name, value in metrics.items()}
+        named = {f"eval/{name}": value for name, value in metrics.items()}
+        if self.config.keep_best is not None and self.config.keep_best not in named:
+            known = did_you_mean(self.config.keep_best, named)
+            raise UserError(f"keep_best: no held-out figure of this run is named '{self.config.keep_best}'{known}")
+        return named
 
     def explain(self, metrics: Metrics, view: View) -> None:
         """What the method has to say about a step's figures, each line once."""
@@ -238,6 +326,7 @@ class Run:
                 view.notice(text)
 
     def close(self) -> None:
+        self.saver.settle()
         self.reward.close()
         if self.second_look is not None and self.second_look.other is not None:
             self.second_look.other.close()
@@ -365,11 +454,14 @@ def newest_weights(name: str, key: str = "model") -> str:
             raise UserError(f"{key}: there is no run '{name}' yet: `vigneron train {recipe} --name {path.name}` first")
     if not (path / "config.yaml").is_file():
         return absolute(name)
-    saved = checkpoints(RunFolder.open(path).checkpoints)
-    if not saved:
+    if not checkpoints(RunFolder.open(path).checkpoints):
         raise UserError(f"{key}: the run '{name}' has no checkpoint yet")
-    check_manifest(saved[-1], weights_only=True)
-    return absolute(str(saved[-1]))
+    return absolute(str(checkpoint_to_look_at(path)))
+
+
+def check_held_out(config: Config, data: Data) -> None:
+    if config.keep_best is not None and not data.held_out:
+        raise UserError(f"keep_best: '{config.keep_best}' needs a held-out part: give data.held_out")
 
 
 def absolute(name: str) -> str:

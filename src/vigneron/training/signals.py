@@ -3,12 +3,16 @@
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 
 class Stopped(SystemExit):
     """Training ended because it was asked to; the exit code is the shell's for the signal."""
+
+    finished: Path | None = None
+    """The run's folder, where the step that was waited for was its last."""
 
 
 class StopRequest:

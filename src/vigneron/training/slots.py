@@ -1,6 +1,6 @@
 """The loop's slots, and what a method is given to fill them with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,14 +17,20 @@ class Update(Protocol):
     """θ ← θ', with a state that a checkpoint keeps."""
 
     def __call__(self, batch: Batch) -> Metrics: ...
+    def begin_at(self, step: int) -> None: ...
     def tensors(self) -> dict[str, Any]: ...
     def scalars(self) -> dict[str, Any]: ...
     def load(self, tensors: dict[str, Any], scalars: dict[str, Any]) -> None: ...
 
 
 class Memory(Protocol):
-    def scalars(self) -> dict[str, Any]: ...
-    def load(self, scalars: dict[str, Any]) -> None: ...
+    """What a checkpoint keeps of it is JSON by question, written a line each: it grows with the data."""
+
+    def entries(self) -> Iterator[tuple[str, Any]]:
+        """As they are now: what is remembered later changes nothing in them."""
+        ...
+
+    def load(self, entries: Iterable[tuple[str, Any]]) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,9 @@ class TrustRegionUpdate:
         for weight, part in zip(weights, weights_P.split([w.numel() for w in weights]), strict=True):
             weight.copy_(part.view_as(weight))
 
+    def begin_at(self, step: int) -> None:
+        self.critic.begin_at(step)
+
     def tensors(self) -> dict[str, Tensor]:
         return self.critic.tensors()
 

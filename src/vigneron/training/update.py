@@ -15,7 +15,7 @@ from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config, OptimizerConfig
 from vigneron.core.draws import keyed_permutation
 from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
 from vigneron.core.schedule import Shape, learning_rate_factor
-from vigneron.errors import UserError
+from vigneron.errors import NonFinite
 from vigneron.timing import phase
 from vigneron.training.slots import Metrics
 
@@ -39,10 +39,6 @@ class Figure(NamedTuple):
     name: str
     value: float
     of_sampler: bool = False
-
-
-class NonFinite(UserError):
-    """A loss or a gradient is NaN or infinite: nothing was updated."""
 
 
 @dataclass
@@ -202,9 +198,14 @@ class GradientUpdate:
         """The gradient of the whole batch, part by part, then one clipped step of each player."""
         with phase("gradient"):
             figures = self.accumulate(batch, lambda part: self.loss(part, self.score(part)))
-        check_finite(figures)
-        with phase("optimizer"):
-            return [*figures, *self._step()]
+        try:
+            check_finite(figures)
+            with phase("optimizer"):
+                return [*figures, *self._step()]
+        except NonFinite:
+            for player in self.players:
+                player.optimizer.zero_grad(set_to_none=True)  # the next step's gradient begins at 0
+            raise
 
     def accumulate(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> list[Figure]:
         """Each term over the whole batch; what has a coefficient is differentiated on the way.
@@ -251,6 +252,10 @@ class GradientUpdate:
             player.step(factor)
         self.done += 1
         return [*norms, Figure("learning_rate", self.players[0].learning_rate * factor)]
+
+    def begin_at(self, step: int) -> None:
+        """As if the steps before it had made all of their updates: the learning rate goes by them."""
+        self.done = step * self.updates_per_step * self.minibatches
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor for player in self.players for name, tensor in player.tensors().items()}

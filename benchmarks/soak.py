@@ -1,0 +1,176 @@
+"""`python -m benchmarks.soak`: one run killed at random again and again, resumed each time, beside one left alone.
+
+Kills are SIGKILL: while it starts, in a step, while a checkpoint is being written. No kill may lose more than the steps
+since the last checkpoint, and the end must be the same to the bit. Processes are forked from one that has imported
+everything.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vigneron.folder.run_folder import RunFolder
+from vigneron.folder.status import status_of
+from vigneron.training.checkpoint import checkpoint_step, checkpoints, fault_of
+
+TESTS = Path(__file__).parent.parent / "tests"
+SAVE_EVERY = 3
+# While a checkpoint is written, training goes on until the next one is due.
+MOST_LOST = 2 * SAVE_EVERY
+LONGEST_S = {"start": 0.3, "step": 0.05, "save": 0.03}
+
+
+@dataclass(frozen=True)
+class Kill:
+    where: str
+    reached: int
+    """The last step that had begun to be logged."""
+    saved: int
+    """The newest whole checkpoint afterwards."""
+
+    @property
+    def lost(self) -> int:
+        return self.reached - self.saved
+
+
+class Paced:
+    """Says where the run is, and is killed there if that is wanted: at a step, so long after a save began."""
+
+    def __init__(self, folder: Path, mode: str, at: int, delay: float) -> None:
+        self.folder, self.mode, self.at, self.delay = folder, mode, at, delay
+
+    def notice(self, text: str) -> None: ...
+
+    def step(self, run: Any, *_: Any) -> None:
+        if self.mode == "save" and run.step >= self.at and run.step % SAVE_EVERY == 0:
+            threading.Thread(target=self._die_in_save, daemon=True).start()
+        if self.mode == "step" and run.step >= self.at:
+            threading.Thread(target=self.die, daemon=True).start()
+
+    def _die_in_save(self) -> None:
+        while not list((self.folder / "checkpoints").glob(".step-*.draft")):
+            time.sleep(0.0002)
+        self.die()
+
+    def die(self) -> None:
+        time.sleep(self.delay)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(recipe: str, runs: str, name: str, mode: str = "", at: int = 0, delay: float = 0.0) -> None:
+    from vigneron import api
+
+    folder = Path(runs) / name
+    view = Paced(folder, mode, at, delay)
+    if mode == "start":
+        threading.Thread(target=view.die, daemon=True).start()
+    if (folder / "config.yaml").is_file():
+        api.resume(folder, view=view)
+    else:
+        api.train(recipe, name=name, runs=runs, view=view)
+
+
+def ended(*arguments: Any) -> int:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vigneron.api", "peft", "fault_runs"])
+    process = context.Process(target=train, args=arguments, daemon=True)
+    process.start()
+    process.join(300)
+    if process.exitcode is None:
+        process.kill()
+        raise SystemExit("a run hangs")
+    return process.exitcode
+
+
+def killed_once(recipe: Path, runs: Path, draws: random.Random, *, steps: int, left: int) -> Kill:
+    """One more kill, so placed that the kills that are left still find steps to be made."""
+    folder = runs / "killed"
+    done = newest_step(folder)
+    ahead = max(1, round((steps - 1 - done) / max(1, left)))
+    mode = draws.choice(tuple(LONGEST_S)) if (folder / "config.yaml").is_file() else "step"
+    at = min(steps - 1, done + draws.randint(1, max(2, 2 * ahead)))
+    code = ended(str(recipe), str(runs), "killed", mode, at, draws.uniform(0, LONGEST_S[mode]))
+    if code != -signal.SIGKILL:
+        raise SystemExit(f"the run ended by itself, with {code}, before it was killed")
+    if status_of(folder).state != "killed":
+        raise SystemExit(f"the run was killed, and its state is '{status_of(folder).state}'")
+    damaged = [path.name for path in checkpoints(folder / "checkpoints") if fault_of(path) is not None]
+    if damaged:
+        raise SystemExit(f"a kill left damaged checkpoints: {damaged}")
+    records = RunFolder.open(folder).metrics()
+    drafts = list((folder / "checkpoints").glob(".step-*.draft"))
+    where = (
+        "in a save" if drafts else {"start": "soon after its start", "step": "in a step", "save": "after a save"}[mode]
+    )
+    return Kill(where, records[-1]["step"] if records else 0, newest_step(folder))
+
+
+def newest_step(folder: Path) -> int:
+    saved = checkpoints(folder / "checkpoints")
+    return checkpoint_step(saved[-1]) if saved else 0
+
+
+def soak(method: str, kills: int, seed: int, place: Path) -> list[Kill]:
+    import fault_runs
+    from helpers import final_state
+
+    from conftest import byte_tokenizer, tiny_model
+
+    model = place / "model"
+    tiny_model("llama").save_pretrained(model)
+    byte_tokenizer().save_pretrained(model)
+    steps = kills * 3 + 20
+    changes = {"steps": steps, "save_every": SAVE_EVERY, "eval_every": 10}
+    recipe = fault_runs.write_recipe(place / "recipe", model, method, **changes)
+    if ended(str(recipe), str(place), "whole"):
+        raise SystemExit("the run that is left alone failed")
+    draws = random.Random(seed)
+    done = []
+    for number in range(kills):
+        kill = killed_once(recipe, place, draws, steps=steps, left=kills - number)
+        done.append(kill)
+        said = f"step {kill.reached:4}  saved {kill.saved:4}  lost {kill.lost}"
+        print(f"kill {number + 1:3}  {kill.where:20}  {said}", flush=True)
+        if kill.lost > MOST_LOST:
+            raise SystemExit(f"a kill lost {kill.lost} steps, with a checkpoint every {SAVE_EVERY}")
+    if ended(str(recipe), str(place), "killed"):
+        raise SystemExit("the run could not be finished")
+    if final_state(place / "killed") != final_state(place / "whole"):
+        raise SystemExit("the run that was killed is not the one that was left alone")
+    return done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--method", default="grpo")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as place:
+        done = soak(given.method, given.kills, given.seed, Path(place))
+    where = Counter(kill.where for kill in done)
+    print(f"\n| kills of a run of `{given.method}` | {len(done)} |\n|---|---|")
+    for name, count in sorted(where.items()):
+        print(f"| {name} | {count} |")
+    print(
+        f"| most steps made again after a kill (a checkpoint every {SAVE_EVERY}) | {max(kill.lost for kill in done)} |"
+    )
+    print("| damaged checkpoints | 0 |\n| the end equals the uninterrupted run, bit for bit | yes |")
+    print(f"| seconds | {time.monotonic() - began:.0f} |")
+
+
+sys.path[:0] = [str(TESTS), str(TESTS / "training"), str(TESTS / "faults")]
+
+if __name__ == "__main__":
+    main()

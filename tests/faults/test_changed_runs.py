@@ -1,0 +1,82 @@
+"""Row 9: a run whose config or data were changed shows the difference, and goes on only if that is allowed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import fault_runs
+import pytest
+import yaml
+from helpers import final_state
+from test_damaged_checkpoints import Listener
+
+from vigneron import api
+from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """Of six steps four are done."""
+    place = tmp_path_factory.mktemp("stopped")
+    recipe = fault_runs.write_recipe(place, tiny_folder, "grpo", eval_every=0, optimizer={"actor_lr": 1e-2})
+    folder = api.train(str(recipe), "steps=4", name="run", runs=place).folder
+    assert api.resume(folder, "steps=6").step == 6
+    shutil.rmtree(folder / "checkpoints" / "step-6")
+    return folder
+
+
+@pytest.fixture
+def run(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+def edit(run: Path, **changes: object) -> None:
+    path = run / "config.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
+
+
+def test_row_9_an_edited_config_is_shown_and_refused(run: Path) -> None:
+    edit(run, seed=1, optimizer={"actor_lr": 0.5})
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError) as said:
+        api.resume(run)
+    assert "seed was 0, is 1" in str(said.value)
+    assert "optimizer.actor_lr was 0.01, is 0.5" in str(said.value)
+    assert "--allow-changes" in str(said.value).splitlines()[-1]
+    assert (run / "metrics.jsonl").read_bytes() == before
+    listener = Listener()
+    assert api.resume(run, allow_changes=True, view=listener).step == 6
+    assert "seed was 0, is 1" in listener.notices
+
+
+def test_row_9_edited_rows_are_shown_and_refused(run: Path) -> None:
+    path = run / "data" / "train.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[2]["answer"] = "huge"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
+    with pytest.raises(UserError, match=r"train.jsonl had 10 rows, has 11; the first that is not the same is row 3"):
+        api.resume(run)
+    assert api.resume(run, allow_changes=True).step == 6
+
+
+def test_row_9_another_model_or_method_never_goes_on(run: Path) -> None:
+    edit(run, method={"name": "sft"}, reward={"kind": "binary"}, group_size=1)
+    with pytest.raises(UserError, match=r"method.name was 'grpo', is 'sft': a run cannot go on with another one"):
+        api.resume(run, allow_changes=True)
+
+
+def test_a_run_goes_past_its_planned_end_and_is_the_longer_run(run: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    """With a constant learning rate, and so planned for six steps or for eight."""
+    listener = Listener()
+    api.resume(run, "steps=8", "save_every=3", view=listener)
+    assert "steps was 4, is 8" in listener.notices  # when step 4 was saved
+    assert RunFolder.open(run).config().steps == 8
+    recipe = fault_runs.write_recipe(tmp_path, tiny_folder, "grpo", eval_every=0, optimizer={"actor_lr": 1e-2})
+    whole = api.train(str(recipe), "steps=8", "save_every=3", name="whole", runs=tmp_path).folder
+    assert final_state(run)["model.safetensors"] == final_state(whole)["model.safetensors"]
+    assert final_state(run)["metrics"] == final_state(whole)["metrics"]
+    for override, why in (("steps=3", "8 are done already"), ("seed=4", "seed was 0"), ("sted=4", "did you mean")):
+        with pytest.raises(UserError, match=why):
+            api.resume(run, override)
+    assert RunFolder.open(run).config().steps == 8

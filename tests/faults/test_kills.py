@@ -1,0 +1,59 @@
+"""Rows 1 and 2 of the fault table: SIGKILL at a random step, and during a save."""
+
+import random
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import fault_runs
+import pytest
+from helpers import final_state
+
+from vigneron import api
+from vigneron.folder.samples import SampleStore
+from vigneron.folder.status import status_of
+from vigneron.training.checkpoint import checkpoints
+
+QUICK = (("grape", "at a step"), ("ppo", "in a save"))
+CASES = [(method, when) for method in fault_runs.METHODS for when in ("at a step", "in a save")]
+
+
+@pytest.mark.parametrize(
+    ("method", "when"), [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+)
+def test_row_1_and_2_killed_at_any_step_or_in_a_save(
+    method: str, when: str, tmp_path: Path, roomy_folder: Path
+) -> None:
+    """Three arms: uninterrupted = resumed ≠ cold start, bit for bit."""
+    recipe = fault_runs.write_recipe(tmp_path, roomy_folder, method)
+    whole = api.train(str(recipe), name="whole", runs=tmp_path).folder
+
+    step, delay = random.choice((3, 4, 5)), random.uniform(0, 0.03)
+    print(f"killed in step {step}, or {delay:.4f} s into a save")
+    named = (str(recipe), str(tmp_path), "killed")
+    if when == "at a step":
+        code = fault_runs.exit_code(fault_runs.killed_at_step, *named, step)
+    else:
+        code = fault_runs.exit_code(fault_runs.killed_in_save, *named, 4, delay)
+    assert code == -signal.SIGKILL
+    killed, cold = tmp_path / "killed", tmp_path / "cold"
+    assert status_of(killed).state == "killed"
+    assert checkpoints(killed / "checkpoints"), "what was saved before the kill is there"
+    shutil.copytree(killed, cold)
+
+    api.resume(killed)
+    assert final_state(killed) == final_state(whole)
+    assert samples(killed) == samples(whole)
+    assert not list(killed.rglob("*.draft"))
+    assert status_of(killed).state == "finished"
+
+    api.resume(cold, weights_only=True)
+    assert final_state(cold) != final_state(whole)
+
+
+def samples(folder: Path) -> list[Any]:
+    store = SampleStore(folder, read_only=True)
+    found = [store.page(step=step, kind=kind) for kind in ("train", "eval") for step in store.steps(kind)]
+    store.close()
+    return found

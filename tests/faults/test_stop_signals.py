@@ -1,0 +1,100 @@
+"""Row 3: SIGINT and SIGTERM finish the step, save and exit with the shell's code; a second one stops at once."""
+
+import os
+import signal
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import fault_runs
+import pytest
+from helpers import final_state
+
+from vigneron import api
+from vigneron.folder.run_folder import RunFolder
+from vigneron.folder.status import status_of
+from vigneron.training.checkpoint import checkpoints
+
+
+def wait_for(log: Path, text: str) -> None:
+    deadline = time.monotonic() + 90
+    while not log.exists() or text not in log.read_text():
+        assert time.monotonic() < deadline, f"no '{text}' in {log.read_text() if log.exists() else 'nothing'}"
+        time.sleep(0.01)
+
+
+def start(tmp_path: Path, recipe: Path) -> tuple[Path, BaseProcess]:
+    log = tmp_path / "log"
+    words = ["train", str(recipe), "--name", "run", "--runs", str(tmp_path)]
+    return log, fault_runs.started(fault_runs.command, str(log), words)
+
+
+SLOW_REWARD = """
+import time
+def slow(completions, **columns):
+    time.sleep({seconds})
+    return [0.0 for _ in completions]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def slow_recipe(tmp_path: Path, model: Path, seconds: float, **changes: object) -> Path:
+    (tmp_path / "slow_reward.py").write_text(SLOW_REWARD.format(seconds=seconds))
+    reward = {"kind": "python", "function": "slow_reward:slow"}
+    return fault_runs.write_recipe(tmp_path, model, "grpo", eval_every=0, reward=reward, **changes)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_row_3_the_step_is_finished_and_saved_and_the_run_goes_on_later(
+    tmp_path: Path, tiny_folder: Path, number: signal.Signals
+) -> None:
+    recipe = slow_recipe(tmp_path, tiny_folder, 0.2, steps=8, save_every=0)
+    log, process = start(tmp_path, recipe)
+    wait_for(log, "step 2/")
+    os.kill(process.pid, number)
+    process.join(90)
+    assert process.exitcode == 128 + number
+    folder = tmp_path / "run"
+    (saved,) = checkpoints(folder / "checkpoints")
+    done = RunFolder.open(folder).metrics()[-1]["step"]
+    assert saved.name == f"step-{done}"
+    assert (status_of(folder).state, status_of(folder).error) == ("stopped", None)
+    assert done < 8
+    assert f"saved after step {done}: `vigneron resume" in log.read_text()
+
+    api.resume(folder)
+    whole = api.train(str(recipe), name="whole", runs=tmp_path).folder
+    assert final_state(folder) == final_state(whole)
+
+
+def test_row_3_a_signal_in_the_last_step_leaves_a_report(tmp_path: Path, tiny_folder: Path) -> None:
+    log, process = start(tmp_path, slow_recipe(tmp_path, tiny_folder, 1.0, steps=2, save_every=0))
+    wait_for(log, "step 1/")
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(90)
+    assert process.exitcode == 143
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert status_of(tmp_path / "run").state == "finished"
+    assert "saved after step 2: it was the last" in log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_row_3_a_second_signal_stops_at_once(tmp_path: Path, tiny_folder: Path, number: signal.Signals) -> None:
+    recipe = slow_recipe(tmp_path, tiny_folder, 30.0, steps=5)
+    log, process = start(tmp_path, recipe)
+    wait_for(log, "loss/policy")  # said before the first step
+    time.sleep(1.0)
+    began = time.monotonic()
+    os.kill(process.pid, number)
+    wait_for(log, "stopping: this step is finished")
+    os.kill(process.pid, number)
+    process.join(20)
+    assert time.monotonic() - began < 20
+    assert process.exitcode in (-number, 128 + number, 1)
+    assert not checkpoints(tmp_path / "run" / "checkpoints")
+    assert "Traceback" not in log.read_text()
+    assert status_of(tmp_path / "run").state in ("stopped", "killed")
