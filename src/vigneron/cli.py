@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vigneron import cli_rubric
+from vigneron import cli_rubric, cli_runs
 from vigneron.errors import UserError
 
 if TYPE_CHECKING:
@@ -258,6 +258,9 @@ def compare(
     from vigneron.report.compare import carry_out
 
     carry_out(_console(), plan)
+
+
+cli_runs.add_to(app)
 
 
 def _console() -> "Console":

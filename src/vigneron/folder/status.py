@@ -16,6 +16,8 @@ from vigneron.folder.run_folder import RunFolder
 STATUS = "status.json"
 # More than the longest line of metrics.
 TAIL_BYTES = 2**18
+# libyaml's, where PyYAML has it: ten times quicker, and as safe.
+_QUICK = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 State = Literal["starting", "running", "finished", "stopped", "failed", "killed"]
 """`stopped`: by a signal, and saved. `killed`: it ended without a word."""
@@ -37,6 +39,8 @@ class RunStatus:
     changed: float | None = None
     error: str | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """As it is written, unchecked."""
 
     @property
     def name(self) -> str:
@@ -59,7 +63,7 @@ def status_of(path: Path) -> RunStatus:
     method = config.get("method")
     return RunStatus(
         path=path,
-        state=_state(said, folder.is_locked()),
+        state=_state(said, folder.is_locked(), done=bool(last) and last[-1]["step"] == config.get("steps")),
         recipe=str(config.get("recipe", "")),
         method=str(method.get("name", "")) if isinstance(method, dict) else "",
         step=int(last[-1]["step"]) if last else 0,
@@ -69,6 +73,7 @@ def status_of(path: Path) -> RunStatus:
         changed=_changed(path / "metrics.jsonl"),
         error=said.get("error"),
         figures=figures,
+        config=config,
     )
 
 
@@ -106,8 +111,9 @@ def last_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _state(said: Mapping[str, Any], locked: bool) -> State:
-    state = said.get("state")
+def _state(said: Mapping[str, Any], locked: bool, done: bool) -> State:
+    """A folder without a status, as copies and older ones are, is finished where its last step is the config's."""
+    state = said.get("state", "finished" if done else None)
     if locked:
         return "running" if state == "running" else "starting"
     return state if state in ("finished", "stopped", "failed") else "killed"
@@ -123,7 +129,7 @@ def _said(path: Path) -> dict[str, Any]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        config = yaml.load((path / "config.yaml").read_text(encoding="utf-8"), Loader=_QUICK)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}
