@@ -20,12 +20,14 @@ from vigneron.rewards.checkers import build_check, load_checker
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.source import checker_name
+from vigneron.timing import telling
 from vigneron.training import loop
 from vigneron.training.checkpoint import check_manifest, checkpoint_step, checkpoints, load_weights
 from vigneron.training.held_out import evaluate
-from vigneron.training.run import Run, Silent, View, load_child, newest_weights
+from vigneron.training.run import Run, load_child, newest_weights
 from vigneron.training.samples import samples_of
 from vigneron.training.slots import Parts
+from vigneron.training.view import AnyView, View, as_view
 
 
 @dataclass
@@ -87,30 +89,31 @@ def train(
     *overrides: str,
     name: str | None = None,
     runs: str | Path | None = None,
-    view: View | None = None,
+    view: AnyView = None,
     **keys: Any,
 ) -> Trained:
     """Train a recipe (a name, a file, or a config) to its end, in a new folder under `runs`.
 
     Overrides are `key=value` texts; a top-level key may also be given as a keyword: `train("demo", steps=5)`.
+    `view`: a function that is told of every step (a `Progress`), or a `View`.
     """
     if isinstance(recipe, Config) and (overrides or keys):
         raise UserError("a config is whole: overrides go with a recipe's name or file")
     config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides, keys)
     where = Path(runs) if runs is not None else default_runs_folder()
-    view = view or Silent()
-    return _finish(Run.start(config, where, METHODS[config.method.name], name=name, view=view), view)
+    watching = as_view(view)
+    with telling(getattr(watching, "phase", None)):
+        return _finish(Run.start(config, where, METHODS[config.method.name], name=name, view=watching), watching)
 
 
 def resume(
-    folder: str | Path, *, device: str | None = None, rubric: str | None = None, view: View | None = None
+    folder: str | Path, *, device: str | None = None, rubric: str | None = None, view: AnyView = None
 ) -> Trained:
     """Go on with a run that was stopped or killed, from its newest checkpoint; by another rubric if one is given."""
     found = RunFolder.open(folder)
-    view = view or Silent()
-    return _finish(
-        Run.resume(found, METHODS[found.config().method.name], device=device, rubric=rubric, view=view), view
-    )
+    watching, build = as_view(view), METHODS[found.config().method.name]
+    with telling(getattr(watching, "phase", None)):
+        return _finish(Run.resume(found, build, device=device, rubric=rubric, view=watching), watching)
 
 
 def load_run(folder: str | Path, *, step: int | None = None) -> Trained:

@@ -16,6 +16,8 @@ from vigneron.folder.run_folder import RunFolder
 STATUS = "status.json"
 # More than the longest line of metrics.
 TAIL_BYTES = 2**18
+# Of so many steps a run's last figures are looked for: longer ago they say little of it.
+LOOKED_BACK = 100
 # libyaml's, where PyYAML has it: ten times quicker, and as safe.
 _QUICK = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -58,7 +60,7 @@ def write_status(folder: RunFolder, state: State, **more: Any) -> None:
 
 def status_of(path: Path) -> RunStatus:
     folder = RunFolder(path)
-    said, config, last = _said(path), _config(path), last_records(path / "metrics.jsonl")
+    said, config, last = _said(path), _config(path), last_records(path / "metrics.jsonl", most=LOOKED_BACK)
     figures = {k: v for record in last for k, v in record.items() if isinstance(v, int | float) and k != "step"}
     method = config.get("method")
     return RunStatus(
@@ -90,8 +92,8 @@ def run_folders(runs: Path) -> list[Path]:
     return found
 
 
-def last_records(path: Path) -> list[dict[str, Any]]:
-    """The last whole lines of a file of JSON lines, without reading what is before them."""
+def last_records(path: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """The last whole lines of a file of JSON lines, at most so many, without reading what is before them."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -101,7 +103,7 @@ def last_records(path: Path) -> list[dict[str, Any]]:
         return []
     whole = [line for line in (lines if size <= TAIL_BYTES else lines[1:]) if line.endswith(b"\n")]
     records = []
-    for line in whole:
+    for line in whole if most is None else whole[-most:]:
         try:
             record = json.loads(line)
         except ValueError:  # damaged: the others stand

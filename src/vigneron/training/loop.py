@@ -8,9 +8,10 @@ from vigneron.timing import first_lap, next_lap, phase
 from vigneron.training.memory import explained_memory
 from vigneron.training.metrics import batch_metrics
 from vigneron.training.overlap import rewarded
-from vigneron.training.run import Run, View
+from vigneron.training.run import Run
 from vigneron.training.samples import samples_of
 from vigneron.training.signals import Stopped, StopRequest
+from vigneron.training.view import View
 
 
 def train(run: Run, view: View) -> None:
@@ -36,7 +37,8 @@ def _train(run: Run, view: View) -> None:
     config, method = run.config, run.method
     with StopRequest(view.notice) as stop:
         if run.step == 0 and config.eval_every and run.data.held_out:
-            run.folder.append("metrics.jsonl", {"step": 0, **run.evaluate_and_keep()})
+            with phase("evaluate"):
+                run.folder.append("metrics.jsonl", {"step": 0, **run.evaluate_and_keep()})
         first_lap()
         while run.step < config.steps:
             began = time.perf_counter()

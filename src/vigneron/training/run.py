@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from vigneron.batch import Batch
 from vigneron.compiling import can_compile
 from vigneron.config import Config, is_api_embedder
 from vigneron.errors import UserError
+from vigneron.folder.notices import Notice, keep_notice, kept_notices
 from vigneron.folder.run_folder import RunFolder, default_runs_folder
 from vigneron.folder.samples import SampleStore
 from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
@@ -35,6 +35,7 @@ from vigneron.rubric.rows import category_of
 from vigneron.sources.client import base_url
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
+from vigneron.timing import phase
 from vigneron.training.checkpoint import (
     State,
     check_manifest,
@@ -49,23 +50,15 @@ from vigneron.training.memory import explained_memory, find_microbatch_tokens
 from vigneron.training.samples import samples_of
 from vigneron.training.second_look import SecondLook, explain_canaries, second_look
 from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.view import Silent, View, tell
+from vigneron.training.warnings import History
+
+__all__ = ["Run", "Silent", "View", "load_child", "newest_weights", "resolved"]
 
 # Compiling takes half a minute: shorter runs are over sooner without.
 COMPILE_FROM_STEPS = 200
 
 Build = Callable[[Parts], Method]
-
-
-class View(Protocol):
-    """Someone who watches: the terminal, or nobody."""
-
-    def notice(self, text: str) -> None: ...
-    def step(self, run: "Run", metrics: Metrics, batch: Batch, seconds: float) -> None: ...
-
-
-class Silent:
-    def notice(self, text: str) -> None: ...
-    def step(self, run: "Run", metrics: Metrics, batch: Batch, seconds: float) -> None: ...
 
 
 @dataclass
@@ -87,6 +80,8 @@ class Run:
     second_look: SecondLook | None = None
     step: int = 0
     said: set[str] = field(default_factory=set)
+    """What notices were about: of one thing it speaks once, also after a resume."""
+    history: History = field(default_factory=History)
 
     @classmethod
     def start(cls, config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> "Run":
@@ -97,7 +92,8 @@ class Run:
         data = load_data(config)
         if name is not None:
             RunFolder.refuse_taken(runs, name)  # before a parent is asked for minutes
-        data = answered(config, data, view.notice)
+        with phase("ask the parent"):
+            data = answered(config, data, view.notice)
         folder = RunFolder.create(runs, name or config.recipe, exact_name=name is not None)
         try:
             folder.lock()
@@ -136,6 +132,8 @@ class Run:
             run._load(load_checkpoint(saved[-1], run.policy, base=run.base))
         folder.forget_after(run.step if saved else -1)
         run.samples.forget_after(run.step if saved else -1)
+        run.said = {notice.key for notice in kept_notices(folder.path)}
+        run.history = History(folder.records("metrics.jsonl"))
         if run.step == run.config.steps:
             view.notice(f"finished already, at step {run.step}")
         else:
@@ -163,20 +161,25 @@ class Run:
         reward = ApplyReward(built, missing_limit=config.reward.missing_limit)
         look = second_look(config, built, data, folder, notice=view.notice)
         seed_everything(config.seed)
-        policy = load_child(config)
+        with phase("load the model"):
+            policy = load_child(config)
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
         speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
         longest, cut = lengths(config, policy, data, built)
         if config.microbatch_tokens == "auto":
-            found = find_microbatch_tokens(policy, longest)
+            with phase("see what fits into memory"):
+                found = find_microbatch_tokens(policy, longest)
             config = config.model_copy(update={"microbatch_tokens": found})
             folder.write_config(config)
         method = build(Parts(config, policy, reference, reward))
         samples = config.method.trains == "policy" and method.evaluate is None
-        for notice in (cut, *method.notices, sampler_of(policy).notice if samples else None):
-            if notice is not None:
-                view.notice(notice)
+        known = {notice.key for notice in kept_notices(folder.path)}
+        for text in (cut, *method.notices, sampler_of(policy).notice if samples else None):
+            if text is not None:
+                view.notice(text)
+                if text not in known:
+                    keep_notice(folder, Notice(0, text))
         return cls(
             folder,
             config,
@@ -231,11 +234,15 @@ class Run:
         return {f"eval/{name}": value for name, value in metrics.items()}
 
     def explain(self, metrics: Metrics, view: View) -> None:
-        """What the method has to say about a step's figures, each line once."""
-        for text in (*self.method.explain(metrics), *explain_canaries(metrics)):
-            if text not in self.said:
-                self.said.add(text)
-                view.notice(text)
+        """What a step's figures, and those before it, call for: of each thing once. The run's folder keeps it."""
+        self.history.add({"step": self.step, **metrics})
+        said = [Notice(self.step, t, "warning") for t in (*self.method.explain(metrics), *explain_canaries(metrics))]
+        said += [Notice(self.step, text, "warning", about) for about, text in self.history.warnings().items()]
+        for notice in said:
+            if notice.key not in self.said:
+                self.said.add(notice.key)
+                keep_notice(self.folder, notice)
+                tell(view, notice)
 
     def close(self) -> None:
         self.reward.close()
