@@ -19,11 +19,11 @@ from vigneron.folder.notices import Notice, keep_notice, kept_notices
 from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.sizes import readable
 from vigneron.folder.status import write_status
+from vigneron.folder.watched import answers_are_free, headline, watched_in, whole_sparkline
 from vigneron.recipe import load_config
 from vigneron.report.looked_at import look_at
 from vigneron.report.run_list import ago, list_runs, print_runs
 from vigneron.report.show import print_run
-from vigneron.report.watched import answers_are_free, headline, watched_in, whole_sparkline
 
 RECORDS: list[dict[str, Any]] = [
     {"step": 0, "eval/accuracy": 0.125, "eval/reward": 0.25},

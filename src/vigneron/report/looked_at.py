@@ -11,10 +11,10 @@ from vigneron.folder.notices import Notice, kept_notices
 from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.sizes import Saved, bytes_in, saved_in
 from vigneron.folder.status import RunStatus, status_of
+from vigneron.folder.watched import Shown, watched_in
 from vigneron.recipe import load_config, recipe_names
 from vigneron.report.arms import flattened
 from vigneron.report.curves import is_number, series
-from vigneron.report.watched import Shown, watched_in
 
 # Names, and what an environment variable became: nobody chose these for the run.
 RESOLVED = ("recipe", "about", "reward.url", "parent.url")

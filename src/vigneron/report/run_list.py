@@ -11,8 +11,8 @@ from rich.text import Text
 
 from vigneron.folder.sizes import bytes_in, readable
 from vigneron.folder.status import RunStatus, run_folders, status_of
+from vigneron.folder.watched import headline
 from vigneron.report.tables import visible
-from vigneron.report.watched import headline
 
 STATE_STYLES = {
     "starting": "cyan",

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from vigneron.folder.sizes import Saved, readable
 from vigneron.folder.status import RunStatus
+from vigneron.folder.watched import whole_sparkline
 from vigneron.report.curves import series
 from vigneron.report.looked_at import LookedAt, ends_of
 from vigneron.report.run_list import STATE_STYLES, ago
 from vigneron.report.tables import visible
-from vigneron.report.watched import whole_sparkline
 
 CHANGES_SHOWN = 12
 

@@ -15,10 +15,10 @@ from rich.text import Text
 from vigneron.batch import Batch
 from vigneron.folder.metrics_file import records_of
 from vigneron.folder.samples import Sample
+from vigneron.folder.watched import BARS, WATCHED, sparkline, watched_in
 from vigneron.report.curves import is_number
 from vigneron.report.rubric_keys import category_rewards
 from vigneron.report.tables import NARROW, samples_lines, samples_table
-from vigneron.report.watched import BARS, WATCHED, sparkline, watched_in
 from vigneron.training.run import Run
 from vigneron.training.samples import samples_of
 from vigneron.training.slots import Metrics

@@ -36,7 +36,9 @@ class State:
     scalars: dict[str, Any]
 
 
-def save_checkpoint(folder: Path, policy: Policy, state: State, *, base: dict[str, str], keep_last: int) -> Path:
+def save_checkpoint(
+    folder: Path, policy: Policy, state: State, *, base: dict[str, str], keep_last: int, card: str = ""
+) -> Path:
     target = folder / f"step-{state.step}"
     draft = folder / f".step-{state.step}.draft"
     if target.is_dir():
@@ -51,6 +53,7 @@ def save_checkpoint(folder: Path, policy: Policy, state: State, *, base: dict[st
         save_file({**tensors, **_rng_tensors()}, draft / "state" / "tensors.safetensors")
         scalars = {"step": state.step, "base": base, "rng": _rng_scalars(), **state.scalars}
         (draft / "state" / "scalars.json").write_text(json.dumps(scalars), encoding="utf-8")
+        (draft / "README.md").write_text(card, encoding="utf-8")
         _write_manifest(draft)
         draft.rename(target)
         sync(folder)

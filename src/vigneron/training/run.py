@@ -15,6 +15,7 @@ import torch
 from vigneron.compiling import can_compile
 from vigneron.config import Config, is_api_embedder
 from vigneron.errors import UserError
+from vigneron.folder.metrics_file import records_of
 from vigneron.folder.notices import Notice, keep_notice, kept_notices
 from vigneron.folder.run_folder import RunFolder, default_runs_folder
 from vigneron.folder.samples import SampleStore
@@ -36,6 +37,7 @@ from vigneron.sources.client import base_url
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
 from vigneron.timing import phase
+from vigneron.training.card import Rows, model_card
 from vigneron.training.checkpoint import (
     State,
     check_manifest,
@@ -206,8 +208,18 @@ class Run:
             scalars["memory"] = self.method.memory.scalars()
         state = State(self.step, tensors, scalars)
         return save_checkpoint(
-            self.folder.checkpoints, self.policy, state, base=self.base, keep_last=self.config.keep_last
+            self.folder.checkpoints,
+            self.policy,
+            state,
+            base=self.base,
+            keep_last=self.config.keep_last,
+            card=self.card(),
         )
+
+    def card(self) -> str:
+        rows = Rows(len(self.data.train), len(self.data.held_out))
+        records = records_of(self.folder.path)
+        return model_card(self.config, records, step=self.step, rows=rows, base_hash=self.base["sha256"])
 
     def _load(self, state: State) -> None:
         if state.scalars["data"] != self.data_hash:

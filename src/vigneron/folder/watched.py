@@ -3,11 +3,10 @@
 Light on purpose: `vigneron runs` and `vigneron show` load no torch.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
-
-from vigneron.report.curves import is_number
 
 BARS = "▁▂▃▄▅▆▇█"
 SCORERS = ("reward_model", "preference_model", "score_model")
@@ -110,6 +109,10 @@ def whole_sparkline(values: Sequence[float], width: int) -> str:
     edges = [len(values) * part // width for part in range(width + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     return sparkline(means, width)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _repeated(config: Mapping[str, Any]) -> tuple[str, ...]:
