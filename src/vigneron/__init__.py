@@ -6,6 +6,7 @@ The public API, flat:
     resume(folder)        go on with a run
     load_run(folder)      a run's trained child, to evaluate or sample
     load_config(recipe)   a recipe, checked
+    Progress              what `train(…, view=function)` tells the function after every step
     UserError             everything a user can mend
     semantic_reward, exact_reward, for_verl     our rewards, for other trainers
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from vigneron.recipe import load_config
     from vigneron.rewards.elsewhere import for_verl, semantic_reward
     from vigneron.rewards.exact import exact_reward
+    from vigneron.training.view import Progress
 
 __all__ = [
     "Config",
+    "Progress",
     "Trained",
     "UserError",
     "exact_reward",
@@ -39,6 +42,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Config": "vigneron.config",
+    "Progress": "vigneron.training.view",
     "Trained": "vigneron.api",
     "UserError": "vigneron.errors",
     "exact_reward": "vigneron.rewards.exact",

@@ -20,13 +20,15 @@ from vigneron.rewards.checkers import build_check, load_checker
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.prompts import Row, completion_text
 from vigneron.tasks.source import checker_name
+from vigneron.timing import telling
 from vigneron.training import loop
 from vigneron.training.checkpoint import checkpoint_step, load_weights
 from vigneron.training.going_on import checkpoint_to_look_at
 from vigneron.training.held_out import evaluate
-from vigneron.training.run import Run, Silent, View, load_child, newest_weights
+from vigneron.training.run import Run, load_child, newest_weights
 from vigneron.training.samples import samples_of
 from vigneron.training.slots import Parts
+from vigneron.training.view import AnyView, View, as_view
 
 
 @dataclass
@@ -88,19 +90,21 @@ def train(
     *overrides: str,
     name: str | None = None,
     runs: str | Path | None = None,
-    view: View | None = None,
+    view: AnyView = None,
     **keys: Any,
 ) -> Trained:
     """Train a recipe (a name, a file, or a config) to its end, in a new folder under `runs`.
 
     Overrides are `key=value` texts; a top-level key may also be given as a keyword: `train("demo", steps=5)`.
+    `view`: a function that is told of every step (a `Progress`), or a `View`.
     """
     if isinstance(recipe, Config) and (overrides or keys):
         raise UserError("a config is whole: overrides go with a recipe's name or file")
     config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides, keys)
     where = Path(runs) if runs is not None else default_runs_folder()
-    view = view or Silent()
-    return _finish(Run.start(config, where, METHODS[config.method.name], name=name, view=view), view)
+    watching = as_view(view)
+    with telling(getattr(watching, "phase", None)):
+        return _finish(Run.start(config, where, METHODS[config.method.name], name=name, view=watching), watching)
 
 
 def resume(
@@ -110,7 +114,7 @@ def resume(
     rubric: str | None = None,
     weights_only: bool = False,
     allow_changes: bool = False,
-    view: View | None = None,
+    view: AnyView = None,
 ) -> Trained:
     """Go on with a run that was stopped or killed, from its newest whole checkpoint; by another rubric if one is given.
 
@@ -118,20 +122,20 @@ def resume(
     unless `allow_changes`. `weights_only` goes on without the optimizers' state.
     """
     found = RunFolder.open(folder)
-    view = view or Silent()
-    config = found.config()
+    watching, config = as_view(view), found.config()
     new = changed_config(config, overrides, str(found.path)) if overrides else None
-    run = Run.resume(
-        found,
-        METHODS[config.method.name],
-        config=new,
-        device=device,
-        rubric=rubric,
-        weights_only=weights_only,
-        allow_changes=allow_changes,
-        view=view,
-    )
-    return _finish(run, view)
+    with telling(getattr(watching, "phase", None)):
+        run = Run.resume(
+            found,
+            METHODS[config.method.name],
+            config=new,
+            device=device,
+            rubric=rubric,
+            weights_only=weights_only,
+            allow_changes=allow_changes,
+            view=watching,
+        )
+        return _finish(run, watching)
 
 
 def load_run(folder: str | Path, *, step: int | None = None) -> Trained:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vigneron import cli_rubric
+from vigneron import cli_rubric, cli_runs
 from vigneron.errors import UserError
 
 if TYPE_CHECKING:
@@ -288,6 +288,9 @@ def view(
 
     pages = view_app(runs or [default_runs_folder()])
     serve(pages, port=port, host=host, tell=lambda address: typer.echo(f"open  {address}\nstop  Ctrl-C"))
+
+
+cli_runs.add_to(app)
 
 
 def _console() -> "Console":

@@ -1,7 +1,7 @@
-"""Where a step's time goes: named phases, one inside the other. Free unless somebody listens."""
+"""Where a step's time goes: named phases, one inside the other. Free unless somebody listens, or is told."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,12 +22,57 @@ class Stopwatch:
     path: list[str] = field(default_factory=list)
 
 
+@dataclass
+class Told:
+    """Who is told of the outermost phase when it begins and ends (None)."""
+
+    tell: Callable[[str | None], None]
+    depth: int = 0
+
+
 _listening: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
+_told: ContextVar[Told | None] = ContextVar("told", default=None)
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
     """Waits for the device at both edges, if somebody listens: time lands where it is spent."""
+    told = _told.get()
+    if told is None:
+        with _timed(name):
+            yield
+        return
+    told.depth += 1
+    if told.depth == 1:
+        told.tell(name)
+    try:
+        with _timed(name):
+            yield
+    finally:
+        told.depth -= 1
+        if told.depth == 0:
+            told.tell(None)
+
+
+@contextmanager
+def telling(tell: Callable[[str | None], None] | None) -> Iterator[None]:
+    """Whoever is told hears what is being done now. It must be quick, and may be asked from one thread only."""
+    token = _told.set(None if tell is None else Told(tell))
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+def progress(name: str, done: int, of: int) -> None:
+    """How far the outermost phase has come."""
+    told = _told.get()
+    if told is not None:
+        told.tell(f"{name} {done}/{of}")
+
+
+@contextmanager
+def _timed(name: str) -> Iterator[None]:
     watch = _listening.get()
     if watch is None:
         yield

@@ -197,7 +197,7 @@ class RunFolder:
 
     def forget_after(self, step: int) -> None:
         """Drop what was logged after a checkpoint: the resumed run writes it again."""
-        for name in ("metrics.jsonl", "timings.jsonl"):
+        for name in ("metrics.jsonl", "timings.jsonl", "notices.jsonl"):
             path = self.path / name
             if path.is_file():
                 kept = [json.dumps(r, ensure_ascii=False) + "\n" for r in self.records(name) if r["step"] <= step]

@@ -17,6 +17,8 @@ from vigneron.folder.run_folder import RunFolder
 STATUS = "status.json"
 # More than the longest line of metrics.
 TAIL_BYTES = 2**18
+# Of so many steps a run's last figures are looked for: longer ago they say little of it.
+LOOKED_BACK = 100
 # The same safe one, ten times as fast, where PyYAML was built with it.
 SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -40,6 +42,8 @@ class RunStatus:
     changed: float | None = None
     error: str | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """As it is written, unchecked."""
 
     @property
     def name(self) -> str:
@@ -63,7 +67,7 @@ def write_status(folder: RunFolder, state: State, **more: Any) -> None:
 
 def status_of(path: Path) -> RunStatus:
     folder = RunFolder(path)
-    said, config, last = _said(path), _config(path), last_records(path / "metrics.jsonl")
+    said, config, last = _said(path), _config(path), last_records(path / "metrics.jsonl", most=LOOKED_BACK)
     figures = {k: v for record in last for k, v in record.items() if isinstance(v, int | float) and k != "step"}
     method = config.get("method")
     step = int(last[-1]["step"]) if last else 0
@@ -80,6 +84,7 @@ def status_of(path: Path) -> RunStatus:
         changed=_changed(path / "metrics.jsonl"),
         error=said.get("error"),
         figures=figures,
+        config=config,
     )
 
 
@@ -96,8 +101,8 @@ def run_folders(runs: Path) -> list[Path]:
     return found
 
 
-def last_records(path: Path) -> list[dict[str, Any]]:
-    """The last whole lines of a file of JSON lines, without reading what is before them."""
+def last_records(path: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """The last whole lines of a file of JSON lines, at most so many, without reading what is before them."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -107,7 +112,7 @@ def last_records(path: Path) -> list[dict[str, Any]]:
         return []
     whole = [line for line in (lines if size <= TAIL_BYTES else lines[1:]) if line.endswith(b"\n")]
     records = []
-    for line in whole:
+    for line in whole if most is None else whole[-most:]:
         try:
             record = json.loads(line)
         except ValueError:  # damaged: the others stand
@@ -118,11 +123,10 @@ def last_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _state(said: Mapping[str, Any], locked: bool, done: bool) -> State:
-    state = said.get("state")
+    """A folder without a status, as copies and older ones are, is finished where its last step is the config's."""
+    state = said.get("state", "finished" if done else None)
     if locked:
         return "running" if state == "running" else "starting"
-    if not said and done:  # a log that was kept without its status
-        return "finished"
     return state if state in ("finished", "stopped", "failed") else "killed"
 
 

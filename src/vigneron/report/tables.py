@@ -1,23 +1,40 @@
 """Tables for the terminal. Everything a model wrote is shown as text, never as markup."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from vigneron.folder.samples import Sample
 
+SIDE = "side"
+NARROW = 70
+"""Columns of a terminal below which samples stand under each other."""
 
-def samples_table(samples: Sequence[Sample]) -> Table:
+
+def samples_table(samples: Sequence[Sample], *, rewarded: bool = True, longest: int | None = None) -> Table:
+    """With the columns that these samples have: texts that are given earn no rewards."""
+    columns = _columns(samples, rewarded)
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for heading in ("prompt", "completion", "parent", "reward", "right"):
+    for heading in columns:
         table.add_column(heading, overflow="fold")
     for sample in samples:
-        reward = "missing" if sample.reward is None else f"{sample.reward:.2f}"
-        right = {None: "", True: "yes", False: "no"}[sample.correct]
-        cells = (sample.prompt, repr(sample.completion), str(sample.answer or ""), reward, right)
-        table.add_row(*(Text(visible(cell)) for cell in cells))
+        table.add_row(*(Text(shortened(visible(_cell(sample, heading)), longest)) for heading in columns))
     return table
+
+
+def samples_lines(samples: Sequence[Sample], width: int, *, rewarded: bool = True) -> Iterator[Text]:
+    """For a narrow terminal: a line for the prompt, one for what came of it."""
+    columns = _columns(samples, rewarded)
+    for sample in samples:
+        yield Text(shortened(visible(sample.prompt), width), style="dim", no_wrap=True)
+        rest = [f"{heading} {_cell(sample, heading)}" for heading in columns[2:] if _cell(sample, heading)]
+        said = "  ".join((_cell(sample, "completion"), *map(visible, rest)))
+        yield Text("  " + shortened(visible(said), width - 2), no_wrap=True)
+
+
+def shortened(text: str, longest: int | None) -> str:
+    return text if longest is None or len(text) <= longest else text[: max(0, longest - 1)] + "…"
 
 
 def visible(text: str) -> str:
@@ -35,3 +52,25 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
     for name, value in metrics.items():
         table.add_row(name, f"{value:.4g}")
     return table
+
+
+def _columns(samples: Sequence[Sample], rewarded: bool) -> list[str]:
+    there = {
+        SIDE: any(SIDE in sample.extras for sample in samples),
+        "parent": any(sample.answer for sample in samples),
+        "reward": rewarded,
+        "right": any(sample.correct is not None for sample in samples),
+    }
+    return ["prompt", "completion", *(heading for heading, some in there.items() if some)]
+
+
+def _cell(sample: Sample, heading: str) -> str:
+    cells = {
+        "prompt": sample.prompt,
+        "completion": repr(sample.completion),
+        SIDE: str(sample.extras.get(SIDE, "")),
+        "parent": sample.answer or "",
+        "reward": "missing" if sample.reward is None else f"{sample.reward:.2f}",
+        "right": {None: "", True: "yes", False: "no"}[sample.correct],
+    }
+    return cells[heading]

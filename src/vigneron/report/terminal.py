@@ -1,103 +1,195 @@
-"""Watching a run: a live panel in a terminal, plain lines when piped."""
+"""Watching a run: a live panel in a terminal, plain lines when piped. One view for every method."""
 
+import time
 from collections import deque
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from vigneron.batch import Batch
+from vigneron.folder.metrics_file import records_of
+from vigneron.folder.samples import Sample
+from vigneron.folder.watched import BARS, WATCHED, sparkline, watched_in
+from vigneron.report.curves import is_number
 from vigneron.report.rubric_keys import category_rewards
-from vigneron.report.tables import samples_table
+from vigneron.report.tables import NARROW, samples_lines, samples_table
 from vigneron.training.run import Run
 from vigneron.training.samples import samples_of
 from vigneron.training.slots import Metrics
 
-FIGURES = {
-    "reward": "reward",
-    "NLL": "loss/nll",
-    "DPO": "loss/dpo",
-    "Bradley-Terry": "loss/bradley_terry",
-    "cross-entropy": "loss/preference",
-    "margin": "margin",
-    "rewards' margin": "rewards/margins",
-    "kept": "kept/reward",
-    "accuracy": "accuracy",
-    "entropy": "entropy",
-    "KL": "kl",
-    "flat groups": "frac_reward_zero_std",
-    "held-out accuracy": "eval/accuracy",
-    "held-out pairs": "eval/rewards/accuracies",
-}
-BARS = "▁▂▃▄▅▆▇█"
+__all__ = ["BARS", "TerminalView", "say", "sparkline", "weakest"]
+
 WEAKEST_SHOWN = 3
 WEAKEST_WIDTH = 60
+SAMPLES_SHOWN = 3
+LONGEST_CELL = 240
+WARNINGS_SHOWN = 3
+SPARKS = 40
+PACE_OVER = 10
+"""Steps: an evaluation among them counts as much as it takes of the time."""
+WAITED = 1.0
+"""Seconds a phase takes before it is named: what is over sooner would only flicker."""
+DOING = {
+    "rollout": "sampling",
+    "reward": "waiting for rewards",
+    "advantage": "looking at the samples",
+    "update": "updating",
+    "keep samples": "keeping samples",
+    "evaluate": "evaluating",
+    "save": "saving",
+    "load the model": "loading the model",
+    "see what fits into memory": "seeing what fits into memory",
+}
 
 
 class TerminalView:
-    """Used as a context manager; `step` is called after every step."""
+    """Used as a context manager; `step` is called after every step. Drawn anew a few times a second, so that waiting is
+    seen, and a terminal that changes its size."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
         self._title = title
         self._live: Live | None = None
-        self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
-        self._recent: deque[tuple[int, float]] = deque(maxlen=10)
+        self._history: dict[str, list[float]] = {}
+        self._labels: dict[str, str] = {}
+        self._recent: deque[tuple[int, float, float]] = deque(maxlen=PACE_OVER)
+        self._last_step: float | None = None
+        self._doing: tuple[str, float] | None = ("start", time.monotonic())
+        self._warnings: list[tuple[int, str]] = []
+        self._samples: list[Sample] = []
+        self._rewarded = True
+        self._weak = ""
+        self._at: tuple[int, int] | None = None
+        self._spinner = Spinner("dots")
 
     def __enter__(self) -> "TerminalView":
         if self._console.is_terminal:
-            starting = Text(f"{self._title}: starting", style="dim")
-            self._live = Live(starting, console=self._console, refresh_per_second=4, transient=False)
+            self._live = Live(get_renderable=self._drawn, console=self._console, refresh_per_second=4)
             self._live.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._doing = None
         if self._live is not None:
             self._live.__exit__(*error)
 
     def notice(self, text: str) -> None:
         self._console.print(Text(f"note: {text}", style="dim"), soft_wrap=True)
 
-    def step(self, run: Run, metrics: Metrics, batch: Batch, seconds: float) -> None:
-        self._recent.append((len(batch), seconds))
-        for name, key in FIGURES.items():
-            if key in metrics:
-                self._history[name].append(metrics[key])
-        weak = weakest(metrics) if run.config.reward.kind == "rubric" else ""
+    def warning(self, text: str) -> None:
+        """In the panel, which has room for the last ones; the run's folder keeps them all."""
+        self._warnings.append((self._at[0] if self._at else 0, text))
         if self._live is None:
-            say(self._console, self._line(run, metrics, weak))
+            say(self._console, f"warning: {text}")
+
+    def phase(self, text: str | None) -> None:
+        self._doing = None if text is None else (text, time.monotonic())
+
+    def step(self, run: Run, metrics: Metrics, batch: Batch, seconds: float) -> None:
+        self._take_pace(len(batch), seconds)
+        config = run.config.model_dump(mode="json")
+        if not self._labels:
+            for record in records_of(run.folder.path):
+                if record["step"] < run.step:  # it was resumed, or evaluated before the first step
+                    self._keep(config, record)
+        self._keep(config, metrics)
+        self._weak = weakest(metrics) if run.config.reward.kind == "rubric" else ""
+        self._at = (run.step, run.config.steps)
+        if self._live is None:
+            say(self._console, self._line(metrics))
+            return
+        self._rewarded = batch.rewards_B is not None
+        self._samples = samples_of(batch.rows(range(min(SAMPLES_SHOWN, len(batch)))), run.step, "train")
+        self._live.refresh()
+
+    def _keep(self, config: dict[str, Any], metrics: Metrics) -> None:
+        """A figure that was shown once is shown from then on."""
+        self._labels |= {shown.key: shown.label for shown in watched_in(config, [metrics])}
+        for key in self._labels:
+            if is_number(metrics.get(key)):
+                self._history.setdefault(key, []).append(metrics[key])
+                del self._history[key][:-SPARKS]
+
+    def _shown(self) -> list[str]:
+        return [key for watched in WATCHED for key in watched.keys if key in self._labels]
+
+    def _take_pace(self, samples: int, seconds: float) -> None:
+        now = time.monotonic()
+        whole = max(seconds, now - self._last_step) if self._last_step is not None else seconds
+        self._recent.append((samples, seconds, whole))
+        self._last_step = now
+
+    def _pace(self) -> tuple[float, str]:
+        """Samples a second in the last steps, and the time left, with what is done between steps."""
+        assert self._at is not None
+        step, steps = self._at
+        rate = sum(count for count, _, _ in self._recent) / sum(seconds for _, seconds, _ in self._recent)
+        left = int((steps - step) * sum(whole for _, _, whole in self._recent) / len(self._recent))
+        minutes = (
+            f"{left // 60}:{left % 60:02d}" if left < 3600 else f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
+        )
+        return rate, f"{minutes} left"
+
+    def _line(self, metrics: Metrics) -> str:
+        assert self._at is not None
+        rate, left = self._pace()
+        shown = "  ".join(f"{self._labels[key]} {metrics[key]:.3f}" for key in self._shown() if key in metrics)
+        weakest_of_all = f"  weakest: {self._weak}" if self._weak else ""
+        return f"step {self._at[0]}/{self._at[1]}  {shown}{weakest_of_all}  {rate:.1f} samples/s  {left}"
+
+    def _drawn(self) -> RenderableType:
+        if self._at is None:
+            return self._waiting() or Text(f"{self._title}: starting", style="dim")
+        return self._panel(self._at, self._console.width)
+
+    def _waiting(self) -> RenderableType | None:
+        """What takes long, and how long it has by now."""
+        doing = self._doing
+        if doing is None or time.monotonic() - doing[1] < WAITED:
+            return None
+        name = DOING.get(doing[0], doing[0])
+        what = f"{self._title}: {'starting' if name == 'start' else name}" if self._at is None else name
+        self._spinner.update(text=Text(f"{what}, {time.monotonic() - doing[1]:.0f} s", style="dim"))
+        return self._spinner
+
+    def _panel(self, at: tuple[int, int], width: int) -> Panel:
+        rate, left = self._pace()
+        head = Text(f"step {at[0]}/{at[1]}   {rate:.1f} samples/s   {left}", no_wrap=True, overflow="ellipsis")
+        parts: list[RenderableType] = [
+            head,
+            ProgressBar(total=at[1], completed=at[0], width=max(4, min(60, width - 4))),
+            self._waiting() or Text(),
+            self._figures(width),
+            *self._warned(),
+            Text(),
+        ]
+        if width < NARROW:
+            parts += samples_lines(self._samples, width - 4, rewarded=self._rewarded)
         else:
-            self._live.update(self._panel(run, batch, weak))
+            parts.append(samples_table(self._samples, rewarded=self._rewarded, longest=LONGEST_CELL))
+        return Panel(Group(*parts), title=Text(self._title), title_align="left")
 
-    def _pace(self, run: Run) -> tuple[float, str]:
-        """Samples a second over the last steps, and the time left."""
-        spent = sum(seconds for _, seconds in self._recent)
-        rate = sum(count for count, _ in self._recent) / spent
-        left = (run.config.steps - run.step) * spent / len(self._recent)
-        return rate, f"{int(left // 60)}:{int(left % 60):02d}"
-
-    def _line(self, run: Run, metrics: Metrics, weak: str) -> str:
-        rate, left = self._pace(run)
-        shown = "  ".join(f"{name} {metrics[key]:.3f}" for name, key in FIGURES.items() if key in metrics)
-        weakest_of_all = f"  weakest: {weak}" if weak else ""
-        return f"step {run.step}/{run.config.steps}  {shown}{weakest_of_all}  {rate:.1f} samples/s  {left} left"
-
-    def _panel(self, run: Run, batch: Batch, weak: str) -> Panel:
-        rate, left = self._pace(run)
+    def _figures(self, width: int) -> Table:
         figures = Table.grid(padding=(0, 2))
-        for name, history in self._history.items():
-            if history:
-                figures.add_row(name, f"{history[-1]:.3f}", Text(sparkline(history, 40), style="green"))
-        if weak:
-            figures.add_row("weakest", "", Text(weak))
-        samples = samples_table(samples_of(batch.rows(range(min(3, len(batch)))), run.step, "train"))
-        head = Text(f"step {run.step}/{run.config.steps}   {rate:.1f} samples/s   {left} left")
-        bar = ProgressBar(total=run.config.steps, completed=run.step, width=60)
-        return Panel(Group(head, bar, Text(), figures, Text(), samples), title=self._title, title_align="left")
+        keys = [key for key in self._shown() if self._history.get(key)]
+        room = width - 4 - 4 - 8 - max((len(self._labels[key]) for key in keys), default=0)
+        for key in keys:
+            history = self._history[key]
+            bars = Text(sparkline(history, max(1, min(SPARKS, room))), style="green", no_wrap=True)
+            figures.add_row(Text(self._labels[key], no_wrap=True), Text(f"{history[-1]:.3f}", no_wrap=True), bars)
+        if self._weak:
+            figures.add_row("weakest", "", Text(self._weak))
+        return figures
+
+    def _warned(self) -> list[RenderableType]:
+        shown = self._warnings[-WARNINGS_SHOWN:]
+        return [Text(), *(Text(f"step {step}: {text}", style="yellow") for step, text in shown)] if shown else []
 
 
 def weakest(metrics: Metrics) -> str:
@@ -114,14 +206,3 @@ def weakest(metrics: Metrics) -> str:
 def say(console: Console, text: str) -> None:
     """Plain text: nothing in it is markup, and no line is broken."""
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
-def sparkline(values: list[float], width: int) -> str:
-    """The last values as bars; a value that is not a number is a gap."""
-    values = values[-width:]
-    real = [v for v in values if v == v]
-    if not real:
-        return ""
-    low, high = min(real), max(real)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((v - low) * scale)] if v == v else " " for v in values)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from vigneron.config import Config
@@ -13,6 +14,7 @@ from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.parents import NOT_ASKED, Answers, Conversation, Outcome, Parent, build_parent, conversation
 from vigneron.tasks.source import Data, can_be_compared, load_rows
 from vigneron.tasks.task import load_task
+from vigneron.timing import progress
 
 # Rows without an answer that a notice names; it counts all.
 NAMED = 3
@@ -97,7 +99,7 @@ def answered(config: Config, data: Data, notice: Callable[[str], None]) -> Data:
     own = sum(row.get("answer") not in (None, "") for row in rows)
     if own and config.data.task is None:
         notice(f"the parent answers: the column `answer` of {own} rows is not used")
-    review = ask_parent(config, data)
+    review = ask_parent(config, data, progress=partial(progress, "ask the parent"))
     check_missing(config, review)
     for text in said_of(review, config.parent.model):
         notice(text)

@@ -10,10 +10,11 @@ from vigneron.timing import first_lap, next_lap, phase
 from vigneron.training.memory import explained_memory
 from vigneron.training.metrics import batch_metrics
 from vigneron.training.overlap import rewarded
-from vigneron.training.run import Run, View
+from vigneron.training.run import Run
 from vigneron.training.samples import samples_of
 from vigneron.training.signals import Stopped, StopRequest
 from vigneron.training.slots import Metrics
+from vigneron.training.view import View
 
 
 def train(run: Run, view: View) -> None:
@@ -63,7 +64,8 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
     config = run.config
     with StopRequest(view.notice) as stop:
         if run.step == 0 and config.eval_every and run.data.held_out:
-            record = {"step": 0, **run.evaluate_and_keep()}
+            with phase("evaluate"):
+                record = {"step": 0, **run.evaluate_and_keep()}
             run.folder.append("metrics.jsonl", record)
             curves.add(record)
         first_lap()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from vigneron.batch import Batch
 from vigneron.compiling import can_compile
 from vigneron.config import Config, is_api_embedder
 from vigneron.errors import NonFinite, UserError, did_you_mean
+from vigneron.folder.metrics_file import records_of
+from vigneron.folder.notices import Notice, keep_notice, kept_notices
 from vigneron.folder.run_folder import RunFolder, default_runs_folder
 from vigneron.folder.samples import SampleStore
 from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
@@ -33,6 +35,8 @@ from vigneron.rubric.rows import category_of
 from vigneron.sources.client import base_url
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
+from vigneron.timing import phase
+from vigneron.training.card import Rows, model_card
 from vigneron.training.changes import check_changes, data_record
 from vigneron.training.checkpoint import (
     SCALARS,
@@ -55,23 +59,15 @@ from vigneron.training.saving import Saver, sweep
 from vigneron.training.second_look import SecondLook, explain_canaries, second_look
 from vigneron.training.slots import Method, Metrics, Parts
 from vigneron.training.snapshot import take_snapshot
+from vigneron.training.view import Silent, View, tell
+from vigneron.training.warnings import History
+
+__all__ = ["Run", "Silent", "View", "load_child", "newest_weights", "resolved"]
 
 # Compiling takes half a minute: shorter runs are over sooner without.
 COMPILE_FROM_STEPS = 200
 
 Build = Callable[[Parts], Method]
-
-
-class View(Protocol):
-    """Someone who watches: the terminal, or nobody."""
-
-    def notice(self, text: str) -> None: ...
-    def step(self, run: "Run", metrics: Metrics, batch: Batch, seconds: float) -> None: ...
-
-
-class Silent:
-    def notice(self, text: str) -> None: ...
-    def step(self, run: "Run", metrics: Metrics, batch: Batch, seconds: float) -> None: ...
 
 
 @dataclass
@@ -97,6 +93,8 @@ class Run:
     skipped: int = 0
     """Steps that were passed over without an update, because something was not finite."""
     said: set[str] = field(default_factory=set)
+    """What notices were about: of one thing it speaks once, also after a resume."""
+    history: History = field(default_factory=History)
 
     @classmethod
     def start(cls, config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> "Run":
@@ -109,7 +107,8 @@ class Run:
         RunFolder.check_can_be_created(runs)  # before a parent is asked for minutes
         if name is not None:
             RunFolder.refuse_taken(runs, name)
-        data = answered(config, data, view.notice)
+        with phase("ask the parent"):
+            data = answered(config, data, view.notice)
         folder = RunFolder.create(runs, name or config.recipe, exact_name=name is not None)
         try:
             folder.lock()
@@ -202,6 +201,8 @@ class Run:
                 run._load(load_checkpoint(saved, run.policy, base=run.base))
         folder.forget_after(run.step if saved else -1)
         run.samples.forget_after(run.step if saved else -1)
+        run.said = {notice.key for notice in kept_notices(folder.path)}
+        run.history = History(folder.records("metrics.jsonl"))
         if run.step == run.config.steps:
             view.notice(f"finished already, at step {run.step}")
         else:
@@ -229,20 +230,25 @@ class Run:
         reward = ApplyReward(built, missing_limit=config.reward.missing_limit)
         look = second_look(config, built, data, folder, notice=view.notice)
         seed_everything(config.seed)
-        policy = load_child(config)
+        with phase("load the model"):
+            policy = load_child(config)
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
         speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
         longest, cut = lengths(config, policy, data, built)
         if config.microbatch_tokens == "auto":
-            found = find_microbatch_tokens(policy, longest)
+            with phase("see what fits into memory"):
+                found = find_microbatch_tokens(policy, longest)
             config = config.model_copy(update={"microbatch_tokens": found})
             folder.write_config(config)
         method = build(Parts(config, policy, reference, reward))
         samples = config.method.trains == "policy" and method.evaluate is None
-        for notice in (cut, *method.notices, sampler_of(policy).notice if samples else None):
-            if notice is not None:
-                view.notice(notice)
+        known = {notice.key for notice in kept_notices(folder.path)}
+        for text in (cut, *method.notices, sampler_of(policy).notice if samples else None):
+            if text is not None:
+                view.notice(text)
+                if text not in known:
+                    keep_notice(folder, Notice(0, text))
         return cls(
             folder,
             config,
@@ -277,7 +283,12 @@ class Run:
         }
         self.saver.wait()  # its memory first
         entries = memory.entries() if memory is not None else None
-        self.saver.save(take_snapshot(self.policy, self.step, tensors, scalars, entries))
+        self.saver.save(take_snapshot(self.policy, self.step, tensors, scalars, entries, self.card()))
+
+    def card(self) -> str:
+        rows = Rows(len(self.data.train), len(self.data.held_out))
+        records = records_of(self.folder.path)
+        return model_card(self.config, records, step=self.step, rows=rows, base_hash=self.base["sha256"])
 
     def _load(self, state: State) -> None:
         update = {k.removeprefix("update."): v for k, v in state.tensors.items() if k.startswith("update.")}
@@ -319,11 +330,15 @@ class Run:
         return named
 
     def explain(self, metrics: Metrics, view: View) -> None:
-        """What the method has to say about a step's figures, each line once."""
-        for text in (*self.method.explain(metrics), *explain_canaries(metrics)):
-            if text not in self.said:
-                self.said.add(text)
-                view.notice(text)
+        """What a step's figures, and those before it, call for: of each thing once. The run's folder keeps it."""
+        self.history.add({"step": self.step, **metrics})
+        said = [Notice(self.step, t, "warning") for t in (*self.method.explain(metrics), *explain_canaries(metrics))]
+        said += [Notice(self.step, text, "warning", about) for about, text in self.history.warnings().items()]
+        for notice in said:
+            if notice.key not in self.said:
+                self.said.add(notice.key)
+                keep_notice(self.folder, notice)
+                tell(view, notice)
 
     def close(self) -> None:
         self.saver.settle()

@@ -17,6 +17,9 @@ def samples_of(batch: Batch, step: int, kind: Kind) -> list[Sample]:
         trained_BT = batch.trained_BT.cpu()
         means_B = masked_sum(batch.advantages_BT.cpu(), trained_BT) / trained_BT.sum(1)
         advantages = [mean if some else None for mean, some in zip(means_B.tolist(), trained_BT.any(1), strict=True)]
+    # Which side of a pair a text is.
+    sides: dict[str, Any] = {name: batch.columns[name] for name in ("side", "first") if name in batch.columns}
+    extras = {**batch.extras, **sides}
     names, truncated = batch.sample_B.tolist(), batch.truncated_B.tolist()
     return [
         Sample(
@@ -30,7 +33,7 @@ def samples_of(batch: Batch, step: int, kind: Kind) -> list[Sample]:
             advantage=advantages[i],
             correct=None if batch.correct is None else batch.correct[i],
             truncated=truncated[i],
-            extras={name: column[i] for name, column in batch.extras.items()},
+            extras={name: column[i] for name, column in extras.items()},
         )
         for i in range(len(batch))
     ]

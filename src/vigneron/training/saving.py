@@ -112,6 +112,7 @@ def finish_checkpoint(draft: Path, policy: Policy, snapshot: Snapshot) -> Path:
         if snapshot.memory is not None:
             with (draft / MEMORY).open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(entry) + "\n" for entry in snapshot.memory)
+        (draft / "README.md").write_text(snapshot.card, encoding="utf-8")
         _write_manifest(draft)
         shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)

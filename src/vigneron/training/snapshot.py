@@ -26,6 +26,8 @@ class Snapshot:
     tensors: dict[str, Tensor]
     scalars: str
     memory: Iterator[tuple[str, Any]] | None
+    card: str
+    """The model card."""
     copied: bool
     """False: the tensors are the live ones. Training waits until they are written."""
 
@@ -36,6 +38,7 @@ def take_snapshot(
     tensors: Mapping[str, Tensor],
     scalars: Mapping[str, Any],
     memory: Iterator[tuple[str, Any]] | None = None,
+    card: str = "",
 ) -> Snapshot:
     """All of it now, with every generator of random numbers. Weights that are never trained are not copied."""
     weights = policy.model.state_dict()
@@ -48,7 +51,7 @@ def take_snapshot(
         copies: dict[Any, Tensor] = {}
         weights = {name: _copy(t, copies) if name in trained else t for name, t in weights.items()}
         state = {name: _copy(t, copies) for name, t in state.items()}
-    return Snapshot(step, weights, state, text, memory, copied)
+    return Snapshot(step, weights, state, text, memory, card, copied)
 
 
 def _copy(tensor: Tensor, copies: dict[Any, Tensor]) -> Tensor:

@@ -1,0 +1,73 @@
+"""A hub on the loopback: takes a repository and its files, or misbehaves as it is told."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Hub:
+    url: str = ""
+    fault: str | int | None = None
+    """An HTTP status, `garbage`, `hang`, or None: it works."""
+    seen: list[str] = field(default_factory=list)
+    files: set[str] = field(default_factory=set)
+    tokens: set[str] = field(default_factory=set)
+
+
+@contextmanager
+def hub(fault: str | int | None = None) -> Iterator[Hub]:
+    told = Hub(fault=fault)
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+        def answer(self, status: int, body: Any) -> None:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def do_GET(self) -> None:
+            told.seen.append(self.path)
+            self.answer(200, {"sha": "0" * 40, "siblings": []})
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            told.seen.append(self.path)
+            told.tokens.add(self.headers.get("authorization", ""))
+            if told.fault == "hang":
+                time.sleep(5)
+            elif isinstance(told.fault, int):
+                said = {"error": f"refused: {self.headers.get('authorization')}"}  # an unkind hub repeats the token
+                self.answer(told.fault, said)
+            elif told.fault == "garbage":
+                self.answer(200, b"<html>not what was asked for")
+            elif "/preupload/" in self.path:
+                names = [file["path"] for file in json.loads(body)["files"]]
+                self.answer(
+                    200, {"files": [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]}
+                )
+            elif "/commit/" in self.path:
+                lines = [json.loads(line) for line in body.splitlines()]
+                told.files |= {line["value"]["path"] for line in lines if line["key"] == "file"}
+                self.answer(200, {"commitUrl": f"{told.url}/me/mine/commit/1", "commitOid": "1", "success": True})
+            else:
+                self.answer(200, {"url": f"{told.url}/me/mine", "name": "me/mine", "errors": [], "warnings": []})
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    told.url = f"http://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield told
+    finally:
+        server.shutdown()
+        server.server_close()
