@@ -54,7 +54,7 @@ def points_of(page: Any, name: str) -> int:
     return int(plot.get_attribute("data-points") or 0) if plot.count() else 0
 
 
-def until(holds: Any, seconds: float = 90) -> None:
+def until(holds: Any, seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not come to be"
@@ -83,13 +83,13 @@ def test_a_run_goes_live_while_it_trains(browser_page: Any, tmp_path: Path, tiny
         page.get_by_text("no runs yet").wait_for()
         training = subprocess.Popen([sys.executable, "-c", PACED, str(tmp_path / "live.yaml"), str(runs)])
         try:
-            page.locator('tr[data-run="live"] .state', has_text="running").wait_for(timeout=90_000)
+            page.locator('tr[data-run="live"] .state', has_text="running").wait_for(timeout=180_000)
             page.get_by_role("link", name="live").click()
             until(lambda: points_of(page, "reward") > 0)
             page.evaluate("window.sameDocument = true")
             seen = points_of(page, "reward")
             until(lambda: points_of(page, "reward") > seen)
-            page.locator('#legend [data-run="live"] .state', has_text="finished").wait_for(timeout=90_000)
+            page.locator('#legend [data-run="live"] .state', has_text="finished").wait_for(timeout=180_000)
             until(lambda: points_of(page, "reward") == 40)
             assert page.evaluate("window.sameDocument"), "it was loaded anew"
         finally:
@@ -122,6 +122,7 @@ def test_several_runs_in_one_figure_and_a_reload_keeps_it(browser_page: Any, add
 
 
 def zoom_into(page: Any, name: str) -> None:
+    page.locator(f'.chart[data-name="{name}"] .main-svg').first.wait_for()
     box = page.locator(f'.chart[data-name="{name}"] .plot').bounding_box()
     middle = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + box["width"] * 0.3, middle)

@@ -2,11 +2,9 @@
 
 import csv
 import io
-import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +13,9 @@ from rich.text import Text
 from vigneron.errors import UserError
 from vigneron.files import write_for_user
 from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import Kind, SampleStore
+from vigneron.folder.samples import Kind
+from vigneron.labels.cells import of_cell, to_cell
+from vigneron.labels.from_run import open_samples
 from vigneron.report.compare import print_whole
 from vigneron.report.tables import visible
 from vigneron.report.terminal import say
@@ -55,10 +55,7 @@ def review_run(console: Console, run: Path, *, labels: Path | None, step: int | 
 
 
 def judged_in(folder: Path, step: int | None = None) -> Iterator[Judged]:
-    if not (folder / "samples.sqlite").is_file():
-        raise UserError(f"'{folder}' has no samples yet")
-    store = SampleStore(folder, read_only=True)
-    try:
+    with open_samples(folder) as store:
         kept = sorted({number for kind in KINDS for number in store.steps(kind)})
         if step is not None and step not in kept:
             raise UserError(f"--step: no samples of step {step} are kept (there are: {', '.join(map(str, kept))})")
@@ -71,16 +68,13 @@ def judged_in(folder: Path, step: int | None = None) -> Iterator[Judged]:
                         yield one
         if not some:
             raise UserError(f"'{folder}': its samples were not scored by a rubric (reward.kind: rubric)")
-    except sqlite3.Error as error:
-        raise UserError(f"cannot read '{folder / 'samples.sqlite'}': {error}") from error
-    finally:
-        store.close()
 
 
 def _labels(path: Path) -> list[Label]:
-    """Messages are texts as a sample's are."""
+    """Messages are texts as a sample's are; a cell's are what they were before they were put there."""
     rows = []
     for row in read_rows(path):
+        row = {name: of_cell(value) for name, value in row.items()} if path.suffix == ".csv" else row
         readers = (("prompt", prompt_text), ("completion", completion_text))
         texts = {column: text(row[column]) for column, text in readers if is_conversation(row.get(column))}
         rows.append({**row, **texts})
@@ -124,10 +118,5 @@ def review_csv(reviewed: Sequence[Reviewed]) -> str:
     writer.writerow(names)
     for one in reviewed:
         cells = {**vars(one), "weak": "; ".join(one.weak)}
-        writer.writerow(["" if cells[name] is None else _cell(cells[name]) for name in names])
+        writer.writerow(["" if cells[name] is None else to_cell(cells[name]) for name in names])
     return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """No text begins as a formula would."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

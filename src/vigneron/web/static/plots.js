@@ -1,12 +1,20 @@
 // Curves drawn by plotly, in the page's own colours.
 
-import { byId } from "./common.js";
+import { figure } from "./common.js";
 
 export const COLOURS = ["#3b7dd8", "#e07b00", "#2a9d5c", "#c2447c", "#8a63d2", "#a07a2c", "#1aa3a3", "#d1495b", "#6b8e23", "#7f7f7f", "#4f6bed", "#b8860b"];
 
+// It is large: it is asked for when there is something to draw, and a page does not wait for it.
+let loading = null;
 export function plotly() {
-  if (window.Plotly) return Promise.resolve(window.Plotly);
-  return new Promise((done) => byId("plotly").addEventListener("load", () => done(window.Plotly)));
+  loading ??= new Promise((done, fail) => {
+    const script = document.createElement("script");
+    script.addEventListener("load", () => done(window.Plotly));
+    script.addEventListener("error", () => fail(new Error("plotly could not be loaded")));
+    script.src = "/static/plotly.js";
+    document.head.append(script);
+  });
+  return loading;
 }
 
 // plotly reads some markup in its texts: a name is to be seen as it is.
@@ -57,7 +65,7 @@ export function layout(range, titles = {}) {
   const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
   const title = (name) => (titles[name] ? { title: { text: titles[name], standoff: 6 } } : {});
   return {
-    margin: { l: 44, r: 10, t: 8, b: 30 },
+    margin: MARGIN,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: text, size: 11 },
     hovermode: "x", hoverlabel: { bgcolor: paper, bordercolor: line },
@@ -65,6 +73,40 @@ export function layout(range, titles = {}) {
     xaxis: { ...axis, ...title("x"), ...(range ? { range, autorange: false } : { autorange: true }) },
     yaxis: { ...axis, ...title("y"), fixedrange: true, autorange: true },
   };
+}
+
+const MARGIN = { l: 44, r: 10, t: 8, b: 30 };
+const SVG = "http://www.w3.org/2000/svg";
+
+function svg(tag, attributes, text) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+// The same curves drawn plainly: to be seen at once, until plotly is there.
+export function sketch(plot, drawn, range) {
+  const { clientWidth: width, clientHeight: height } = plot, { text, line } = colours();
+  const xs = drawn.flatMap((trace) => trace.x), ys = drawn.flatMap((trace) => trace.y);
+  if (!xs.length) return plot.replaceChildren();
+  const extent = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+  const [left, right] = range ?? extent(xs), [low, high] = extent(ys);
+  const x = (value) => MARGIN.l + ((value - left) / (right - left || 1)) * (width - MARGIN.l - MARGIN.r);
+  const y = (value) => height - MARGIN.b - ((value - low + 0.05 * (high - low)) / (1.1 * (high - low) || 1)) * (height - MARGIN.t - MARGIN.b);
+  const picture = svg("svg", { width, height, class: "sketch" });
+  for (const value of [low, high]) {
+    picture.append(svg("line", { x1: MARGIN.l, x2: width - MARGIN.r, y1: y(value), y2: y(value), stroke: line }));
+    picture.append(svg("text", { x: MARGIN.l - 4, y: y(value) + 4, "text-anchor": "end", "font-size": 11, fill: text }, figure(value)));
+  }
+  for (const [value, anchor] of [[left, "start"], [right, "end"]]) {
+    picture.append(svg("text", { x: x(value), y: height - MARGIN.b + 16, "text-anchor": anchor, "font-size": 11, fill: text }, figure(Math.round(value))));
+  }
+  for (const trace of drawn) {
+    const points = trace.x.map((at, place) => `${x(at).toFixed(1)},${y(trace.y[place]).toFixed(1)}`).join(" ");
+    picture.append(svg("polyline", { points, fill: trace.fillcolor ?? "none", stroke: trace.fill ? "none" : trace.line.color, "stroke-width": trace.line.width }));
+  }
+  plot.replaceChildren(picture);
 }
 
 export const CONFIG = { responsive: true, displayModeBar: false, doubleClick: false };

@@ -1,7 +1,7 @@
 // Curves of one run, or of several in one figure each. Only figures that are in sight are asked for and drawn.
 
 import { address, ask, attempt, byId, figure, keepDoing, later, link, make, say, state } from "./common.js";
-import { COLOURS, CONFIG, layout, onColours, plotly, traces } from "./plots.js";
+import { COLOURS, CONFIG, layout, onColours, plotly, sketch, traces } from "./plots.js";
 
 const names = address.all("run");
 const colour = Object.fromEntries(names.map((name, place) => [name, COLOURS[place % COLOURS.length]]));
@@ -21,25 +21,43 @@ async function refresh(which = [...inSight]) {
     if (chart) chart.points = Object.fromEntries(names.map((run) => [run, answer.runs[run]?.[name]]));
   }
   await Promise.all(which.map(draw));
+  if (!window.Plotly) {
+    await new Promise((seen) => requestAnimationFrame(() => setTimeout(seen)));
+    await plotly();
+    await drawAll();
+  }
 }
 
+// Plainly at first; plotly is asked for only when all that is in sight can be seen.
 async function draw(name) {
   const chart = charts.get(name);
   if (!chart?.points) return;
-  const Plotly = await plotly();
   const curves = names.map((run) => ({ name: run, colour: colour[run], points: chart.points[run] }));
   // What was measured on held-out data is few points, and shown as it is.
   const drawn = traces(curves, name.startsWith("eval/") ? 0 : smoothing());
-  await Plotly.react(chart.plot, drawn, layout(range()), CONFIG);
+  const Plotly = window.Plotly;
+  if (!Plotly) {
+    sketch(chart.plot, drawn, range());
+  } else {
+    if (!chart.listens) chart.plot.replaceChildren();
+    await Plotly.react(chart.plot, drawn, layout(range()), CONFIG);
+  }
   chart.plot.dataset.points = curves.reduce((sum, { points }) => sum + (points?.steps.length ?? 0), 0);
-  if (!chart.listens) {
+  if (Plotly && !chart.listens) {
     chart.listens = true;
     chart.plot.on("plotly_relayout", zoomed);
     chart.plot.on("plotly_doubleclick", () => zoom(null));
   }
 }
 
-const drawAll = () => attempt(() => Promise.all([...charts.keys()].map(draw)));
+async function drawAll() {
+  for (const name of charts.keys()) {
+    await attempt(() => draw(name));
+    await new Promise((on) => setTimeout(on)); // the page stays alive in between
+  }
+}
+
+const redraw = later(drawAll, 40);
 
 function zoomed(change) {
   const first = change["xaxis.range[0]"], last = change["xaxis.range[1]"];
@@ -49,7 +67,6 @@ function zoomed(change) {
 }
 
 function zoom(window) {
-  // Half a step beyond on both sides: the points at the edges are whole.
   address.set({ from: window ? Number(window[0].toFixed(2)) : null, to: window ? Number(window[1].toFixed(2)) : null });
   for (const chart of charts.values()) chart.points = null;
   showWindow();
@@ -176,7 +193,7 @@ byId("smoothness").textContent = smoothing().toFixed(2);
 byId("smooth").addEventListener("input", () => {
   byId("smoothness").textContent = smoothing().toFixed(2);
   address.set({ smooth: byId("smooth").value });
-  drawAll();
+  redraw();
 });
 byId("filter").value = address.get("filter");
 byId("filter").addEventListener("input", () => {
@@ -185,7 +202,7 @@ byId("filter").addEventListener("input", () => {
 });
 byId("whole").addEventListener("click", () => zoom(null));
 byId("items").addEventListener("toggle", () => attempt(items));
-onColours(drawAll);
+onColours(redraw);
 showWindow();
 attempt(configs);
 keepDoing(look, 2);

@@ -1,0 +1,113 @@
+"""Pictures of the pages for the docs, light and dark: python -m benchmarks.screenshots
+
+Two short real runs are made with the bundled model, unless --runs names a folder that has them already. Curves are
+those of the kept runs in docs/study. Another page is one more `Shot`.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from starlette.applications import Starlette
+
+from benchmarks.browser import chromium, reason_to_skip, served
+from vigneron.web.view import view_app
+
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs" / "images"
+LARGEST = 200_000
+"""Bytes of a picture."""
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+
+MADE = {
+    "demo": ("steps=24", "eval_every=8", "save_every=0"),
+    "grape-study": ("steps=4", "prompts_per_step=4", "group_size=2", "eval_every=0", "save_every=0"),
+}
+"""Recipes that a laptop trains in minutes with these changes: the run has the recipe's name."""
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A page of an app, once it shows what it is to show."""
+
+    name: str
+    app: Callable[[Path], Starlette]
+    """Of the folder with the runs that were made."""
+    path: str
+    ready: str
+    """A selector."""
+    act: Callable[[Any], None] = lambda page: None
+    height: int = 850
+
+
+def _view(runs: Path) -> Starlette:
+    return view_app([runs, ROOT / "docs" / "study"])
+
+
+def _curves(page: Any) -> None:
+    page.wait_for_timeout(500)
+    page.mouse.move(0, 0)
+
+
+OVERLAID = "&".join(f"run={name}" for name in ("pgsrm-colors-seed-0", "binary-colors-seed-0", "sft-colors-seed-0"))
+SHOTS = (
+    Shot("view-runs", _view, "/?search=colors&picked=pgsrm-colors-seed-0&picked=binary-colors-seed-0", "#runs tr"),
+    Shot("view-curves", _view, f"/curves?{OVERLAID}", ".chart:nth-child(7) .main-svg", _curves, 1000),
+    Shot("view-samples", _view, "/samples?run=demo&sort=-reward", ".sample"),
+    Shot("view-rubric", _view, "/samples?run=grape-study&sort=-reward", ".judged", height=1000),
+    Shot("view-history", _view, "/history?run=demo&kind=eval&step=24&sample=1", "#plot .point", height=700),
+)
+
+
+def make_runs(runs: Path) -> None:
+    from vigneron import api
+
+    for recipe, overrides in MADE.items():
+        if not (runs / recipe).exists():
+            print(f"training {recipe} {' '.join(overrides)}")
+            api.train(recipe, *overrides, name=recipe, runs=runs)
+
+
+def take(shots: Sequence[Shot], runs: Path, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    with chromium() as browser:
+        for shot in shots:
+            with served(shot.app(runs)) as address:
+                for scheme in SCHEMES:
+                    _take(browser, shot, address, scheme, out / f"{shot.name}-{scheme}.png")
+
+
+def _take(browser: Any, shot: Shot, address: str, scheme: Literal["light", "dark"], file: Path) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": shot.height}, color_scheme=scheme)
+    page = context.new_page()
+    head, _, token = address.partition("/?")
+    page.goto(f"{head}{shot.path}{'&' if '?' in shot.path else '?'}{token}")
+    page.wait_for_selector(shot.ready)
+    shot.act(page)
+    page.screenshot(path=file)
+    context.close()
+    size = file.stat().st_size
+    print(f"wrote {file.name}: {size // 1000} KB")
+    if size > LARGEST:
+        raise SystemExit(f"{file.name} is larger than {LARGEST // 1000} KB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="where the runs are made, and kept")
+    parser.add_argument("--out", type=Path, default=IMAGES)
+    parser.add_argument("--only", default="", help="pictures whose names begin so")
+    given = parser.parse_args()
+    if reason := reason_to_skip():
+        raise SystemExit(reason)
+    with TemporaryDirectory() as temporary:
+        runs = given.runs or Path(temporary)
+        make_runs(runs)
+        take([shot for shot in SHOTS if shot.name.startswith(given.only)], runs, given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""How soon `vigneron view` opens a run of 100,000 steps and 1,000,000 samples: python -m benchmarks.view
+
+The folder is written through the run's own stores, and what they cost a training step is measured on the way. The
+limit is 2 seconds a page, in the browser, from the click until it is drawn.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from benchmarks.browser import chromium, reason_to_skip, served
+from vigneron.folder.curve_index import CurveIndex
+from vigneron.folder.curves import CURVES
+from vigneron.folder.run_folder import RunFolder
+from vigneron.folder.samples import Sample, SampleStore
+from vigneron.web.view import view_app
+
+FIGURES = (
+    *("reward", "reward_std", "reward_missing", "frac_reward_zero_std", "accuracy", "exact_match", "answer_included"),
+    *(f"completions/{of}" for of in ("echo", "repetition", "distinct", "length_ratio", "mean_length", "clipped_ratio")),
+    *("reward/input_similarity", "loss/policy", "loss/kl", "loss/value", "clip_ratio/region_mean", "entropy", "kl"),
+    *("logprob_mismatch", "kl_previous", "kl_coefficient", "grad_norm/actor", "grad_norm/critic", "learning_rate"),
+)
+EVALUATED = ("eval/reward", "eval/accuracy", "eval/exact_match", "eval/completions/mean_length")
+EVAL_EVERY = 100
+PROMPTS = 2_000
+WORDS = ("the", "vine", "grows", "along", "a", "trellis", "and", "ties", "it", "where", "sun", "is", "in", "morning")
+LIMIT_S = 2.0
+
+
+class Cost:
+    """Milliseconds of one thing, done again and again."""
+
+    def __init__(self) -> None:
+        self.each: list[float] = []
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.each.append(1000 * (time.perf_counter() - began))
+
+    def __str__(self) -> str:
+        worst = max(self.each)
+        return f"mean {sum(self.each) / len(self.each):.2f} ms, median {median(self.each):.2f} ms, worst {worst:.0f} ms"
+
+
+def write_run(folder: Path, steps: int, samples_a_step: int) -> dict[str, Cost]:
+    """As the loop writes it, step by step."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"recipe: large\nmethod:\n  name: grpo\nsteps: {steps}\n")
+    run, draw = RunFolder(folder), random.Random(0)
+    prompts = [f"{number}: {' '.join(draw.choices(WORDS, k=20))}" for number in range(PROMPTS)]
+    costs = {name: Cost() for name in ("metrics.jsonl", "index of curves", "samples")}
+    store = SampleStore(folder)
+    with CurveIndex(run, print) as curves:
+        for step in range(1, steps + 1):
+            names = (*FIGURES, *(EVALUATED if step % EVAL_EVERY == 0 else ()))
+            record: dict[str, Any] = {"step": step, **{name: draw.random() for name in names}}
+            with costs["metrics.jsonl"].measured():
+                run.append("metrics.jsonl", record)
+            with costs["index of curves"].measured():
+                curves.add(record)
+            samples = [_sample(draw, step, number, prompts) for number in range(samples_a_step)]
+            with costs["samples"].measured():
+                store.add(samples)
+    store.close()
+    (folder / "status.json").write_text(json.dumps({"state": "finished"}))
+    return costs
+
+
+def _sample(draw: random.Random, step: int, number: int, prompts: list[str]) -> Sample:
+    text = " ".join(draw.choices(WORDS, k=12))
+    reward = draw.random()
+    prompt = prompts[(step * 7 + number // 5) % PROMPTS]
+    return Sample(
+        step, "train", number, prompt, text, text, reward, reward - 0.5, reward > 0.5, False, {"cosine": reward}
+    )
+
+
+def server_side(runs: Path, name: str, steps: int) -> dict[str, float]:
+    """Milliseconds of the answers that the pages wait for; the first is of a server that was just started."""
+    client = TestClient(view_app([runs]))
+    overview = ("eval/reward", "eval/accuracy", "reward", "accuracy", "kl", "entropy", "completions/mean_length")
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
+        "list of runs": ("runs", {}),
+        "names of figures": ("names", {"run": name}),
+        "curves, whole run": ("curves", {"run": name, "name": overview}),
+        "curves, half of it": ("curves", {"run": name, "name": overview, "from": steps // 4, "to": 3 * steps // 4}),
+        "curves, 5,000 steps": ("curves", {"run": name, "name": overview, "from": steps // 2, "to": steps // 2 + 5000}),
+        "curves, 500 steps": ("curves", {"run": name, "name": overview, "from": steps // 2, "to": steps // 2 + 500}),
+        "samples, newest step": ("samples", {"run": name}),
+        "samples, filtered": ("samples", {"run": name, "step": steps // 2, "which": "wrong", "search": "vine"}),
+        "a prompt's history": ("history", {"run": name, "step": steps // 2, "sample": 0}),
+    }
+    found = {}
+    for what, (path, query) in asked.items():
+        cost = Cost()
+        with cost.measured():
+            answer = client.get(f"/data/{path}", params=query)
+        assert answer.status_code == 200, answer.text
+        found[what] = cost.each[0]
+    return found
+
+
+def in_the_browser(runs: Path, name: str) -> dict[str, float]:
+    """Milliseconds from going to an address until what was asked for is to be seen, in a browser just started."""
+    pages: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "list of runs": ("/", lambda page: page.wait_for_selector("#runs tr")),
+        "curves drawn": (f"/curves?run={name}", lambda page: page.wait_for_selector(".plot[data-points] svg")),
+        "curves that can be zoomed": (f"/curves?run={name}", lambda page: page.wait_for_selector(".plot .main-svg")),
+        "samples": (f"/samples?run={name}", lambda page: page.wait_for_selector(".sample")),
+    }
+    found = {}
+    with served(view_app([runs])) as address, chromium() as browser:
+        head, _, token = address.partition("/?")
+        for what, (path, wait) in pages.items():
+            page = browser.new_page()
+            cost = Cost()
+            with cost.measured():
+                page.goto(f"{head}{path}{'&' if '?' in path else '?'}{token}")
+                wait(page)
+            found[what] = cost.each[0]
+            page.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--samples-a-step", type=int, default=10)
+    parser.add_argument("--folder", type=Path, help="where to write the run, and keep it; one that is there is used")
+    given = parser.parse_args()
+    with TemporaryDirectory() as temporary:
+        runs = given.folder or Path(temporary)
+        large = runs / "large"
+        if not large.exists():
+            print(f"{given.steps} steps of {len(FIGURES)} figures and {given.samples_a_step} samples")
+            for what, cost in write_run(large, given.steps, given.samples_a_step).items():
+                print(f"  a step's {what}: {cost}")
+        for file in (CURVES, "metrics.jsonl", "samples.sqlite"):
+            print(f"  {file}: {(large / file).stat().st_size / 1e6:.0f} MB")
+        print("the server's answer")
+        times = server_side(runs, "large", given.steps)
+        for what, cost_ms in times.items():
+            print(f"  {what}: {cost_ms:.0f} ms")
+        if reason := reason_to_skip():
+            raise SystemExit(f"not measured in a browser: {reason}")
+        print("in the browser, until it is drawn")
+        drawn = in_the_browser(runs, "large")
+        for what, cost_ms in drawn.items():
+            print(f"  {what}: {cost_ms:.0f} ms")
+        slow = [what for what, cost_ms in {**times, **drawn}.items() if cost_ms > 1000 * LIMIT_S]
+        print("all under 2 seconds" if not slow else f"over 2 seconds: {', '.join(slow)}")
+
+
+if __name__ == "__main__":
+    main()
