@@ -108,9 +108,12 @@ def resume(
     """Go on with a run that was stopped or killed, from its newest checkpoint; by another rubric if one is given."""
     found = RunFolder.open(folder)
     view = view or Silent()
-    return _finish(
-        Run.resume(found, METHODS[found.config().method.name], device=device, rubric=rubric, view=view), view
-    )
+    try:
+        run = Run.resume(found, METHODS[found.config().method.name], device=device, rubric=rubric, view=view)
+    except BaseException:  # whatever it was: raised on, and the folder is free again
+        found.unlock()
+        raise
+    return _finish(run, view)
 
 
 def load_run(folder: str | Path, *, step: int | None = None) -> Trained:

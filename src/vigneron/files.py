@@ -1,8 +1,10 @@
 """Files that are whole or not there."""
 
 import hashlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from vigneron.errors import UserError
 
@@ -22,6 +24,14 @@ def write_for_user(path: Path, text: str) -> None:
         write_atomically(path, text)
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """What is no JSON is a ValueError, whatever is wrong with it."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def sha256_of(path: Path) -> str:

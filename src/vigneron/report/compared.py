@@ -18,6 +18,7 @@ from vigneron.report.figures import COMPARED, as_svg, comparison_figure
 from vigneron.report.final import SECTIONS, number, shown, spreads, values_of
 from vigneron.report.html import rendered
 from vigneron.report.rubric_final import held_out_titles, training_titles
+from vigneron.report.tables import csv_cell
 
 COLUMNS = ("arm", "figure", "runs", "mean", "std", "min", "max")
 PER_RUN = ("steps", "episodes", "seconds", "eval/accuracy_before", "eval/accuracy", "accuracy", "reward")
@@ -87,7 +88,7 @@ def _csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[Any, ...]]:
     """Every figure of every arm that has it, to the last digit."""
     for arm in arms:
         for figure, spread in spreads(arm).items():
-            yield (arm.name, figure, *spread)
+            yield (csv_cell(arm.name), csv_cell(figure), *spread)
 
 
 def _page(arms: Sequence[Arm], svg: str) -> str:

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +16,7 @@ from vigneron.files import write_for_user
 from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.samples import Kind, SampleStore
 from vigneron.report.compare import print_whole
-from vigneron.report.tables import visible
+from vigneron.report.tables import csv_cell, visible
 from vigneron.report.terminal import say
 from vigneron.rollout.dataset import read_rows
 from vigneron.rollout.formats import is_conversation
@@ -124,10 +123,5 @@ def review_csv(reviewed: Sequence[Reviewed]) -> str:
     writer.writerow(names)
     for one in reviewed:
         cells = {**vars(one), "weak": "; ".join(one.weak)}
-        writer.writerow(["" if cells[name] is None else _cell(cells[name]) for name in names])
+        writer.writerow(["" if cells[name] is None else csv_cell(cells[name]) for name in names])
     return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """No text begins as a formula would."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -1,11 +1,15 @@
 """Tables for the terminal. Everything a model wrote is shown as text, never as markup."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from vigneron.errors import visible
 from vigneron.folder.samples import Sample
+
+__all__ = ["csv_cell", "metrics_table", "samples_table", "visible"]
 
 
 def samples_table(samples: Sequence[Sample]) -> Table:
@@ -20,13 +24,13 @@ def samples_table(samples: Sequence[Sample]) -> Table:
     return table
 
 
-def visible(text: str) -> str:
-    """Control characters, which could move the cursor or recolour the terminal, as escapes."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def metrics_table(metrics: Mapping[str, float]) -> Table:
     table = Table(box=None, padding=(0, 2), show_header=False)
     for name, value in metrics.items():
-        table.add_row(name, f"{value:.4g}")
+        table.add_row(Text(visible(name)), f"{value:.4g}")
     return table
+
+
+def csv_cell(value: Any) -> Any:
+    """No text begins as a formula would: a spreadsheet would run it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

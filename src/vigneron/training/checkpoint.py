@@ -23,8 +23,7 @@ from vigneron.errors import UserError
 from vigneron.files import sha256_of, sync
 from vigneron.policy.model import Policy
 from vigneron.quiet import quiet_transformers
-
-MANIFEST = "manifest.json"
+from vigneron.training.manifest import MANIFEST, damage_explained, manifest_fault
 
 
 @dataclass(frozen=True)
@@ -78,27 +77,31 @@ def checkpoint_step(path: Path) -> int:
 def load_checkpoint(path: Path, policy: Policy, *, base: dict[str, str]) -> State:
     """Put the weights into the policy and return the rest; refuse what is damaged or belongs to another base."""
     check_manifest(path)
-    scalars = json.loads((path / "state" / "scalars.json").read_text(encoding="utf-8"))
-    if scalars.pop("base") != base:
-        raise UserError(f"'{path}' was trained from other weights than '{base['name']}' now holds: it cannot go on")
-    load_weights(path, policy)
-    tensors = load_file(path / "state" / "tensors.safetensors")
-    _restore_rng(tensors, scalars.pop("rng"))
-    return State(scalars.pop("step"), tensors, scalars)
+    with damage_explained(path):
+        scalars = json.loads((path / "state" / "scalars.json").read_text(encoding="utf-8"))
+        if scalars.pop("step") != checkpoint_step(path):
+            raise UserError(f"the checkpoint '{path}' is damaged: it is of another step than its name says")
+        if scalars.pop("base") != base:
+            raise UserError(f"'{path}' was trained from other weights than '{base['name']}' now holds: it cannot go on")
+        load_weights(path, policy)
+        tensors = load_file(path / "state" / "tensors.safetensors")
+        _restore_rng(tensors, scalars.pop("rng"))
+        return State(checkpoint_step(path), tensors, scalars)
 
 
 def load_weights(path: Path, policy: Policy) -> None:
     """A checkpoint's weights, or its adapter, into a policy of the same shape."""
-    if (path / "adapter_model.safetensors").is_file():
-        from peft import set_peft_model_state_dict
+    with damage_explained(path):
+        if (path / "adapter_model.safetensors").is_file():
+            from peft import set_peft_model_state_dict
 
-        set_peft_model_state_dict(policy.model, load_file(path / "adapter_model.safetensors"))
-        return
-    found = policy.model.load_state_dict(load_file(path / "model.safetensors"), strict=False)
-    tied = set(getattr(policy.model, "all_tied_weights_keys", None) or ())
-    lost = [name for name in found.missing_keys if name not in tied]
-    if lost or found.unexpected_keys:
-        raise UserError(f"'{path}' does not fit the model: {', '.join([*lost, *found.unexpected_keys][:3])}")
+            set_peft_model_state_dict(policy.model, load_file(path / "adapter_model.safetensors"))
+            return
+        found = policy.model.load_state_dict(load_file(path / "model.safetensors"), strict=False)
+        tied = set(getattr(policy.model, "all_tied_weights_keys", None) or ())
+        lost = [name for name in found.missing_keys if name not in tied]
+        if lost or found.unexpected_keys:
+            raise UserError(f"'{path}' does not fit the model: {', '.join([*lost, *found.unexpected_keys][:3])}")
 
 
 def weights_identity(name: str, policy: Policy) -> dict[str, str]:
@@ -121,16 +124,9 @@ def _write_manifest(draft: Path) -> None:
 
 def check_manifest(path: Path, *, weights_only: bool = False) -> None:
     """Every file is what was written, or those that the weights need."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the checkpoint '{path}' is damaged: {MANIFEST} cannot be read") from error
-    for name, expected in manifest.items():
-        if weights_only and name.startswith("state/"):
-            continue
-        file = path / name
-        if not file.is_file() or sha256_of(file) != expected:
-            raise UserError(f"the checkpoint '{path}' is damaged: {name} is not what was written")
+    fault = manifest_fault(path, weights_only=weights_only)
+    if fault is not None:
+        raise UserError(f"the checkpoint '{path}' is damaged: {fault}")
 
 
 def _rng_tensors() -> dict[str, Tensor]:

@@ -45,6 +45,7 @@ from vigneron.training.checkpoint import (
     weights_identity,
 )
 from vigneron.training.held_out import evaluate
+from vigneron.training.manifest import damage_explained
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
 from vigneron.training.samples import samples_of
 from vigneron.training.second_look import SecondLook, explain_canaries, second_look
@@ -133,7 +134,9 @@ class Run:
             run = cls._build(config, folder, data, build, view)
         saved = checkpoints(folder.checkpoints)
         if saved:
-            run._load(load_checkpoint(saved[-1], run.policy, base=run.base))
+            state = load_checkpoint(saved[-1], run.policy, base=run.base)
+            with damage_explained(saved[-1]):
+                run._load(state)
         folder.forget_after(run.step if saved else -1)
         run.samples.forget_after(run.step if saved else -1)
         if run.step == run.config.steps:
