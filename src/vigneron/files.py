@@ -1,11 +1,13 @@
 """Files that are whole or not there."""
 
 import hashlib
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from vigneron.errors import UserError
 
@@ -30,7 +32,7 @@ def writing(path: Path) -> Iterator[None]:
     """A full disk, a folder that cannot be written: one line, whoever was writing."""
     try:
         yield
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.OperationalError) as error:  # a damaged database is another error
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write '{path}': {reason}; the checkpoints before it are whole") from error
 
@@ -53,6 +55,14 @@ def write_for_user(path: Path, text: str) -> None:
         write_atomically(path, text)
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """What is no JSON is a ValueError, whatever is wrong with it."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def sha256_of(path: Path) -> str:

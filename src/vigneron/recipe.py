@@ -3,9 +3,7 @@
 Light on purpose: no torch here, so that a bad recipe is refused at once.
 """
 
-import re
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,47 +12,12 @@ import yaml
 from pydantic import ValidationError
 
 from vigneron.config import Config
-from vigneron.errors import UserError, did_you_mean
+from vigneron.errors import UserError, did_you_mean, visible
 from vigneron.validation import faults
+from vigneron.yaml_text import LARGEST_FILE, Dumper, parse_yaml
 
 SHORT = {"reward": "kind", "method": "name", "model": "name"}
 """Sections that may be given by the name of their kind alone."""
-
-
-class Loader(yaml.SafeLoader):
-    """Safe YAML, with YAML 1.2's numbers (`1e-5` is one). A key given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key, count in Counter(key for key in keys if isinstance(key, Hashable)).items():
-            if count > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-class Dumper(yaml.SafeDumper):
-    """Writes what `Loader` reads: the text '1e-5' is quoted."""
-
-
-for _side in (Loader, Dumper):
-    _side.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
-        list("-+0123456789."),
-    )
-    # The resolver above also matches whole numbers: let the integer rule come first.
-    for _rules in _side.yaml_implicit_resolvers.values():
-        _rules.sort(key=lambda rule: rule[0] != "tag:yaml.org,2002:int")
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, Loader=Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{where}{line}: not valid YAML: {problem}") from error
 
 
 def recipe_names() -> list[str]:
@@ -68,13 +31,19 @@ def recipe_text(name: str) -> str:
         return (resources.files("vigneron") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     path = Path(name).expanduser()
     if path.suffix in (".yaml", ".yml"):
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise UserError(f"cannot read the recipe '{name}': {reason}") from error
+        return config_text(path, f"the recipe '{name}'")
     known = did_you_mean(name, recipe_names(), "`vigneron recipes` lists them")
     raise UserError(f"unknown recipe '{name}'{known}; a .yaml file also does")
+
+
+def config_text(path: Path, what: str) -> str:
+    """The text of a file of settings, which is never a large one."""
+    try:
+        if path.stat().st_size > 4 * LARGEST_FILE:  # no character has more bytes
+            raise UserError(f"cannot read {what}: larger than {LARGEST_FILE:,} characters")
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no path at all
+        raise UserError(f"cannot read {what}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
 
 
 def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, Any] | None = None) -> Config:
@@ -83,7 +52,7 @@ def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, A
     for override in overrides:
         given = with_override(given, override)
     given = {**given, **(keys or {})}
-    return check_config({"recipe": Path(recipe).stem, **given}, recipe)
+    return check_config({"recipe": visible(Path(recipe).stem), **given}, recipe)
 
 
 def changed_config(config: Config, overrides: Sequence[str], where: str) -> Config:
@@ -146,7 +115,7 @@ def check_config(given: Mapping[str, Any], where: str) -> Config:
         return Config.model_validate(given)
     except ValidationError as errors:
         found = faults(errors.errors(), given, Config, "the recipe")
-        raise UserError("\n".join(f"{where}: {fault.line}" for fault in found)) from errors
+        raise UserError("\n".join(f"{where}: {visible(fault.line)}" for fault in found)) from errors
 
 
 def config_yaml(config: Config) -> str:

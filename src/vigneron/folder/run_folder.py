@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.files import append_line, write_atomically, writing
-from vigneron.recipe import check_config, config_yaml, parse_yaml
+from vigneron.files import append_line, parsed_json, write_atomically, writing
+from vigneron.recipe import check_config, config_text, config_yaml, parse_yaml
 from vigneron.rubric.read import rubric_text
 
 if TYPE_CHECKING:
@@ -69,12 +69,13 @@ class RunFolder:
         path = Path(path).expanduser()
         if not (path / "config.yaml").is_file():
             raise UserError(f"'{path}' is not a run's folder: it has no config.yaml")
+        _refuse_links_out(path)
         return cls(path)
 
     def lock(self) -> None:
         """One run writes at a time. The lock is the process's: it goes with it, however it ends."""
         try:
-            self._lock = (self.path / LOCK).open("w")
+            self._lock = (self.path / LOCK).open("a")  # were it a link, nothing would be lost
             for left in reversed(range(LOOKS)):
                 try:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,11 +119,7 @@ class RunFolder:
 
     def config(self) -> Config:
         where = self.path / "config.yaml"
-        try:
-            text = where.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read '{where}': {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
-        return check_config(parse_yaml(text, str(where)), str(where))
+        return check_config(parse_yaml(config_text(where, f"'{where}'"), str(where)), str(where))
 
     @property
     def rubric(self) -> Path:
@@ -162,10 +159,12 @@ class RunFolder:
 
     def data(self) -> "Data":
         from vigneron.rollout.dataset import read_rows
-        from vigneron.tasks.source import Data
+        from vigneron.tasks.source import Data, check_own_rows
 
         train, held_out = (read_rows(self.path / "data" / f"{part}.jsonl") for part in ("train", "held_out"))
-        return Data(train, held_out)
+        data = Data(train, held_out)
+        check_own_rows(self.config(), data, str(self.path / "data"))
+        return data
 
     def remove(self) -> None:
         """For a run that could not start: its name is free again."""
@@ -186,7 +185,7 @@ class RunFolder:
         with path.open("rb") as file:
             for line in file:
                 try:
-                    record = json.loads(line) if line.endswith(b"\n") else None
+                    record = parsed_json(line) if line.endswith(b"\n") else None
                 except ValueError:
                     continue
                 if isinstance(record, dict) and isinstance(record.get("step"), int):
@@ -203,6 +202,18 @@ class RunFolder:
                 kept = [json.dumps(r, ensure_ascii=False) + "\n" for r in self.records(name) if r["step"] <= step]
                 with writing(path):
                     write_atomically(path, "".join(kept))
+
+
+def _refuse_links_out(path: Path) -> None:
+    """A folder from somebody else: what is written in it must not be written elsewhere."""
+    here = path.resolve()
+    for entry in (*path.iterdir(), *path.glob("data/*"), *path.glob("checkpoints/*")):
+        try:
+            leads_out = entry.is_symlink() and not entry.resolve().is_relative_to(here)
+        except (OSError, RuntimeError):  # a link that leads to itself
+            leads_out = True
+        if leads_out:
+            raise UserError(f"'{entry}' is a link that leads out of the run's folder: put the file itself in its place")
 
 
 def _number(value: Any) -> Any:

@@ -4,11 +4,13 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vigneron.errors import UserError
 from vigneron.files import writing
 from vigneron.folder.database import open_read_only
 
@@ -50,11 +52,11 @@ class SampleStore:
     COLUMNS = tuple(Sample.__dataclass_fields__)
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
-        path = folder / "samples.sqlite"
-        self._db = open_read_only(path) if read_only else sqlite3.connect(path)
-        self._path = path
+        self._path = path = folder / "samples.sqlite"
+        with readable(path):
+            self._db = open_read_only(path) if read_only else sqlite3.connect(path)
         if not read_only:
-            with writing(path):
+            with readable(path), writing(path):
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = NORMAL")
                 self._db.execute(
@@ -87,25 +89,28 @@ class SampleStore:
             self._db.executemany("INSERT OR REPLACE INTO prompts VALUES (?, ?, ?, ?)", places)
 
     def page(self, *, step: int, kind: Kind = "train", limit: int = 100, offset: int = 0) -> list[Sample]:
-        rows = self._db.execute(
-            "SELECT * FROM samples WHERE step = ? AND kind = ? ORDER BY sample LIMIT ? OFFSET ?",
-            (step, kind, limit, offset),
-        )
-        return [self._sample(row) for row in rows]
+        with readable(self._path):
+            rows = self._db.execute(
+                "SELECT * FROM samples WHERE step = ? AND kind = ? ORDER BY sample LIMIT ? OFFSET ?",
+                (step, kind, limit, offset),
+            )
+            return [self._sample(row) for row in rows]
 
     def steps(self, kind: Kind) -> list[int]:
-        return [step for (step,) in self._db.execute(EACH_STEP, (kind,))]
+        with readable(self._path):
+            return [int(step) for (step,) in self._db.execute(EACH_STEP, (kind,))]
 
     def times_asked(self) -> dict[tuple[str, str], int]:
         """Of how many samples each item of a rubric was asked, by category and item."""
         counts: Counter[tuple[str, str]] = Counter()
-        for (extras,) in self._db.execute("SELECT extras FROM samples"):  # quicker than SQLite's own JSON
-            said = json.loads(extras).get("rubric") or {"items": ()}
-            counts.update((said["category"], item) for item in said["items"])
+        with readable(self._path):
+            for (extras,) in self._db.execute("SELECT extras FROM samples"):  # quicker than SQLite's own JSON
+                said = json.loads(extras).get("rubric") or {"items": ()}
+                counts.update((said["category"], item) for item in said["items"])
         return dict(counts)
 
     def forget_after(self, step: int) -> None:
-        with writing(self._path), self._db:
+        with readable(self._path), writing(self._path), self._db:
             self._db.execute("DELETE FROM samples WHERE step > ?", (step,))
             self._db.execute("DELETE FROM prompts WHERE step > ?", (step,))
 
@@ -114,16 +119,35 @@ class SampleStore:
 
     def _sample(self, row: tuple[Any, ...]) -> Sample:
         values = dict(zip(self.COLUMNS, row, strict=True))
-        correct = values["correct"]
+        correct, answer, extras = values["correct"], values["answer"], json.loads(values["extras"])
         return Sample(
-            **values
-            | {
-                "extras": json.loads(values["extras"]),
-                "correct": None if correct is None else bool(correct),
-                "truncated": bool(values["truncated"]),
-            }
+            step=int(values["step"]),
+            kind="eval" if values["kind"] == "eval" else "train",
+            sample=int(values["sample"]),
+            prompt=str(values["prompt"]),
+            completion=str(values["completion"]),
+            answer=None if answer is None else str(answer),
+            reward=_number(values["reward"]),
+            advantage=_number(values["advantage"]),
+            correct=None if correct is None else bool(correct),
+            truncated=bool(values["truncated"]),
+            extras=extras if isinstance(extras, dict) else {},
         )
 
 
 def prompt_key(prompt: str) -> int:
     return int.from_bytes(hashlib.blake2b(prompt.encode(errors="replace"), digest_size=8).digest(), signed=True)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Around whatever reads a database: it may be damaged, or hold something else than was written."""
+    try:
+        yield
+    except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"cannot read '{path}': {reason}; moved away, the run goes on without its samples") from error

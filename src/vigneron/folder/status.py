@@ -2,25 +2,25 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from vigneron.errors import UserError
-from vigneron.files import write_atomically
+from vigneron.errors import UserError, visible
+from vigneron.files import parsed_json, write_atomically
 from vigneron.folder.run_folder import RunFolder
+from vigneron.recipe import config_text
+from vigneron.redaction import redacted
+from vigneron.yaml_text import quick_yaml
 
 STATUS = "status.json"
 # More than the longest line of metrics.
 TAIL_BYTES = 2**18
 # Of so many steps a run's last figures are looked for: longer ago they say little of it.
 LOOKED_BACK = 100
-# The same safe one, ten times as fast, where PyYAML was built with it.
-SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 State = Literal["starting", "running", "finished", "stopped", "failed", "killed"]
 """`stopped`: by a signal, and saved. `killed`: it ended without a word."""
@@ -56,7 +56,7 @@ class RunStatus:
 
 def write_status(folder: RunFolder, state: State, **more: Any) -> None:
     """Keep what was said before, such as when it began. Never fails: what it says may be that the disk is full."""
-    path, text = folder.path / STATUS, json.dumps({**_said(folder.path), "state": state, **more})
+    path, text = folder.path / STATUS, redacted(json.dumps({**_said(folder.path), "state": state, **more}))
     try:
         write_atomically(path, text)
     except OSError:
@@ -68,21 +68,21 @@ def write_status(folder: RunFolder, state: State, **more: Any) -> None:
 def status_of(path: Path) -> RunStatus:
     folder = RunFolder(path)
     said, config, last = _said(path), _config(path), last_records(path / "metrics.jsonl", most=LOOKED_BACK)
-    figures = {k: v for record in last for k, v in record.items() if isinstance(v, int | float) and k != "step"}
+    figures = {k: float(v) for record in last for k, v in record.items() if _is_figure(v) and k != "step"}
     method = config.get("method")
     step = int(last[-1]["step"]) if last else 0
     steps = config["steps"] if isinstance(config.get("steps"), int) else 0
     return RunStatus(
         path=path,
         state=_state(said, folder.is_locked(), 0 < steps <= step),
-        recipe=str(config.get("recipe", "")),
-        method=str(method.get("name", "")) if isinstance(method, dict) else "",
+        recipe=visible(str(config.get("recipe", ""))),
+        method=visible(str(method.get("name", ""))) if isinstance(method, dict) else "",
         step=step,
         steps=steps,
-        began=said.get("began"),
-        ended=said.get("ended"),
+        began=_time(said.get("began")),
+        ended=_time(said.get("ended")),
         changed=_changed(path / "metrics.jsonl"),
-        error=said.get("error"),
+        error=visible(str(said["error"])) if said.get("error") else None,
         figures=figures,
         config=config,
     )
@@ -107,19 +107,28 @@ def last_records(path: Path, most: int | None = None) -> list[dict[str, Any]]:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().splitlines(keepends=True)
+            lines = file.read(TAIL_BYTES).splitlines(keepends=True)
     except OSError:
         return []
     whole = [line for line in (lines if size <= TAIL_BYTES else lines[1:]) if line.endswith(b"\n")]
     records = []
     for line in whole if most is None else whole[-most:]:
         try:
-            record = json.loads(line)
+            record = parsed_json(line)
         except ValueError:  # damaged: the others stand
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             records.append(record)
     return records
+
+
+def _is_figure(value: Any) -> bool:
+    """A number that is one as a float too."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _time(said: Any) -> float | None:
+    return float(said) if _is_figure(said) else None
 
 
 def _state(said: Mapping[str, Any], locked: bool, done: bool) -> State:
@@ -132,7 +141,8 @@ def _state(said: Mapping[str, Any], locked: bool, done: bool) -> State:
 
 def _said(path: Path) -> dict[str, Any]:
     try:
-        said = json.loads((path / STATUS).read_text(encoding="utf-8"))
+        with (path / STATUS).open("rb") as file:
+            said = parsed_json(file.read(TAIL_BYTES))
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}
@@ -140,8 +150,8 @@ def _said(path: Path) -> dict[str, Any]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config = yaml.load((path / "config.yaml").read_text(encoding="utf-8"), Loader=SAFE_LOADER)
-    except (OSError, ValueError, yaml.YAMLError):
+        config = quick_yaml(config_text(path / "config.yaml", "the config"), "config.yaml")
+    except UserError:
         return {}
     return config if isinstance(config, dict) else {}
 

@@ -31,10 +31,10 @@ class CollectedRun:
         folder = RunFolder.open(path)
         config = folder.config()
         per_step = config.prompts_per_step * config.group_size
-        records = read_records(folder, "metrics.jsonl")
+        records = folder.metrics()
         if not records:
             raise UserError(f"'{path}' has no metrics yet: `vigneron resume {path}` goes on with it")
-        seconds = [r["seconds"] for r in read_records(folder, "timings.jsonl") if is_number(r.get("seconds"))]
+        seconds = [r["seconds"] for r in folder.records("timings.jsonl") if is_number(r.get("seconds"))]
         return cls(
             path,
             config,
@@ -47,19 +47,6 @@ class CollectedRun:
 class Arm:
     name: str
     runs: list[CollectedRun]
-
-
-def read_records(folder: RunFolder, name: str) -> list[dict[str, Any]]:
-    where = folder.path / name
-    try:
-        records = list(folder.records(name))
-    except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
-        reason = getattr(error, "strerror", None) or "not lines of JSON"
-        raise UserError(f"cannot read '{where}': {reason}") from error
-    for number, record in enumerate(records, start=1):
-        if not isinstance(record, dict) or type(record.get("step")) is not int:
-            raise UserError(f"cannot read '{where}': line {number} has no step")
-    return records
 
 
 def arms_of(runs: Sequence[CollectedRun]) -> list[Arm]:

@@ -14,7 +14,7 @@ from vigneron import api
 from vigneron.errors import UserError
 from vigneron.folder.run_folder import RunFolder
 from vigneron.policy.load import check_model_name
-from vigneron.report.arms import CollectedRun, arms_of, first_change, read_records, refuse_twins
+from vigneron.report.arms import CollectedRun, arms_of, first_change, refuse_twins
 from vigneron.report.compared import comparison_table, write_comparison
 from vigneron.report.plan import Plan, Planned
 from vigneron.report.terminal import TerminalView, say
@@ -69,7 +69,7 @@ def is_finished(run: Planned) -> bool:
     change = first_change(run.config, resolved(run.config), folder.config())
     if change is not None:
         raise UserError(f"'{run.path}' was started with other settings: {change}; undo that, or give another --name")
-    last = max((record["step"] for record in read_records(folder, "metrics.jsonl")), default=0)
+    last = max((record["step"] for record in folder.metrics()), default=0)
     if last < run.config.steps:
         return False
     saved = checkpoints(folder.checkpoints)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from vigneron.errors import UserError
 from vigneron.files import write_for_user
+from vigneron.labels.cells import to_cell
 from vigneron.recipe import config_yaml
 from vigneron.report.arms import Arm, differences
 from vigneron.report.figures import COMPARED, as_svg, comparison_figure
@@ -87,7 +88,7 @@ def _csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[Any, ...]]:
     """Every figure of every arm that has it, to the last digit."""
     for arm in arms:
         for figure, spread in spreads(arm).items():
-            yield (arm.name, figure, *spread)
+            yield (to_cell(arm.name), to_cell(figure), *spread)
 
 
 def _page(arms: Sequence[Arm], svg: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from vigneron.errors import visible
 from vigneron.folder.samples import Sample
 
 SIDE = "side"
@@ -37,11 +38,6 @@ def shortened(text: str, longest: int | None) -> str:
     return text if longest is None or len(text) <= longest else text[: max(0, longest - 1)] + "…"
 
 
-def visible(text: str) -> str:
-    """Control characters, which could move the cursor or recolour the terminal, as escapes."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def plain(text: str) -> str:
     """Lines stay lines; what could hide or turn text around is shown as an escape."""
     return "\n".join("\t".join(visible(part) for part in line.split("\t")) for line in text.split("\n"))
@@ -50,7 +46,7 @@ def plain(text: str) -> str:
 def metrics_table(metrics: Mapping[str, float]) -> Table:
     table = Table(box=None, padding=(0, 2), show_header=False)
     for name, value in metrics.items():
-        table.add_row(name, f"{value:.4g}")
+        table.add_row(Text(visible(name)), f"{value:.4g}")
     return table
 
 

@@ -142,7 +142,7 @@ class ApplyReward:
         return {"seen": self._seen, "missing": self._missing, **own}
 
     def load(self, scalars: dict[str, Any]) -> None:
-        self._seen, self._missing = scalars["seen"], scalars["missing"]
+        self._seen, self._missing = int(scalars["seen"]), int(scalars["missing"])
         if isinstance(self._function, StepReward):
             self._function.load(scalars)
 

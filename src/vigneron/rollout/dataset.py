@@ -2,15 +2,18 @@
 
 import csv
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rollout.formats import is_conversation
 from vigneron.rollout.texts import Row, prompt_text
 
 LONGEST_LINE = 10_000_000
+LARGEST_FILE = 4 * 2**30
+"""Bytes: all rows are held in memory."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 RESERVED = {"prompts", "completions", "completion_ids", "log_extra", "log_metric"}
@@ -25,6 +28,8 @@ def read_rows(path: str | Path) -> list[Row]:
     if path.suffix not in readers:
         raise UserError(f"data: '{path}' is not a .jsonl or .csv file")
     try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise UserError(f"data: '{path}' is larger than {LARGEST_FILE // 2**30} GiB: take a part of it")
         return list(readers[path.suffix](path))
     except UnicodeDecodeError as error:
         raise UserError(f"data: '{path}' is not UTF-8 text ({error.reason})") from error
@@ -115,18 +120,42 @@ def _as_key(value: Any) -> str:
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), ""), start=1):
             if not line.strip():
                 continue
+            where = f"data: '{path}', line {number}"
             if len(line) > LONGEST_LINE:
-                raise UserError(f"data: '{path}', line {number} is longer than {LONGEST_LINE} characters")
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"data: '{path}', line {number} is not JSON: {error.msg}") from error
+                raise UserError(f"{where} is longer than {LONGEST_LINE} characters")
+            row = _parsed(line, where)
             if not isinstance(row, dict):
-                raise UserError(f"data: '{path}', line {number} is not a JSON object")
+                raise UserError(f"{where} is not a JSON object")
             yield row
+
+
+def _parsed(line: str, where: str) -> Any:
+    """JSON that can be written again, as the run's folder needs it: no NaN, and no half of a character."""
+    try:
+        row = json.loads(line, parse_constant=_no_number, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{where} cannot be read: {reason}") from error
+    if "\\ud" in line or "\\uD" in line:
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{where} holds half of a character (an unpaired surrogate): mend the text") from None
+    return row
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON: write null")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text[:20])
 
 
 def _read_csv(path: Path) -> Iterator[Row]:

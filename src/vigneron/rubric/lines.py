@@ -9,14 +9,9 @@ import yaml
 from yaml.composer import ComposerError
 
 from vigneron.errors import UserError
-from vigneron.recipe import Loader
 from vigneron.rubric.fences import one_line
 from vigneron.validation import Path, said
-
-LARGEST_FILE = 1_000_000
-"""Characters of a file, and of all that its aliases stand for."""
-MOST_NODES = 20_000
-"""Keys and values of a file, and of all that its aliases stand for."""
+from vigneron.yaml_text import LARGEST_FILE, MOST_NODES, Loader
 
 TAG = "tag:yaml.org,2002:"
 Refused = tuple[int, str]
@@ -52,7 +47,7 @@ def read_text(text: str, where: str, *, json: bool) -> Read:
     data = _json(text, where) if json else None
     try:
         # Valid JSON has tabs between its tokens only, where YAML wants spaces.
-        root = yaml.compose(text.replace("\t", " ") if json else text, Loader=_Composer)
+        root = yaml.compose(text.replace("\t", " ") if json else text, Loader=Loader)
         if root is None:
             return Read(None, None)
         wrong = sorted(set(_Walk().refused(root)))
@@ -87,19 +82,6 @@ def _raise_unreadable(error: Exception, text: str, where: str) -> NoReturn:
     number = mark.line + 1 if mark else text.count("\n", 0, before) + 1 if isinstance(before, int) else None
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
     raise UserError(f"{where}{f', line {number}' if number else ''}: not valid YAML: {one_line(problem)}") from error
-
-
-class _Composer(Loader):
-    """Stops early: a long file of small values would be read for minutes."""
-
-    nodes = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self.nodes += 1
-        if self.nodes > MOST_NODES:
-            mark = self.peek_event().start_mark
-            raise ComposerError(None, None, f"more than {MOST_NODES:,} keys and values: a rubric is a short file", mark)
-        return super().compose_node(parent, index)
 
 
 class _Walk:

@@ -19,14 +19,13 @@ from urllib.parse import urlsplit
 
 from vigneron.config import plain_url
 from vigneron.errors import UserError
+from vigneron.redaction import SHORTEST_SECRET, redacted
 
 OPENAI_URL = "https://api.openai.com/v1"
 # What a loopback server, which asks for no key, is sent as one.
 NO_KEY = "no-key-needed"
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
 LONGEST_BODY = 200_000_000
-# Shorter texts may stand anywhere; they are no secrets.
-SHORTEST_SECRET = 8
 
 # Of its own: a hiccup of the network must not change what somebody else draws.
 _JITTER = random.Random()
@@ -94,7 +93,7 @@ class Client:
         if not key.isascii() or not key.isprintable():
             raise UserError(f"{where}: OPENAI_API_KEY holds a character that no key has")
         self._has_key = bool(key)
-        self._secret = key if len(key) >= SHORTEST_SECRET else None
+        self._secrets = [key] if len(key) >= SHORTEST_SECRET else []
         self._openai = OpenAI(
             api_key=key or NO_KEY,
             base_url=self.url,
@@ -189,7 +188,7 @@ class Client:
                     raise TimeoutError
                 if len(body) > LONGEST_BODY:
                     raise ValueError("too long")
-        return self._without_secret(body.decode("utf-8"))
+        return redacted(body.decode("utf-8"), *self._secrets)
 
     def _give_up_if_final(self, status: int, why: str, model: str) -> None:
         mend = {
@@ -207,12 +206,9 @@ class Client:
         said = body.get("message") or body.get("detail") if isinstance(body, dict) else body
         if not isinstance(said, str) or not said.strip():
             return ""
-        line = "".join(c if c.isprintable() else " " for c in self._without_secret(said))
+        line = "".join(c if c.isprintable() else " " for c in redacted(said, *self._secrets))
         line = " ".join(line.split())
         return f" ('{line[:200]}{'…' if len(line) > 200 else ''}')"
-
-    def _without_secret(self, text: str) -> str:
-        return text.replace(self._secret, "[key]") if self._secret else text
 
 
 def is_loopback(url: str) -> bool:

@@ -77,6 +77,20 @@ def _load_parts(config: Config) -> Data:
     return Data(train, held_out, (*notices, *more, *not_apart(train, held_out)))
 
 
+def check_own_rows(config: Config, data: Data, where: str) -> None:
+    """The rows in a run's folder, which were checked when it began, and may have been changed since."""
+    for rows, part in ((data.train, "train"), (data.held_out, "held_out")):
+        of = f"'{where}/{part}.jsonl'"
+        if part == "held_out" and not rows:
+            continue
+        if config.method.reads == "pairs":
+            read_pairs(rows, of)
+        else:
+            check_rows(rows, ["prompt", *(["answer"] if config.method.reads == "demonstrations" else [])], of)
+        if config.method.score_column is not None:
+            _with_scores(rows, config.method.score_column, of)
+
+
 def _task_pairs(rows: list[Row], task: str) -> list[Row]:
     if not all({"chosen", "rejected"} <= set(row) for row in rows):
         raise UserError(
@@ -124,7 +138,7 @@ def _with_scores(rows: Sequence[Row], column: str, path: str | Path) -> list[Row
     for number, row in enumerate(rows, start=1):
         try:
             score = float(row[column])
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             score = math.nan
         if not 0 <= score <= 1:
             raise UserError(f"data: '{path}', row {number}: {column} is {row[column]!r}, not a number from 0 to 1")
@@ -149,6 +163,6 @@ def _with_prompts(rows: Sequence[Row], template: str | None, path: str | Path) -
     for number, row in enumerate(rows, start=1):
         try:
             made.append({**row, "prompt": template.format(**row)})
-        except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
             raise UserError(f"data: '{path}', row {number} cannot fill the template: {error!r}") from error
     return made

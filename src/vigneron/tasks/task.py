@@ -35,7 +35,7 @@ class Task:
                 for row in _recorded(self.name)
                 if row["split"] == split
             ]
-        except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
             raise UserError(f"data.template: {prompt!r} cannot be filled from the task's columns: {error!r}") from error
 
 

@@ -17,13 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vigneron.errors import UserError
-from vigneron.files import sha256_of
 from vigneron.policy.model import Policy
+from vigneron.training.manifest import MANIFEST, MEMORY, SCALARS, TENSORS, damage_explained, fault_of
 from vigneron.training.snapshot import restore_rng
-
-MANIFEST = "manifest.json"
-TENSORS, SCALARS, MEMORY = "state/tensors.safetensors", "state/scalars.json", "state/memory.jsonl"
-WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -66,27 +62,31 @@ def read_scalars(path: Path) -> dict[str, Any]:
 def load_checkpoint(path: Path, policy: Policy, *, base: dict[str, str]) -> State:
     """Put the weights into the policy and return the rest; refuse what is damaged or belongs to another base."""
     check_manifest(path)
-    scalars = read_scalars(path)
-    if scalars.pop("base") != base:
-        raise UserError(f"'{path}' was trained from other weights than '{base['name']}' now holds: it cannot go on")
-    load_weights(path, policy)
-    tensors = load_file(path / TENSORS)
-    restore_rng(tensors, scalars.pop("rng"))
-    return State(scalars.pop("step"), tensors, scalars, path)
+    with damage_explained(path):
+        scalars = read_scalars(path)
+        if scalars.pop("step") != checkpoint_step(path):
+            raise UserError(f"the checkpoint '{path}' is damaged: it is of another step than its name says")
+        if scalars.pop("base") != base:
+            raise UserError(f"'{path}' was trained from other weights than '{base['name']}' now holds: it cannot go on")
+        load_weights(path, policy)
+        tensors = load_file(path / TENSORS)
+        restore_rng(tensors, scalars.pop("rng"))
+        return State(checkpoint_step(path), tensors, scalars, path)
 
 
 def load_weights(path: Path, policy: Policy) -> None:
     """A checkpoint's weights, or its adapter, into a policy of the same shape."""
-    if (path / "adapter_model.safetensors").is_file():
-        from peft import set_peft_model_state_dict
+    with damage_explained(path):
+        if (path / "adapter_model.safetensors").is_file():
+            from peft import set_peft_model_state_dict
 
-        set_peft_model_state_dict(policy.model, load_file(path / "adapter_model.safetensors"))
-        return
-    found = policy.model.load_state_dict(load_file(path / "model.safetensors"), strict=False)
-    tied = set(getattr(policy.model, "all_tied_weights_keys", None) or ())
-    lost = [name for name in found.missing_keys if name not in tied]
-    if lost or found.unexpected_keys:
-        raise UserError(f"'{path}' does not fit the model: {', '.join([*lost, *found.unexpected_keys][:3])}")
+            set_peft_model_state_dict(policy.model, load_file(path / "adapter_model.safetensors"))
+            return
+        found = policy.model.load_state_dict(load_file(path / "model.safetensors"), strict=False)
+        tied = set(getattr(policy.model, "all_tied_weights_keys", None) or ())
+        lost = [name for name in found.missing_keys if name not in tied]
+        if lost or found.unexpected_keys:
+            raise UserError(f"'{path}' does not fit the model: {', '.join([*lost, *found.unexpected_keys][:3])}")
 
 
 def weights_identity(name: str, policy: Policy) -> dict[str, str]:
@@ -104,28 +104,6 @@ def check_manifest(path: Path, *, weights_only: bool = False) -> None:
     found = fault_of(path, weights_only=weights_only)
     if found is not None:
         raise UserError(f"the checkpoint '{path}' is damaged: {found}")
-
-
-def fault_of(path: Path, *, weights_only: bool = False) -> str | None:
-    """What is wrong with a checkpoint's files; None where each is what was written."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return f"{MANIFEST} cannot be read"
-    if not isinstance(manifest, dict) or not any(name in manifest for name in WEIGHTS):
-        return f"{MANIFEST} names no weights"
-    needed = [] if weights_only else [name for name in (TENSORS, SCALARS) if name not in manifest]
-    for name, expected in [*manifest.items(), *((name, None) for name in needed)]:
-        if weights_only and name.startswith("state/"):
-            continue
-        try:
-            if not (path / name).is_file():
-                return f"{name} is missing"
-            if sha256_of(path / name) != expected:
-                return f"{name} is not what was written"
-        except (OSError, ValueError):  # ValueError: no name of a file
-            return f"{name!r} cannot be read"
-    return None
 
 
 def which_are_whole(folder: Path, *, weights_only: bool = False) -> list[Path]:

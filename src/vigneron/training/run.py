@@ -52,6 +52,7 @@ from vigneron.training.dumps import dump_batch
 from vigneron.training.going_on import checkpoint_to_look_at, checkpoint_to_resume, set_aside
 from vigneron.training.held_out import evaluate
 from vigneron.training.keeping import Keep
+from vigneron.training.manifest import damage_explained
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
 from vigneron.training.metrics import batch_metrics
 from vigneron.training.samples import samples_of
@@ -193,12 +194,15 @@ class Run:
         if saved is not None:
             set_aside(saved)
             if weights_only:
-                load_weights(saved, run.policy)
+                with damage_explained(saved):
+                    load_weights(saved, run.policy)
                 run.method.update.begin_at(done)
                 run.step = done
                 view.notice("weights only: optimizers, and what else a checkpoint keeps beside weights, begin anew")
             else:
-                run._load(load_checkpoint(saved, run.policy, base=run.base))
+                state = load_checkpoint(saved, run.policy, base=run.base)
+                with damage_explained(saved):
+                    run._load(state)
         folder.forget_after(run.step if saved else -1)
         run.samples.forget_after(run.step if saved else -1)
         run.said = {notice.key for notice in kept_notices(folder.path)}

@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 
 from vigneron.errors import UserError
-from vigneron.folder.status import SAFE_LOADER
+from vigneron.recipe import config_text
+from vigneron.yaml_text import quick_yaml
 
 ABSENT = "–"
 
@@ -38,15 +39,12 @@ def _text(value: Any) -> str:
     return str(yaml.safe_dump(value, default_flow_style=True, width=10**9)).removesuffix("\n...\n").strip()
 
 
-def config_text(folder: Path) -> str:
-    return (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
+def written_config(folder: Path) -> str:
+    return config_text(folder / "config.yaml", f"{folder.name}/config.yaml")
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    try:
-        config = yaml.load(config_text(folder), Loader=SAFE_LOADER)
-    except yaml.YAMLError as error:
-        raise UserError(f"{folder.name}: its config.yaml is not valid YAML") from error
+    config = quick_yaml(written_config(folder), f"{folder.name}/config.yaml")
     if not isinstance(config, dict):
         raise UserError(f"{folder.name}: its config.yaml holds no keys")
     return config

@@ -16,7 +16,7 @@ from vigneron.folder.samples import Kind
 from vigneron.folder.status import RunStatus
 from vigneron.report.rubric_samples import KINDS
 from vigneron.web.answers import answering, choice, number, whole
-from vigneron.web.differences import config_text, differences, read_config
+from vigneron.web.differences import differences, read_config, written_config
 from vigneron.web.groups import groups
 from vigneron.web.items import items_of_run
 from vigneron.web.pages import page, static_routes
@@ -127,7 +127,7 @@ class _Viewer:
         return {
             "runs": list(asked),
             "differences": differences(configs) if len(asked) > 1 else [],
-            "texts": [config_text(path) for path in asked.values()],
+            "texts": [written_config(path) for path in asked.values()],
         }
 
     def items(self, request: Request) -> Any:

@@ -5,10 +5,10 @@ from typing import Any
 import yaml
 
 from vigneron.errors import UserError
-from vigneron.recipe import Dumper
 from vigneron.rubric.formats.parts import json_text
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import parse_rubric
+from vigneron.yaml_text import Dumper
 
 
 class _Dumper(Dumper):

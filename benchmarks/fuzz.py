@@ -1,0 +1,124 @@
+"""Fuzzing at length: `python -m benchmarks.fuzz`. Every case follows from its kind and number, and can be run alone."""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+import warnings
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from tempfile import mkdtemp
+
+from benchmarks.fuzzing.folders import checkpoint_case, model_case, resume_case, run_case
+from benchmarks.fuzzing.guard import Finding, outcome_of
+from benchmarks.fuzzing.kinds import Make, config_case, dataset_case, rubric_case
+
+KINDS: dict[str, Make] = {
+    "config": config_case,
+    "rubric": rubric_case,
+    "dataset": dataset_case,
+    "checkpoint": checkpoint_case,
+    "run": run_case,
+    "resume": resume_case,
+    "model": model_case,
+}
+SLOWER = {"resume": 10, "model": 10}
+"""Kinds that load a model: a tenth of the cases."""
+MEMORY = 4 * 2**30
+"""More than this beyond what it holds at its start, and Python has no memory: that is a finding."""
+
+
+@dataclass
+class Tally:
+    cases: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    """Findings that are alike, and how many there were."""
+    findings: list[str] = field(default_factory=list)
+    """The first of each."""
+    seconds: float = 0.0
+    slowest_s: float = 0.0
+
+
+def fuzz(kind: str, number: int) -> str:
+    """One case in a folder of its own: what it came to, or a `Finding`."""
+    place = Path(mkdtemp(prefix="vigneron-case-")).resolve()
+    home = place / "home"
+    home.mkdir()
+    folder = place / "case"
+    folder.mkdir()
+    before = sorted(str(path) for path in place.rglob("*"))
+    here, at_home = os.getcwd(), os.environ.get("HOME", "")
+    try:
+        case = KINDS[kind](Random(f"{kind} {number}"), folder)
+        os.chdir(home)
+        os.environ["HOME"] = str(home)
+        outcome = outcome_of(case, folder)
+        after = sorted(str(p) for p in place.rglob("*") if folder not in p.parents)
+        if after != before:
+            raise Finding(f"left something outside its folder: {sorted(set(after) ^ set(before))[:3]}")
+        return outcome
+    finally:
+        os.chdir(here)
+        os.environ["HOME"] = at_home
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def soak(kind: str, cases: int, first: int = 0, seconds: float | None = None) -> Tally:
+    tally = Tally()
+    began = time.monotonic()
+    for number in range(first, first + cases):
+        if seconds is not None and time.monotonic() - began > seconds:
+            break
+        at = time.monotonic()
+        try:
+            tally.outcomes[fuzz(kind, number)] += 1
+        except Finding as finding:
+            if finding.fault not in tally.faults:
+                tally.findings.append(f"{kind} {number}: {finding}")
+            tally.faults[finding.fault] += 1
+        tally.slowest_s = max(tally.slowest_s, time.monotonic() - at)
+        tally.cases += 1
+    tally.seconds = time.monotonic() - began
+    return tally
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
+    parser.add_argument("--cases", type=int, default=10_000, help="of each kind; those that load a model: a tenth")
+    parser.add_argument("--seconds", type=float, help="at most so long for each kind")
+    parser.add_argument("--kind", choices=KINDS, help="only this one")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--out", type=Path, help="figures, as JSON")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    figures = {}
+    for kind in [given.kind] if given.kind else KINDS:
+        fuzz_limits()
+        cases = given.cases if given.kind else max(1, given.cases // SLOWER.get(kind, 1))
+        tally = soak(kind, cases, given.first, given.seconds)
+        figures[kind] = asdict(tally)
+        found = f"{sum(tally.faults.values())} findings of {len(tally.faults)} faults"
+        of = f"{tally.outcomes['worked']} worked, {tally.outcomes['refused']} refused, {found}"
+        print(f"{kind}: {tally.cases} cases, {of}, {tally.seconds:.0f} s (slowest {tally.slowest_s:.1f} s)", flush=True)
+        for finding in tally.findings:
+            print(finding, flush=True)
+    if given.out is not None:
+        given.out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    sys.exit(any(tally["findings"] for tally in figures.values()))
+
+
+def fuzz_limits() -> None:
+    """An explosion ends in MemoryError, not in the machine's."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
+    if pages:
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What a case may do: work, or raise one clear error; within its time, and writing in its own folder alone."""
+
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from vigneron.errors import UserError
+
+Outcome = Literal["worked", "refused"]
+LONGEST_LINE = 1_000
+MOST_LINES = 250
+# Of CPU, so that a busy machine finds nothing; and by the clock, for what waits.
+CPU_SECONDS, CLOCK_SECONDS = 10.0, 120.0
+RUNS_SOMETHING = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "socket.connect", "os.fork")
+PATHS = {
+    "os.mkdir": 1,
+    "os.remove": 1,
+    "os.rmdir": 1,
+    "os.rename": 2,
+    "os.symlink": 2,
+    "os.link": 2,
+    "shutil.rmtree": 1,
+}
+PATHS |= {"sqlite3.connect": 1, "os.truncate": 1, "os.chmod": 1, "shutil.copyfile": 2, "shutil.move": 2}
+
+
+class Finding(Exception):
+    """A case that came to something else than it may. Those of one `fault` are likely mended by one change."""
+
+    def __init__(self, what: str, fault: str = "") -> None:
+        super().__init__(what)
+        self.fault = fault or re.sub(r"'[^']*'|\"[^\"]*\"|\\d+", "…", what)[:60]
+
+
+class _Hung(BaseException):
+    """Not an Exception: what is tested may catch those."""
+
+
+class _Watch:
+    """An audit hook cannot be taken away: it is there once, and listens while there is a folder."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.seen: list[str] = []
+        self.added = False
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.folder is None:
+            return
+        if event in RUNS_SOMETHING:
+            self.seen.append(f"{event} {arguments[:2]!r:.200}")
+        elif event == "open":
+            path, mode, flags = arguments
+            writes = (
+                any(letter in mode for letter in "wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            )
+            if writes:
+                self._note(event, path)
+        elif event in PATHS:
+            for path in arguments[: PATHS[event]]:
+                self._note(event, path)
+
+    def _note(self, event: str, path: Any) -> None:
+        if not isinstance(path, str | bytes | os.PathLike):
+            return
+        name = os.fsdecode(path).removeprefix("file://").partition("?mode=ro")[0]
+        inside = os.path.realpath(name).startswith(str(self.folder))
+        if not inside and name not in (":memory:", os.devnull):
+            self.seen.append(f"{event} {name!r}")
+
+
+_WATCH = _Watch()
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[None]:
+    if not _WATCH.added:
+        sys.addaudithook(_WATCH)
+        _WATCH.added = True
+    _WATCH.folder, _WATCH.seen = folder.resolve(), []
+    try:
+        yield
+    finally:
+        _WATCH.folder = None
+
+
+def _hung(_number: int, _frame: FrameType | None) -> None:
+    raise _Hung
+
+
+@contextmanager
+def _timed() -> Iterator[None]:
+    clocks = {signal.SIGPROF: (signal.ITIMER_PROF, CPU_SECONDS), signal.SIGALRM: (signal.ITIMER_REAL, CLOCK_SECONDS)}
+    before = {number: signal.signal(number, _hung) for number in clocks}
+    for timer, seconds in clocks.values():
+        signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        for timer, _ in clocks.values():
+            signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def outcome_of(case: Callable[[], Any], folder: Path) -> Outcome:
+    """Of one case, which may write in `folder`."""
+    outcome: Outcome = "worked"
+    with watched(folder):
+        try:
+            with _timed():
+                case()
+        except UserError as error:
+            outcome = "refused"
+            _check_message(str(error))
+        except _Hung as error:
+            raise Finding(f"hangs\n{_last_frames(error)}", f"hangs {_where(error)}") from None
+        except Exception as error:  # the very thing that is looked for
+            what = f"{type(error).__name__}: {str(error)[:300]}\n{_last_frames(error)}"
+            raise Finding(what, f"{type(error).__name__} {_where(error)}") from None
+        finally:
+            seen = list(_WATCH.seen)
+    if seen:
+        raise Finding(f"reaches outside its folder: {seen[:3]}")
+    return outcome
+
+
+def _last_frames(error: BaseException) -> str:
+    return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-6:]))
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of Vigneron's own."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}vigneron{os.sep}" in f.filename]
+    return f"{Path(frames[-1].filename).name}, {frames[-1].name}" if frames else "outside"
+
+
+def _check_message(message: str) -> None:
+    """Short lines that can be shown: no control characters, no traceback."""
+    lines = message.split("\n")
+    if not message.strip() or len(lines) > MOST_LINES or "Traceback" in message:
+        raise Finding(f"an error of {len(lines)} lines: {message[:300]!r}")
+    for line in lines:
+        if len(line) > LONGEST_LINE:
+            raise Finding(f"an error with a line of {len(line)} characters: {line[:300]!r}")
+        if not line.isprintable():
+            raise Finding(f"an error with characters that are not printable: {line[:300]!r}")

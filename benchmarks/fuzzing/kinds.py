@@ -1,0 +1,261 @@
+"""The kinds of files that are fuzzed: for each, a case made from a random generator, and what is done with its file."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from benchmarks.fuzzing.mutations import as_bytes, changed_bytes, changed_text, changed_tree, garbage
+from vigneron.config import Config
+from vigneron.folder.run_folder import RunFolder
+from vigneron.folder.status import status_of
+from vigneron.recipe import check_config, config_yaml, load_config, parse_yaml, recipe_names, recipe_text
+from vigneron.rubric.formats.convert import Options, converted
+from vigneron.rubric.model import Rubric
+from vigneron.rubric.read import example_names, normalised, read_rubric, rubric_text, rubric_version
+from vigneron.rubric.rows import check_rubric_rows
+from vigneron.tasks.source import load_data, load_rows
+
+Case = Callable[[], Any]
+Make = Callable[[Random, Path], Case]
+"""A case that works in a folder, which is empty."""
+
+
+def written(tree: Any, text: str, random: Random, dump: Callable[[Any], str]) -> bytes:
+    """Garbage, bytes changed, the text changed, or (mostly) what it says."""
+    kind = random.randrange(10)
+    if kind == 0:
+        return garbage(random)
+    if kind == 1:
+        return changed_bytes(text.encode(), random)
+    if kind in (2, 3):
+        return as_bytes(changed_text(text, random), random)
+    try:
+        text = dump(changed_tree(tree, random))
+    except (RecursionError, yaml.YAMLError, TypeError, ValueError):  # what cannot be written down
+        return garbage(random)
+    return as_bytes(changed_text(text, random) if kind == 4 else text, random)
+
+
+def _yaml(tree: Any) -> str:
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(tree, Dumper=dumper, allow_unicode=True, sort_keys=False))
+
+
+# ---------------------------------------------------------------------------------------------- recipes and configs
+
+
+@cache
+def _recipes() -> list[tuple[str, Any]]:
+    """Texts of built-in ones, and of whole configs as they stand in a run's folder; with what they say."""
+    names = recipe_names()
+    texts = [*(recipe_text(name) for name in names), *(config_yaml(load_config(name)) for name in names)]
+    return [(text, parse_yaml(text, "here")) for text in texts]
+
+
+def config_case(random: Random, folder: Path) -> Case:
+    text, tree = random.choice(_recipes())
+    run = folder / "run"
+    run.mkdir()
+    path = run / "config.yaml"
+    path.write_bytes(written(tree, text, random, _yaml))
+    as_run = random.random() < 0.5
+
+    def case() -> None:
+        status_of(run)
+        config = RunFolder.open(run).config() if as_run else load_config(str(path))
+        assert check_config(parse_yaml(config_yaml(config), "again"), "again") == config
+        load_data(config)
+
+    return case
+
+
+# ---------------------------------------------------------------------------------------------- rubrics
+
+
+FOREIGN: dict[str, tuple[str, Any]] = {
+    "openai": (
+        ".json",
+        {
+            "type": "multi",
+            "graders": {
+                "a": {
+                    "type": "score_model",
+                    "name": "a",
+                    "model": "m",
+                    "range": [0, 1],
+                    "input": [{"role": "user", "content": "Is {{ sample.output_text }} right for {{ item.x }}?"}],
+                },
+                "b": {
+                    "type": "string_check",
+                    "name": "b",
+                    "operation": "eq",
+                    "input": "{{ sample.output_text }}",
+                    "reference": "{{ item.answer }}",
+                },
+            },
+            "calculate_output": "0.7 * a + 0.3 * b",
+        },
+    ),
+    "verifiers": (
+        ".json",
+        {"criteria": [{"name": "a", "text": "Is it?", "weight": 2, "choices": ["no", "partly", "yes"]}]},
+    ),
+    "healthbench": (
+        ".jsonl",
+        {
+            "prompt_id": "p",
+            "prompt": [{"role": "user", "content": "Hello?"}],
+            "rubrics": [{"criterion": "It is polite.", "points": 5, "tags": ["axis:tone"]}],
+        },
+    ),
+}
+ROW = {"prompt": "What is 1 plus 1?", "answer": "2", "category": "coding", "tests": ["assert True"], "rubric": "x"}
+
+
+@cache
+def _examples() -> list[tuple[str, Any]]:
+    texts = [rubric_text(name) for name in example_names()]
+    return [(text, parse_yaml(text, "here")) for text in texts]
+
+
+def rubric_case(random: Random, folder: Path) -> Case:
+    if random.random() < 0.25:
+        return _foreign_rubric_case(random, folder)
+    text, tree = random.choice(_examples())
+    as_json = random.random() < 0.3
+    path = folder / ("rubric.json" if as_json else "rubric.yaml")
+    path.write_bytes(written(tree, json.dumps(tree) if as_json else text, random, json.dumps if as_json else _yaml))
+
+    def case() -> None:
+        _use(read_rubric(path))
+
+    return case
+
+
+def _use(rubric: Rubric) -> None:
+    from vigneron.rubric.formats.written import rubric_file_text
+
+    assert rubric_version(normalised(rubric)[0])
+    rubric_file_text(rubric, json_form=False)
+    check_rubric_rows(rubric, [{**ROW, rubric.category_column or "category": next(iter(rubric.categories))}], "here")
+
+
+def _foreign_rubric_case(random: Random, folder: Path) -> Case:
+    source = random.choice(list(FOREIGN))
+    suffix, tree = FOREIGN[source]
+    path = folder / f"theirs{suffix}"
+    path.write_bytes(written(tree, json.dumps(tree), random, json.dumps))
+    target = random.choice((("vigneron", "ours.yaml"), ("openai", "o.json"), ("verifiers", "v.json")))
+
+    def case() -> None:
+        converted(path, source, folder / target[1], target[0], Options())
+
+    return case
+
+
+# ---------------------------------------------------------------------------------------------- datasets
+
+
+CHAT = [{"role": "user", "content": "hot?"}]
+ANSWER = [{"role": "assistant", "content": "cold"}]
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "recorded": [{"prompt": "hot", "answer": "cold"}, {"prompt": CHAT, "answer": "cold", "input": "hot"}],
+    "shown": [
+        {"prompt": "hot", "completion": " cold"},
+        {"messages": [*CHAT, *ANSWER, *CHAT, *ANSWER]},
+        {"prompt": CHAT, "completion": ANSWER},
+    ],
+    "pairs": [
+        {"prompt": "hot", "chosen": "cold", "rejected": "hot", "score": 0.5},
+        {"prompt": CHAT, "chosen": ANSWER, "rejected": [{"role": "assistant", "content": "hot"}]},
+        {"chosen": "it is cold", "rejected": "it is hot"},
+    ],
+    "asked": [{"prompt": "hot", "category": "opposites"}, {"prompt": CHAT, "word": 1, "more": {"a": [1, 2.5, None]}}],
+}
+
+
+@cache
+def _configs() -> dict[str, list[Config]]:
+    def config(method: str, reward: str | dict[str, Any] | None, **data: Any) -> Config:
+        given: dict[str, Any] = {"method": {"name": method}, "data": {"train": "x.jsonl", **data}}
+        return check_config({**given, **({} if reward is None else {"reward": reward})}, "here")
+
+    semantic = {"kind": "semantic", "embedder": "minilm"}
+    python = {"kind": "python", "function": "m:f"}
+    return {
+        "recorded": [config("actor_critic", "binary"), config("actor_critic", semantic)],
+        "shown": [config("sft", None)],
+        "pairs": [config("dpo", None), config("reward_model", None), config("preference_model", None)],
+        "asked": [config("actor_critic", python), config("actor_critic", python, template="Say {word} now")],
+    }
+
+
+def dataset_case(random: Random, folder: Path) -> Case:
+    kind = random.choice(list(ROWS))
+    config = random.choice(_configs()[random.choice((kind, kind, kind, random.choice(list(ROWS))))])
+    rows = [random.choice(ROWS[kind]) for _ in range(random.randrange(1, 6))]
+    path = folder / random.choice(("rows.jsonl", "rows.jsonl", "rows.csv"))
+    dump = _csv if path.suffix == ".csv" else _jsonl
+    path.write_bytes(written(rows, dump(rows), random, dump))
+    tokenizer()
+
+    def case() -> None:
+        from vigneron.tasks.source import Data
+
+        found, _ = load_rows(config, path)
+        run = RunFolder(folder / "run")
+        run.path.mkdir()
+        run.write_config(config)
+        run.write_data(Data(found, []))
+        assert run.data().train == found
+        json.dumps(found, sort_keys=True)
+        _tokens(found, config)
+
+    return case
+
+
+def _jsonl(rows: Any) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows) if isinstance(rows, list) else json.dumps(rows)
+
+
+def _csv(rows: Any) -> str:
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    names = list(dict.fromkeys(str(name) for row in found for name in row))
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(names)
+    writer.writerows([row.get(name) for name in names] for row in found)
+    return text.getvalue()
+
+
+@cache
+def tokenizer() -> Any:
+    """The tiny model's, made once."""
+    from tempfile import TemporaryDirectory
+
+    from transformers import AutoTokenizer
+
+    from benchmarks.fuzzing.tiny import save_tiny_model
+
+    with TemporaryDirectory() as folder:
+        save_tiny_model(Path(folder))
+        return AutoTokenizer.from_pretrained(folder)
+
+
+def _tokens(rows: list[dict[str, Any]], config: Config) -> None:
+    from vigneron.rollout.prompts import prompts_token_ids
+
+    prompts_token_ids(tokenizer(), [row["prompt"] for row in rows], "the data")
+    if config.method.reads == "demonstrations":
+        from vigneron.rollout.formats import conversation_of
+
+        for row in rows:
+            if not isinstance(row["prompt"], str):
+                conversation_of(row)

@@ -1,0 +1,139 @@
+"""YAML as plain data, within limits. Light on purpose: a bad file is refused before anything is loaded."""
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+from yaml.composer import ComposerError
+
+from vigneron.errors import UserError, visible
+
+LARGEST_FILE = 1_000_000
+"""Characters of a file, and of all that its aliases stand for."""
+MOST_NODES = 20_000
+"""Keys and values of a file, and of all that its aliases stand for."""
+DEEPEST = 100
+"""Mappings and lists within each other."""
+
+
+class Loader(yaml.SafeLoader):
+    """Safe YAML, with YAML 1.2's numbers (`1e-5` is one). A key given twice is an error, and so is more than a file of
+    settings needs: a long file of small values would be read for minutes."""
+
+    nodes = depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.nodes += 1
+        self.depth += 1
+        if self.nodes > MOST_NODES:
+            raise ComposerError(None, None, f"more than {MOST_NODES:,} keys and values", self.peek_event().start_mark)
+        if self.depth > DEEPEST:
+            raise ComposerError(None, None, "nested too deeply", self.peek_event().start_mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key, count in Counter(key for key in keys if isinstance(key, Hashable)).items():
+            if count > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        number = int(super().construct_yaml_int(node))
+        if number.bit_length() > 512:
+            raise yaml.constructor.ConstructorError(None, None, "a number with too many digits", node.start_mark)
+        return number
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes what `Loader` reads: the text '1e-5' is quoted."""
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+for _side in (Loader, Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+        list("-+0123456789."),
+    )
+    # The resolver above also matches whole numbers: let the integer rule come first.
+    for _rules in _side.yaml_implicit_resolvers.values():
+        _rules.sort(key=lambda rule: rule[0] != "tag:yaml.org,2002:int")
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    with _explained(text, where):
+        return _data(text, Loader)
+
+
+def quick_yaml(text: str, where: str) -> Any:
+    """The same limits at ten times the speed, where PyYAML was built with libyaml: for lists of many runs.
+
+    libyaml's own reader is no match for a deeply nested file, which it ends the process by: it is looked at first.
+    """
+    loader = getattr(yaml, "CSafeLoader", None)
+    if loader is None:
+        return parse_yaml(text, where)
+    with _explained(text, where):
+        depth = nodes = 0
+        for event in yaml.parse(text, Loader=loader):
+            nodes += isinstance(event, yaml.NodeEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if nodes > MOST_NODES or depth > DEEPEST:
+                raise ComposerError(None, None, "too long, or nested too deeply", event.start_mark)
+        return _data(text, loader)
+
+
+def _data(text: str, loader_class: Any) -> Any:
+    loader = loader_class(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        if _Expanded().size(root) > MOST_NODES:
+            raise ComposerError(None, None, "its aliases stand for too much: write it out", root.start_mark)
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+@contextmanager
+def _explained(text: str, where: str) -> Iterator[None]:
+    if len(text) > LARGEST_FILE:
+        raise UserError(f"{where}: larger than {LARGEST_FILE:,} characters")
+    try:
+        yield
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError) as error:
+        # ValueError: a date or a number that is none; TypeError: a key that is a list
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{where}{line}: not valid YAML: {visible(problem)}") from error
+
+
+class _Expanded:
+    """How many keys and values a graph stands for, each alias written out. Every node is looked at once."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int] = {}
+
+    def size(self, node: yaml.Node) -> int:
+        known = self._sizes.get(id(node))
+        if known == 0:
+            raise ComposerError(None, None, "an alias stands within what it stands for", node.start_mark)
+        if known is None:
+            self._sizes[id(node)] = 0
+            known = 1 + sum(self.size(inner) for inner in _inside(node))
+            self._sizes[id(node)] = known
+        return known
+
+
+def _inside(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
