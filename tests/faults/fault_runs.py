@@ -3,6 +3,7 @@
 Processes are forked from one that has imported everything: a kill costs a second, not ten.
 """
 
+import codecs
 import multiprocessing
 import os
 import resource
@@ -161,6 +162,7 @@ def command(log: str, words: list[str], limit: tuple[int, int] | None = None, ui
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write fails, as on a full disk
         resource.setrlimit(limit[0], (limit[1], limit[1]))
     if uid is not None:
+        codecs.lookup("utf-8-sig")  # loaded when it is first needed, from where somebody else may not read
         os.setgid(uid)
         os.setuid(uid)
     from vigneron.cli import main

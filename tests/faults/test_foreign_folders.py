@@ -62,7 +62,7 @@ def test_row_7_a_folder_of_somebody_else(killed: Path) -> None:
         log = Path(place) / "log"
         log.touch(0o666)
         code = fault_runs.exit_code(fault_runs.command, str(log), ["resume", str(folder)], None, NOBODY)
-        assert (code, log.read_text().count("error: ")) == (2, 1)
+        assert (code, log.read_text().count("error: ")) == (2, 1), log.read_text()
         assert "cannot write in" in log.read_text()
         folder.chmod(0o777)  # its folder may be written, its checkpoints not
         (folder / ".lock").chmod(0o666)
