@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu_resume`: a resumed run against an uninterrupted one, beside the noise of the device.
+"""`python -m benchmarks.gpu_resume`: how far a resumed run lies from an uninterrupted one, beside a device's noise.
 
 The same GRPO run of SmolLM2-135M three times: twice from start to end, once killed by SIGKILL and resumed. On a CPU all
 differences are 0. On a GPU two equal runs differ by the order of its sums, and a resumed one should by no more.

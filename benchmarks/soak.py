@@ -27,6 +27,7 @@ TESTS = Path(__file__).parent.parent / "tests"
 SAVE_EVERY = 3
 # While a checkpoint is written, training goes on until the next one is due.
 MOST_LOST = 2 * SAVE_EVERY
+WHERE = {"start": "soon after its start", "step": "in a step", "save": "after a save"}
 LONGEST_S = {"start": 0.3, "step": 0.05, "save": 0.03}
 
 
@@ -109,10 +110,7 @@ def killed_once(recipe: Path, runs: Path, draws: random.Random, *, steps: int, l
         raise SystemExit(f"a kill left damaged checkpoints: {damaged}")
     records = RunFolder.open(folder).metrics()
     drafts = list((folder / "checkpoints").glob(".step-*.draft"))
-    where = (
-        "in a save" if drafts else {"start": "soon after its start", "step": "in a step", "save": "after a save"}[mode]
-    )
-    return Kill(where, records[-1]["step"] if records else 0, newest_step(folder))
+    return Kill("in a save" if drafts else WHERE[mode], records[-1]["step"] if records else 0, newest_step(folder))
 
 
 def newest_step(folder: Path) -> int:
@@ -163,9 +161,8 @@ def main() -> None:
     print(f"\n| kills of a run of `{given.method}` | {len(done)} |\n|---|---|")
     for name, count in sorted(where.items()):
         print(f"| {name} | {count} |")
-    print(
-        f"| most steps made again after a kill (a checkpoint every {SAVE_EVERY}) | {max(kill.lost for kill in done)} |"
-    )
+    most = max(kill.lost for kill in done)
+    print(f"| most steps made again after a kill (a checkpoint every {SAVE_EVERY}) | {most} |")
     print("| damaged checkpoints | 0 |\n| the end equals the uninterrupted run, bit for bit | yes |")
     print(f"| seconds | {time.monotonic() - began:.0f} |")
 

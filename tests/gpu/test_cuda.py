@@ -1,13 +1,23 @@
 """What exists on a CUDA device only: graphs, the decode kernel, compiled layers, the search for a microbatch."""
 
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+sys.path.append(str(Path(__file__).parent.parent / "training"))
+from helpers import tiny_config, write_data
+
 from conftest import tiny_model
+from vigneron import api
 from vigneron.batch import parts_of
 from vigneron.compiling import has_triton, set_compiling
 from vigneron.core.draws import Sampling
+from vigneron.errors import UserError
+from vigneron.folder.status import status_of
 from vigneron.policy.load import Lora, _add_lora, make_policy, speed_up
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.scoring import reference_view, score
@@ -90,3 +100,28 @@ def test_the_microbatch_that_is_found_fits() -> None:
     tokens = find_microbatch_tokens(policy, 16)
     assert tokens >= 16
     assert all(weight.grad is None for _, weight in policy.trainable())
+
+
+class Narrow:
+    """After the first checkpoint the device has no memory left to give."""
+
+    def notice(self, text: str) -> None: ...
+
+    def step(self, run: Any, *_: Any) -> None:
+        if run.step == 3:
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(1e-9)
+
+
+def test_row_26_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_path: Path, tiny_folder: Path) -> None:
+    model = {"name": str(tiny_folder), "device": "cuda", "graphs": False}
+    config = tiny_config(
+        tiny_folder, write_data(tmp_path), model=model, reward={"kind": "binary"}, save_every=2, eval_every=0
+    )
+    try:
+        with pytest.raises(UserError, match=r"out of memory; .*microbatch_tokens"):
+            api.train(config, name="run", runs=tmp_path, view=Narrow())
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert status_of(tmp_path / "run").state == "failed"
+    assert api.resume(tmp_path / "run").step == 12
