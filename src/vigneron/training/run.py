@@ -243,6 +243,7 @@ class Run:
             batch, metrics = evaluate(self.config, self.policy, self.reward, self.check, rows)
             self.samples.add(samples_of(batch, self.step, "eval"))
             metrics |= self.second_look(batch) if self.second_look is not None else {}
+            metrics |= self.method.evaluate_beside(rows) if self.method.evaluate_beside is not None else {}
         return {f"eval/{name}": value for name, value in metrics.items()}
 
     def explain(self, metrics: Metrics, view: View) -> None:
