@@ -82,6 +82,9 @@ class Trained:
             batch, metrics = evaluate(self.config, self.policy, reward, build_check(name), rows)
         finally:
             reward.close()
+        if self.config.method.reads == "demonstrations":
+            method = METHODS[self.config.method.name](Parts(self.config, self.policy, self.reference, lambda b: b))
+            metrics |= method.evaluate_beside(rows) if method.evaluate_beside is not None else {}
         return metrics, samples_of(batch, self.step, "eval")
 
 

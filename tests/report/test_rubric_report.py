@@ -176,6 +176,8 @@ def test_hostile_words_of_everybody_are_shown_as_words(text: str) -> None:
     assert all(question.startswith(SCRIPT + "say ") for question in questions)
     assert any(cell.startswith(IMAGE + " of the reasoning \\u202e\\x00") for cell in said)
     assert any(row == "dataset's answer" and IMAGE in answer for row, answer in Page(text).rows("said"))
+    drawn = [under for row, under in Page(text).rows("said") if row == "drawn under"]
+    assert any(SCRIPT in under and "an earlier response" in under for under in drawn), "what a revision was drawn under"
 
 
 def test_a_long_text_is_folded_and_whole(text: str) -> None:
@@ -183,7 +185,7 @@ def test_a_long_text_is_folded_and_whole(text: str) -> None:
     assert folded
     for short, whole in folded:
         assert len(short) < 250
-        assert whole.endswith("of the critique")
+        assert whole.endswith(("of the critique", "The better response:\n"))
         assert whole.startswith(short.removesuffix("…"))
     page = Page(text)
     assert page.tags["details"] == text.count("</details>")

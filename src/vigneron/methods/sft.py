@@ -3,13 +3,16 @@
 As a policy gradient: the rollout is a demonstration, and its advantage 1.
 """
 
+from collections.abc import Sequence
+
 from vigneron.batch import Batch
 from vigneron.config import SftConfig
 from vigneron.core.draws import Sampling
 from vigneron.core.losses import nll
 from vigneron.policy.scoring import Scores, score
 from vigneron.rollout.demonstrations import Demonstrations
-from vigneron.training.slots import Method, Parts
+from vigneron.rollout.prompts import Row
+from vigneron.training.slots import Method, Metrics, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
 
 
@@ -29,12 +32,20 @@ def build(parts: Parts) -> Method:
             Term("entropy/demonstrated", now.entropy_BT.detach()),
         ]
 
-    players = players_of(config.optimizer, policy.trainable())
+    rollout = Demonstrations(policy, options.loss_on, options.packing)
+    update = GradientUpdate.of(config, 1, score_now, loss, players_of(config.optimizer, policy.trainable()))
+
+    def held_out_loss(rows: Sequence[Row]) -> Metrics:
+        """Of the answers that are held out: it rises where the child learns its demonstrations by heart."""
+        shown = [row for row in rows if row.get("answer")]
+        return {"loss/nll": update.figures(rollout(shown))["loss/nll"]} if shown else {}
+
     apart = policy.shares_prompts or not options.packing
     return Method(
-        rollout=Demonstrations(policy, options.loss_on, options.packing),
+        rollout=rollout,
         reward=lambda batch: batch,
         advantage=lambda batch: batch,
-        update=GradientUpdate.of(config, 1, score_now, loss, players),
+        update=update,
+        evaluate_beside=held_out_loss,
         notices=() if apart else ("packing: this model does not keep samples apart in one row, and goes without",),
     )

@@ -15,7 +15,7 @@ from vigneron.files import write_for_user
 from vigneron.labels.cells import to_cell
 from vigneron.recipe import config_yaml
 from vigneron.report.arms import Arm, differences
-from vigneron.report.figures import COMPARED, as_svg, comparison_figure
+from vigneron.report.figures import COMPARED, as_svg, comparison_figure, on_a_page
 from vigneron.report.final import SECTIONS, number, shown, spreads, values_of
 from vigneron.report.html import rendered
 from vigneron.report.rubric_final import held_out_titles, training_titles
@@ -95,7 +95,7 @@ def _page(arms: Sequence[Arm], svg: str) -> str:
     return rendered(
         "compare.html",
         title=" and ".join(arm.name for arm in arms),
-        figure=Markup(svg),
+        figure=Markup(on_a_page(svg)),
         headings=[heading(arm) for arm in arms],
         sections=_sections(arms),
         differences=differences(arms),

@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,7 +43,43 @@ DYNAMICS = (
     Panel("KL to the start (nats a token)", "kl"),
     Panel("KL between steps (nats a token)", "kl_previous"),
 )
+LOSSES = (
+    Panel("negative log-likelihood (line: training, dots: held out)", "loss/nll", "eval/loss/nll"),
+    Panel("DPO's loss (line: training, dots: held out)", "loss/dpo", "eval/loss/dpo"),
+    Panel("Bradley-Terry loss (line: training, dots: held out)", "loss/bradley_terry", "eval/loss"),
+    Panel("cross-entropy (line: training, dots: held out)", "loss/preference", "eval/loss"),
+    Panel("cross-entropy (line: training, dots: held out)", "loss/score", "eval/loss"),
+)
+PREFERENCES = (
+    Panel("margin (line: training, dots: held out)", "margin", "eval/margin"),
+    Panel("rewards' margin (line: training, dots: held out)", "rewards/margins", "eval/rewards/margins"),
+    Panel("pairs that are right (line: training, dots: held out)", "rewards/accuracies", "eval/rewards/accuracies"),
+    Panel("error of the score (line: training, dots: held out)", "score_error", "eval/score_error"),
+)
+ON_THE_WAY = (
+    Panel("reward of what is kept", "kept/reward"),
+    Panel("groups of equal rewards", "frac_reward_zero_std"),
+    Panel("variance the critic explains", "critic/explained_variance"),
+    Panel("tokens a completion", "completions/mean_length"),
+)
 PANELS = (REWARD, Panel("accuracy (line: sampled, dots: held out)", "accuracy", "eval/accuracy"), *DYNAMICS)
+SAMPLED = "reward"
+"""Who logs it samples: elsewhere the lengths are the dataset's."""
+
+
+def panels_of(runs: Sequence[Records], hidden: Collection[str] = ()) -> list[Panel]:
+    """What these runs have, whatever their methods; `hidden` says nothing in any of them."""
+
+    def has(key: str | None) -> bool:
+        return key is not None and key not in hidden and any(series(records, key)[0] for records in runs)
+
+    reward, accuracy, *dynamics = PANELS
+    held_out = Panel("reward (held out, greedy)", "eval/reward", measured=True)
+    wanted = (reward, held_out, accuracy, *LOSSES, *PREFERENCES, *dynamics, *ON_THE_WAY)
+    found = [panel for panel in wanted if has(panel.key) or (panel is accuracy and has(panel.eval_key))]
+    return [panel for panel in found if panel.key != "completions/mean_length" or has(SAMPLED)]
+
+
 COMPARED = (
     REWARD,
     Panel("accuracy (training, sampled)", "accuracy"),
@@ -105,6 +141,14 @@ def as_svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return re.sub(r' d="[^"]*"', _shorter, text[text.index("<svg") :])
+
+
+def on_a_page(svg: str) -> str:
+    """In the page's own colours, light or dark: what is black becomes the text's colour, and white paper none."""
+    svg = re.sub(r"(fill|stroke): #000000", r"\1: currentColor", svg)
+    svg = re.sub(r"fill: #ffffff", "fill: none", svg)
+    # Paths without a style of their own (letters) are black unless their parent says otherwise.
+    return svg.replace("<svg ", '<svg fill="currentColor" ', 1)
 
 
 def _shorter(path: re.Match[str]) -> str:

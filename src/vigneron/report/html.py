@@ -1,5 +1,6 @@
 """report.html: one file, nothing fetched, everything a model wrote escaped."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,19 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.files import write_for_user
+from vigneron.folder.notices import kept_notices
 from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.samples import Sample, SampleStore
+from vigneron.folder.status import status_of
+from vigneron.folder.watched import answers_are_free
 from vigneron.recipe import config_yaml
-from vigneron.report.figures import as_svg, comparison_figure
+from vigneron.report.curves import Records
+from vigneron.report.figures import REWARD, as_svg, comparison_figure, on_a_page, panels_of
 from vigneron.report.rubric_part import rubric_part
+from vigneron.report.summary import has_reward, hidden_keys, summary_of
 from vigneron.report.tables import plain
 from vigneron.training.second_look import FOOLED
 
@@ -27,25 +34,47 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     metrics = {name: folder.metrics() for name, folder in zip(names, folders, strict=True)}
     if not any(metrics.values()):
         raise UserError("there is nothing to report yet: no step has been logged")
+    configs = [folder.config() for folder in folders]
     page = rendered(
         "report.html",
         title=" and ".join(metrics),
         fooled=FOOLED,
-        figure=Markup(as_svg(comparison_figure({name: [records] for name, records in metrics.items()}))),
-        summary=[{**summary(f, metrics[name]), "name": name} for name, f in zip(names, folders, strict=True)],
+        figure=Markup(figure_of(configs, metrics)),
+        summary=summary_of(names, configs, list(metrics.values())),
         runs=[
-            {
-                "name": name,
-                "pairs": before_and_after(folder.path),
-                "rubric": rubric_part(folder, folder.config(), metrics[name]),
-                "config": config_yaml(folder.config()),
-            }
-            for name, folder in zip(names, folders, strict=True)
+            shown_run(name, folder, config, metrics[name])
+            for name, folder, config in zip(names, folders, configs, strict=True)
         ],
     )
     path = Path(out) if out is not None else folders[0].path / "report.html"
     write_for_user(path, page)
     return path
+
+
+def figure_of(configs: Sequence[Config], metrics: Mapping[str, Records]) -> str:
+    """One panel for each figure that a run has; what says nothing in all of them is left out."""
+    hidden = [hidden_keys(c.model_dump(mode="json"), r) for c, r in zip(configs, metrics.values(), strict=True)]
+    panels = panels_of(list(metrics.values()), set.intersection(*hidden)) or [REWARD]
+    columns = len(panels) if len(panels) <= 5 else math.ceil(len(panels) / math.ceil(len(panels) / 4))
+    figure = comparison_figure({n: [records] for n, records in metrics.items()}, panels=panels, columns=max(2, columns))
+    return on_a_page(as_svg(figure))
+
+
+def shown_run(name: str, folder: RunFolder, config: Config, records: Records) -> dict[str, Any]:
+    status, pairs = status_of(folder.path), before_and_after(folder.path)
+    return {
+        "name": name,
+        "state": status.state,
+        "error": status.error,
+        "notices": kept_notices(folder.path),
+        "pairs": pairs,
+        "has_answers": any(before.answer for before, _ in pairs),
+        "answer_is": "parent" if config.method.reads == "prompts" else "answer",
+        "judges": not answers_are_free(config.model_dump(mode="json")),
+        "shows_rewards": has_reward(config) and config.reward.kind != "binary",
+        "rubric": rubric_part(folder, config, records),
+        "config": config_yaml(config),
+    }
 
 
 def rendered(template: str, **values: Any) -> str:

@@ -12,7 +12,7 @@ from vigneron.errors import UserError
 from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.samples import SampleStore
 from vigneron.report.curves import Records, series
-from vigneron.report.figures import Panel, as_svg, comparison_figure
+from vigneron.report.figures import Panel, as_svg, comparison_figure, on_a_page
 from vigneron.report.rubric_items import CategoryRow, Ends, ItemRow, category_rows, ends, item_rows, source_of
 from vigneron.report.rubric_keys import HELD_OUT, LARGEST_CANARY, TRAINING, ItemKey
 from vigneron.report.rubric_origins import OriginRow, origin_rows
@@ -99,7 +99,7 @@ def category_drawn(records: Records, category: str, rows: Sequence[ItemRow]) -> 
     )
     drawn = {row.item: [_of_item(records, ItemKey(category, row.item), source)] for row in rows[:MOST_LINES]}
     figure = comparison_figure(drawn, panels=panels, columns=3)
-    return Drawn(category, Markup(as_svg(figure)), len(drawn), len(rows) - len(drawn))
+    return Drawn(category, Markup(on_a_page(as_svg(figure))), len(drawn), len(rows) - len(drawn))
 
 
 def _of_item(records: Records, key: ItemKey, source: str) -> list[Mapping[str, Any]]:

@@ -18,7 +18,7 @@ from vigneron.batch import Batch, concatenated, to_device
 from vigneron.core.draws import keyed_uniform
 from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.rollout.on_policy import OnPolicy, as_completion
-from vigneron.rollout.prompts import Row, columns_of, completion_text, prompts_token_ids
+from vigneron.rollout.prompts import Row, columns_of, completion_text, prompt_text, prompts_token_ids
 from vigneron.timing import phase
 
 Origin = Literal["fresh", "revised", "demonstrated"]
@@ -155,12 +155,28 @@ class Evolving:
         return replace(
             whole,
             shareable=policy.shares_prompts,
-            extras={**whole.extras, "origin": tuple(origins)},
+            extras={
+                **whole.extras,
+                "origin": tuple(origins),
+                "drawn_under": self._drawn_under(repeated, earlier, origins),
+            },
             figures={
                 **{f"origin/{origin}": origins.count(origin) / len(origins) for origin in ("revised", "demonstrated")},
                 "origin/too_long": too_long / len(origins),
             },
         )
+
+    def _drawn_under(
+        self, rows: Sequence[Row], earlier: Sequence[Earlier | None], origins: Sequence[Origin]
+    ) -> tuple[str | None, ...]:
+        """The text that the child was given, where it is not the question itself. What is shown was not drawn."""
+        found: list[str | None] = []
+        for row, one, origin in zip(rows, earlier, origins, strict=True):
+            revised = origin == "revised" and one is not None
+            asked = self.revision_prompt(row, one) if revised else self.generation_prompt(row)  # type: ignore[arg-type]
+            same = origin == "demonstrated" or asked == row["prompt"]
+            found.append(None if same else prompt_text(asked))
+        return tuple(found)
 
     def _ids(self, prompts: Sequence[Any]) -> list[tuple[int, ...]]:
         return prompts_token_ids(self.on_policy.policy.tokenizer, prompts)

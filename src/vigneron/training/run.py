@@ -327,6 +327,7 @@ class Run:
             batch, metrics = evaluate(self.config, self.policy, self.reward, self.check, rows)
             self.samples.add(samples_of(batch, self.step, "eval"))
             metrics |= self.second_look(batch) if self.second_look is not None else {}
+            metrics |= self.method.evaluate_beside(rows) if self.method.evaluate_beside is not None else {}
         named = {f"eval/{name}": value for name, value in metrics.items()}
         if self.config.keep_best is not None and self.config.keep_best not in named:
             known = did_you_mean(self.config.keep_best, named)

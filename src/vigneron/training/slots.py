@@ -47,6 +47,8 @@ class Method:
     """What a rollout remembers of earlier steps; a checkpoint keeps it."""
     evaluate: Callable[[Sequence[Row]], Metrics] | None = None
     """Figures of held-out rows. None: greedy completions, rewarded and checked."""
+    evaluate_beside: Callable[[Sequence[Row]], Metrics] | None = None
+    """Figures beside those of greedy completions."""
     resamples: int = 0
     """How often a step may put other prompts in the place of groups whose rewards do not differ."""
     notices: tuple[str, ...] = ()
