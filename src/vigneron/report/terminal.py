@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.batch import Batch
+from vigneron.redaction import redacted
 from vigneron.report.rubric_keys import category_rewards
-from vigneron.report.tables import samples_table
+from vigneron.report.tables import samples_table, visible
 from vigneron.training.run import Run
 from vigneron.training.samples import samples_of
 from vigneron.training.slots import Metrics
@@ -43,7 +44,7 @@ class TerminalView:
 
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
-        self._title = title
+        self._title = Text(visible(title))
         self._live: Live | None = None
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
         self._recent: deque[tuple[int, float]] = deque(maxlen=10)
@@ -60,7 +61,7 @@ class TerminalView:
             self._live.__exit__(*error)
 
     def notice(self, text: str) -> None:
-        self._console.print(Text(f"note: {text}", style="dim"), soft_wrap=True)
+        self._console.print(Text(f"note: {shown(text)}", style="dim"), soft_wrap=True)
 
     def step(self, run: Run, metrics: Metrics, batch: Batch, seconds: float) -> None:
         self._recent.append((len(batch), seconds))
@@ -112,8 +113,13 @@ def weakest(metrics: Metrics) -> str:
 
 
 def say(console: Console, text: str) -> None:
-    """Plain text: nothing in it is markup, and no line is broken."""
-    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    """Plain text: nothing in it is markup, no line is broken, and nothing moves the cursor."""
+    console.print(shown(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def shown(text: str) -> str:
+    """Lines stay lines; no other control characters, and no secrets."""
+    return "\n".join(visible(line) for line in redacted(text).split("\n"))
 
 
 def sparkline(values: list[float], width: int) -> str:
