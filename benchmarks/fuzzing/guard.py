@@ -55,6 +55,8 @@ class _Watch:
         if self.folder is None:
             return
         if event in RUNS_SOMETHING:
+            if "rendering_inside.py" in repr(arguments[:2]):  # the process in which templates are rendered
+                return
             self.seen.append(f"{event} {arguments[:2]!r:.200}")
         elif event == "open":
             path, mode, flags = arguments

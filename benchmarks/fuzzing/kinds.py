@@ -259,3 +259,12 @@ def _tokens(rows: list[dict[str, Any]], config: Config) -> None:
         for row in rows:
             if not isinstance(row["prompt"], str):
                 conversation_of(row)
+
+
+def case_of_bytes(path: Path) -> Case:
+    """What a file of this name is read by."""
+    if path.name.startswith("rubric"):
+        return lambda: _use(read_rubric(path))
+    if path.name.startswith("rows"):
+        return lambda: load_rows(_configs()["asked"][0], path)
+    return lambda: load_config(str(path))

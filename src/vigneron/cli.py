@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vigneron import cli_rubric, cli_runs
-from vigneron.errors import UserError
+from vigneron.errors import UserError, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -171,7 +172,7 @@ def validate(file: Recipe, overrides: Overrides = None) -> None:
     check_model_name(config.model.name)
     build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
     for text in data.notices:
-        typer.echo(f"note: {text}")
+        typer.echo(f"note: {visible(text)}")
     samples = config.prompts_per_step * config.group_size
     if config.parent is not None:
         from vigneron.tasks.answers import counted
@@ -218,7 +219,7 @@ def evaluate(
         from vigneron.folder.run_folder import RunFolder
         from vigneron.tasks.answers import rows_to_evaluate
 
-        rows = rows_to_evaluate(RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {text}"))
+        rows = rows_to_evaluate(RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {visible(text)}"))
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 
@@ -378,7 +379,17 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
         raise SystemExit(2) from None
 
 
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Of `--debug`, or of a fault of ours: no key stands in it."""
+    import traceback
+
+    from vigneron.redaction import redacted
+
+    sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))
+
+
 def main() -> None:
+    sys.excepthook = _show_traceback
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     with _one_line_errors(debug):

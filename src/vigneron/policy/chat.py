@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vigneron.errors import UserError
+from vigneron.policy.rendering import Refused, rendered_prompt
 
 USER, MODEL = "<|vigneron_user|>", "<|vigneron_model|>"
 """How the minted tokens are written down where they must be; the same strings in a text mean nothing."""
@@ -97,13 +98,10 @@ class Conversation:
     def before(self, turn: int) -> str:
         """The template's text up to where the answer at `turn` begins: what a child is given to go on from."""
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(self.messages[:turn]), add_generation_prompt=True, tokenize=False
-            )
-        except Exception as error:  # the edge to somebody's template: it can fail in any way
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            return rendered_prompt(self.tokenizer, self.messages[:turn])
+        except Refused as error:
+            reason = (str(error).splitlines() or ["no reason"])[0]
             raise UserError(f"the model's chat template refuses it: {reason}") from error
-        return str(text)
 
     def text(self, turn: int) -> str:
         return str(self.messages[turn]["content"])

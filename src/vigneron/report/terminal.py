@@ -16,9 +16,10 @@ from vigneron.batch import Batch
 from vigneron.folder.metrics_file import records_of
 from vigneron.folder.samples import Sample
 from vigneron.folder.watched import BARS, WATCHED, sparkline, watched_in
+from vigneron.redaction import redacted
 from vigneron.report.curves import is_number
 from vigneron.report.rubric_keys import category_rewards
-from vigneron.report.tables import NARROW, samples_lines, samples_table
+from vigneron.report.tables import NARROW, samples_lines, samples_table, visible
 from vigneron.training.run import Run
 from vigneron.training.samples import samples_of
 from vigneron.training.slots import Metrics
@@ -54,7 +55,7 @@ class TerminalView:
 
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
-        self._title = title
+        self._title = visible(title)
         self._live: Live | None = None
         self._history: dict[str, list[float]] = {}
         self._labels: dict[str, str] = {}
@@ -80,11 +81,11 @@ class TerminalView:
             self._live.__exit__(*error)
 
     def notice(self, text: str) -> None:
-        self._console.print(Text(f"note: {text}", style="dim"), soft_wrap=True)
+        self._console.print(Text(f"note: {shown(text)}", style="dim"), soft_wrap=True)
 
     def warning(self, text: str) -> None:
         """In the panel, which has room for the last ones; the run's folder keeps them all."""
-        self._warnings.append((self._at[0] if self._at else 0, text))
+        self._warnings.append((self._at[0] if self._at else 0, shown(text)))
         if self._live is None:
             say(self._console, f"warning: {text}")
 
@@ -204,5 +205,10 @@ def weakest(metrics: Metrics) -> str:
 
 
 def say(console: Console, text: str) -> None:
-    """Plain text: nothing in it is markup, and no line is broken."""
-    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    """Plain text: nothing in it is markup, no line is broken, and nothing moves the cursor."""
+    console.print(shown(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def shown(text: str) -> str:
+    """Lines stay lines; no other control characters, and no secrets."""
+    return "\n".join(visible(line) for line in redacted(text).split("\n"))

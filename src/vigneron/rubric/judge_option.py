@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from vigneron.config.judges import JudgeConfig
 from vigneron.config.values import Strict
-from vigneron.errors import UserError
-from vigneron.recipe import load_config, parse_yaml, recipe_text
+from vigneron.errors import UserError, visible
+from vigneron.recipe import config_text, load_config, parse_yaml, recipe_text
 from vigneron.validation import faults
 
 EXAMPLE = "--judge '{kind: endpoint, model: gpt-4o-mini}'"
@@ -39,11 +39,7 @@ def judge_of(given: str) -> JudgeConfig:
 def _text(name: str) -> str:
     if Path(name).suffix != ".json":
         return recipe_text(name)
-    try:
-        return Path(name).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UserError(f"--judge: cannot read '{name}': {reason}") from error
+    return config_text(Path(name).expanduser(), f"--judge '{name}'")
 
 
 def _checked(given: Mapping[str, Any], where: str) -> JudgeConfig:
@@ -52,4 +48,4 @@ def _checked(given: Mapping[str, Any], where: str) -> JudgeConfig:
         return _Given.model_validate(whole).judge
     except ValidationError as errors:
         found = faults(errors.errors(), whole, _Given, "the judge")
-        raise UserError("\n".join(f"{where}: {fault.line}" for fault in found)) from errors
+        raise UserError("\n".join(f"{where}: {visible(fault.line)}" for fault in found)) from errors

@@ -1,0 +1,153 @@
+"""Row 24 of the fault table: a canary for a key, in every place a key can come from, and in no file and no output."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("sources", "cli", "training"))
+from command_line import vigneron, write_jsonl, write_recipe
+from servers import Seen, Sent, chat, refusal, serving, verdict
+from test_grape_server import recipe_file
+
+from vigneron.errors import UserError
+from vigneron.redaction import redacted, secrets
+
+CANARY = "sk-canary-7d1f0c94aa"
+PASSWORD = "hunter-canary-55aa"
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.delenv("VIGNERON_RUNS", raising=False)
+
+
+def assert_nowhere(folder: Path, *said: str) -> None:
+    for secret in (CANARY, PASSWORD):
+        assert secret not in "".join(said)
+        for path in folder.rglob("*"):
+            assert secret not in path.name
+            assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+
+
+def all_of(answer: Any) -> str:
+    return str(answer.out + answer.err)
+
+
+def echo(seen: Seen, before: int) -> Sent:
+    """A server that says in every answer what it was sent as a key."""
+    key = seen.headers["authorization"]
+    if "JSON" in str(seen.body["messages"]):
+        return verdict(0.5, 0.5, f"you are {key}")
+    return refusal(500, f"busy {key}") if before % 5 == 4 else chat(f"I see {key}")
+
+
+def recipe_with_parent(folder: Path, model: Path, url: str | None) -> Path:
+    data = write_jsonl(folder / "train.jsonl", [json.dumps({"prompt": f"say {w}"}) for w in "abcdef"])
+    parent = {"kind": "endpoint", "model": "grape", "url": url, "retries": 1, "missing_limit": 1.0, "input": "{prompt}"}
+    parent |= {"instruction": "Answer.", "reads": "text"}
+    return write_recipe(folder, model, data={"train": str(data)}, parent={k: v for k, v in parent.items() if v})
+
+
+def test_a_run_with_a_parent_that_echoes_the_key(tmp_path: Path, tiny_folder: Path) -> None:
+    with serving(echo) as server:
+        recipe = recipe_with_parent(tmp_path, tiny_folder, server.url)
+        said = [vigneron("parent", recipe), vigneron("train", recipe, "--name", "one")]
+        said += [vigneron("report", "runs/one"), vigneron("resume", "runs/one")]
+        assert [answer.code for answer in said] == [0, 0, 0, 0], said
+    assert any(seen.headers["authorization"] == f"Bearer {CANARY}" for seen in server.seen)
+    assert "I see Bearer [key]" in (tmp_path / "runs/one/data/train.jsonl").read_text()
+    assert (tmp_path / "runs/one/report.html").is_file()
+    assert list((tmp_path / "cache").rglob("*.sqlite"))
+    assert_nowhere(tmp_path, *map(all_of, said))
+
+
+def test_a_run_with_a_judge_that_echoes_the_key(tmp_path: Path, tiny_folder: Path) -> None:
+    with serving(echo) as server:
+        recipe = recipe_file(tmp_path, tiny_folder, server.url, steps=2)
+        said = [vigneron("train", recipe, "reward.missing_limit=1.0", "--name", "one")]
+        said += [vigneron("rubric", "review", "runs/one")]
+        assert said[0].code == 0, said
+    assert b"you are Bearer [key]" in b"".join(p.read_bytes() for p in (tmp_path / "runs/one").glob("samples.sqlite*"))
+    assert_nowhere(tmp_path, *map(all_of, said))
+
+
+@pytest.mark.parametrize("url", [f"http://user:{PASSWORD}@127.0.0.1:1/v1", f"http://127.0.0.1:1/v1?api_key={PASSWORD}"])
+def test_a_secret_in_an_address_is_refused_and_not_repeated(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    recipe = recipe_with_parent(tmp_path, tiny_folder, None)
+    in_recipe = recipe_with_parent(tmp_path, tiny_folder, url).read_text()
+    recipe_with_parent(tmp_path, tiny_folder, None)
+    said = [vigneron("train", recipe, f"parent.url={url}"), vigneron("train", recipe, f"parent.url=[{url}")]
+    said.append(vigneron("train", recipe, f"{url}"))
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    said.append(vigneron("train", recipe))
+    assert [answer.code for answer in said] == [2, 2, 2, 2]
+    assert "OPENAI_BASE_URL should hold no user, password or query" in said[-1].err
+    assert PASSWORD in in_recipe
+    assert_nowhere(tmp_path, *map(all_of, said))
+
+
+REWARD = """
+import os
+
+def reward(prompts, completions, **columns):
+    raise RuntimeError("cannot ask http://me:{password}@host/?token={password} with " + os.environ["OPENAI_API_KEY"])
+"""
+
+
+def test_an_exception_with_the_key_in_it(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a reward of one's own: on the terminal, in status.json, and in the traceback of --debug."""
+    (tmp_path / "leaking_rewards.py").write_text(REWARD.replace("{password}", PASSWORD))
+    monkeypatch.delitem(sys.modules, "leaking_rewards", raising=False)
+    recipe = write_recipe(tmp_path, tiny_folder, reward={"kind": "python", "function": "leaking_rewards:reward"})
+    answer = vigneron("train", recipe, "--name", "one")
+    assert answer.code == 2
+    assert "raised RuntimeError: cannot ask http://[key]@host/?token=[key] with [key]" in answer.err
+    assert json.loads((tmp_path / "runs/one/status.json").read_text())["error"].count("[key]") == 3
+    (tmp_path / "leaking_rewards.py").unlink()
+    assert_nowhere(tmp_path / "runs", all_of(answer))
+
+
+@pytest.mark.parametrize("status", [401, *(pytest.param(n, marks=pytest.mark.slow) for n in (403, 500))])
+def test_a_traceback_of_debug_has_no_key(tmp_path: Path, tiny_folder: Path, status: int) -> None:
+    with serving(lambda seen, n: refusal(status, f"wrong key {seen.headers['authorization']}")) as server:
+        recipe = recipe_with_parent(tmp_path, tiny_folder, server.url)
+        done = subprocess.run(
+            [sys.executable, "-m", "vigneron", "--debug", "train", str(recipe), "parent.missing_limit=0"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "OPENAI_LOG": "debug", "HF_TOKEN": PASSWORD},
+        )
+    assert "Traceback" in done.stderr
+    assert f"answered {status}" in done.stderr
+    assert_nowhere(tmp_path, done.stdout, done.stderr)
+
+
+def test_what_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "HF_TOKEN": "hf-canary-1",
+        "WANDB_API_KEY": "wb-canary-2",
+        "MY_PASSWORD": "pw-canary-3",
+        "SHORT_TOKEN": "abc",
+        "OTHER_URL": "https://me:url-canary-4@host/v1?api-version=2024-10-21&key=url-canary-5",
+        "TOKENIZERS_PARALLELISM": "false-or-not",
+    }.items():
+        monkeypatch.setenv(name, value)
+    found = secrets()
+    assert {"hf-canary-1", "wb-canary-2", "pw-canary-3", "url-canary-4", "url-canary-5", CANARY} <= set(found)
+    assert not {"abc", "2024-10-21", "false-or-not"} & set(found)
+    assert redacted("a hf-canary-1 b abc") == "a [key] b abc"
+    assert str(UserError("no pw-canary-3")) == "no [key]"
+    assert redacted("see http://127.0.0.1:8000/v1?step=3") == "see http://127.0.0.1:8000/v1?step=3"
