@@ -73,10 +73,18 @@ def _curves(page: Any) -> None:
 
 OVERLAID = "&".join(f"run={name}" for name in ("pgsrm-colors-seed-0", "binary-colors-seed-0", "sft-colors-seed-0"))
 SHOTS = (
-    Shot("view-runs", _view, "/?search=colors&picked=pgsrm-colors-seed-0&picked=binary-colors-seed-0", "#runs tr"),
+    Shot(
+        "view-runs", _view, "/?search=colors&picked=sft-colors-seed-0&picked=pgsrm-colors-whole", "#runs tr", height=560
+    ),
     Shot("view-curves", _view, f"/curves?{OVERLAID}", ".chart:nth-child(7) .main-svg", _curves, 1000),
     Shot("view-samples", _view, "/samples?run=demo&sort=-reward", ".sample"),
-    Shot("view-rubric", _view, "/samples?run=grape-study&sort=-reward", ".judged", height=1000),
+    Shot(
+        "view-rubric",
+        _view,
+        "/samples?run=grape-study&step=3&category=explanations&sort=-reward",
+        ".judged",
+        height=1000,
+    ),
     Shot("view-history", _view, "/history?run=demo&kind=eval&step=24&sample=1", "#plot .point", height=700),
     Shot("label-pairs", _label(seed=1), "/", "#completions .text", height=560),
     Shot("label-best", _label(best=True), "/", "#completions .text", height=700),

@@ -146,6 +146,7 @@ def test_samples_are_filtered_and_a_reload_keeps_it(browser_page: Any, address: 
     page = browser_page
     page.goto(page_of(address, "/samples?run=first"))
     page.get_by_text("1 to 8 of 8 samples of step 30").wait_for()
+    assert page.get_by_label("Kind").input_value() == "train"
     page.locator("#before").click()
     page.get_by_text("of step 29").wait_for()
     page.get_by_label("Show").select_option("wrong")

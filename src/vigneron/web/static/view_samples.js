@@ -55,7 +55,7 @@ async function look() {
   if (same === before) return say("");
   before = same;
   steps = answer.steps;
-  byId("kind").replaceChildren(...[...byId("kind").options].map((option) => { option.disabled = !answer.kinds.includes(option.value); return option; }));
+  for (const option of byId("kind").options) option.disabled = !answer.kinds.includes(option.value);
   if (!answer.found) {
     byId("samples").replaceChildren();
     byId("counted").textContent = "";
