@@ -8,7 +8,7 @@ from typing import Any
 
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rollout.formats import is_conversation
-from vigneron.rollout.prompts import Row, prompt_text
+from vigneron.rollout.texts import Row, prompt_text
 
 LONGEST_LINE = 10_000_000
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vigneron.errors import UserError
-from vigneron.rollout.prompts import Row, completion_text
+from vigneron.rollout.texts import Row, completion_text
 
 
 def with_prompts_and_answers(rows: Sequence[Row], where: str) -> list[Row]:

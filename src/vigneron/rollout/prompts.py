@@ -8,8 +8,9 @@ from typing import Any
 from vigneron.core.draws import keyed_permutation
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation
-
-Row = dict[str, Any]
+from vigneron.rollout.texts import Row
+from vigneron.rollout.texts import completion_text as completion_text
+from vigneron.rollout.texts import prompt_text as prompt_text
 
 # Keeps draws for a step that draws again apart from the epochs' order.
 MORE = 2**41
@@ -81,17 +82,3 @@ def in_row(number: int, of: str, function: Callable[..., Any], *arguments: Any) 
         return function(*arguments)
     except UserError as error:
         raise UserError(f"row {number} of {of}: {error}") from error
-
-
-def prompt_text(prompt: Any) -> str:
-    """A prompt as a person reads it."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
-
-
-def completion_text(completion: Any) -> str:
-    """A completion or an answer as text: plain, a number, or TRL's conversational form."""
-    if isinstance(completion, list) and all(isinstance(m, dict) and "content" in m for m in completion):
-        return "\n".join(str(message["content"]) for message in completion)
-    return str(completion)
