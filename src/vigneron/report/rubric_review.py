@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +15,7 @@ from vigneron.errors import UserError
 from vigneron.files import write_for_user
 from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.samples import Kind, SampleStore
+from vigneron.labels.cells import of_cell, to_cell
 from vigneron.report.compare import print_whole
 from vigneron.report.tables import visible
 from vigneron.report.terminal import say
@@ -78,9 +78,10 @@ def judged_in(folder: Path, step: int | None = None) -> Iterator[Judged]:
 
 
 def _labels(path: Path) -> list[Label]:
-    """Messages are texts as a sample's are."""
+    """Messages are texts as a sample's are; a cell's are what they were before they were put there."""
     rows = []
     for row in read_rows(path):
+        row = {name: of_cell(value) for name, value in row.items()} if path.suffix == ".csv" else row
         readers = (("prompt", prompt_text), ("completion", completion_text))
         texts = {column: text(row[column]) for column, text in readers if is_conversation(row.get(column))}
         rows.append({**row, **texts})
@@ -124,10 +125,5 @@ def review_csv(reviewed: Sequence[Reviewed]) -> str:
     writer.writerow(names)
     for one in reviewed:
         cells = {**vars(one), "weak": "; ".join(one.weak)}
-        writer.writerow(["" if cells[name] is None else _cell(cells[name]) for name in names])
+        writer.writerow(["" if cells[name] is None else to_cell(cells[name]) for name in names])
     return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """No text begins as a formula would."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

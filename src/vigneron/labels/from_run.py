@@ -1,0 +1,101 @@
+"""Completions to compare, from a run's samples.
+
+Samples of one prompt meet, of the same step or of different ones; a held-out prompt's first completion meets its last.
+"""
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from vigneron.errors import UserError
+from vigneron.folder.run_folder import RunFolder
+from vigneron.folder.samples import Kind, Sample, SampleStore
+from vigneron.labels.pairing import Found, compared, in_order
+from vigneron.rollout.dataset import read_rows
+from vigneron.rollout.formats import is_conversation
+from vigneron.rollout.texts import prompt_text
+
+MOST_STEPS = 50
+"""Of a long run so many steps are read, evenly spread, its first and last among them."""
+EVERY = 10**9
+
+
+def comparisons_of_run(run: Path, *, kind: Literal["pairs", "best"], step: int | None, seed: int) -> Found:
+    folder = RunFolder.open(run).path
+    with open_samples(folder) as store:
+        groups = _groups(store, kind, step)
+    told = _prompts(folder)
+    conversational = any(not isinstance(prompt, str) for prompt in told.values())
+    found = Found()
+    unknown = 0
+    for (_, text), completions in groups.items():
+        if not text.strip() or (conversational and text not in told):
+            unknown += 1
+            continue
+        prompt = told.get(text, text)
+        given = completions if isinstance(prompt, str) else [[{"role": "assistant", "content": c}] for c in completions]
+        found.items += compared(prompt, given, kind, seed)
+    if unknown:
+        found.notices.append(f"{unknown} prompts of '{run}' are empty or not in its data, and are left out")
+    if not found.items:
+        raise UserError(f"'{run}': no prompt has two different completions that say something")
+    found.items = in_order(found.items, seed)
+    return found
+
+
+@contextmanager
+def open_samples(folder: Path) -> Iterator[SampleStore]:
+    if not (folder / "samples.sqlite").is_file():
+        raise UserError(f"'{folder}' has no samples yet")
+    try:
+        store = SampleStore(folder, read_only=True)
+        try:
+            yield store
+        finally:
+            store.close()
+    except (sqlite3.Error, ValueError) as error:
+        raise UserError(f"cannot read '{folder / 'samples.sqlite'}': {error}") from error
+
+
+def samples_of_steps(store: SampleStore, kind: Kind, step: int | None) -> Iterator[Sample]:
+    for number in chosen_steps(store.steps(kind), step):
+        yield from store.page(step=number, kind=kind, limit=EVERY)
+
+
+def chosen_steps(kept: list[int], step: int | None) -> list[int]:
+    if step is not None:
+        return [step] if step in kept else []
+    if len(kept) <= MOST_STEPS:
+        return kept
+    return [kept[round(place * (len(kept) - 1) / (MOST_STEPS - 1))] for place in range(MOST_STEPS)]
+
+
+def refuse_unknown_step(store: SampleStore, step: int | None) -> None:
+    kept = sorted({*store.steps("train"), *store.steps("eval")})
+    if step is not None and step not in kept:
+        shown = ", ".join(map(str, kept if len(kept) <= 20 else [*kept[:10], "…", *kept[-10:]]))
+        raise UserError(f"--step: no samples of step {step} are kept (there are: {shown})")
+
+
+def _groups(store: SampleStore, kind: str, step: int | None) -> dict[tuple[Any, str], list[str]]:
+    """By prompt; the best of a group is looked for among the samples of one step."""
+    refuse_unknown_step(store, step)
+    groups: defaultdict[tuple[Any, str], list[str]] = defaultdict(list)
+    for sample in samples_of_steps(store, "train", step):
+        groups[sample.step if kind == "best" else "train", sample.prompt].append(sample.completion)
+    if kind == "pairs":
+        evaluated = store.steps("eval")
+        for number in [step] if step is not None else dict.fromkeys((*evaluated[:1], *evaluated[-1:])):
+            for sample in store.page(step=number, kind="eval", limit=EVERY):
+                groups["eval", sample.prompt].append(sample.completion)
+    return groups
+
+
+def _prompts(folder: Path) -> dict[str, Any]:
+    """As they are in the run's data: with the samples they are kept as texts, whatever they were."""
+    files = [folder / "data" / f"{part}.jsonl" for part in ("train", "held_out")]
+    prompts = [row.get("prompt") for file in files if file.is_file() for row in read_rows(file)]
+    return {prompt_text(prompt): prompt for prompt in prompts if isinstance(prompt, str) or is_conversation(prompt)}

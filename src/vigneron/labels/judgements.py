@@ -1,0 +1,73 @@
+"""For GRAPE: what a judge said of an answer under one item of a rubric, for a person to score as well."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from vigneron.labels.items import SKIP, BadChoice, Choice, digest
+from vigneron.labels.shown import shown_text
+
+SCORES = (0, 10)
+"""What a page sends: a key's number, tenths of the score."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """`said` are the judge's words, and its score, which a page is told last."""
+
+    prompt: str
+    completion: str
+    category: str
+    item: str
+    said: dict[str, Any] = field(default_factory=dict, compare=False)
+    kind: Literal["scores"] = "scores"
+
+    @cached_property
+    def id(self) -> str:
+        return digest(self.prompt, self.completion, self.category, self.item)[:16]
+
+    @property
+    def places(self) -> int:
+        return 1
+
+    def record(self) -> dict[str, Any]:
+        texts = {"prompt": self.prompt, "completion": self.completion, "category": self.category, "name": self.item}
+        return {"item": self.id, "kind": self.kind, **texts, "said": self.said}
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> "Judgement | None":
+        said = record.get("said")
+        texts = [
+            text for name in ("prompt", "completion", "category", "name") if isinstance(text := record.get(name), str)
+        ]
+        if len(texts) != 4 or not isinstance(said, dict):
+            return None
+        prompt, completion, category, name = texts
+        found = cls(prompt, completion, category, name, said)
+        return found if found.id == record.get("item") else None
+
+    def shown(self, order: Sequence[int]) -> dict[str, Any]:
+        words = {name: shown_text(str(self.said.get(name, ""))) for name in ("description", "critique", "reasoning")}
+        names = {"category": shown_text(self.category), "item": shown_text(self.item)}
+        texts = {"prompt": shown_text(self.prompt), "completion": shown_text(self.completion)}
+        return {"id": self.id, **texts, **names, **words}
+
+    def choice_of(self, given: Any, order: Sequence[int]) -> Choice:
+        if given == SKIP:
+            return SKIP
+        low, high = SCORES
+        if isinstance(given, bool) or not isinstance(given, int | float) or not low <= given <= high:
+            raise BadChoice(f"no score: {given!r:.40} (from {low} to {high}, or skip)")
+        return round(given / high, 3)
+
+    def allows(self, choice: Any) -> bool:
+        if isinstance(choice, str):
+            return choice == SKIP
+        return isinstance(choice, int | float) and not isinstance(choice, bool) and 0 <= choice <= 1
+
+    def revealed(self, choice: Choice) -> dict[str, Any] | None:
+        if choice == SKIP:
+            return None
+        judge = {name: self.said.get(name) for name in ("score", "confidence")}
+        return {"item": shown_text(self.item), "yours": choice, "judge": judge["score"], "sure": judge["confidence"]}

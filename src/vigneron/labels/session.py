@@ -1,0 +1,149 @@
+"""One person at work: what is to be judged next, and what becomes of an answer. Used from several threads."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+
+from vigneron.errors import UserError
+from vigneron.labels.agreement import agreement
+from vigneron.labels.items import SKIP, TIE, Choice, Item, shuffled
+from vigneron.labels.journal import Journal, label_entry, undo_entry
+from vigneron.labels.outcome import OutFile
+
+
+class UnknownItem(LookupError):
+    pass
+
+
+class JudgedOtherwise(ValueError):
+    """Someone who means it takes the first answer back."""
+
+
+@dataclass
+class Session:
+    """Items of the journal come first, so that a second person judges the same ones."""
+
+    journal: Journal
+    out: OutFile
+    labeller: str
+    seed: int = 0
+    limit: int | None = None
+    now: Callable[[], float] = time.time
+    note: str | None = None
+    """What is under way, or why nothing more comes: shown on the page."""
+    more: bool = False
+    """Whether more items are still being made."""
+    _queue: dict[str, Item] = field(default_factory=dict)
+    _again: list[str] = field(default_factory=list)
+    _revealed: dict[str, Any] | None = None
+    _lock: RLock = field(default_factory=RLock)
+
+    def __post_init__(self) -> None:
+        self._queue.update(self.journal.labels.items)
+        self.out.refresh(self.journal.labels)
+        if self.journal.labels.items:
+            self.out.write()
+
+    def offer(self, items: Sequence[Item], *, keep: bool = False) -> None:
+        """More to judge, up to the limit. `keep`: in the journal at once, because they could not be made again."""
+        with self._lock:
+            for item in items:
+                if item.id in self._queue or (self.limit is not None and len(self._queue) >= self.limit):
+                    continue
+                if keep:
+                    self.journal.append([item.record()])
+                self._queue[item.id] = item
+
+    @property
+    def full(self) -> bool:
+        return self.limit is not None and len(self._queue) >= self.limit
+
+    def offered(self) -> list[Item]:
+        with self._lock:
+            return list(self._queue.values())
+
+    def judge(self, item_id: str, given: Any) -> None:
+        """The same answer twice is one answer."""
+        with self._lock:
+            item = self._queue.get(item_id)
+            if item is None:
+                raise UnknownItem(item_id)
+            order = self._order(item)
+            choice = item.choice_of(given, order)
+            before = self._choice(item_id)
+            if before is not None and before != choice:
+                raise JudgedOtherwise(item_id)
+            if before is None:
+                known = item_id in self.journal.labels.items
+                entries = [] if known else [item.record()]
+                self.journal.append([*entries, label_entry(item_id, self.labeller, order, choice, self.now)])
+                self._again = [each for each in self._again if each != item_id]
+            self._revealed = item.revealed(choice)
+            self._write(item_id)
+
+    def undo(self) -> None:
+        """Take back one's last judgement, and the one before, and so on; also those of an earlier session."""
+        with self._lock:
+            item_id = self.journal.labels.last(self.labeller)
+            if item_id is None:
+                return
+            self.journal.append([undo_entry(item_id, self.labeller, self.now)])
+            if self._choice(item_id) is None:
+                self._again.append(item_id)
+            self._revealed = None
+            self._write(item_id)
+
+    def state(self) -> dict[str, Any]:
+        """What the page shows: the item to judge, the one after it, and how far one is."""
+        with self._lock:
+            labels = self.journal.labels
+            waiting = self._waiting(2)
+            said = [choice for each in self._queue if (choice := self._choice(each)) is not None]
+            together = agreement(labels) if len(labels.labellers()) > 1 and self._comparing() else None
+            return {
+                "item": self._shown(waiting[0]) if waiting else None,
+                "next": self._shown(waiting[1]) if len(waiting) > 1 else None,
+                "done": len(said),
+                "of": len(self._queue),
+                "more": self.more,
+                "ties": said.count(TIE),
+                "skips": said.count(SKIP),
+                "rows": self.out.rows,
+                "undo": labels.last(self.labeller) is not None,
+                "agreement": None if together is None else together.line(),
+                "note": self.note,
+                "last": self._revealed,
+            }
+
+    def _comparing(self) -> bool:
+        return all(item.kind != "scores" for item in self._queue.values())
+
+    def _waiting(self, count: int) -> list[Item]:
+        again = [self._queue[each] for each in reversed(self._again) if each in self._queue]
+        found = [*again[:count]]
+        for each, item in self._queue.items():
+            if len(found) >= count:
+                break
+            if each not in self._again and self._choice(each) is None:
+                found.append(item)
+        return found
+
+    def _choice(self, item_id: str) -> Choice | None:
+        return self.journal.labels.choice(item_id, self.labeller)
+
+    def _order(self, item: Item) -> list[int]:
+        return shuffled(item.places, self.seed, item.id, self.labeller)
+
+    def _shown(self, item: Item) -> dict[str, Any]:
+        return item.shown(self._order(item))
+
+    def _write(self, item_id: str) -> None:
+        """The judgement stands in the journal, whatever becomes of the file: the next one writes both."""
+        self.out.refresh(self.journal.labels, item_id)
+        try:
+            self.out.write()
+            self.note = None if self.note is not None and self.note.startswith("cannot write") else self.note
+        except UserError as error:
+            self.note = str(error)

@@ -1,0 +1,116 @@
+// What the pages for labelling share: the item at hand, the next one, and what was judged, one request after another.
+
+const byId = (id) => document.getElementById(id);
+
+/** Text as text: nothing in it is markup. */
+export function put(id, text) {
+  byId(id).textContent = text;
+}
+
+function show(id, text) {
+  byId(id).hidden = !text;
+  put(id, text ?? "");
+}
+
+async function ask(path, body) {
+  const options =
+    body === undefined
+      ? {}
+      : { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch {
+    throw new Error("No answer: is `vigneron label` still running? What was judged before is kept.");
+  }
+  const text = await answer.text();
+  if (answer.ok) return JSON.parse(text);
+  let line = text;
+  try {
+    line = JSON.parse(text).error;
+  } catch {
+    // one line as it is
+  }
+  throw new Error(line || answer.statusText);
+}
+
+/**
+ * `draw(item)` shows an item, `told(state)` what else a page shows; `choices` maps keys to what is sent.
+ * The next item is shown at once, while the answer is on its way; should it not arrive, the item comes back.
+ */
+export function open({ draw, told = () => {}, choiceOf }) {
+  let current = null;
+  let upcoming = null;
+  let queue = Promise.resolve();
+
+  function turn(item) {
+    const changed = item?.id !== current?.id;
+    current = item;
+    byId("work").hidden = item === null;
+    if (item !== null && changed) {
+      draw(item);
+      window.scrollTo(0, 0);
+    }
+  }
+
+  function accept(state) {
+    upcoming = state.next;
+    turn(state.item);
+    byId("bar").max = Math.max(state.of, 1);
+    byId("bar").value = state.done;
+    const kinds = [`${state.done} of ${state.of}${state.more ? " so far" : ""}`];
+    if (state.ties) kinds.push(`${state.ties} ties`);
+    if (state.skips) kinds.push(`${state.skips} skipped`);
+    put("progress", kinds.join(", "));
+    put("rows", `${state.rows} ${state.rows === 1 ? "row" : "rows"}`);
+    show("agreement", state.agreement);
+    show("note", state.note);
+    byId("done").hidden = state.item !== null || state.more;
+    for (const button of document.querySelectorAll('[data-key="u"]')) button.disabled = !state.undo;
+    told(state);
+    if (state.item === null && state.more) setTimeout(() => send("/state"), 700);
+  }
+
+  function send(path, body, back) {
+    queue = queue.then(async () => {
+      try {
+        accept(await ask(path, body));
+        show("complaint", null);
+      } catch (error) {
+        if (back) turn(back);
+        show("complaint", error.message);
+      }
+    });
+  }
+
+  function judge(choice) {
+    if (current === null) return;
+    const judged = current;
+    if (upcoming !== null) turn(upcoming);
+    else current = null;
+    upcoming = null;
+    send("/judge", { item: judged.id, choice }, judged);
+  }
+
+  function press(key) {
+    if (key === "u") return send("/undo", {});
+    if (key === "s") return judge("skip");
+    const choice = current === null ? undefined : choiceOf(key, current);
+    if (choice !== undefined) judge(choice);
+  }
+
+  document.addEventListener("keydown", (event) => {
+    // A key that is held down judges once.
+    if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+    if (event.target instanceof HTMLInputElement && event.key.startsWith("Arrow")) return;
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    if (key === "ArrowLeft" || key === "ArrowRight") event.preventDefault();
+    press(key);
+  });
+  document.addEventListener("click", (event) => {
+    const key = event.target.closest("[data-key]")?.dataset.key;
+    if (key) press(key);
+  });
+  send("/state");
+  return { judge };
+}
