@@ -1,0 +1,184 @@
+"""`vigneron label` over HTTP and as a process of its own: refused in one line, killed without a loss."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from cli.command_line import vigneron
+from labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
+from vigneron.labels.on_the_spot import load_sampler, sample_for
+from vigneron.web.label import label_app
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> TestClient:
+    session = session_of(write_comparisons(tmp_path), tmp_path / "pairs.jsonl")
+    return TestClient(label_app(session, "pairs"))
+
+
+def test_an_item_is_judged_and_the_next_one_comes(client: TestClient, tmp_path: Path) -> None:
+    state = client.get("/state").json()
+    answer = client.post("/judge", json={"item": state["item"]["id"], "choice": "a"})
+    assert answer.status_code == 200
+    assert answer.json()["item"] == state["next"]
+    assert answer.json()["done"] == 1
+    assert read_jsonl(tmp_path / "pairs.jsonl")[0]["chosen"] == state["item"]["completions"][0]
+    assert client.post("/undo").json()["item"] == state["item"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "line"),
+    [
+        (b'{"item": "ID", "choice": "c"}', 400, "no choice: 'c' (there are: a, b, tie, skip)"),
+        (b'{"item": "ID", "choice": 0}', 400, "no choice: 0"),
+        (b'{"item": "ID", "choice": {"a": []}}', 400, "no choice: {'a': []}"),
+        (b'{"item": "ID"}', 400, "no choice: None"),
+        (b'{"item": "nobody", "choice": "a"}', 404, "there is no such item"),
+        (b'{"item": ["ID"], "choice": "a"}', 400, 'a judgement is {"item"'),
+        (b"item=ID&choice=a", 400, 'a judgement is {"item"'),
+        (b"[" * 100_000, 400, 'a judgement is {"item"'),
+        (b"\xff", 400, 'a judgement is {"item"'),
+    ],
+)
+def test_a_bad_judgement_is_refused_in_one_line(
+    client: TestClient, tmp_path: Path, body: bytes, status: int, line: str
+) -> None:
+    item = client.get("/state").json()["item"]["id"]
+    answer = client.post("/judge", content=body.replace(b"ID", item.encode()))
+    assert answer.status_code == status
+    assert answer.json()["error"].startswith(line)
+    assert not (tmp_path / "pairs.labels.jsonl").read_bytes()
+
+
+def test_the_same_answer_posted_twice_and_another_one(client: TestClient, tmp_path: Path) -> None:
+    item = client.get("/state").json()["item"]["id"]
+    for _ in range(2):
+        assert client.post("/judge", json={"item": item, "choice": "a"}).json()["done"] == 1
+    assert client.post("/judge", json={"item": item, "choice": "b"}).status_code == 409
+    assert len([e for e in read_jsonl(tmp_path / "pairs.labels.jsonl") if "label" in e]) == 1
+
+
+def test_the_page_holds_no_script_and_no_text_of_a_model(tmp_path: Path) -> None:
+    hostile = [{"prompt": "p", "completions": ["<script>alert(1)</script>", "b"]}]
+    session = session_of(write_rows(tmp_path / "a.jsonl", hostile), tmp_path / "pairs.jsonl", labeller="<b>ann</b>")
+    text = TestClient(label_app(session, "pairs")).get("/").text
+    assert "alert(1)" not in text
+    assert "<b>ann" not in text
+    assert text.count("<script") == text.count('<script type="module" src="/static/')
+
+
+def test_the_page_answers_while_the_model_is_loaded(tmp_path: Path, tiny_folder: Path) -> None:
+    out, loaded = tmp_path / "pairs.jsonl", Event()
+    prompts = [f"say {n}" for n in range(3)]
+
+    def load() -> Any:
+        assert loaded.wait(30)
+        return load_sampler(str(tiny_folder), temperature=1.0, max_new_tokens=4)
+
+    session = session_of(write_comparisons(tmp_path, 1), out)
+    page = TestClient(label_app(session, "pairs"))
+    thread = sample_for(session, load, prompts, kind="pairs", count=2)
+    state = page.get("/state").json()
+    assert (state["of"], state["more"], state["note"]) == (1, True, "loading the model …")
+    loaded.set()
+    thread.join(60)
+    state = page.get("/state").json()
+    assert (state["of"], state["more"], state["note"]) == (4, False, None)
+    session.journal.close()
+    again = session_of(write_comparisons(tmp_path, 1), out)
+    assert {item.id for item in again.offered()} == {item.id for item in session.offered()}
+    sample_for(again, lambda: pytest.fail("sampled again"), prompts, kind="pairs", count=2).join()
+    assert not again.more
+
+
+def test_why_nothing_can_be_sampled_stands_on_the_page(tmp_path: Path) -> None:
+    session = session_of(write_comparisons(tmp_path, 1), tmp_path / "pairs.jsonl")
+    load = lambda: load_sampler(str(tmp_path), temperature=1.0, max_new_tokens=4)  # noqa: E731
+    sample_for(session, load, ["p"], kind="pairs", count=2).join(60)
+    assert "has no config.json" in session.state()["note"]
+
+
+@contextmanager
+def labelling(*words: Any) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A process, and whoever has opened its address."""
+    command = [sys.executable, "-m", "vigneron", "label", *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[-1]
+            with httpx.Client(base_url=address.split("?")[0], follow_redirects=True, trust_env=False) as client:
+                assert client.get(address).status_code == 200
+                yield process, client
+        finally:
+            process.kill()
+
+
+def test_a_killed_process_loses_nothing_and_a_second_one_is_refused(tmp_path: Path) -> None:
+    source, out = write_comparisons(tmp_path), tmp_path / "pairs.jsonl"
+    with labelling(source, "--out", out, "--as", "ann") as (process, client):
+        refused = vigneron("label", source, "--out", out)
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+        assert "another process is labelling into" in refused.err
+        state = client.get("/state").json()
+        chosen = state["item"]["completions"][1]
+        client.post("/judge", json={"item": state["item"]["id"], "choice": "b"})
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert [row["chosen"] for row in read_jsonl(out)] == [chosen]
+    again = session_of(source, out)
+    assert again.state()["done"] == 1
+    assert again.state()["item"] == state["next"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["source.jsonl", "--out", "/sys/pairs.jsonl"], "cannot write '/sys/pairs.labels.jsonl': "),
+        (["source.jsonl", "--out", "none/pairs.jsonl"], "cannot write 'none/pairs.labels.jsonl': No such file"),
+        (["source.jsonl", "--out", "pairs.csv"], "'pairs.csv' should end in .jsonl"),
+        (["source.jsonl", "--scores"], "'source.jsonl' is not a run's folder, which --scores needs"),
+        (["source.jsonl", "--best", "--scores"], "--best and --scores ask for different things"),
+        (["source.jsonl", "--prompts", "source.jsonl"], "--prompts is for --sample"),
+        (["source.jsonl", "--sample", "tiny"], "--sample makes the completions itself"),
+        (["--sample", "tiny"], "--sample needs --prompts"),
+        (["--sample", "tiny", "--prompts", "none.jsonl"], "data: there is no file"),
+        ([], "nothing to label: name a run's folder"),
+        (["nowhere"], "data: there is no file"),
+        (["run", "--step", "7"], "--step: no samples of step 7 are kept (there are: 1)"),
+        (["run", "--scores"], "'run': its samples were not scored by a rubric"),
+        (["broken"], "cannot read 'broken/samples.sqlite'"),
+        (["source.jsonl", "--as", "\n"], "--as: '\\n' is no name"),
+        (["source.jsonl", "--agreement"], "nobody labelled into 'pairs.jsonl' yet"),
+    ],
+)
+def test_what_cannot_be_labelled_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_comparisons(tmp_path)
+    make_run(Path("run"), [sample(1, 0, "p", "a"), sample(1, 1, "p", "b")])
+    make_run(Path("broken"), [])
+    Path("broken", "samples.sqlite").write_text("this is no database, however long it is made to look like one")
+    answer = vigneron("label", *words)
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert answer.err.startswith(f"error: {line}")
+
+
+def test_agreement_on_the_command_line(tmp_path: Path) -> None:
+    source, out = write_comparisons(tmp_path), tmp_path / "pairs.jsonl"
+    for who, marks in (("ann", "!!!!"), ("bob", "!!??")):
+        session = session_of(source, out, labeller=who)
+        for mark in marks:
+            judge_by(session, mark)
+        session.journal.close()
+    answer = vigneron("label", source, "--out", out, "--agreement")
+    assert answer.out == "ann and bob agree on 50% of 4 items; Cohen's kappa 0.00\n"
