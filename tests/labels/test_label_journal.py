@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
 
+from labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
 from vigneron.errors import UserError
 from vigneron.labels.cells import of_cell, to_cell
 from vigneron.labels.items import Comparison

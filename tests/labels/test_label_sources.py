@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labelling import make_run, sample, write_rows
 
+from labelling import make_run, sample, write_rows
 from vigneron.errors import UserError
 from vigneron.labels.from_file import comparisons_of_file
 from vigneron.labels.from_run import MOST_STEPS, chosen_steps, comparisons_of_run
