@@ -260,8 +260,8 @@ def label(
     step: Annotated[int | None, typer.Option(help="Only a run's samples of this step.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many to judge at most.")] = 200,
     seed: Annotated[int, typer.Option(help="Of the order in which things are shown.")] = 0,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 0,
-    host: Annotated[str, typer.Option(help="Where to listen; other machines reach only 0.0.0.0.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any free one.")] = 8766,
+    host: Annotated[str, typer.Option(help="Where to listen; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
 ) -> None:
     """Judge completions in the browser: vigneron label runs/NAME --out pairs.jsonl"""
     from vigneron.labels.label import Asked, agreement_line

@@ -10,7 +10,7 @@ import pytest
 from labelling import make_run, sample, write_rows
 from vigneron.errors import UserError
 from vigneron.labels.from_file import comparisons_of_file
-from vigneron.labels.from_run import MOST_STEPS, chosen_steps, comparisons_of_run
+from vigneron.labels.from_run import comparisons_of_run, spread
 from vigneron.labels.items import Comparison, shuffled
 from vigneron.labels.pairing import compared
 from vigneron.labels.shown import LONGEST_SHOWN, shown_text
@@ -69,11 +69,10 @@ def test_a_conversation_of_a_run_is_one_again(tmp_path: Path) -> None:
 
 def test_of_a_long_run_some_steps_are_read_the_ends_among_them() -> None:
     kept = list(range(0, 100_000, 10))
-    chosen = chosen_steps(kept, None)
-    assert len(chosen) == MOST_STEPS
+    chosen = spread(kept, 50)
+    assert len(set(chosen)) == 50
     assert (chosen[0], chosen[-1]) == (0, 99_990)
-    assert chosen_steps([1, 2, 3], None) == [1, 2, 3]
-    assert chosen_steps(kept, 30) == [30]
+    assert spread([1, 2, 3], 50) == [1, 2, 3]
 
 
 MESSAGE = [{"role": "assistant", "content": "good"}]

@@ -59,9 +59,9 @@ def label_by_keyboard(page: Any, run: Path, out: Path) -> None:
         press(page, key_of(page, "?"), "3 of 6")
         press(page, "u", "2 of 6")
         press(page, key_of(page, "!").upper(), "3 of 6")
-        press(page, "t", "4 of 6, 1 ties")
-        press(page, "s", "5 of 6, 1 ties, 1 skipped")
-        press(page, key_of(page, "!"), "6 of 6, 1 ties, 1 skipped")
+        press(page, "t", "4 of 6, 1 tie")
+        press(page, "s", "5 of 6, 1 tie, 1 skipped")
+        press(page, key_of(page, "!"), "6 of 6, 1 tie, 1 skipped")
         assert page.locator("#done").is_visible()
         assert page.locator("#rows").text_content() == "4 rows"
         assert not page.locator("#work").is_visible()
@@ -111,7 +111,7 @@ def test_what_a_model_wrote_stays_text_and_the_mouse_does_as_well(browser_page: 
     out = tmp_path / "pairs.jsonl"
     with opened(browser_page, session_of(write_rows(tmp_path / "a.jsonl", rows), out), "pairs") as page:
         assert sorted(shown(page)) == [r" <script>alert(1)</script>\u202e", "plain"]
-        assert page.locator("#prompt").text_content() == "user: <img src=x onerror=alert(2)>"
+        assert page.locator("#prompt").text_content() == "<img src=x onerror=alert(2)>"
         assert page.locator("#work script, #work img").count() == 0
         page.locator(f'button[data-key="{key_of(page, "script")}"]').click()
         page.wait_for_selector("#done", state="visible")
@@ -165,7 +165,7 @@ def test_scores_are_given_by_keyboard_and_the_review_compares_them(browser_page:
         assert page.locator("#reasoning").text_content() == "it repeats itself"
         assert "the judge" not in page.locator("main").inner_text().replace("The judge's", "")
         press(page, "x", "1 of 6")
-        assert page.locator("#last").text_content() == "nice: you 1.00, the judge 1.00 (sure to 0.40)"
+        assert page.locator("#last").text_content() == "The last one, nice: you 1.00, the judge 1.00 (confidence 0.40)"
         for done, key in enumerate("0640", start=2):
             press(page, key, f"{done} of 6")
         press(page, "u", "4 of 6")

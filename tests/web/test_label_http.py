@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,9 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from cli.command_line import vigneron
+from cli.command_line import vigneron, write_recipe
 from labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
+from vigneron import api
 from vigneron.labels.on_the_spot import load_sampler, sample_for
 from vigneron.web.label import label_app
 
@@ -100,6 +102,20 @@ def test_the_page_answers_while_the_model_is_loaded(tmp_path: Path, tiny_folder:
     assert not again.more
 
 
+@pytest.mark.slow
+def test_a_runs_child_is_sampled_too_and_groups_for_the_best(tmp_path: Path, tiny_folder: Path) -> None:
+    api.train(str(write_recipe(tmp_path, tiny_folder, save_every=1)), name="run", runs=tmp_path)
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "a"}, {"prompt": "c"}])
+    asked = {"best": True, "sample": str(tmp_path / "run"), "prompts": prompts, "group": 3, "max_new_tokens": 6}
+    session = session_of(None, tmp_path / "best.jsonl", **asked)
+    for _ in range(600):
+        if not session.more:
+            break
+        time.sleep(0.1)
+    assert session.state()["note"] is None
+    assert [len(item.record()["completions"]) for item in session.offered()] == [3, 3]
+
+
 def test_why_nothing_can_be_sampled_stands_on_the_page(tmp_path: Path) -> None:
     session = session_of(write_comparisons(tmp_path, 1), tmp_path / "pairs.jsonl")
     load = lambda: load_sampler(str(tmp_path), temperature=1.0, max_new_tokens=4)  # noqa: E731
@@ -110,7 +126,7 @@ def test_why_nothing_can_be_sampled_stands_on_the_page(tmp_path: Path) -> None:
 @contextmanager
 def labelling(*words: Any) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A process, and whoever has opened its address."""
-    command = [sys.executable, "-m", "vigneron", "label", *map(str, words)]
+    command = [sys.executable, "-m", "vigneron", "label", "--port", "0", *map(str, words)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -18,8 +18,8 @@ from vigneron.rollout.dataset import read_rows
 from vigneron.rollout.formats import is_conversation
 from vigneron.rollout.texts import prompt_text
 
-MOST_STEPS = 50
-"""Of a long run so many steps are read, evenly spread, its first and last among them."""
+MANY_SAMPLES, FEWEST_STEPS = 5_000, 50
+"""Of a long run so many samples are read, of steps that are evenly spread, its first and last among them."""
 EVERY = 10**9
 
 
@@ -61,21 +61,26 @@ def open_samples(folder: Path) -> Iterator[SampleStore]:
 
 
 def samples_of_steps(store: SampleStore, kind: Kind, step: int | None) -> Iterator[Sample]:
-    for number in chosen_steps(store.steps(kind), step):
+    if step is not None:
+        yield from store.page(step=step, kind=kind, limit=EVERY)
+        return
+    kept = store.steps(kind)
+    in_a_step = len(store.page(step=kept[0], kind=kind, limit=MANY_SAMPLES)) if kept else 1
+    for number in spread(kept, max(FEWEST_STEPS, MANY_SAMPLES // in_a_step)):
         yield from store.page(step=number, kind=kind, limit=EVERY)
 
 
-def chosen_steps(kept: list[int], step: int | None) -> list[int]:
-    if step is not None:
-        return [step] if step in kept else []
-    if len(kept) <= MOST_STEPS:
+def spread(kept: list[int], most: int) -> list[int]:
+    if len(kept) <= most:
         return kept
-    return [kept[round(place * (len(kept) - 1) / (MOST_STEPS - 1))] for place in range(MOST_STEPS)]
+    return [kept[round(place * (len(kept) - 1) / (most - 1))] for place in range(most)]
 
 
 def refuse_unknown_step(store: SampleStore, step: int | None) -> None:
+    if step is None:
+        return
     kept = sorted({*store.steps("train"), *store.steps("eval")})
-    if step is not None and step not in kept:
+    if step not in kept:
         shown = ", ".join(map(str, kept if len(kept) <= 20 else [*kept[:10], "…", *kept[-10:]]))
         raise UserError(f"--step: no samples of step {step} are kept (there are: {shown})")
 

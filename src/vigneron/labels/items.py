@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
-from vigneron.labels.shown import shown_text
+from vigneron.labels.shown import shown_prompt, shown_text
 from vigneron.rollout.formats import is_conversation
-from vigneron.rollout.texts import completion_text, prompt_text
+from vigneron.rollout.texts import completion_text
 
 Kind = Literal["pairs", "best", "scores"]
 Choice = int | float | str
@@ -87,7 +87,7 @@ class Comparison:
 
     def shown(self, order: Sequence[int]) -> dict[str, Any]:
         texts = [shown_text(completion_text(self.completions[place])) for place in order]
-        return {"id": self.id, "prompt": shown_text(prompt_text(self.prompt)), "completions": texts}
+        return {"id": self.id, "prompt": shown_prompt(self.prompt), "completions": texts}
 
     def choice_of(self, given: Any, order: Sequence[int]) -> Choice:
         if given == SKIP or (given == TIE and self.kind == "pairs"):

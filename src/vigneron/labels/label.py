@@ -156,7 +156,12 @@ def label(asked: Asked, *, port: int, host: str, tell: Callable[[str], None]) ->
     from vigneron.web.label import label_app
     from vigneron.web.serve import serve
 
-    serve(label_app(session, asked.kind, then(asked)), port=port, host=host, tell=lambda url: tell(f"open {url}"))
+    serve(
+        label_app(session, asked.kind, then(asked)),
+        port=port,
+        host=host,
+        tell=lambda address: tell(f"open  {address}\nstop  Ctrl-C"),
+    )
     state = session.state()
     tell(f"{state['done']} of {state['of']} judged, {state['rows']} rows in {asked.file}")
 

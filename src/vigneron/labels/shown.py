@@ -1,12 +1,19 @@
 """A text as a page shows it: as it is, but for what would not be seen or would rearrange the rest."""
 
-from vigneron.report.tables import visible
+from typing import Any
+
+from vigneron.report.tables import plain
+from vigneron.rollout.texts import prompt_text
 
 LONGEST_SHOWN = 100_000
 
 
 def shown_text(text: str) -> str:
-    """Line breaks and tabs stay; every other control or bidi character stands there as its escape."""
     rest = len(text) - LONGEST_SHOWN
-    cut = f"\n… and {rest:,} more characters" if rest > 0 else ""
-    return "".join(c if c in "\n\t" else visible(c) for c in text[:LONGEST_SHOWN]) + cut
+    return plain(text[:LONGEST_SHOWN]) + (f"\n… and {rest:,} more characters" if rest > 0 else "")
+
+
+def shown_prompt(prompt: Any) -> str:
+    """Of a conversation with one turn, its words."""
+    one_turn = not isinstance(prompt, str) and len(prompt) == 1
+    return shown_text(prompt[0]["content"] if one_turn else prompt_text(prompt))

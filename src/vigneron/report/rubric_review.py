@@ -2,7 +2,6 @@
 
 import csv
 import io
-import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,8 +13,9 @@ from rich.text import Text
 from vigneron.errors import UserError
 from vigneron.files import write_for_user
 from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import Kind, SampleStore
+from vigneron.folder.samples import Kind
 from vigneron.labels.cells import of_cell, to_cell
+from vigneron.labels.from_run import open_samples
 from vigneron.report.compare import print_whole
 from vigneron.report.tables import visible
 from vigneron.report.terminal import say
@@ -55,10 +55,7 @@ def review_run(console: Console, run: Path, *, labels: Path | None, step: int | 
 
 
 def judged_in(folder: Path, step: int | None = None) -> Iterator[Judged]:
-    if not (folder / "samples.sqlite").is_file():
-        raise UserError(f"'{folder}' has no samples yet")
-    store = SampleStore(folder, read_only=True)
-    try:
+    with open_samples(folder) as store:
         kept = sorted({number for kind in KINDS for number in store.steps(kind)})
         if step is not None and step not in kept:
             raise UserError(f"--step: no samples of step {step} are kept (there are: {', '.join(map(str, kept))})")
@@ -71,10 +68,6 @@ def judged_in(folder: Path, step: int | None = None) -> Iterator[Judged]:
                         yield one
         if not some:
             raise UserError(f"'{folder}': its samples were not scored by a rubric (reward.kind: rubric)")
-    except sqlite3.Error as error:
-        raise UserError(f"cannot read '{folder / 'samples.sqlite'}': {error}") from error
-    finally:
-        store.close()
 
 
 def _labels(path: Path) -> list[Label]:

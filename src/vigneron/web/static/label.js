@@ -1,6 +1,6 @@
 // What the pages for labelling share: the item at hand, the next one, and what was judged, one request after another.
 
-const byId = (id) => document.getElementById(id);
+import { byId } from "./common.js";
 
 /** Text as text: nothing in it is markup. */
 export function put(id, text) {
@@ -35,7 +35,7 @@ async function ask(path, body) {
 }
 
 /**
- * `draw(item)` shows an item, `told(state)` what else a page shows; `choices` maps keys to what is sent.
+ * `draw(item)` shows an item, `told(state)` what else a page shows; `choiceOf(key, item)` is what a key sends.
  * The next item is shown at once, while the answer is on its way; should it not arrive, the item comes back.
  */
 export function open({ draw, told = () => {}, choiceOf }) {
@@ -59,7 +59,7 @@ export function open({ draw, told = () => {}, choiceOf }) {
     byId("bar").max = Math.max(state.of, 1);
     byId("bar").value = state.done;
     const kinds = [`${state.done} of ${state.of}${state.more ? " so far" : ""}`];
-    if (state.ties) kinds.push(`${state.ties} ties`);
+    if (state.ties) kinds.push(`${state.ties} ${state.ties === 1 ? "tie" : "ties"}`);
     if (state.skips) kinds.push(`${state.skips} skipped`);
     put("progress", kinds.join(", "));
     put("rows", `${state.rows} ${state.rows === 1 ? "row" : "rows"}`);

@@ -1,23 +1,24 @@
 // One answer under one item of a rubric. What the judge gave is told after one's own score, not before.
 
+import { byId } from "./common.js";
 import { open, put } from "./label.js";
 
-const slider = document.getElementById("slider");
+const slider = byId("slider");
 const FIELDS = ["prompt", "completion", "item", "category", "description", "critique", "reasoning"];
 
 function draw(item) {
   for (const field of FIELDS) put(field, item[field]);
-  for (const field of ["critique", "reasoning"]) document.getElementById(field).parentElement.hidden = !item[field];
+  for (const field of ["critique", "reasoning"]) byId(field).parentElement.hidden = !item[field];
   slider.value = 0.5;
   put("value", "0.50");
 }
 
 function told(state) {
   const last = state.last;
-  document.getElementById("last").hidden = last === null;
+  byId("last").hidden = last === null;
   if (last === null) return;
   const number = (value) => (typeof value === "number" ? value.toFixed(2) : "–");
-  put("last", `${last.item}: you ${number(last.yours)}, the judge ${number(last.judge)} (sure to ${number(last.sure)})`);
+  put("last", `The last one, ${last.item}: you ${number(last.yours)}, the judge ${number(last.judge)} (confidence ${number(last.sure)})`);
 }
 
 function choiceOf(key) {
@@ -29,4 +30,4 @@ const desk = open({ draw, told, choiceOf });
 const give = () => desk.judge(Number((Number(slider.value) * 10).toFixed(2)));
 slider.addEventListener("input", () => put("value", Number(slider.value).toFixed(2)));
 slider.addEventListener("keydown", (event) => event.key === "Enter" && give());
-document.getElementById("give").addEventListener("click", give);
+byId("give").addEventListener("click", give);
