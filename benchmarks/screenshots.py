@@ -8,12 +8,14 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Literal
 
 from starlette.applications import Starlette
 
 from benchmarks.browser import chromium, reason_to_skip, served
+from vigneron.labels.label import Asked, open_session
+from vigneron.web.label import label_app
 from vigneron.web.view import view_app
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +49,23 @@ def _view(runs: Path) -> Starlette:
     return view_app([runs, ROOT / "docs" / "study"])
 
 
+def _label(**asked: Any) -> Callable[[Path], Starlette]:
+    """Of the rubric's run, into a folder that is forgotten."""
+
+    def app(runs: Path) -> Starlette:
+        out = Path(mkdtemp()) / ("people.csv" if asked.get("scores") else "pairs.jsonl")
+        what = Asked(runs / "grape-study", out, labeller="ann", **asked)
+        return label_app(open_session(what, print), what.kind)
+
+    return app
+
+
+def _two_scores(page: Any) -> None:
+    for key in "64":
+        page.keyboard.press(key)
+        page.wait_for_timeout(300)
+
+
 def _curves(page: Any) -> None:
     page.wait_for_timeout(500)
     page.mouse.move(0, 0)
@@ -67,6 +86,9 @@ SHOTS = (
         height=1000,
     ),
     Shot("view-history", _view, "/history?run=demo&kind=eval&step=24&sample=1", "#plot .point", height=700),
+    Shot("label-pairs", _label(seed=1), "/", "#completions .text", height=560),
+    Shot("label-best", _label(best=True), "/", "#completions .text", height=700),
+    Shot("label-scores", _label(scores=True), "/", "#completion:not(:empty)", _two_scores, height=700),
 )
 
 

@@ -1,5 +1,6 @@
 """The pages of `vigneron label` in a real browser, by keyboard; and what is written is trained on."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +25,20 @@ HOSTILE = " <script>alert(1)</script>\u202e"
 def opened(browser_page: Any, session: Session, kind: Kind) -> Iterator[Any]:
     with served(label_app(session, kind)) as address:
         browser_page.goto(address)
-        browser_page.wait_for_function("document.getElementById('progress').textContent !== ''")
+        _expect(browser_page).to_have_text(re.compile("of"))
         yield browser_page
+
+
+def _expect(page: Any) -> Any:
+    from playwright.sync_api import expect  # not where the browser is missing
+
+    return expect(page.locator("#progress"))
 
 
 def press(page: Any, key: str, then: str) -> None:
     """And wait until the progress says what it should."""
     page.keyboard.press(key)
-    page.wait_for_function("said => document.getElementById('progress').textContent === said", arg=then)
+    _expect(page).to_have_text(then)
 
 
 def shown(page: Any) -> list[str]:
@@ -162,10 +169,13 @@ def test_scores_are_given_by_keyboard_and_the_review_compares_them(browser_page:
     out = run / "people.csv"
     with opened(browser_page, session_of(run, out, scores=True), "scores") as page:
         assert page.locator("#completion").text_content() == "-a5"
-        assert page.locator("#reasoning").text_content() == "it repeats itself"
+        assert not page.locator("#reasoning").is_visible()
+        page.keyboard.press("r")
+        assert page.locator("#reasoning").inner_text() == "it repeats itself"
         assert "the judge" not in page.locator("main").inner_text().replace("The judge's", "")
         press(page, "x", "1 of 6")
         assert page.locator("#last").text_content() == "The last one, nice: you 1.00, the judge 1.00 (confidence 0.40)"
+        assert not page.locator("#reasoning").is_visible()
         for done, key in enumerate("0640", start=2):
             press(page, key, f"{done} of 6")
         press(page, "u", "4 of 6")

@@ -9,6 +9,7 @@ const FIELDS = ["prompt", "completion", "item", "category", "description", "crit
 function draw(item) {
   for (const field of FIELDS) put(field, item[field]);
   for (const field of ["critique", "reasoning"]) byId(field).parentElement.hidden = !item[field];
+  byId("why").open = false;
   slider.value = 0.5;
   put("value", "0.50");
 }
@@ -28,6 +29,9 @@ function choiceOf(key) {
 
 const desk = open({ draw, told, choiceOf });
 const give = () => desk.judge(Number((Number(slider.value) * 10).toFixed(2)));
+document.addEventListener("keydown", (event) => {
+  if (event.key === "r" && !event.ctrlKey && !event.metaKey) byId("why").open = !byId("why").open;
+});
 slider.addEventListener("input", () => put("value", Number(slider.value).toFixed(2)));
 slider.addEventListener("keydown", (event) => event.key === "Enter" && give());
 byId("give").addEventListener("click", give);
