@@ -27,7 +27,7 @@ def close(session: Session) -> None:
 
 def out_text(entries: list[dict[str, Any]]) -> str:
     out = OutFile(Path("pairs.jsonl"))
-    out.refresh(Labels([item.record() for item in ITEMS] + entries))
+    out.refresh(Labels([*entries, *(item.record() for item in ITEMS)]))
     return out.text()
 
 
@@ -54,7 +54,8 @@ def journal_of_one(by: str, said: list[tuple[str, int, Any]]) -> list[dict[str, 
 
 @given(entries_of_one, entries_of_one, st.randoms(use_true_random=False))
 def test_the_order_of_labellers_does_not_matter(one: Any, other: Any, random: Any) -> None:
-    ann, bob = journal_of_one("ann", one), journal_of_one("bob", other)
+    records = [item.record() for item in ITEMS]
+    ann, bob = [*records, *journal_of_one("ann", one)], [*records[::-1], *journal_of_one("bob", other)]
     mixed = []
     first, second = list(ann), list(bob)
     while first or second:
@@ -123,6 +124,22 @@ def test_undo_goes_back_one_by_one_also_into_an_earlier_session(tmp_path: Path) 
     assert out.read_bytes() == b""
     again.undo()
     assert again.state()["done"] == 0
+
+
+def test_what_was_taken_back_comes_next_though_others_items_come_first(tmp_path: Path) -> None:
+    for who in ("ann", "bob"):
+        (tmp_path / who).mkdir()
+        source = write_rows(tmp_path / who / "rows.jsonl", [{"prompt": who, "completions": ["x!", "y?"]}])
+        session = session_of(source, tmp_path / who / "pairs.jsonl", labeller=who)
+        judge_by(session, "!")
+        close(session)
+    journals = [(tmp_path / who / "pairs.labels.jsonl").read_bytes() for who in ("bob", "ann")]
+    (tmp_path / "pairs.labels.jsonl").write_bytes(b"".join(journals))
+    both = session_of(source, tmp_path / "pairs.jsonl")
+    assert len(read_jsonl(tmp_path / "pairs.jsonl")) == 2
+    assert both.state()["item"]["prompt"] == "bob"
+    both.undo()
+    assert (both.state()["item"]["prompt"], both.state()["next"]["prompt"]) == ("ann", "bob")
 
 
 def test_a_session_goes_on_and_the_file_follows_from_the_journal_alone(tmp_path: Path) -> None:
