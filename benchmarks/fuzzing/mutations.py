@@ -132,7 +132,7 @@ def _other(value: Any, random: Random) -> Any:
         at = random.randrange(len(value) + 1)
         return value[:at] + random.choice(NASTY_TEXTS) + value[at:]
     if kind == 1 and isinstance(value, int | float):
-        return random.choice((-value, value * 1e9, value + 0.5, str(value), [value]))
+        return random.choice((-value, value * 10**9, 0.5, str(value), [value]))
     if kind == 2:
         return [value] if random.random() < 0.5 else {"kind": value, "name": value}
     if kind == 3:

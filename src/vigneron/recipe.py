@@ -37,11 +37,13 @@ def recipe_text(name: str) -> str:
 
 
 def config_text(path: Path, what: str) -> str:
-    """The text of a file of settings, which is never a large one."""
+    """The text of a file of settings, which is never a large one; of an endless one no more is read either."""
     try:
-        if path.stat().st_size > 4 * LARGEST_FILE:  # no character has more bytes
+        with path.open("rb") as file:
+            content = file.read(4 * LARGEST_FILE + 1)  # no character has more bytes
+        if len(content) > 4 * LARGEST_FILE:
             raise UserError(f"cannot read {what}: larger than {LARGEST_FILE:,} characters")
-        return path.read_text(encoding="utf-8-sig")
+        return content.decode("utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no path at all
         raise UserError(f"cannot read {what}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
 

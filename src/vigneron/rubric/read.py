@@ -16,8 +16,9 @@ import yaml
 from pydantic import ValidationError
 
 from vigneron.errors import UserError, did_you_mean
+from vigneron.recipe import config_text
 from vigneron.rubric.fences import one_line
-from vigneron.rubric.lines import LARGEST_FILE, NO_TEXTS, Read, read_text
+from vigneron.rubric.lines import NO_TEXTS, Read, read_text
 from vigneron.rubric.model import Category, Rubric
 from vigneron.rubric.templates import rubric_faults
 from vigneron.validation import Fault, faults, said
@@ -44,13 +45,7 @@ def rubric_text(path: str | Path) -> str:
     if file.suffix not in SUFFIXES:
         known = did_you_mean(name, example_names())
         raise UserError(f"unknown rubric '{name}'{known}; a .yaml or .json file also does")
-    try:
-        if file.stat().st_size > 4 * LARGEST_FILE:  # no character has more bytes
-            raise UserError(f"{name}: larger than {LARGEST_FILE:,} characters: a rubric is a short file")
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UserError(f"cannot read the rubric '{name}': {reason}") from error
+    return config_text(file, f"the rubric '{name}'")
 
 
 def read_rubric(path: str | Path) -> Rubric:

@@ -22,9 +22,8 @@ TENSORS, SCALARS, MEMORY = "state/tensors.safetensors", "state/scalars.json", "s
 def fault_of(path: Path, *, weights_only: bool = False) -> str | None:
     """What is wrong with a checkpoint's files, in a few words; None where every one is what was written."""
     try:
-        if (path / MANIFEST).stat().st_size > LARGEST_MANIFEST:
-            return f"{MANIFEST} is too large"
-        manifest = parsed_json((path / MANIFEST).read_bytes())
+        with (path / MANIFEST).open("rb") as file:
+            manifest = parsed_json(file.read(LARGEST_MANIFEST))
     except (OSError, ValueError):
         return f"{MANIFEST} cannot be read"
     if not isinstance(manifest, dict):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vigneron.errors import UserError, did_you_mean
+from vigneron.recipe import config_text
 from vigneron.rubric.formats import healthbench, openai_read, openai_write, verifiers
 from vigneron.rubric.formats.parts import json_text
 from vigneron.rubric.formats.written import rubric_file_text
@@ -74,10 +75,7 @@ def _read(path: Path, source: str, options: Options) -> tuple[Rubric, list[str]]
 
 
 def _data(path: Path, where: str) -> Any:
-    try:
-        text = path.expanduser().read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {where}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    text = config_text(path.expanduser(), where)
     if len(text) > LARGEST_FILE:
         raise UserError(f"{where}: larger than {LARGEST_FILE:,} characters")
     if path.suffix == ".toml":
