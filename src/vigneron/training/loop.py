@@ -38,7 +38,7 @@ def _train(run: Run, view: View) -> None:
     with StopRequest(view.notice) as stop:
         if run.step == 0 and config.eval_every and run.data.held_out:
             with phase("evaluate"):
-                run.folder.append("metrics.jsonl", {"step": 0, **run.evaluate_and_keep()})
+                run.log(run.evaluate_and_keep())
         first_lap()
         while run.step < config.steps:
             began = time.perf_counter()
@@ -59,7 +59,7 @@ def _train(run: Run, view: View) -> None:
             if config.eval_every and run.data.held_out and (last or run.step % config.eval_every == 0):
                 with phase("evaluate"):
                     metrics |= run.evaluate_and_keep()
-            run.folder.append("metrics.jsonl", {"step": run.step, **metrics})
+            run.log(metrics)
             run.folder.append("timings.jsonl", {"step": run.step, "seconds": round(seconds, 4)})
             view.step(run, metrics, batch, seconds)
             run.explain(metrics, view)
