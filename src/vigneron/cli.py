@@ -165,8 +165,10 @@ def validate(file: Recipe, overrides: Overrides = None) -> None:
     from vigneron.rewards.build import build_reward
     from vigneron.rewards.checkers import load_checker
     from vigneron.tasks.source import checker_name, load_data
+    from vigneron.trackers.installed import check_trackers
     from vigneron.training.run import newest_weights, resolved
 
+    check_trackers(config.trackers)
     data = load_data(config)
     config = resolved(config)
     check_model_name(config.model.name)

@@ -80,7 +80,21 @@ def test_help_answers_within_half_a_second() -> None:
             [sys.executable, "-m", "vigneron", "--help"], capture_output=True, text=True, check=True, timeout=60
         )
         seconds.append(time.perf_counter() - began)
-    for verb in ("train", "resume", "demo", "recipes", "init", "validate", "eval", "chat", "report"):
+    for verb in (
+        "train",
+        "resume",
+        "demo",
+        "recipes",
+        "init",
+        "validate",
+        "eval",
+        "chat",
+        "report",
+        "runs",
+        "show",
+        "export",
+        "methods",
+    ):
         assert re.search(rf"^  {verb} +\S", done.stdout, re.MULTILINE), verb
     assert min(seconds) < 0.5, seconds
 

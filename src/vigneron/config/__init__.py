@@ -145,6 +145,8 @@ class Config(Strict):
     without an update. One more, and the run stops."""
     successive_kl_every: Annotated[int, Field(ge=0)] = 1
     """How often KL(π₀ ‖ π₁) after a step's updates is measured (it costs a pass); 0: never."""
+    trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(default_factory=list)
+    """Who is told of every step's figures beside the run's own logs."""
 
     @property
     def tokens_at_once(self) -> int:

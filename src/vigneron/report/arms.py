@@ -80,7 +80,7 @@ def identity(config: Config) -> dict[str, Any]:
     """What makes two runs arms of their own: everything but names, the seed, and what only bounds memory."""
     flat = flattened(config.model_dump(mode="json"))
     flat["model.device"] = str(flat["model.device"]).split(":")[0]
-    return {key: value for key, value in flat.items() if key not in (*NAMES, "seed", "microbatch_tokens")}
+    return {key: value for key, value in flat.items() if key not in (*NAMES, "seed", "microbatch_tokens", "trackers")}
 
 
 def differences(arms: Sequence[Arm]) -> list[tuple[str, list[Any]]]:

@@ -65,9 +65,9 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
     with StopRequest(view.notice) as stop:
         if run.step == 0 and config.eval_every and run.data.held_out:
             with phase("evaluate"):
-                record = {"step": 0, **run.evaluate_and_keep()}
-            run.folder.append("metrics.jsonl", record)
-            curves.add(record)
+                metrics = run.evaluate_and_keep()
+            run.log(metrics)
+            curves.add({"step": 0, **metrics})
         first_lap()
         while run.step < config.steps:
             began = time.perf_counter()
@@ -86,7 +86,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             if config.eval_every and run.data.held_out and (last or run.step % config.eval_every == 0):
                 with phase("evaluate"):
                     metrics |= run.evaluate_and_keep()
-            run.folder.append("metrics.jsonl", {"step": run.step, **metrics})
+            run.log(metrics)
             curves.add({"step": run.step, **metrics})
             run.folder.append("timings.jsonl", {"step": run.step, "seconds": round(seconds, 4)})
             view.step(run, metrics, batch, seconds)

@@ -36,6 +36,8 @@ from vigneron.sources.client import base_url
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
 from vigneron.timing import phase
+from vigneron.trackers.installed import check_trackers, missing_trackers
+from vigneron.trackers.tracking import Tracking
 from vigneron.training.card import Rows, model_card
 from vigneron.training.changes import check_changes, data_record
 from vigneron.training.checkpoint import (
@@ -96,12 +98,14 @@ class Run:
     said: set[str] = field(default_factory=set)
     """What notices were about: of one thing it speaks once, also after a resume."""
     history: History = field(default_factory=History)
+    tracking: Tracking | None = None
 
     @classmethod
     def start(cls, config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> "Run":
         """A new run, from the base model. What can fail fails before a model is loaded, and leaves no folder."""
         if config.model.compile is True and not can_compile(resolve_device(config.model.device)):
             raise UserError("model.compile: true has an effect on a CUDA device only: leave it out here")
+        check_trackers(config.trackers)
         config = resolved(config)
         data = load_data(config)
         check_held_out(config, data)
@@ -172,6 +176,10 @@ class Run:
             raise UserError("--rubric: this run's reward is no rubric")
         if device is not None:
             config = resolved(config.model_copy(update={"model": config.model.model_copy(update={"device": device})}))
+        if missing := missing_trackers(config.trackers):
+            view.notice(
+                f"goes on without {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+            )
         data = folder.data()
         check_held_out(config, data)
         saved, notices = checkpoint_to_resume(folder.path, weights_only=weights_only)
@@ -334,11 +342,20 @@ class Run:
             raise UserError(f"keep_best: no held-out figure of this run is named '{self.config.keep_best}'{known}")
         return named
 
+    def log(self, metrics: Metrics) -> None:
+        """Of the step that is done, or of the child before the first."""
+        self.folder.append("metrics.jsonl", {"step": self.step, **metrics})
+        if self.tracking is None:
+            names = [name for name in self.config.trackers if not missing_trackers([name])]
+            self.tracking = Tracking(names, self.folder.path, self.config.model_dump(mode="json"))
+        self.tracking.log(self.step, metrics)
+
     def explain(self, metrics: Metrics, view: View) -> None:
         """What a step's figures, and those before it, call for: of each thing once. The run's folder keeps it."""
         self.history.add({"step": self.step, **metrics})
         said = [Notice(self.step, t, "warning") for t in (*self.method.explain(metrics), *explain_canaries(metrics))]
         said += [Notice(self.step, text, "warning", about) for about, text in self.history.warnings().items()]
+        said += [Notice(self.step, text, "warning") for text in self.tracking.complaints()] if self.tracking else []
         for notice in said:
             if notice.key not in self.said:
                 self.said.add(notice.key)
@@ -347,6 +364,8 @@ class Run:
 
     def close(self) -> None:
         self.saver.settle()
+        for text in self.tracking.close() if self.tracking is not None else []:
+            keep_notice(self.folder, Notice(self.step, text, "warning"))
         self.reward.close()
         if self.second_look is not None and self.second_look.other is not None:
             self.second_look.other.close()

@@ -1,0 +1,1 @@
+"""TensorBoard, trackio and wandb, each in a process of its own: none of them can stop, slow or crash a run."""
