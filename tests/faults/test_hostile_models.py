@@ -124,3 +124,13 @@ def test_code_that_a_tokenizer_brings_is_not_run(tiny_folder: Path, tmp_path: Pa
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     with suppress(UserError):  # or it is loaded without that code
         load_policy(str(model), device="cpu")
+
+
+@pytest.mark.parametrize("claimed", [{"num_hidden_layers": 10**9}, {"text_config": {"n_layer": 10**9}}])
+def test_a_config_that_claims_a_billion_layers_is_refused(tiny_folder: Path, tmp_path: Path, claimed: Any) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_folder, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | claimed))
+    with pytest.raises(UserError, match="claims more than 10,000 layers"):
+        load_policy(str(model), device="cpu")

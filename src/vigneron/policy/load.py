@@ -9,11 +9,15 @@ import torch
 
 from vigneron.compiling import can_compile, compile_layers, set_compiling
 from vigneron.errors import UserError
+from vigneron.files import parsed_json
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights
 from vigneron.policy.chat import mint
 from vigneron.policy.layout import can_share_prompts
 from vigneron.policy.model import Policy, Reference, check_head
 from vigneron.quiet import quiet_transformers
+
+LARGEST_CONFIG = 2**24
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,24 @@ def check_model_name(name: str, key: str = "model") -> None:
             raise UserError(f"{key}: '{name}' holds an adapter, not a model: name its base, and set model.lora")
         if not (path / "config.json").is_file():
             raise UserError(f"{key}: the folder '{name}' has no config.json: it is not a transformers model")
+        _refuse_endless(path / "config.json", f"{key}: '{name}'")
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"{key}: '{name}' is not a folder")
     elif near := get_close_matches(name, BUNDLED_MODELS, n=1, cutoff=0.8):
         raise UserError(f"{key}: there is no '{name}' (did you mean '{near[0]}'?)")
+
+
+def _refuse_endless(file: Path, where: str) -> None:
+    """transformers would build as many layers as a config claims; whatever else is wrong with it shows when loaded."""
+    try:
+        with file.open("rb") as opened:
+            config = parsed_json(opened.read(LARGEST_CONFIG))
+    except (OSError, ValueError):
+        return
+    parts = [part for part in (config, *config.values()) if isinstance(part, dict)] if isinstance(config, dict) else []
+    numbers = [value for part in parts for name, value in part.items() if "layer" in str(name)]
+    if any(isinstance(number, int) and number > MOST_LAYERS for number in numbers):
+        raise UserError(f"{where} claims more than {MOST_LAYERS:,} layers in its config.json")
 
 
 def load_policy(
