@@ -106,12 +106,15 @@ def test_an_older_store_has_a_history_too(tmp_path: Path) -> None:
     writing.close()
     with sqlite3.connect(tmp_path / "samples.sqlite") as db:
         db.execute("DROP TABLE prompts")
+        db.execute("DROP TABLE steps")
     db.close()
     with SampleSearch(tmp_path) as store:
         before = store.history("prompt 1", "train")
+        assert store.steps("train") == [1, 2, 5]
     SampleStore(tmp_path).close()  # a resumed run opens it, and makes what is missing
     with SampleSearch(tmp_path) as store:
         assert store.history("prompt 1", "train") == before
+        assert store.steps("eval") == [0, 5]
         assert len(before) == 9
 
 

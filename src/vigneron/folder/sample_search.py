@@ -113,10 +113,11 @@ class SampleSearch(SampleStore):
         return StepsAround(first, before, at, after, last)
 
     def _beyond(self, step: int, kind: Kind, *, forward: bool) -> int | None:
-        """The nearest step with samples of a kind, found in the index."""
+        """The nearest step with samples of a kind."""
         after, order = (">", "ASC") if forward else ("<", "DESC")
         row = self._db.execute(
-            f"SELECT step FROM samples WHERE step {after} ? AND kind = ? ORDER BY step {order} LIMIT 1", (step, kind)
+            f"SELECT step FROM {self._steps} WHERE step {after} ? AND kind = ? ORDER BY step {order} LIMIT 1",
+            (step, kind),
         ).fetchone()
         return None if row is None else int(row[0])
 
@@ -128,7 +129,7 @@ class SampleSearch(SampleStore):
 
     def history(self, prompt: str, kind: Kind, limit: int = 500) -> list[Sample]:
         """Samples of one prompt, the newest first. A store of an older version is gone through whole."""
-        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'prompts'").fetchone() is not None:
+        if self._has("prompts"):
             rows = self._db.execute(
                 "SELECT samples.* FROM prompts JOIN samples USING (step, kind, sample) "
                 "WHERE prompts.key = ? AND prompts.kind = ? AND prompt = ? "

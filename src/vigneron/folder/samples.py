@@ -34,16 +34,16 @@ class Sample:
     extras: dict[str, Any]
 
 
-# From one step to the next by the index, however many samples each has.
-EACH_STEP = """
-    WITH RECURSIVE each(step) AS (
-        SELECT min(step) FROM samples
-        UNION ALL
-        SELECT (SELECT min(step) FROM samples WHERE step > each.step) FROM each WHERE each.step IS NOT NULL
-    )
-    SELECT step FROM each
-    WHERE step IS NOT NULL AND EXISTS (SELECT 1 FROM samples WHERE samples.step = each.step AND kind = ?)
-"""
+# What finds samples without going through them: the steps there are, and where each prompt's samples are, by a short
+# hash (a tenth of what an index of whole prompts would weigh).
+FINDERS = {
+    "steps": "kind, step, PRIMARY KEY (kind, step)",
+    "prompts": "key INTEGER, step, kind, sample, PRIMARY KEY (key, step, kind, sample)",
+}
+FILLED = {
+    "steps": "SELECT DISTINCT kind, step FROM samples",
+    "prompts": "SELECT prompt_key(prompt), step, kind, sample FROM samples",
+}
 
 
 class SampleStore:
@@ -62,20 +62,19 @@ class SampleStore:
                 self._db.execute(
                     f"CREATE TABLE IF NOT EXISTS samples ({', '.join(self.COLUMNS)}, PRIMARY KEY (step, kind, sample))"
                 )
-                self._begin_prompts()
+                self._begin_finders()
 
-    def _begin_prompts(self) -> None:
-        """Where each prompt's samples are, by a short hash: a tenth of what an index of whole prompts would weigh."""
-        there = "SELECT 1 FROM sqlite_master WHERE name = 'prompts'"
-        if self._db.execute(there).fetchone() is not None:
-            return
+    def _begin_finders(self) -> None:
+        """Once; in a store of an older version they are made of its samples."""
         self._db.create_function("prompt_key", 1, prompt_key, deterministic=True)
         with self._db:
-            self._db.execute(
-                "CREATE TABLE prompts (key INTEGER, step, kind, sample, PRIMARY KEY (key, step, kind, sample)) "
-                "WITHOUT ROWID"
-            )
-            self._db.execute("INSERT INTO prompts SELECT prompt_key(prompt), step, kind, sample FROM samples")
+            for name, columns in FINDERS.items():
+                if not self._has(name):
+                    self._db.execute(f"CREATE TABLE {name} ({columns}) WITHOUT ROWID")
+                    self._db.execute(f"INSERT INTO {name} {FILLED[name]}")
+
+    def _has(self, table: str) -> bool:
+        return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
 
     def add(self, samples: Sequence[Sample]) -> None:
         rows = [
@@ -87,6 +86,7 @@ class SampleStore:
         with writing(self._path), self._db:
             self._db.executemany(f"INSERT OR REPLACE INTO samples VALUES ({marks})", rows)
             self._db.executemany("INSERT OR REPLACE INTO prompts VALUES (?, ?, ?, ?)", places)
+            self._db.executemany("INSERT OR IGNORE INTO steps VALUES (?, ?)", {(s.kind, s.step) for s in samples})
 
     def page(self, *, step: int, kind: Kind = "train", limit: int = 100, offset: int = 0) -> list[Sample]:
         with readable(self._path):
@@ -98,7 +98,12 @@ class SampleStore:
 
     def steps(self, kind: Kind) -> list[int]:
         with readable(self._path):
-            return [int(step) for (step,) in self._db.execute(EACH_STEP, (kind,))]
+            found = self._db.execute(f"SELECT DISTINCT step FROM {self._steps} WHERE kind = ? ORDER BY step", (kind,))
+            return [int(step) for (step,) in found]
+
+    @property
+    def _steps(self) -> str:
+        return "steps" if self._has("steps") else "samples"
 
     def times_asked(self) -> dict[tuple[str, str], int]:
         """Of how many samples each item of a rubric was asked, by category and item."""
@@ -111,8 +116,8 @@ class SampleStore:
 
     def forget_after(self, step: int) -> None:
         with readable(self._path), writing(self._path), self._db:
-            self._db.execute("DELETE FROM samples WHERE step > ?", (step,))
-            self._db.execute("DELETE FROM prompts WHERE step > ?", (step,))
+            for table in ("samples", *FINDERS):
+                self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
 
     def close(self) -> None:
         self._db.close()
