@@ -93,7 +93,7 @@ def damage_checkpoint(checkpoint: Path, random: Random) -> None:
 def _loaded(run: Path) -> tuple[Any, dict[str, str]]:
     """The run's policy, and its base: loaded once, and written over by every case."""
     from vigneron.training.checkpoint import weights_identity
-    from vigneron.training.run import load_child
+    from vigneron.training.child import load_child
 
     config = RunFolder.open(run).config()
     policy = load_child(config)

@@ -23,9 +23,11 @@ from vigneron.tasks.source import checker_name
 from vigneron.timing import telling
 from vigneron.training import loop
 from vigneron.training.checkpoint import checkpoint_step, load_weights
+from vigneron.training.child import load_child
 from vigneron.training.going_on import checkpoint_to_look_at
 from vigneron.training.held_out import evaluate
-from vigneron.training.run import Run, load_child, newest_weights
+from vigneron.training.resolving import newest_weights
+from vigneron.training.run import Run
 from vigneron.training.samples import samples_of
 from vigneron.training.slots import Parts
 from vigneron.training.view import AnyView, View, as_view

@@ -8,7 +8,7 @@ from vigneron import api
 from vigneron.errors import UserError
 from vigneron.folder.run_folder import RunFolder
 from vigneron.recipe import load_config
-from vigneron.training.run import resolved
+from vigneron.training.resolving import resolved
 
 SMALL = ("model.device=cpu", "steps=2", "eval_every=2")
 METHODS_AFTER = ("grpo", "ppo", "reinforce", "trpo", "trust", "dpo", "rejection")

@@ -23,7 +23,7 @@ from vigneron.rewards.checkers import load_checker
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import checker_name, load_data
 from vigneron.training.checkpoint import checkpoint_step, checkpoints
-from vigneron.training.run import resolved
+from vigneron.training.resolving import resolved
 from vigneron.training.signals import Stopped
 
 WRITTEN_AT_THE_START = {".lock", ".config.yaml.draft", "config.yaml", "data"}

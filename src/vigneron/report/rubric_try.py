@@ -59,7 +59,7 @@ def try_rubric(
     for notice in book.notices:
         say(console, f"note: {notice}")
     from vigneron.rewards.rubric_build import Graders
-    from vigneron.training.run import newest_weights
+    from vigneron.training.resolving import newest_weights
 
     graders = Graders(judge, notice=lambda text: say(console, f"note: {text}"), weights=newest_weights, where="--judge")
     tried = tried_answers(rows, book, graders, normalise=normalise)

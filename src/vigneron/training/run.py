@@ -1,38 +1,26 @@
 """A run: its parts put together, and its start, its going on and its end."""
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
 
 from vigneron.batch import Batch
 from vigneron.compiling import can_compile
-from vigneron.config import Config, is_api_embedder
+from vigneron.config import Config
 from vigneron.errors import NonFinite, UserError, did_you_mean
 from vigneron.folder.metrics_file import records_of
 from vigneron.folder.notices import Notice, keep_notice, kept_notices
-from vigneron.folder.run_folder import RunFolder, default_runs_folder
+from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.samples import SampleStore
-from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
+from vigneron.policy.load import resolve_device, speed_up
 from vigneron.policy.model import Policy, Reference
-from vigneron.policy.scorer import load_scorer
-from vigneron.recipe import recipe_names
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Check, build_check, load_checker
-from vigneron.rollout.demonstrations import demonstrations
-from vigneron.rollout.pairs import sequences_of
-from vigneron.rollout.prompts import PromptOrder, Row, prompts_token_ids
-from vigneron.rollout.sample import check_lengths, sampler_of
-from vigneron.rubric.prompts import generation_prompt
+from vigneron.rollout.prompts import PromptOrder
+from vigneron.rollout.sample import sampler_of
 from vigneron.rubric.read import read_rubric
-from vigneron.rubric.rows import category_of
-from vigneron.sources.client import base_url
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
 from vigneron.timing import phase
@@ -44,19 +32,21 @@ from vigneron.training.checkpoint import (
     SCALARS,
     State,
     checkpoint_step,
-    checkpoints,
     load_checkpoint,
     load_weights,
     read_scalars,
     weights_identity,
 )
+from vigneron.training.child import load_child, seed_everything
 from vigneron.training.dumps import dump_batch
-from vigneron.training.going_on import checkpoint_to_look_at, checkpoint_to_resume, set_aside
+from vigneron.training.going_on import checkpoint_to_resume, set_aside
 from vigneron.training.held_out import evaluate
 from vigneron.training.keeping import Keep
+from vigneron.training.lengths import lengths
 from vigneron.training.manifest import damage_explained
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
 from vigneron.training.metrics import batch_metrics
+from vigneron.training.resolving import check_held_out, newest_weights, resolved
 from vigneron.training.samples import samples_of
 from vigneron.training.saving import Saver, sweep
 from vigneron.training.second_look import SecondLook, explain_canaries, second_look
@@ -65,10 +55,8 @@ from vigneron.training.snapshot import take_snapshot
 from vigneron.training.view import Silent, View, tell
 from vigneron.training.warnings import History
 
-__all__ = ["Run", "Silent", "View", "load_child", "newest_weights", "resolved"]
+__all__ = ["Run", "Silent", "View"]
 
-# Compiling takes half a minute: shorter runs are over sooner without.
-COMPILE_FROM_STEPS = 200
 
 Build = Callable[[Parts], Method]
 
@@ -371,146 +359,3 @@ class Run:
             self.second_look.other.close()
         self.samples.close()
         self.folder.unlock()
-
-
-def load_child(config: Config) -> Policy:
-    model = config.model
-    if config.method.trains == "scorer":
-        return load_scorer(
-            model.name,
-            start=True,
-            seed=config.seed,
-            device=model.device,
-            dtype=model.dtype,
-            activation_checkpointing=model.activation_checkpointing,
-            allow_pickle=model.allow_pickle,
-            trust_remote_code=model.trust_remote_code,
-        )
-    lora: Any = model.lora
-    if lora is not None:
-        targets = lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
-        lora = Lora(lora.rank, lora.alpha, targets)
-    return load_policy(
-        model.name,
-        device=model.device,
-        dtype=model.dtype,
-        chat=model.chat,
-        lora=lora,
-        activation_checkpointing=model.activation_checkpointing,
-        allow_pickle=model.allow_pickle,
-        trust_remote_code=model.trust_remote_code,
-    )
-
-
-def resolved(config: Config) -> Config:
-    """What `auto` means here, and paths that do not depend on where a command is started."""
-    device = resolve_device(config.model.device)
-    dtype = "bfloat16" if resolve_compute_dtype(config.model.dtype, device) == torch.bfloat16 else "float32"
-    wanted = config.steps >= COMPILE_FROM_STEPS if config.model.compile == "auto" else config.model.compile
-    model = {
-        "name": newest_weights(config.model.name, "model"),
-        "device": str(device),
-        "dtype": dtype,
-        "compile": wanted and can_compile(device),
-    }
-    changes: dict[str, Any] = {"model": config.model.model_copy(update=model)}
-    if config.reward.kind == "semantic":
-        second = config.reward.guards.second_embedder
-        guards = config.reward.guards.model_copy(update={"second_embedder": second and absolute(second)})
-        reward: dict[str, Any] = {"embedder": absolute(config.reward.embedder), "guards": guards}
-        if any(name and is_api_embedder(name) for name in (config.reward.embedder, second)):
-            reward["url"] = base_url(config.reward.url, "reward.url")
-        changes["reward"] = config.reward.model_copy(update=reward)
-    if config.reward.kind == "model" or config.reward.kind == "preference":
-        changes["reward"] = config.reward.model_copy(
-            update={"model": newest_weights(config.reward.model, "reward.model")}
-        )
-    if config.reward.kind == "rubric":
-        files = {key: getattr(config.reward, key) for key in ("file", "held_out_file")}
-        changes["reward"] = config.reward.model_copy(update={k: f and absolute(f) for k, f in files.items()})
-    if config.parent is not None:
-        parent = (
-            {"url": base_url(config.parent.url, "parent.url")}
-            if config.parent.kind == "endpoint"
-            else {"model": absolute(config.parent.model)}
-        )
-        changes["parent"] = config.parent.model_copy(update=parent)
-    return config.model_copy(update=changes)
-
-
-def lengths(config: Config, policy: Policy, data: Data, reward: Any = None) -> tuple[int, str | None]:
-    """Tokens of the longest sequence; and what is to be said of demonstrations that were cut.
-
-    A prompt that does not fit into the model is found here, not after hours.
-    """
-    longest, cut = 1, None
-    for rows, of in ((data.train, "the training data"), (data.held_out, "the held-out part")):
-        if not rows:
-            continue
-        if config.method.reads == "pairs":
-            ids = sequences_of(policy, rows, of, joined=config.method.joins_pairs)
-        elif config.method.reads == "demonstrations" and rows is data.train:
-            shown = demonstrations(policy, rows, of=of)
-            ids = [each.ids for each in shown]
-            numbers = [number for number, each in enumerate(shown, start=1) if each.cut]
-            if numbers:
-                cut = (
-                    f"{len(numbers)} of {len(rows)} demonstrations are longer than the model's context of "
-                    f"{policy.context_length} tokens and are cut there, the first in row {numbers[0]} of {of}"
-                )
-        else:
-            for prompts, what in asked_of(config, rows, reward):
-                ids = prompts_token_ids(policy.tokenizer, prompts, of + what)
-                check_lengths(policy, ids, config.max_new_tokens, of + what)
-                longest = max(longest, config.max_new_tokens + max(map(len, ids)))
-            if config.method.shows_answers and rows is data.train:
-                shown = demonstrations(policy, [row for row in rows if row.get("answer")], of=of)
-                longest = max(longest, *(len(each.ids) for each in shown))
-        longest = max(longest, *map(len, ids))
-    return longest, cut
-
-
-def asked_of(config: Config, rows: Sequence[Row], reward: Any) -> Iterator[tuple[list[Any], str]]:
-    """The prompts that completions are drawn under: bare, and as a rubric's categories say."""
-    yield [row["prompt"] for row in rows], ""
-    if config.method.needs_rubric:
-        rubric = reward.book.rubric
-        of = [rubric.categories[category_of(rubric, row, n, "the data")] for n, row in enumerate(rows, start=1)]
-        made = [generation_prompt(category, row["prompt"]) for category, row in zip(of, rows, strict=True)]
-        yield made, ", with its category's `generate` prompt"
-
-
-def newest_weights(name: str, key: str = "model") -> str:
-    """For the folder of a run, its newest checkpoint; else the name of a model, a path made absolute.
-
-    `runs/NAME` is also found where runs are kept, wherever that is.
-    """
-    path = Path(name).expanduser()
-    if path.parts[:1] == ("runs",) and not path.exists():
-        path = default_runs_folder().joinpath(*path.parts[1:])
-        if not path.exists():
-            recipe = path.name if path.name in recipe_names() else "RECIPE"
-            raise UserError(f"{key}: there is no run '{name}' yet: `vigneron train {recipe} --name {path.name}` first")
-    if not (path / "config.yaml").is_file():
-        return absolute(name)
-    if not checkpoints(RunFolder.open(path).checkpoints):
-        raise UserError(f"{key}: the run '{name}' has no checkpoint yet")
-    return absolute(str(checkpoint_to_look_at(path)))
-
-
-def check_held_out(config: Config, data: Data) -> None:
-    if config.keep_best is not None and not data.held_out:
-        raise UserError(f"keep_best: '{config.keep_best}' needs a held-out part: give data.held_out")
-
-
-def absolute(name: str) -> str:
-    """A path that exists, made absolute; a name of something else as it is."""
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() else name
-
-
-def seed_everything(seed: int) -> None:
-    """Our own draws are keyed; this is for an adapter's first weights, and for a user's reward."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
