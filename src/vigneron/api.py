@@ -132,7 +132,7 @@ def resume(
     with telling(getattr(watching, "phase", None)):
         run = Run.resume(
             found,
-            METHODS[config.method.name],
+            METHODS[(new or config).method.name],
             config=new,
             device=device,
             rubric=rubric,
@@ -146,8 +146,8 @@ def resume(
 def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
     """The child of a run, at its newest checkpoint or at the one after `step`."""
     found = RunFolder.open(folder)
-    chosen = checkpoint_to_look_at(found.path, step)
     config = found.config()
+    chosen = checkpoint_to_look_at(found.path, step)
     # Wherever it was trained, it is looked at here.
     here = config.model.model_copy(update={"device": "auto", "dtype": "auto"})
     policy = load_child(config.model_copy(update={"model": here}))

@@ -49,7 +49,7 @@ class Exported:
 
 def export(run: str | Path, target: str | Path, *, step: int | None = None, dtype: Dtype = "float32") -> Exported:
     """Written beside and renamed: a folder that is there was checked."""
-    target = Path(target).expanduser()
+    target = Path(target).expanduser().resolve()
     check_target(target)
     trained = load_run(run, step=step)
     trained.policy.compute_dtype = torch.float32

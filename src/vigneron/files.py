@@ -1,5 +1,6 @@
 """Files that are whole or not there."""
 
+import errno
 import hashlib
 import json
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -35,6 +38,21 @@ def writing(path: Path) -> Iterator[None]:
     except (OSError, sqlite3.OperationalError) as error:  # a damaged database is another error
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write '{path}': {reason}; the checkpoints before it are whole") from error
+
+
+@contextmanager
+def full_disk_said(path: Path) -> Iterator[None]:
+    """A disk that is full, whatever was being written: a cache, a log."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise UserError(f"cannot write in '{path}': {error.strerror}; the checkpoints are whole") from error
+    except sqlite3.OperationalError as error:
+        if "disk" not in str(error):
+            raise
+        raise UserError(f"cannot write in '{path}': {error}; the checkpoints are whole") from error
 
 
 def append_line(path: Path, line: str) -> None:

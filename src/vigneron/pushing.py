@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from vigneron.errors import UserError
+from vigneron.redaction import MARK, redacted
 
 SILENT_FOR = 60.0
 """Seconds that a hub may say nothing before it is given up."""
@@ -42,4 +43,4 @@ def said(error: Exception, token: str) -> str:
     """One line, without the token."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines)[:300] or type(error).__name__
-    return re.sub(r"hf_\w{8,}", "…", text.replace(token, "…")).rstrip(".")
+    return re.sub(r"hf_\w{8,}", MARK, redacted(text, token)).rstrip(".")

@@ -320,7 +320,7 @@ class TestRuns:
     def test_a_file_where_runs_should_be(self, tmp_path: Path, tiny_folder: Path) -> None:
         (tmp_path / "taken").write_text("", encoding="utf-8")
         answer = vigneron("train", write_recipe(tmp_path, tiny_folder), "--runs", "taken")
-        assert_one_line(answer, "cannot create the run's folder 'taken/my'", "Not a directory")
+        assert_one_line(answer, "cannot create a run in 'taken'", "is not a folder")
 
     def test_a_read_only_place(self, tmp_path: Path, tiny_folder: Path) -> None:
         place = tmp_path / "read-only"

@@ -67,7 +67,9 @@ def test_our_own_names_are_served(host: str) -> None:
     assert client().get("/", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:9999", "null", "http://127.0.0.1.evil"])
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "http://127.0.0.1:9999", "null", "http://127.0.0.1.evil", "http://["]
+)
 def test_another_origin_is_refused(origin: str) -> None:
     assert client().post("/label", headers={"origin": origin}).status_code == 403
 

@@ -96,3 +96,15 @@ class GrapeConfig(GroupRelativeConfig):
         if self.level == "sequence" and self.aggregation != "sum_over_samples":
             raise ValueError("`level: sequence` is eq. 17, a sum over samples: add `aggregation: sum_over_samples`")
         return self
+
+    @model_validator(mode="after")
+    def a_correction_corrects(self) -> "GrapeConfig":
+        if self.correction == "none":
+            return self
+        if self.level == "sequence":
+            raise ValueError("`correction: truncated` weighs tokens: it goes with `level: token`")
+        if self.trained_under == "generation_prompt" and self.mix.revised == 0:
+            raise ValueError(
+                "`correction: truncated` does nothing: all is trained under the text that it is drawn under"
+            )
+        return self

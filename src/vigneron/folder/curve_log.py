@@ -1,12 +1,12 @@
 """A run's curves for whoever looks: from the index where there is one that can be trusted, else from metrics.jsonl."""
 
-import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
+from vigneron.files import parsed_json
 from vigneron.folder.curve_points import MOST, Curve, points, thinned, values_of, within
 from vigneron.folder.curves import CURVES, CurveStore
 from vigneron.folder.status import last_records
@@ -36,7 +36,7 @@ class CurveLog:
     def _add(self, line: bytes) -> None:
         """A line that is damaged, or that is being written, is left out."""
         try:
-            record = json.loads(line)
+            record = parsed_json(line)
         except ValueError:
             return
         if not isinstance(record, dict) or not isinstance(record.get("step"), int) or not line.endswith(b"\n"):

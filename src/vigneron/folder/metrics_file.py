@@ -1,10 +1,10 @@
 """A run's metrics, without reading all of a long file."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from vigneron.files import parsed_json
 from vigneron.folder.status import last_records
 
 READ_WHOLE = 2**22
@@ -42,7 +42,7 @@ def _record(line: bytes) -> Record | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        record = json.loads(line)
+        record = parsed_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None

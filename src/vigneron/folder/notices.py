@@ -7,6 +7,7 @@ from typing import Literal
 
 from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.status import last_records
+from vigneron.redaction import redacted
 
 NOTICES = "notices.jsonl"
 
@@ -28,7 +29,7 @@ class Notice:
 
 
 def keep_notice(folder: RunFolder, notice: Notice) -> None:
-    folder.append(NOTICES, vars(notice))
+    folder.append(NOTICES, {**vars(notice), "text": redacted(notice.text)})
 
 
 def kept_notices(path: Path) -> list[Notice]:

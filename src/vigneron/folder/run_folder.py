@@ -55,6 +55,8 @@ class RunFolder:
     def check_can_be_created(runs: Path) -> None:
         """Before anything that takes long."""
         there = next(path for path in (runs, *runs.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise UserError(f"cannot create a run in '{runs}': '{there}' is not a folder")
         if not os.access(there, os.W_OK | os.X_OK):
             raise UserError(f"cannot create a run in '{runs}': '{there}' cannot be written")
 
@@ -69,7 +71,8 @@ class RunFolder:
         path = Path(path).expanduser()
         if not (path / "config.yaml").is_file():
             raise UserError(f"'{path}' is not a run's folder: it has no config.yaml")
-        _refuse_links_out(path)
+        if (link := leads_out(path)) is not None:
+            raise UserError(f"'{link}' is a link that leads out of the run's folder: put the file itself in its place")
         return cls(path)
 
     def lock(self) -> None:
@@ -204,16 +207,16 @@ class RunFolder:
                     write_atomically(path, "".join(kept))
 
 
-def _refuse_links_out(path: Path) -> None:
-    """A folder from somebody else: what is written in it must not be written elsewhere."""
+def leads_out(path: Path) -> Path | None:
+    """What in a run's folder leads out of it. It may come from somebody else: nothing is read or written elsewhere."""
     here = path.resolve()
     for entry in (*path.iterdir(), *path.glob("data/*"), *path.glob("checkpoints/*")):
         try:
-            leads_out = entry.is_symlink() and not entry.resolve().is_relative_to(here)
+            if entry.is_symlink() and not entry.resolve().is_relative_to(here):
+                return entry
         except (OSError, RuntimeError):  # a link that leads to itself
-            leads_out = True
-        if leads_out:
-            raise UserError(f"'{entry}' is a link that leads out of the run's folder: put the file itself in its place")
+            return entry
+    return None
 
 
 def _number(value: Any) -> Any:

@@ -72,6 +72,10 @@ def watched_in(config: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) 
     return found
 
 
+def lower_is_better(figure: str) -> bool:
+    return "loss" in figure.split("/") or figure.endswith("_error")
+
+
 def answers_are_free(config: Mapping[str, Any]) -> bool:
     """Whether nothing was said of what counts as right: then an accuracy of 0 is only that no answer was repeated to
     the letter. A model that scores pairs or texts has an accuracy of its own."""

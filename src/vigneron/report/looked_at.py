@@ -11,7 +11,7 @@ from vigneron.folder.notices import Notice, kept_notices
 from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.sizes import Saved, bytes_in, saved_in
 from vigneron.folder.status import RunStatus, status_of
-from vigneron.folder.watched import Shown, watched_in
+from vigneron.folder.watched import Shown, lower_is_better, watched_in
 from vigneron.recipe import load_config, recipe_names
 from vigneron.report.arms import flattened
 from vigneron.report.curves import is_number, series
@@ -60,7 +60,7 @@ def look_at(path: Path) -> LookedAt:
         records=records,
         notices=kept_notices(folder.path),
         saved=saved,
-        best=best_step(figures, records, [one.step for one in saved]),
+        best=best_step(config.keep_best, figures, records, [one.step for one in saved]),
         bytes=bytes_in(folder.path),
     )
 
@@ -81,14 +81,16 @@ def _is_resolved(before: Any, after: Any) -> bool:
     return isinstance(after, str) and "/" in after and before.removeprefix("./") in after
 
 
-def best_step(figures: Sequence[Shown], records: Sequence[Mapping[str, Any]], steps: Sequence[int]) -> int | None:
-    """The checkpoint with the best of the first held-out figure, where two of them were evaluated."""
-    held_out = next((figure for figure in figures if figure.key.startswith("eval/")), None)
-    if held_out is None:
+def best_step(
+    keep_best: str | None, figures: Sequence[Shown], records: Sequence[Mapping[str, Any]], steps: Sequence[int]
+) -> int | None:
+    """The best checkpoint by the run's own figure, or by the first held-out one, where two of them were evaluated."""
+    key = keep_best or next((figure.key for figure in figures if figure.key.startswith("eval/")), None)
+    if key is None:
         return None
-    values = {r["step"]: r[held_out.key] for r in records if r["step"] in steps and is_number(r.get(held_out.key))}
-    sign = 1 if held_out.lower_is_better else -1
-    return min(values, key=lambda step: sign * values[step]) if len(values) > 1 else None
+    values = {r["step"]: r[key] for r in records if r["step"] in steps and is_number(r.get(key))}
+    sign = 1 if lower_is_better(key) else -1
+    return min(values, key=lambda step: (sign * values[step], step)) if len(values) > 1 else None
 
 
 def ends_of(run: LookedAt) -> list[Ends]:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from vigneron.redaction import redacted
+
 FINISH_WITHIN = 60
 
 Metrics = dict[str, float]
@@ -74,11 +76,7 @@ def main(name: str) -> None:
 
 def said(error: BaseException) -> str:
     """One line, with no key of the environment in it."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    for name, value in os.environ.items():
-        if name.endswith(("KEY", "TOKEN", "SECRET", "PASSWORD")) and len(value) >= 8:
-            text = text.replace(value, "…")
-    return text[:300]
+    return redacted(" ".join(str(error).split()) or type(error).__name__)[:300]
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ FREE = (
     "microbatch_tokens",
     "recipe",
     "about",
+    "trackers",
     "model.device",
     "model.dtype",
     "model.compile",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vigneron.files import write_atomically
+from vigneron.files import write_atomically, writing
+from vigneron.folder.watched import lower_is_better
 from vigneron.training.checkpoint import SCALARS, checkpoint_step, checkpoints
 
 BEST = "best.json"
@@ -18,10 +19,6 @@ class Keep:
     last: int
     best: str | None = None
     """The name of a figure, as in metrics.jsonl."""
-
-
-def lower_is_better(figure: str) -> bool:
-    return "loss" in figure.split("/") or figure.endswith("_error")
 
 
 def best_checkpoint(folder: Path, figure: str) -> tuple[Path, float] | None:
@@ -36,10 +33,15 @@ def prune(folder: Path, keep: Keep) -> None:
     best = best_checkpoint(folder, keep.best) if keep.best is not None else None
     if keep.best is not None and best is not None:
         record = {"step": checkpoint_step(best[0]), "figure": keep.best, "value": best[1]}
-        write_atomically(folder / BEST, json.dumps(record) + "\n")
+        with writing(folder / BEST):
+            write_atomically(folder / BEST, json.dumps(record) + "\n")
     for old in checkpoints(folder)[: -keep.last]:
         if best is None or old != best[0]:
-            shutil.rmtree(old, ignore_errors=True)
+            # Under a name that is swept, should the process end in the middle.
+            going = old.with_name(f".{old.name}.draft")
+            shutil.rmtree(going, ignore_errors=True)
+            old.rename(going)
+            shutil.rmtree(going, ignore_errors=True)
 
 
 def _figure(path: Path, figure: str) -> float | None:

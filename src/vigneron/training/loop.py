@@ -4,6 +4,7 @@ import time
 
 from vigneron.batch import Batch
 from vigneron.errors import NonFinite, UserError
+from vigneron.files import full_disk_said
 from vigneron.folder.curve_index import CurveIndex
 from vigneron.folder.status import State, write_status
 from vigneron.timing import first_lap, next_lap, phase
@@ -26,7 +27,8 @@ def train(run: Run, view: View) -> None:
     state: State = "failed"
     said: str | None = "it ended unexpectedly"
     try:
-        with explained_memory(run.config), CurveIndex(run.folder, view.notice) as curves:
+        watched = explained_memory(run.config), full_disk_said(run.folder.path)
+        with watched[0], watched[1], CurveIndex(run.folder, view.notice) as curves:
             _train(run, view, curves)
         state, said = "finished", None
     except Stopped as stopped:
@@ -35,6 +37,7 @@ def train(run: Run, view: View) -> None:
         raise
     except KeyboardInterrupt:
         run.saver.abandon()
+        run.hurried = True
         state, said = "stopped", f"stopped at once, in step {run.step + 1}"
         raise
     except UserError as error:

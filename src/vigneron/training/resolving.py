@@ -13,9 +13,7 @@ from vigneron.policy.load import resolve_compute_dtype, resolve_device
 from vigneron.recipe import recipe_names
 from vigneron.sources.client import base_url
 from vigneron.tasks.source import Data
-from vigneron.training.checkpoint import (
-    checkpoints,
-)
+from vigneron.training.checkpoint import checkpoints
 from vigneron.training.going_on import checkpoint_to_look_at
 
 # Compiling takes half a minute: shorter runs are over sooner without.

@@ -1,9 +1,11 @@
 """A run: its parts put together, and its start, its going on and its end."""
 
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vigneron.batch import Batch
 from vigneron.compiling import can_compile
@@ -87,6 +89,8 @@ class Run:
     """What notices were about: of one thing it speaks once, also after a resume."""
     history: History = field(default_factory=History)
     tracking: Tracking | None = None
+    hurried: bool = False
+    """It was asked to end at once."""
 
     @classmethod
     def start(cls, config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> "Run":
@@ -171,8 +175,9 @@ class Run:
         data = folder.data()
         check_held_out(config, data)
         saved, notices = checkpoint_to_resume(folder.path, weights_only=weights_only)
-        if saved is not None and (not weights_only or (saved / SCALARS).is_file()):
-            notices += check_changes(folder.path, read_scalars(saved), config, data, allow=allow_changes)
+        scalars = known_state(folder, saved, weights_only=weights_only)
+        with damage_explained(saved or folder.path):
+            notices += check_changes(folder.path, scalars, config, data, allow=allow_changes)
         done = 0 if saved is None else checkpoint_step(saved)
         if config.steps < done:
             raise UserError(f"steps: {done} are done already, which is more than {config.steps}")
@@ -181,26 +186,22 @@ class Run:
                 raise UserError(f"--rubric: the run is finished, at step {config.steps}: nothing would go by it")
             check_rubric_data(read_rubric(rubric), data)
             notices.append(f"goes on by the rubric '{rubric}'")
+        if weights_only and saved is not None:
+            notices.append("weights only: optimizers, and what else a checkpoint keeps beside weights, begin anew")
         for text in notices:
             view.notice(text)
-        if new is not None:
-            folder.write_config(new)
         with folder.rubric_replaced(rubric):
             run = cls._build(config, folder, data, build, view)
+            if saved is not None:
+                run._take_over(saved, weights_only=weights_only)
+        if new is not None:
+            folder.write_config(run.config)
         if saved is not None:
             set_aside(saved)
-            if weights_only:
-                with damage_explained(saved):
-                    load_weights(saved, run.policy)
-                run.method.update.begin_at(done)
-                run.step = done
-                view.notice("weights only: optimizers, and what else a checkpoint keeps beside weights, begin anew")
-            else:
-                state = load_checkpoint(saved, run.policy, base=run.base)
-                with damage_explained(saved):
-                    run._load(state)
         folder.forget_after(run.step if saved else -1)
         run.samples.forget_after(run.step if saved else -1)
+        for text in notices:  # whoever has the folder sees what was done to the run
+            keep_notice(folder, Notice(run.step, text))
         run.said = {notice.key for notice in kept_notices(folder.path)}
         run.history = History(folder.records("metrics.jsonl"))
         if run.step == run.config.steps:
@@ -290,6 +291,18 @@ class Run:
         records = records_of(self.folder.path)
         return model_card(self.config, records, step=self.step, rows=rows, base_hash=self.base["sha256"])
 
+    def _take_over(self, saved: Path, *, weights_only: bool) -> None:
+        """A checkpoint's state, or its weights alone."""
+        if not weights_only:
+            state = load_checkpoint(saved, self.policy, base=self.base)
+            with damage_explained(saved):
+                self._load(state)
+            return
+        with damage_explained(saved):
+            load_weights(saved, self.policy)
+        self.step = checkpoint_step(saved)
+        self.method.update.begin_at(self.step)
+
     def _load(self, state: State) -> None:
         update = {k.removeprefix("update."): v for k, v in state.tensors.items() if k.startswith("update.")}
         self.method.update.load(update, state.scalars["update"])
@@ -310,7 +323,9 @@ class Run:
         if self.skipped > self.config.skip_nonfinite or error.batch is None:
             goes_on = f"`vigneron resume {self.folder.path} skip_nonfinite={self.skipped}` passes over it"
             raise UserError(f"step {step}: {error}. Its batch {dumped}; {goes_on}") from error
-        view.notice(f"step {step} is passed over, without an update: {error}. Its batch {dumped}")
+        notice = Notice(step, f"step {step} is passed over, without an update: {error}. Its batch {dumped}", "warning")
+        keep_notice(self.folder, notice)
+        tell(view, notice)
         self.method.update.begin_at(step)
         return error.batch, batch_metrics(error.batch)
 
@@ -351,11 +366,33 @@ class Run:
                 tell(view, notice)
 
     def close(self) -> None:
-        self.saver.settle()
-        for text in self.tracking.close() if self.tracking is not None else []:
-            keep_notice(self.folder, Notice(self.step, text, "warning"))
-        self.reward.close()
-        if self.second_look is not None and self.second_look.other is not None:
-            self.second_look.other.close()
-        self.samples.close()
-        self.folder.unlock()
+        """All of it, whatever one part meets. Trackers are not waited for where the run was to end at once."""
+        with ExitStack() as parts:
+            parts.callback(self.folder.unlock)
+            parts.callback(self.samples.close)
+            if self.second_look is not None and self.second_look.other is not None:
+                parts.callback(self.second_look.other.close)
+            parts.callback(self.reward.close)
+            parts.callback(self._close_trackers)
+            parts.callback(self.saver.settle)
+
+    def _close_trackers(self) -> None:
+        said = self.tracking.close(at_once=self.hurried) if self.tracking is not None else []
+        with suppress(UserError):  # a full disk, which was said
+            for text in said:
+                keep_notice(self.folder, Notice(self.step, text, "warning"))
+
+
+def known_state(folder: RunFolder, saved: Path | None, *, weights_only: bool) -> dict[str, Any]:
+    """What a run is compared with before it goes on: a checkpoint's scalars, or its config where there is none yet.
+
+    With weights alone, state that cannot be read is none.
+    """
+    if saved is None:
+        return {"config": folder.config().model_dump(mode="json")}
+    try:
+        return read_scalars(saved)
+    except (OSError, ValueError) as error:
+        if weights_only:
+            return {}
+        raise UserError(f"the checkpoint '{saved}' is damaged: {SCALARS} cannot be read") from error

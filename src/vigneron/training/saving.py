@@ -83,7 +83,8 @@ def sweep(folder: Path) -> None:
     for draft in (folder / "checkpoints").glob(".step-*.draft"):
         shutil.rmtree(draft, ignore_errors=True)
     for draft in (*folder.glob(".*.draft"), *(folder / "checkpoints").glob(".*.draft")):
-        draft.unlink(missing_ok=True)
+        if not draft.is_dir():
+            draft.unlink(missing_ok=True)
 
 
 def _begun(folder: Path, step: int, policy: Policy) -> Path:

@@ -56,7 +56,7 @@ class Guard:
         if headers.get("host", "").lower() not in self._hosts:
             return PlainTextResponse("this page is not served under that name", 403)
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() not in self._hosts:
+        if origin is not None and _host_of(origin) not in self._hosts:
             return PlainTextResponse("a page of another site asked", 403)
         # A link from elsewhere to a page may be followed; what changes something, or is read by a script, may not.
         followed = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
@@ -78,6 +78,13 @@ class Guard:
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self._token.encode())
+
+
+def _host_of(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # no address at all
+        return ""
 
 
 def _with_headers(send: Send) -> Send:

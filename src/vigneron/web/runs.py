@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Any
 
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import LOCK, RunFolder
+from vigneron.folder.run_folder import LOCK, RunFolder, leads_out
 from vigneron.folder.status import STATUS, RunStatus, run_folders, status_of
 
 
@@ -35,7 +35,7 @@ class Runs:
                     _keep(found, path.relative_to(place).as_posix(), path)
             except (UserError, OSError):  # deleted since
                 continue
-        return found
+        return {name: path for name, path in found.items() if _is_its_own(path)}
 
     def folder(self, name: str) -> Path:
         try:
@@ -60,6 +60,13 @@ class Runs:
 class NoSuchRun(UserError):
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no run {name!r} here")
+
+
+def _is_its_own(path: Path) -> bool:
+    try:
+        return leads_out(path) is None
+    except OSError:  # deleted since
+        return False
 
 
 def _keep(found: dict[str, Path], name: str, path: Path) -> None:

@@ -19,7 +19,8 @@ def serve(app: Starlette, *, port: int, host: str = LOOPBACK, tell: Callable[[st
     listening = _bound(host, port)
     port = listening.getsockname()[1]
     token = secrets.token_urlsafe(24)
-    shown = LOOPBACK if host == "0.0.0.0" else host
+    outside = sorted(own_addresses() - {LOOPBACK}) if host == "0.0.0.0" else []
+    shown = (outside or [LOOPBACK])[0] if host == "0.0.0.0" else host
     tell(f"http://{shown}:{port}/?token={token}")
     config = uvicorn.Config(
         Guard(app, token=token, hosts=own_names(host, port)),
@@ -42,8 +43,23 @@ def own_names(host: str, port: int) -> list[str]:
     """Under which names the page answers: no other site's name, whatever address that points to."""
     names = {LOOPBACK, "localhost", host} if host in (LOOPBACK, "localhost", "0.0.0.0") else {host}
     if host == "0.0.0.0":
-        names |= {socket.gethostname(), socket.getfqdn()}
+        names |= {socket.gethostname(), socket.getfqdn(), *own_addresses()}
     return [f"{name}:{port}" for name in sorted(names)]
+
+
+def own_addresses() -> set[str]:
+    """Of this machine in its network: a number is nobody's name, so no other site can point one here."""
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    except OSError:
+        found = set()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: asks which address would be taken
+            found.add(str(probe.getsockname()[0]))
+        except OSError:
+            pass
+    return found
 
 
 def _bound(host: str, port: int) -> socket.socket:
