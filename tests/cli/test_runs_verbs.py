@@ -122,7 +122,7 @@ def test_a_line_fits_into_the_terminal(runs: Path, width: int) -> None:
     assert ("figures" in lines[0]) == (width == 200)
 
 
-def test_hundreds_of_runs_are_listed_quickly_and_without_torch(tmp_path: Path) -> None:
+def test_hundreds_of_runs_are_listed_without_torch(tmp_path: Path) -> None:
     template = make_run(tmp_path / "runs", "run-0").path
     records = "".join(json.dumps({**RECORDS[3], "step": n}) + "\n" for n in range(200))
     for number in range(1, 300):
@@ -131,16 +131,14 @@ def test_hundreds_of_runs_are_listed_quickly_and_without_torch(tmp_path: Path) -
         (folder / "config.yaml").write_bytes((template / "config.yaml").read_bytes())
         (folder / "metrics.jsonl").write_text(records)
     code = (
-        "import sys, time\nfrom vigneron.cli import app\nbegan = time.perf_counter()\n"
+        "import sys\nfrom vigneron.cli import app\n"
         f"app(['runs', {str(tmp_path / 'runs')!r}], standalone_mode=False)\n"
-        "print(time.perf_counter() - began, [m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    *listed, last = done.stdout.splitlines()
-    seconds, heavy = last.split(maxsplit=1)
+    *listed, heavy = done.stdout.splitlines()
     assert len(listed) == 301
     assert heavy == "[]"
-    assert float(seconds) < 4, seconds
 
 
 # ---------------------------------------------------------------------------------------------- show

@@ -21,7 +21,8 @@ from vigneron.recipe import load_config
 from vigneron.report.arms import Arm, CollectedRun
 from vigneron.report.compared import write_comparison
 from vigneron.report.html import write_report
-from vigneron.report.tables import csv_cell, metrics_table, samples_table
+from vigneron.labels.cells import to_cell
+from vigneron.report.tables import metrics_table, samples_table
 from vigneron.report.terminal import TerminalView, say
 from vigneron.rollout.dataset import LONGEST_LINE as LONGEST_ROW
 from vigneron.rollout.dataset import read_rows
@@ -258,7 +259,7 @@ def test_what_a_spreadsheet_would_run_is_text(tmp_path: Path) -> None:
     write_comparison([Arm(config.recipe, [run])], tmp_path / "out")
     rows = list(csv.reader((tmp_path / "out" / "compare.csv").read_text().splitlines()))
     assert {row[0] for row in rows[1:]} == {"'=1+cmd|' /C calc'!A0"}
-    assert [csv_cell(text) for text in ("+1", "-1", "@x", "\tx", "x", 5, -5)] == [
+    assert [to_cell(text) for text in ("+1", "-1", "@x", "\tx", "x", 5, -5)] == [
         "'+1",
         "'-1",
         "'@x",

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -185,12 +186,12 @@ def test_one_that_hangs_is_never_waited_for(tmp_path: Path, monkeypatch: pytest.
     process = tracker._process
     assert process is not None
     os.kill(process.pid, signal.SIGSTOP)
-    longest = 0.0
+    taken = []
     for step in range(2000):
         began = time.perf_counter()
         made.log(step, {f"figure/{n}": 0.123456 for n in range(40)})
-        longest = max(longest, time.perf_counter() - began)
-    assert longest < 0.25
+        taken.append(time.perf_counter() - began)
+    assert statistics.median(taken) < 0.05, "nobody waits for it"
     assert made.complaints() == [
         "the tracker tensorboard does not keep up, and misses steps; the run's own logs are whole"
     ]
@@ -262,7 +263,7 @@ def test_trackio_here_and_at_a_dead_address(
 
 def test_an_error_holds_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    assert child.said(ValueError(f"bad\nkey {KEY} at http://x")) == "bad key … at http://x"
+    assert child.said(ValueError(f"bad\nkey {KEY} at http://x")) == "bad key [key] at http://x"
 
 
 @needs("tensorboard")
@@ -273,5 +274,6 @@ def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     process = made._process
     assert process is not None
     assert process.stdin is not None
+    assert within(20, lambda: any(tmp_path.rglob("*tfevents*"))), "it was told of the run"
     process.stdin.close()
     assert process.wait(20) == 0

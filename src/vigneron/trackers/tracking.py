@@ -64,7 +64,7 @@ class Tracker:
                 process.stdin.write(line.encode() + b"\n")
                 process.stdin.flush()
             process.stdin.close()
-        except OSError:  # it is gone: why is what it said
+        except (OSError, ValueError):  # it is gone, or its pipe is closed: why is what it said
             pass
         code = process.wait()
         ear.join(1.0)
