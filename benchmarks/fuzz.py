@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
@@ -102,7 +102,7 @@ def main() -> None:
         fuzz_limits()
         cases = given.cases if given.kind else max(1, given.cases // SLOWER.get(kind, 1))
         tally = soak(kind, cases, given.first, given.seconds)
-        figures[kind] = asdict(tally)
+        figures[kind] = vars(tally)
         found = f"{sum(tally.faults.values())} findings of {len(tally.faults)} faults"
         of = f"{tally.outcomes['worked']} worked, {tally.outcomes['refused']} refused, {found}"
         print(f"{kind}: {tally.cases} cases, {of}, {tally.seconds:.0f} s (slowest {tally.slowest_s:.1f} s)", flush=True)

@@ -16,6 +16,7 @@ from vigneron.batch import Batch
 from vigneron.compiling import can_compile
 from vigneron.config import Config, is_api_embedder
 from vigneron.errors import UserError
+from vigneron.files import user_path
 from vigneron.folder.run_folder import RunFolder, default_runs_folder
 from vigneron.folder.samples import SampleStore
 from vigneron.policy.load import Lora, load_policy, resolve_compute_dtype, resolve_device, speed_up
@@ -360,7 +361,7 @@ def newest_weights(name: str, key: str = "model") -> str:
 
     `runs/NAME` is also found where runs are kept, wherever that is.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.parts[:1] == ("runs",) and not path.exists():
         path = default_runs_folder().joinpath(*path.parts[1:])
         if not path.exists():
@@ -377,7 +378,7 @@ def newest_weights(name: str, key: str = "model") -> str:
 
 def absolute(name: str) -> str:
     """A path that exists, made absolute; a name of something else as it is."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     return str(path.resolve()) if path.exists() else name
 
 
