@@ -9,14 +9,15 @@ import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
 
-from benchmarks.fuzzing.folders import checkpoint_case, model_case, resume_case, run_case
-from benchmarks.fuzzing.guard import Finding, outcome_of
-from benchmarks.fuzzing.kinds import Make, config_case, dataset_case, rubric_case
+from benchmarks.fuzzing.folders import checkpoint_case, loaded, model_case, resume_case, run_case, runs
+from benchmarks.fuzzing.guard import Finding, outcome_of, watched
+from benchmarks.fuzzing.kinds import Make, config_case, dataset_case, rubric_case, tokenizer
 
 KINDS: dict[str, Make] = {
     "config": config_case,
@@ -45,6 +46,16 @@ class Tally:
     slowest_s: float = 0.0
 
 
+@cache
+def prepare(kind: str) -> None:
+    """What the cases of a kind share is made before anything is watched."""
+    if kind == "dataset":
+        tokenizer()
+    elif kind in ("checkpoint", "run", "resume", "model"):
+        for run in runs():
+            loaded(run)
+
+
 def fuzz(kind: str, number: int) -> str:
     """One case in a folder of its own: what it came to, or a `Finding`."""
     place = Path(mkdtemp(prefix="vigneron-case-")).resolve()
@@ -52,16 +63,19 @@ def fuzz(kind: str, number: int) -> str:
     home.mkdir()
     folder = place / "case"
     folder.mkdir()
+    (place / "precious").write_text("mine", encoding="utf-8")  # what links out of the folder lead to
     before = sorted(str(path) for path in place.rglob("*"))
     here, at_home = os.getcwd(), os.environ.get("HOME", "")
+    prepare(kind)
     try:
-        case = KINDS[kind](Random(f"{kind} {number}"), folder)
+        with watched(folder):
+            case = KINDS[kind](Random(f"{kind} {number}"), folder)
         os.chdir(home)
         os.environ["HOME"] = str(home)
         outcome = outcome_of(case, folder)
         after = sorted(str(p) for p in place.rglob("*") if folder not in p.parents)
-        if after != before:
-            raise Finding(f"left something outside its folder: {sorted(set(after) ^ set(before))[:3]}")
+        if after != before or (place / "precious").read_text(encoding="utf-8") != "mine":
+            raise Finding(f"changed something outside its folder: {sorted(set(after) ^ set(before))[:3]}")
         return outcome
     finally:
         os.chdir(here)
@@ -102,7 +116,7 @@ def main() -> None:
         fuzz_limits()
         cases = given.cases if given.kind else max(1, given.cases // SLOWER.get(kind, 1))
         tally = soak(kind, cases, given.first, given.seconds)
-        figures[kind] = asdict(tally)
+        figures[kind] = vars(tally)
         found = f"{sum(tally.faults.values())} findings of {len(tally.faults)} faults"
         of = f"{tally.outcomes['worked']} worked, {tally.outcomes['refused']} refused, {found}"
         print(f"{kind}: {tally.cases} cases, {of}, {tally.seconds:.0f} s (slowest {tally.slowest_s:.1f} s)", flush=True)

@@ -1,7 +1,6 @@
 """Cases of damaged folders: checkpoints, whole runs, and models."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -18,7 +17,7 @@ from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.samples import SampleStore
 from vigneron.folder.status import last_records, status_of
 
-TRICKS = ("../../outside", "/etc/passwd", "/dev/zero", "state/../../../x", "", ".", "a\x00b", "x" * 5000, "state")
+TRICKS = ("../../outside", "/proc/version", "/dev/zero", "state/../../../x", "", ".", "a\x00b", "x" * 5000, "state")
 
 
 @cache
@@ -41,7 +40,7 @@ def damaged(path: Path, random: Random) -> None:
         path.mkdir()
     elif kind == 2:
         path.unlink()
-        path.symlink_to(random.choice(("/etc/passwd", "/dev/zero", "nowhere", path.name)))
+        path.symlink_to(random.choice((_precious(path), "/dev/zero", "nowhere", path.name)))
     else:
         content = path.read_bytes()
         changes: dict[str, Callable[[bytes, Random], bytes]] = {
@@ -51,6 +50,12 @@ def damaged(path: Path, random: Random) -> None:
             ".yaml": _changed_lines,
         }
         path.write_bytes(changes.get(path.suffix, changed_bytes)(content, random))
+
+
+def _precious(path: Path) -> Path:
+    """A file of this case's own that lies outside its folder: never one of the machine's."""
+    folder = next(parent for parent in path.parents if parent.name == "case")
+    return folder.parent / "precious"
 
 
 def _changed_lines(content: bytes, random: Random) -> bytes:
@@ -90,7 +95,7 @@ def damage_checkpoint(checkpoint: Path, random: Random) -> None:
 
 
 @cache
-def _loaded(run: Path) -> tuple[Any, dict[str, str]]:
+def loaded(run: Path) -> tuple[Any, dict[str, str]]:
     """The run's policy, and its base: loaded once, and written over by every case."""
     from vigneron.training.checkpoint import weights_identity
     from vigneron.training.child import load_child
@@ -103,7 +108,7 @@ def _loaded(run: Path) -> tuple[Any, dict[str, str]]:
 def checkpoint_case(random: Random, folder: Path) -> Case:
     """The state of a checkpoint, read as `resume` does."""
     run = random.choice(runs())
-    policy, base = _loaded(run)
+    policy, base = loaded(run)
     checkpoint = folder / "step-2"
     shutil.copytree(run / "checkpoints" / "step-2", checkpoint)
     damage_checkpoint(checkpoint, random)
@@ -126,7 +131,9 @@ def run_case(random: Random, folder: Path) -> Case:
     for path in {random.choice(files) for _ in range(random.choice((1, 1, 2)))}:
         damaged(path, random)
     if random.random() < 0.1:
-        (run / random.choice(("samples.sqlite-wal", "status.json", ".lock"))).write_bytes(garbage(random))
+        extra = run / random.choice(("samples.sqlite-wal", "samples.sqlite-shm", ".lock"))
+        if not extra.is_symlink():
+            extra.write_bytes(garbage(random))
     step = random.choice((-1, 0, 1))
 
     def case() -> None:
@@ -194,10 +201,8 @@ def model_case(random: Random, folder: Path) -> Case:
     files = sorted(p for p in model.iterdir() if p.is_file())
     for path in {random.choice(files) for _ in range(random.choice((1, 1, 2)))}:
         damaged(path, random)
-    if random.random() < 0.1:
-        os.replace(model / "model.safetensors", model / "pytorch_model.bin") if (
-            model / "model.safetensors"
-        ).is_file() else None
+    if random.random() < 0.1 and (model / "model.safetensors").is_file():
+        (model / "model.safetensors").rename(model / "pytorch_model.bin")
 
     def case() -> None:
         from vigneron.policy.load import load_policy

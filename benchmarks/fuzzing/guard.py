@@ -19,16 +19,11 @@ MOST_LINES = 250
 # Of CPU, so that a busy machine finds nothing; and by the clock, for what waits.
 CPU_SECONDS, CLOCK_SECONDS = 10.0, 120.0
 RUNS_SOMETHING = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "socket.connect", "os.fork")
-PATHS = {
-    "os.mkdir": 1,
-    "os.remove": 1,
-    "os.rmdir": 1,
-    "os.rename": 2,
-    "os.symlink": 2,
-    "os.link": 2,
-    "shutil.rmtree": 1,
-}
-PATHS |= {"sqlite3.connect": 1, "os.truncate": 1, "os.chmod": 1, "shutil.copyfile": 2, "shutil.move": 2}
+# How many of an event's arguments are paths that it changes; and where those that take a folder's handle have it.
+PATHS = {"os.mkdir": 1, "os.remove": 1, "os.rmdir": 1, "os.rename": 2, "os.link": 2, "shutil.rmtree": 1}
+PATHS |= {"sqlite3.connect": 1, "os.truncate": 1, "os.chmod": 1}
+HANDLE = {"os.mkdir": 2, "os.remove": 1, "os.rmdir": 1}
+THROUGH_LINKS = ("open", "sqlite3.connect", "os.truncate", "os.chmod")
 
 
 class Finding(Exception):
@@ -44,7 +39,10 @@ class _Hung(BaseException):
 
 
 class _Watch:
-    """An audit hook cannot be taken away: it is there once, and listens while there is a folder."""
+    """An audit hook cannot be taken away: it is there once, and listens while there is a folder.
+
+    What reaches outside is noted, and kept from happening: a case may hold links to anywhere.
+    """
 
     def __init__(self) -> None:
         self.folder: Path | None = None
@@ -55,27 +53,34 @@ class _Watch:
         if self.folder is None:
             return
         if event in RUNS_SOMETHING:
-            if "rendering_inside.py" in repr(arguments[:2]):  # the process in which templates are rendered
-                return
-            self.seen.append(f"{event} {arguments[:2]!r:.200}")
+            if "rendering_inside.py" not in repr(arguments[:2]):  # the process in which templates are rendered
+                self._refuse(f"{event} {arguments[:2]!r:.200}")
         elif event == "open":
             path, mode, flags = arguments
-            writes = (
-                any(letter in mode for letter in "wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            )
-            if writes:
-                self._note(event, path)
-        elif event in PATHS:
+            by_flags = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if any(letter in mode for letter in "wax+") if mode else by_flags:
+                self._check(event, path)
+        elif event in PATHS and (event not in HANDLE or arguments[HANDLE[event]] == -1):
             for path in arguments[: PATHS[event]]:
-                self._note(event, path)
+                self._check(event, path)
 
-    def _note(self, event: str, path: Any) -> None:
+    def _check(self, event: str, path: Any) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
             return
         name = os.fsdecode(path).removeprefix("file://").partition("?mode=ro")[0]
-        inside = os.path.realpath(name).startswith(str(self.folder))
-        if not inside and name not in (":memory:", os.devnull):
-            self.seen.append(f"{event} {name!r}")
+        # Of what is made, removed or renamed, the folder it stands in counts; a link itself may go.
+        real = os.path.realpath(name) if event in THROUGH_LINKS else _beside(name)
+        if not f"{real}/".startswith(f"{self.folder}/") and name not in (":memory:", os.devnull):
+            self._refuse(f"{event} {name!r}")
+
+    def _refuse(self, what: str) -> None:
+        self.seen.append(what)
+        raise PermissionError(f"outside the case's folder: {what}")
+
+
+def _beside(name: str) -> str:
+    folder, last = os.path.split(name.rstrip("/"))
+    return os.path.join(os.path.realpath(folder), last)
 
 
 _WATCH = _Watch()
@@ -125,12 +130,11 @@ def outcome_of(case: Callable[[], Any], folder: Path) -> Outcome:
         except _Hung as error:
             raise Finding(f"hangs\n{_last_frames(error)}", f"hangs {_where(error)}") from None
         except Exception as error:  # the very thing that is looked for
-            what = f"{type(error).__name__}: {str(error)[:300]}\n{_last_frames(error)}"
-            raise Finding(what, f"{type(error).__name__} {_where(error)}") from None
-        finally:
-            seen = list(_WATCH.seen)
-    if seen:
-        raise Finding(f"reaches outside its folder: {seen[:3]}")
+            if not _WATCH.seen:
+                what = f"{type(error).__name__}: {str(error)[:300]}\n{_last_frames(error)}"
+                raise Finding(what, f"{type(error).__name__} {_where(error)}") from None
+    if _WATCH.seen:  # whoever caught it
+        raise Finding(f"reaches outside its folder: {_WATCH.seen[:3]}")
     return outcome
 
 

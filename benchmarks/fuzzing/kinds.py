@@ -56,11 +56,15 @@ def _recipes() -> list[tuple[str, Any]]:
     """Texts of built-in ones, and of whole configs as they stand in a run's folder; with what they say."""
     names = recipe_names()
     texts = [*(recipe_text(name) for name in names), *(config_yaml(load_config(name)) for name in names)]
+    own = {"method": {"name": "grpo"}, "data": {"train": "my.jsonl", "held_out": "~/other.csv"}, "model": "./mine"}
+    texts.append(_yaml({**own, "reward": {"kind": "rubric", "file": "my.yaml"}, "base": "other.yaml"}))
+    texts.append(_yaml({**own, "reward": {"kind": "semantic", "embedder": "./vectors.txt"}}))
     return [(text, parse_yaml(text, "here")) for text in texts]
 
 
 def config_case(random: Random, folder: Path) -> Case:
-    text, tree = random.choice(_recipes())
+    recipes = _recipes()
+    text, tree = random.choice(recipes[-2:] if random.random() < 0.2 else recipes)
     run = folder / "run"
     run.mkdir()
     path = run / "config.yaml"

@@ -15,6 +15,18 @@ from vigneron.errors import UserError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
+def user_path(name: str | Path) -> Path:
+    """A path as a user writes it: what can be none is one line, before anything asks the system for it."""
+    try:
+        path = Path(name).expanduser()
+        parts = [os.fsencode(part) for part in path.parts]
+    except (RuntimeError, ValueError) as error:  # no such user's home; half of a character
+        raise UserError(f"'{name}' is no path: {error}") from error
+    if any(b"\0" in part or len(part) > 255 for part in parts) or sum(map(len, parts)) > 4000:
+        raise UserError(f"'{name}' is no path: it is too long, or has a character that no path has")
+    return path
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write beside and rename: a reader sees the old file or the new one."""
     draft = path.with_name(f".{path.name}.draft")

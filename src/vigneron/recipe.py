@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from vigneron.config import Config
 from vigneron.errors import UserError, did_you_mean, visible
+from vigneron.files import user_path
 from vigneron.validation import faults
 from vigneron.yaml_text import LARGEST_FILE, Dumper, parse_yaml
 
@@ -29,23 +30,24 @@ def recipe_text(name: str) -> str:
     """The YAML of a built-in recipe, or of a file."""
     if name in recipe_names():
         return (resources.files("vigneron") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.suffix in (".yaml", ".yml"):
         return config_text(path, f"the recipe '{name}'")
     known = did_you_mean(name, recipe_names(), "`vigneron recipes` lists them")
     raise UserError(f"unknown recipe '{name}'{known}; a .yaml file also does")
 
 
-def config_text(path: Path, what: str) -> str:
+def config_text(path: Path, what: str, where: str = "") -> str:
     """The text of a file of settings, which is never a large one; of an endless one no more is read either."""
     try:
         with path.open("rb") as file:
             content = file.read(4 * LARGEST_FILE + 1)  # no character has more bytes
         if len(content) > 4 * LARGEST_FILE:
-            raise UserError(f"cannot read {what}: larger than {LARGEST_FILE:,} characters")
+            raise UserError(f"{where}cannot read {what}: larger than {LARGEST_FILE:,} characters")
         return content.decode("utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no path at all
-        raise UserError(f"cannot read {what}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UserError(f"{where}cannot read {what}: {reason}") from error
 
 
 def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, Any] | None = None) -> Config:
@@ -77,14 +79,14 @@ def _with_base(recipe: str, derived: tuple[str, ...] = ()) -> dict[str, Any]:
         return given
     if not isinstance(base, str):
         raise UserError(f"{recipe}: base: the name of a recipe or its .yaml file, not {base!r}")
-    beside = Path(recipe).parent / base
+    beside = Path(recipe).parent / user_path(base)
     inherited = _with_base(str(beside) if beside.suffix and beside.is_file() else base, (*derived, recipe))
     return {key: value for key, value in inherited.items() if key not in ("recipe", "about")} | given
 
 
 def _same(recipe: str) -> str:
     """A recipe's name, or its file however it is written."""
-    return recipe if recipe in recipe_names() else str(Path(recipe).expanduser().resolve())
+    return recipe if recipe in recipe_names() else str(user_path(recipe).resolve())
 
 
 def with_override(given: Mapping[str, Any], override: str) -> dict[str, Any]:

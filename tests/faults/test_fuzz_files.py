@@ -86,6 +86,13 @@ def test_the_guard_finds_what_it_looks_for(tmp_path: Path, monkeypatch: pytest.M
     for what, case in cases.items():
         with pytest.raises(Finding, match=what):
             outcome_of(case, inside)
+    assert not outside.exists(), "what reaches outside is kept from happening"
+    outside.write_text("precious")
+    (inside / "link").symlink_to(outside)
+    with pytest.raises(Finding, match="reaches outside"):
+        outcome_of(lambda: (inside / "link").write_text("x"), inside)
+    assert outside.read_text() == "precious"
+    assert outcome_of((inside / "link").unlink, inside) == "worked", "a link itself may go"
     assert outcome_of(lambda: (inside / "x").write_text("x"), inside) == "worked"
     assert outcome_of(lambda: user_error("short"), inside) == "refused"
     assert outcome_of(lambda: time.sleep(0.3), inside) == "worked", "it is CPU time that counts"

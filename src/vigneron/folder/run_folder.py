@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.files import append_line, parsed_json, write_atomically, writing
+from vigneron.files import append_line, parsed_json, user_path, write_atomically, writing
 from vigneron.recipe import check_config, config_text, config_yaml, parse_yaml
 from vigneron.rubric.read import rubric_text
 
@@ -68,7 +68,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        path = Path(path).expanduser()
+        path = user_path(path)
         if not (path / "config.yaml").is_file():
             raise UserError(f"'{path}' is not a run's folder: it has no config.yaml")
         if (link := leads_out(path)) is not None:

@@ -9,7 +9,7 @@ import torch
 
 from vigneron.compiling import can_compile, compile_layers, set_compiling
 from vigneron.errors import UserError
-from vigneron.files import parsed_json
+from vigneron.files import parsed_json, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights
 from vigneron.policy.chat import mint
 from vigneron.policy.layout import can_share_prompts
@@ -61,7 +61,7 @@ def model_source(name: str, key: str = "model") -> str:
     check_model_name(name, key)
     if name in BUNDLED_MODELS:
         return str(bundled_model_folder(name))
-    path = Path(name).expanduser()
+    path = user_path(name)
     return str(path) if path.is_dir() else name
 
 
@@ -70,7 +70,7 @@ def check_model_name(name: str, key: str = "model") -> None:
     if name in BUNDLED_MODELS:
         bundled_weights(name)
         return
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir():
         if (path / "adapter_config.json").is_file():
             raise UserError(f"{key}: '{name}' holds an adapter, not a model: name its base, and set model.lora")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vigneron.config import Config
 from vigneron.errors import UserError
+from vigneron.files import user_path
 from vigneron.recipe import load_config, recipe_names
 
 LONGEST_NAME = 60
@@ -36,7 +37,7 @@ def plan_comparison(
     overrides = [word for word in what if "=" in word]
     words = [word for word in what if "=" not in word]
     recipes = [word for word in words if _is_recipe(word)]
-    folders = [Path(word).expanduser() for word in words if not _is_recipe(word)]
+    folders = [user_path(word) for word in words if not _is_recipe(word)]
     if not recipes and (overrides or seeds):
         inert = f"'{overrides[0]}'" if overrides else "--seeds"
         raise UserError(f"{inert} has no effect without a recipe: runs are taken as they are")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vigneron.errors import UserError, did_you_mean
+from vigneron.files import user_path
 from vigneron.rollout.formats import is_conversation
 from vigneron.rollout.texts import Row, prompt_text
 
@@ -21,7 +22,7 @@ RESERVED = {"prompts", "completions", "completion_ids", "log_extra", "log_metric
 
 def read_rows(path: str | Path) -> list[Row]:
     """All rows of a .jsonl or .csv file; a bad one is named by its number."""
-    path = Path(path).expanduser()
+    path = user_path(path)
     if not path.is_file():
         raise UserError(f"data: there is no file '{path.absolute()}'")
     readers = {".jsonl": _read_jsonl, ".csv": _read_csv}

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from vigneron.config.judges import JudgeConfig
 from vigneron.config.values import Strict
 from vigneron.errors import UserError, visible
+from vigneron.files import user_path
 from vigneron.recipe import config_text, load_config, parse_yaml, recipe_text
 from vigneron.validation import faults
 
@@ -39,7 +40,7 @@ def judge_of(given: str) -> JudgeConfig:
 def _text(name: str) -> str:
     if Path(name).suffix != ".json":
         return recipe_text(name)
-    return config_text(Path(name).expanduser(), f"--judge '{name}'")
+    return config_text(user_path(name), f"'{name}'", "--judge: ")
 
 
 def _checked(given: Mapping[str, Any], where: str) -> JudgeConfig:

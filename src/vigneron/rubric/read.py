@@ -16,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from vigneron.errors import UserError, did_you_mean
+from vigneron.files import user_path
 from vigneron.recipe import config_text
 from vigneron.rubric.fences import one_line
 from vigneron.rubric.lines import NO_TEXTS, Read, read_text
@@ -41,7 +42,7 @@ def rubric_text(path: str | Path) -> str:
     name = str(path)
     if name in example_names():
         return (_examples() / f"{name}.yaml").read_text(encoding="utf-8")
-    file = Path(path).expanduser()
+    file = user_path(path)
     if file.suffix not in SUFFIXES:
         known = did_you_mean(name, example_names())
         raise UserError(f"unknown rubric '{name}'{known}; a .yaml or .json file also does")

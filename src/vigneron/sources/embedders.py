@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from vigneron.config import is_api_embedder
 from vigneron.errors import UserError, did_you_mean
-from vigneron.files import sha256_of
+from vigneron.files import sha256_of, user_path
 from vigneron.packages import package_folder
 from vigneron.quiet import quiet_transformers
 
@@ -40,7 +40,7 @@ def load_embedder(name: str, url: str | None = None) -> Embedder:
         from vigneron.sources.api_embedder import ApiEmbedder
 
         return ApiEmbedder(name, url)
-    path = Path(name).expanduser()
+    path = user_path(name)
     if name.endswith((".txt", ".txt.gz")):
         return WordVectors.numberbatch(path)
     if path.is_dir():

@@ -9,7 +9,7 @@ from typing import Any
 
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
-from vigneron.files import sha256_of
+from vigneron.files import sha256_of, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, CONVERSION, bundled_weights
 from vigneron.policy.load import check_model_name, load_policy, model_source
 from vigneron.policy.model import Policy
@@ -116,7 +116,7 @@ def weights_name(name: str, where: str = "parent") -> str:
         check_model_name(name)
         if name in BUNDLED_MODELS:
             return f"{name}-{CONVERSION}@{sha256_of(bundled_weights(name))}"
-        path = Path(name).expanduser()
+        path = user_path(name)
         return f"sha256:{_folder_hash(path)}" if path.is_dir() else f"commit:{_hub_commit(name)}"
 
 

@@ -1,6 +1,5 @@
 """What a config means here: devices, paths, the checkpoints that names stand for."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ import torch
 from vigneron.compiling import can_compile
 from vigneron.config import Config, is_api_embedder
 from vigneron.errors import UserError
+from vigneron.files import user_path
 from vigneron.folder.run_folder import RunFolder, default_runs_folder
 from vigneron.policy.load import resolve_compute_dtype, resolve_device
 from vigneron.recipe import recipe_names
@@ -61,7 +61,7 @@ def newest_weights(name: str, key: str = "model") -> str:
 
     `runs/NAME` is also found where runs are kept, wherever that is.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.parts[:1] == ("runs",) and not path.exists():
         path = default_runs_folder().joinpath(*path.parts[1:])
         if not path.exists():
@@ -81,5 +81,5 @@ def check_held_out(config: Config, data: Data) -> None:
 
 def absolute(name: str) -> str:
     """A path that exists, made absolute; a name of something else as it is."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     return str(path.resolve()) if path.exists() else name

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vigneron.errors import UserError, did_you_mean
+from vigneron.files import user_path
 from vigneron.recipe import config_text
 from vigneron.rubric.formats import healthbench, openai_read, openai_write, verifiers
 from vigneron.rubric.formats.parts import json_text
@@ -75,7 +76,7 @@ def _read(path: Path, source: str, options: Options) -> tuple[Rubric, list[str]]
 
 
 def _data(path: Path, where: str) -> Any:
-    text = config_text(path.expanduser(), where)
+    text = config_text(user_path(path), where)
     if len(text) > LARGEST_FILE:
         raise UserError(f"{where}: larger than {LARGEST_FILE:,} characters")
     if path.suffix == ".toml":
