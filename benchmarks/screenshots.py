@@ -12,9 +12,12 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Literal
 
 from starlette.applications import Starlette
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
 
 from benchmarks.browser import chromium, reason_to_skip, served
 from vigneron.labels.label import Asked, open_session
+from vigneron.report.html import write_report
 from vigneron.web.label import label_app
 from vigneron.web.view import view_app
 
@@ -60,6 +63,12 @@ def _label(**asked: Any) -> Callable[[Path], Starlette]:
     return app
 
 
+def _report(runs: Path) -> Starlette:
+    """The page as `vigneron report` writes it, served so that it can be looked at."""
+    page = write_report([runs / "demo"], Path(mkdtemp()) / "report.html").read_text(encoding="utf-8")
+    return Starlette(routes=[Route("/", lambda request: HTMLResponse(page))])
+
+
 def _two_scores(page: Any) -> None:
     for key in "64":
         page.keyboard.press(key)
@@ -86,6 +95,7 @@ SHOTS = (
         height=1000,
     ),
     Shot("view-history", _view, "/history?run=demo&kind=eval&step=24&sample=1", "#plot .point", height=700),
+    Shot("report", _report, "/", "svg", height=1000),
     Shot("label-pairs", _label(seed=1), "/", "#completions .text", height=560),
     Shot("label-best", _label(best=True), "/", "#completions .text", height=700),
     Shot("label-scores", _label(scores=True), "/", "#completion:not(:empty)", _two_scores, height=700),
