@@ -314,6 +314,7 @@ def _finished(console: "Console", trained: "Trained") -> None:
         say(console, f"use it  reward: {{kind: {kind}, model: {trained.folder}}}")
     else:
         say(console, f"talk    vigneron chat {trained.folder}")
+    say(console, f"look    vigneron view {trained.folder}")
 
 
 @contextmanager

@@ -20,10 +20,13 @@ def view(
 ) -> None:
     """Look at runs in the browser: live curves, samples, differences."""
     from vigneron.folder.run_folder import default_runs_folder
+    from vigneron.web.runs import refuse_no_runs
     from vigneron.web.serve import serve
     from vigneron.web.view import view_app
 
-    pages = view_app(runs or [default_runs_folder()])
+    places = runs or [default_runs_folder()]
+    refuse_no_runs(places)
+    pages = view_app(places)
     serve(pages, port=port, host=host, tell=lambda address: typer.echo(f"open  {address}\nstop  Ctrl-C"))
 
 
@@ -32,7 +35,8 @@ def label(
         Path | None, typer.Argument(help="A run's folder, or a file with completions to compare (.jsonl, .csv).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write: pairs.jsonl, best.jsonl; scores go into the run's folder.")
+        Path | None,
+        typer.Option(help="Where to write; without it pairs.jsonl or best.jsonl here, scores in the run's folder."),
     ] = None,
     labeller: Annotated[str | None, typer.Option("--as", help="Who labels; without it the account's name.")] = None,
     best: Annotated[bool, typer.Option("--best", help="Pick the best of a group, for fine-tuning on it.")] = False,

@@ -172,7 +172,8 @@ def test_show_says_what_a_run_is_and_how_to_go_on(runs: Path) -> None:
     ):
         assert line in lines, line
     assert "  reward                0.400  ▁█▆" in lines
-    assert not any("resume" in line for line in lines)
+    assert f"  further           vigneron resume {path} steps=6" in lines
+    assert f"  resume            vigneron resume {path}" not in lines
     assert (
         f"  resume            vigneron resume {runs / 'killed'}" in vigneron("show", runs / "killed").out.splitlines()
     )

@@ -166,7 +166,9 @@ class Config(Strict):
             return self
         if not self.keep_best.startswith("eval/"):
             raise ValueError("`keep_best` is the name of a held-out figure, such as eval/reward")
-        if not self.eval_every or not self.save_every or self.save_every % self.eval_every:
+        if not self.eval_every:
+            raise ValueError("`keep_best` compares held-out figures: set `eval_every`")
+        if not self.save_every or self.save_every % self.eval_every:
             raise ValueError(
                 "`keep_best` compares checkpoints that were evaluated: set `save_every` to a multiple of `eval_every`"
             )

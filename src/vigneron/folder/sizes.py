@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from vigneron.files import parsed_json
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -35,9 +37,18 @@ def saved_in(run: Path) -> list[Saved]:
         folders = list((run / "checkpoints").iterdir())
     except OSError:
         return []
-    whole = [path for path in folders if re.fullmatch(r"step-\d+", path.name) and (path / "manifest.json").is_file()]
-    found = [Saved(int(path.name.removeprefix("step-")), bytes_in(path)) for path in whole]
+    named = [path for path in folders if re.fullmatch(r"step-\d+", path.name)]
+    found = [Saved(int(path.name.removeprefix("step-")), bytes_in(path)) for path in named if _has_its_files(path)]
     return sorted(found, key=lambda saved: saved.step)
+
+
+def _has_its_files(checkpoint: Path) -> bool:
+    """All that its manifest names are there; whether they are whole is seen when it is loaded."""
+    try:
+        names = parsed_json((checkpoint / "manifest.json").read_bytes())
+        return isinstance(names, dict) and all((checkpoint / name).is_file() for name in names)
+    except (OSError, ValueError):
+        return False
 
 
 def readable(size: float) -> str:

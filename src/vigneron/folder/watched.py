@@ -95,6 +95,11 @@ def headline(config: Mapping[str, Any], figures: Mapping[str, Any], most: int = 
     return [(shown[key], figures[key]) for key in (*held_out, *training)[:most]]
 
 
+def short(value: float) -> str:
+    """Three digits behind the point; of something small three that say something."""
+    return f"{value:.3f}" if value != value or value == 0 or abs(value) >= 0.0005 else f"{value:.1e}"
+
+
 def sparkline(values: Sequence[float], width: int) -> str:
     """The last values as bars; a value that is not a number is a gap."""
     values = values[-width:]

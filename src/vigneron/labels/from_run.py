@@ -41,7 +41,10 @@ def comparisons_of_run(run: Path, *, kind: Literal["pairs", "best"], step: int |
     if unknown:
         found.notices.append(f"{unknown} prompts of '{run}' are empty or not in its data, and are left out")
     if not found.items:
-        raise UserError(f"'{run}': no prompt has two different completions that say something")
+        raise UserError(
+            f"'{run}': no prompt has two different completions that say something: a method with groups makes several, "
+            "and `--sample RUN --prompts FILE` draws them on the spot"
+        )
     found.items = in_order(found.items, seed)
     return found
 

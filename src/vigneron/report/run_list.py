@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vigneron.folder.sizes import bytes_in, readable
 from vigneron.folder.status import RunStatus, run_folders, status_of
-from vigneron.folder.watched import headline
+from vigneron.folder.watched import headline, short
 from vigneron.report.tables import visible
 
 STATE_STYLES = {
@@ -85,7 +85,7 @@ def _cells(run: ListedRun, now: float) -> dict[str, str]:
         "run": visible(run.name),
         "state": status.state,
         "step": f"{status.step}/{status.steps}",
-        "figures": "  ".join(f"{label} {value:.3f}" for label, value in headline(status.config, status.figures)),
+        "figures": "  ".join(f"{label} {short(value)}" for label, value in headline(status.config, status.figures)),
         "changed": ago(now - run.changed) if run.changed else "",
         "size": readable(run.bytes),
         "method": visible(status.method),

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from vigneron.folder.sizes import Saved, readable
 from vigneron.folder.status import RunStatus
-from vigneron.folder.watched import whole_sparkline
+from vigneron.folder.watched import short, whole_sparkline
 from vigneron.report.curves import series
 from vigneron.report.looked_at import LookedAt, ends_of
 from vigneron.report.run_list import STATE_STYLES, ago
@@ -27,7 +27,7 @@ def print_run(console: Console, run: LookedAt) -> None:
 def lines_of(run: LookedAt, width: int) -> Iterator[Text]:
     yield from _head(run)
     if ends := ends_of(run):
-        yield from _section("held out", ((e.label, f"{e.before:.3f} → {e.after:.3f}") for e in ends))
+        yield from _section("held out", ((e.label, f"{short(e.before)} → {short(e.after)}") for e in ends))
     curves = [(figure, series(run.records, figure.key)[1]) for figure in run.figures]
     room = max(8, width - 32)
     yield from _section(
@@ -99,9 +99,12 @@ def _ways_on(run: LookedAt) -> Iterator[tuple[str, str]]:
     status, path = run.status, run.status.path
     if not status.alive and status.state != "finished":
         yield "resume", f"vigneron resume {path}"
+    if status.state == "finished" and run.saved:
+        yield "further", f"vigneron resume {path} steps={2 * status.steps}"
     if run.saved and run.config.method.trains == "policy":
         yield "talk", f"vigneron chat {path}"
     if status.step:
+        yield "look", f"vigneron view {path}"
         yield "report", f"vigneron report {path}"
     if run.saved:
         yield "export", f"vigneron export {path} DIR"

@@ -15,7 +15,7 @@ from rich.text import Text
 from vigneron.batch import Batch
 from vigneron.folder.metrics_file import records_of
 from vigneron.folder.samples import Sample
-from vigneron.folder.watched import BARS, WATCHED, sparkline, watched_in
+from vigneron.folder.watched import BARS, WATCHED, short, sparkline, watched_in
 from vigneron.redaction import redacted
 from vigneron.report.curves import is_number
 from vigneron.report.rubric_keys import category_rewards
@@ -140,7 +140,7 @@ class TerminalView:
     def _line(self, metrics: Metrics) -> str:
         assert self._at is not None
         rate, left = self._pace()
-        shown = "  ".join(f"{self._labels[key]} {metrics[key]:.3f}" for key in self._shown() if key in metrics)
+        shown = "  ".join(f"{self._labels[key]} {short(metrics[key])}" for key in self._shown() if key in metrics)
         weakest_of_all = f"  weakest: {self._weak}" if self._weak else ""
         return f"step {self._at[0]}/{self._at[1]}  {shown}{weakest_of_all}  {rate:.1f} samples/s  {left}"
 
@@ -183,7 +183,7 @@ class TerminalView:
         for key in keys:
             history = self._history[key]
             bars = Text(sparkline(history, max(1, min(SPARKS, room))), style="green", no_wrap=True)
-            figures.add_row(Text(self._labels[key], no_wrap=True), Text(f"{history[-1]:.3f}", no_wrap=True), bars)
+            figures.add_row(Text(self._labels[key], no_wrap=True), Text(short(history[-1]), no_wrap=True), bars)
         if self._weak:
             figures.add_row("weakest", "", Text(self._weak))
         return figures

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Any
 
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import LOCK, RunFolder, leads_out
+from vigneron.folder.run_folder import LOCK, RunFolder, default_runs_folder, leads_out
 from vigneron.folder.status import STATUS, RunStatus, run_folders, status_of
 
 
@@ -55,6 +55,13 @@ class Runs:
         with self._lock:
             self._statuses[path] = ((mark, alive), status)
         return status
+
+
+def refuse_no_runs(places: Sequence[Path]) -> None:
+    """A folder that was named and has none is a slip; where runs are kept, one may begin at any time."""
+    for place in places:
+        if place != default_runs_folder() and not Runs([place]).folders():
+            raise UserError(f"no run in '{place}': name a run, or a folder that holds some")
 
 
 class NoSuchRun(UserError):

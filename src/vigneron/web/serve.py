@@ -1,5 +1,6 @@
 """Serving a page: on 127.0.0.1 and behind a token, unless asked otherwise."""
 
+import errno
 import secrets
 import socket
 from collections.abc import Callable
@@ -70,5 +71,6 @@ def _bound(host: str, port: int) -> socket.socket:
         listening.listen()  # who is told the address may come before the server is ready
     except OSError as error:
         listening.close()
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; another --port may be free") from error
+        hint = "; another --port may be free" if error.errno == errno.EADDRINUSE else ""
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}{hint}") from error
     return listening

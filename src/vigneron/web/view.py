@@ -14,6 +14,7 @@ from vigneron.folder.curve_log import curves_of
 from vigneron.folder.sample_search import SORTS, WHICH, Asked, SampleSearch
 from vigneron.folder.samples import Kind
 from vigneron.folder.status import RunStatus
+from vigneron.folder.watched import headline
 from vigneron.report.rubric_samples import KINDS
 from vigneron.web.answers import answering, choice, number, whole
 from vigneron.web.differences import differences, read_config, written_config
@@ -25,8 +26,6 @@ from vigneron.web.runs import NoSuchRun, Runs
 MOST_RUNS = 12
 """More of them in one figure nobody can tell apart."""
 MOST_NAMES = 100
-SHOWN = ("eval/accuracy", "eval/reward", "eval/loss", "accuracy", "reward", "loss")
-"""Figures in the list of runs: the first two that a run has."""
 PAGE = 50
 
 
@@ -171,7 +170,7 @@ def _history(store: SampleSearch, prompt: str, kind: Kind) -> list[dict[str, Any
 
 
 def _row(name: str, status: RunStatus) -> dict[str, Any]:
-    figures = [(key, status.figures[key]) for key in SHOWN if key in status.figures][:2]
+    figures = headline(status.config, status.figures, most=2)
     return {
         "name": name,
         "state": status.state,
