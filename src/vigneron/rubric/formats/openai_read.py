@@ -6,6 +6,7 @@ rouge_5, rouge_l), `score_model`, `label_model`, `python` and `multi` with `calc
 and `sample.…`. There a grader that fails gives 0; here a failure is missing.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -150,9 +151,14 @@ def _reference(grader: Given, *, either_way: bool = True) -> str:
     return reference
 
 
+def _is_number(value: Any) -> bool:
+    """One that is one as a float too."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+
+
 def _score_model(name: str, grader: Given) -> tuple[dict[str, Any], list[str], set[str]]:
     bounds = grader.get("range") or [0, 1]
-    if not isinstance(bounds, list) or len(bounds) != 2 or not all(isinstance(end, int | float) for end in bounds):
+    if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(_is_number, bounds)):
         raise NoCounterpart("its `range` is no pair of numbers")
     low, high = bounds
     if high <= low:
