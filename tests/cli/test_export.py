@@ -210,4 +210,4 @@ def test_push_is_checked_before_anything_is_loaded(tmp_path: Path, monkeypatch: 
 
 
 def test_a_token_in_an_error_is_not_repeated() -> None:
-    assert said(ValueError(f"bad\n  {TOKEN} and hf_otherOTHER123."), TOKEN) == "bad … and …"
+    assert said(ValueError(f"bad\n  {TOKEN} and hf_otherOTHER123."), TOKEN) == "bad [key] and [key]"

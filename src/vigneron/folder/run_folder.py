@@ -5,6 +5,7 @@ Light on purpose: whoever only looks loads no torch.
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import time
@@ -181,30 +182,46 @@ class RunFolder:
             append_line(self.path / name, line)
 
     def records(self, name: str) -> Iterator[dict[str, Any]]:
-        """The whole lines of a file; one that a kill cut short, or that is damaged, is left out."""
+        """The whole lines of a file, each with its step; one that a kill cut short is left out."""
         path = self.path / name
         if not path.is_file():
             return
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    record = parsed_json(line) if line.endswith(b"\n") else None
-                except ValueError:
-                    continue
-                if isinstance(record, dict) and isinstance(record.get("step"), int):
-                    yield record
+        try:
+            with path.open(encoding="utf-8") as file:
+                for number, line in enumerate(file, start=1):
+                    if line.endswith("\n"):
+                        yield _record(parsed_json(line), path, number)
+        except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
+            reason = getattr(error, "strerror", None) or "not lines of JSON"
+            raise UserError(f"cannot read '{path}': {reason}") from error
 
     def metrics(self) -> list[dict[str, Any]]:
         return list(self.records("metrics.jsonl"))
 
     def forget_after(self, step: int) -> None:
-        """Drop what was logged after a checkpoint: the resumed run writes it again."""
+        """Drop what was logged after a checkpoint, and lines that are damaged: the resumed run writes it again."""
         for name in ("metrics.jsonl", "timings.jsonl", "notices.jsonl"):
             path = self.path / name
             if path.is_file():
-                kept = [json.dumps(r, ensure_ascii=False) + "\n" for r in self.records(name) if r["step"] <= step]
+                *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
                 with writing(path):
-                    write_atomically(path, "".join(kept))
+                    write_atomically(path, "".join(f"{line}\n" for line in lines if _step_of(line) <= step))
+
+
+def _record(record: Any, path: Path, number: int) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise UserError(f"cannot read '{path}': line {number} is not a JSON object")
+    if type(record.get("step")) is not int:
+        raise UserError(f"cannot read '{path}': line {number} has no step")
+    return record
+
+
+def _step_of(line: str) -> float:
+    try:
+        step = parsed_json(line)["step"]
+    except (ValueError, TypeError, KeyError):
+        return math.inf
+    return float(step) if type(step) is int and abs(step) < 2**53 else math.inf
 
 
 def leads_out(path: Path) -> Path | None:
