@@ -111,4 +111,6 @@ def test_groups_that_differ_are_not_counted_as_alike(tmp_path: Path, tiny_folder
     assert record["frac_reward_zero_std"] == pytest.approx(0.5)
     assert record["reward_missing"] == 5
     assert record["grad_norm/actor"] > 0
-    assert len(ear.notices) == 2, "those of the start"
+    *_, missing = ear.notices
+    assert len(ear.notices) == 3, "those of the start, and of what is missing"
+    assert missing.startswith("5 samples of a step without a reward")

@@ -92,8 +92,8 @@ def _missing_rewards(steps: Sequence[Record]) -> str | None:
     if not missing:
         return None
     return (
-        f"{missing} samples of a step have no reward (their judge, parent or function gave none): they are left out of "
-        "their groups and teach nothing. The run stops when reward.missing_limit is passed"
+        f"{missing} {'sample' if missing == 1 else 'samples'} of a step without a reward (judge, parent or function "
+        "gave none): left out of the group, they teach nothing. The run stops when reward.missing_limit is passed"
     )
 
 
