@@ -87,10 +87,17 @@ def write_for_user(path: Path, text: str) -> None:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error
 
 
+def whole_number(text: str) -> int:
+    """For JSON from others: one that is too large for a float would fail where it is used."""
+    if len(text) > 300:
+        raise ValueError("a number with too many digits")
+    return int(text)
+
+
 def parsed_json(text: str | bytes) -> Any:
     """What is no JSON is a ValueError, whatever is wrong with it."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=whole_number)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -134,3 +134,15 @@ def test_a_config_that_claims_a_billion_layers_is_refused(tiny_folder: Path, tmp
     (model / "config.json").write_text(json.dumps(config | claimed))
     with pytest.raises(UserError, match="claims more than 10,000 layers"):
         load_policy(str(model), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("file", "claimed"),
+    [("config.json", {"eos_token_id": {"a": 1}}), ("tokenizer_config.json", {"model_max_length": [1]})],
+)
+def test_settings_of_a_wrong_type_are_one_line(tiny_folder: Path, tmp_path: Path, file: str, claimed: Any) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_folder, model)
+    (model / file).write_text(json.dumps(json.loads((model / file).read_text()) | claimed))
+    with pytest.raises(UserError, match="^model: "):
+        load_policy(str(model), device="cpu")

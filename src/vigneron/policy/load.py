@@ -154,7 +154,10 @@ def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torc
     ends: set[int] = set()
     for source in (config, generation, tokenizer):
         ids = getattr(source, "eos_token_id", None)
-        ends |= set(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+        found = ids if isinstance(ids, list | tuple) else [] if ids is None else [ids]
+        if not all(isinstance(one, int) for one in found):
+            raise UserError(f"model: its eos_token_id is {ids!r}: it should be a token's id, or a list of them")
+        ends |= set(found)
     pad = getattr(tokenizer, "pad_token_id", None)
     pad = pad if pad is not None else min(ends, default=0)
     return Policy(model, tokenizer, frozenset(ends), pad, device, dtype)
@@ -169,6 +172,7 @@ def _load_pretrained(name: str, *, allow_pickle: bool, trust_remote_code: bool) 
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source, **options)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
+            tokenizer("a")  # its settings may be of any type, and are used here for the first time
             model = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=config,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vigneron.errors import UserError, did_you_mean
-from vigneron.files import user_path
+from vigneron.files import user_path, whole_number
 from vigneron.rollout.formats import is_conversation
 from vigneron.rollout.texts import Row, prompt_text
 
@@ -136,7 +136,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 def _parsed(line: str, where: str) -> Any:
     """JSON that can be written again, as the run's folder needs it: no NaN, and no half of a character."""
     try:
-        row = json.loads(line, parse_constant=_no_number, parse_float=_finite)
+        row = json.loads(line, parse_constant=_no_number, parse_float=_finite, parse_int=whole_number)
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:
