@@ -144,5 +144,5 @@ def test_settings_of_a_wrong_type_are_one_line(tiny_folder: Path, tmp_path: Path
     model = tmp_path / "model"
     shutil.copytree(tiny_folder, model)
     (model / file).write_text(json.dumps(json.loads((model / file).read_text()) | claimed))
-    with pytest.raises(UserError, match="^model: "):
+    with pytest.raises(UserError, match=r"^model: "):
         load_policy(str(model), device="cpu")
