@@ -146,5 +146,5 @@ def test_an_unknown_figure_is_refused_as_soon_as_the_figures_are_known(tmp_path:
 
 def test_the_best_can_be_known() -> None:
     assert "save_every" in line_of(keep_best="eval/reward", eval_every=3, save_every=4)
-    assert "save_every" in line_of(keep_best="eval/reward", eval_every=0)
+    assert "set `eval_every`" in line_of(keep_best="eval/reward", eval_every=0)
     assert "eval/reward" in line_of(keep_best="reward")
