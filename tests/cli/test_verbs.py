@@ -234,7 +234,7 @@ def test_a_checkpoint_is_a_transformers_folder(trained: tuple[Path, str], tiny_f
 def test_what_train_prints_when_piped(trained: tuple[Path, str]) -> None:
     run, out = trained
     assert ESCAPE not in out
-    *steps, where, report, talk = out.splitlines()
+    *steps, where, report, talk, look = out.splitlines()
     assert len(steps) == 4
     for number, line in enumerate(steps, start=1):
         figures = r"reward \d\.\d{3}  accuracy \d\.\d{3}  entropy \d\.\d{3}  KL -?\d\.\d{3}"
@@ -243,6 +243,7 @@ def test_what_train_prints_when_piped(trained: tuple[Path, str]) -> None:
     assert where == f"run     {run}"
     assert report == f"report  {run / 'report.html'}"
     assert talk == f"talk    vigneron chat {run}"
+    assert look == f"look    vigneron view {run}"
 
 
 def test_runs_without_a_name_are_numbered(tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +265,7 @@ def test_a_process_of_its_own_writes_plain_lines(tmp_path: Path, recipe: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert ESCAPE not in done.stdout + done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["step", "step", "run", "report", "talk"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["step", "step", "run", "report", "talk", "look"]
     assert done.stderr == ""
 
 
