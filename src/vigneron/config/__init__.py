@@ -53,6 +53,13 @@ from vigneron.config.rewards import (
     SemanticRewardConfig,
     is_api_embedder,
 )
+from vigneron.config.scale import (
+    HereSamplingConfig,
+    PoolConfig,
+    RaySamplingConfig,
+    ScaleConfig,
+    VllmSamplingConfig,
+)
 from vigneron.config.scorers import PreferenceModelConfig, RewardModelConfig, ScoreModelConfig
 from vigneron.config.values import Positive, Strict, plain_url
 
@@ -73,6 +80,7 @@ __all__ = [
     "GrpoConfig",
     "GrpoKlConfig",
     "GuardsConfig",
+    "HereSamplingConfig",
     "JudgeConfig",
     "KlConfig",
     "LocalJudgeConfig",
@@ -85,11 +93,13 @@ __all__ = [
     "OptimizerConfig",
     "ParentConfig",
     "PenaltyConfig",
+    "PoolConfig",
     "PpoConfig",
     "PreferenceModelConfig",
     "PreferenceRewardConfig",
     "PythonJudgeConfig",
     "PythonRewardConfig",
+    "RaySamplingConfig",
     "ReinforceConfig",
     "RejectionSamplingConfig",
     "RewardConfig",
@@ -97,12 +107,14 @@ __all__ = [
     "RewardModelConfig",
     "RubricRewardConfig",
     "SamplingConfig",
+    "ScaleConfig",
     "ScoreModelConfig",
     "SemanticRewardConfig",
     "SftConfig",
     "Strict",
     "TokenCriticConfig",
     "TrpoConfig",
+    "VllmSamplingConfig",
     "is_api_embedder",
     "plain_url",
 ]
@@ -145,6 +157,7 @@ class Config(Strict):
     without an update. One more, and the run stops."""
     successive_kl_every: Annotated[int, Field(ge=0)] = 1
     """How often KL(π₀ ‖ π₁) after a step's updates is measured (it costs a pass); 0: never."""
+    scale: ScaleConfig = ScaleConfig()
     trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(default_factory=list)
     """Who is told of every step's figures beside the run's own logs."""
 

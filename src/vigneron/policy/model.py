@@ -43,6 +43,8 @@ class Policy:
     adapter_off: bool = False
     shares_prompts: bool = True
     """Whether completions behind one copy of their prompt are kept apart by a mask; see `can_share_prompts`."""
+    version: int = 0
+    """Of the weights: a run counts the steps that have changed them. Whoever holds a copy compares."""
     sampler: Any = field(default=None, repr=False, compare=False)
     """How completions are sampled; made by `rollout.sample` when it is first needed."""
 

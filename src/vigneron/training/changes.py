@@ -26,6 +26,7 @@ FREE = (
     "recipe",
     "about",
     "trackers",
+    "scale",
     "model.device",
     "model.dtype",
     "model.compile",

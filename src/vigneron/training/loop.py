@@ -82,6 +82,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                 metrics["steps_skipped"] = run.skipped
 
             run.step += 1
+            run.policy.version = run.step
             last = run.step == config.steps
             seconds = time.perf_counter() - began
             with phase("keep samples"):

@@ -194,6 +194,7 @@ class Run:
             run = cls._build(config, folder, data, build, view)
             if saved is not None:
                 run._take_over(saved, weights_only=weights_only)
+                run.policy.version = run.step
         if new is not None:
             folder.write_config(run.config)
         if saved is not None:
