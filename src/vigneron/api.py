@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vigneron import ranks
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
@@ -161,6 +162,7 @@ def _finish(run: Run, view: View) -> Trained:
         loop.train(run, view)
     finally:
         run.close()
+    ranks.leave()
     return Trained(run.folder.path, run.config, run.step, run.policy, run.reference)
 
 

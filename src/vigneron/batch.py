@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vigneron import ranks
 from vigneron.core.masked import length_mask
 
 Span = tuple[int, int]
@@ -59,6 +60,8 @@ class Batch:
     """How long a row may get by packing."""
     completion_ids: tuple[tuple[int, ...], ...] | None = None
     """The completions on the host, where they were kept: reading them off the device is a wait."""
+    owners: tuple[int, ...] | None = None
+    """The rank that passes each sample through models. None: this one passes all of them."""
     # Filled in by the loop's slots; None before.
     prompt_hidden_BH: Float[Tensor, "B H"] = None  # type: ignore[assignment]
     rewards_B: Float[Tensor, " B"] = None  # type: ignore[assignment]
@@ -288,19 +291,65 @@ def _bundle_width(batch: Batch, bundle: Sequence[int]) -> int:
     return len(batch.prompt_ids[bundle[0]]) + sum(batch.spans[i][-1][1] - batch.spans[i][0][0] for i in bundle)
 
 
+def shared_out(batch: Batch) -> Batch:
+    """Give every sample to a rank, so that all have about as many tokens to pass. Nobody shares where there is one."""
+    return batch if ranks.count() == 1 else replace(batch, owners=dealt(batch, ranks.count()))
+
+
+def dealt(batch: Batch, hands: int) -> tuple[int, ...]:
+    """The largest first, each to who has least. The samples of a prompt stay together where there are prompts enough;
+    the two texts of a pair always do."""
+    units = _of_one_prompt(batch)
+    if len(units) < 2 * hands and not batch.paired:
+        units = [[i] for i in range(len(batch))]
+    widths = [_bundle_width(batch, unit) for unit in units]
+    held, owners = [0] * hands, [0] * len(batch)
+    for number in sorted(range(len(units)), key=lambda number: (-widths[number], number)):
+        hand = held.index(min(held))
+        held[hand] += widths[number]
+        for i in units[number]:
+            owners[i] = hand
+    return tuple(owners)
+
+
+def passes(batch: Batch, budget: int) -> list[Batch]:
+    """The parts of at most `budget` tokens that this rank passes through models.
+
+    Every rank makes the same number of passes, which sharded weights need: one that has none left repeats a sample of
+    which nothing counts.
+    """
+    if batch.owners is None:
+        return parts_of(batch, budget)
+    mine = [i for i, owner in enumerate(batch.owners) if owner == ranks.rank()]
+    parts = parts_of(batch.rows(mine), budget) if mine else []
+    most = int(ranks.largest(len(parts)))
+    if len(parts) == most:
+        return parts
+    some = batch.rows([0, 1] if batch.paired else [0])
+    idle = replace(some, owners=(-1,) * len(some), excluded_B=torch.ones_like(some.truncated_B))
+    return [*parts, *[idle] * (most - len(parts))]
+
+
 def map_parts(batch: Batch, budget: int, function: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Any]:
-    """Tensors that `function` computes for parts of at most `budget` tokens, put together for the whole batch."""
+    """Tensors that `function` computes for parts of at most `budget` tokens, put together for the whole batch.
+
+    Hidden states (`_BTH`) are large, and stay with the rank that will use them.
+    """
     whole: dict[str, Tensor] = {}
     numbered = replace(batch, sample_B=torch.arange(len(batch), device=batch.completion_BT.device))
-    for part in parts_of(numbered, budget):
-        rows = part.sample_B
-        for name, values in function(replace(part, sample_B=batch.sample_B[rows])).items():
+    for part in passes(numbered, budget):
+        rows = part.sample_B if part.owners is None or part.owners[0] >= 0 else part.sample_B[:0]
+        for name, values in function(replace(part, sample_B=batch.sample_B[part.sample_B])).items():
             by_token = "_BT" in name
             if name not in whole:
                 inner = (batch.completion_BT.shape[1], *values.shape[2:]) if by_token else values.shape[1:]
                 whole[name] = values.new_zeros(len(batch), *inner)
             if by_token:
-                whole[name][rows, : values.shape[1]] = values
+                whole[name][rows, : values.shape[1]] = values[: len(rows)]
             else:
-                whole[name][rows] = values
+                whole[name][rows] = values[: len(rows)]
+    if batch.owners is not None:
+        for name in sorted(whole):
+            if not name.endswith("_BTH"):
+                ranks.summed(whole[name])
     return whole

@@ -1,5 +1,6 @@
 """The command line: parse, call, print; nothing else. Heavy imports wait until a verb needs them."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vigneron.api import Trained
+    from vigneron.config import Config
 
 app = typer.Typer(
     add_completion=False,
@@ -32,6 +34,7 @@ Recipe = Annotated[str, typer.Argument(help="A built-in recipe's name, or a YAML
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, as in optimizer.actor_lr=1e-5")]
 Name = Annotated[str | None, typer.Option(help="The run's name; without it the recipe's, numbered.")]
 Runs = Annotated[Path | None, typer.Option(help="Where runs are kept (VIGNERON_RUNS, or ./runs).")]
+Processes = Annotated[int, typer.Option(min=1, help="Train in so many processes on this machine, a GPU for each.")]
 RunPath = Annotated[Path, typer.Argument(help="A run's folder.")]
 
 
@@ -55,11 +58,13 @@ def train(
     name: Name = None,
     runs: Runs = None,
     profile: Annotated[bool, typer.Option("--profile", help="Show at the end where a step's time went.")] = False,
+    nproc: Processes = 1,
 ) -> None:
     """Train a recipe: vigneron train pgsrm-antonyms steps=50"""
     from vigneron.recipe import load_config
 
     config = load_config(recipe, overrides or [])
+    _launched(config, nproc)
     from vigneron import api
     from vigneron.report.terminal import TerminalView
 
@@ -96,16 +101,18 @@ def resume(
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Go on though its config or its data have changed.")
     ] = False,
+    nproc: Processes = 1,
 ) -> None:
     """Go on with a run that was stopped or killed."""
     from vigneron.folder.run_folder import RunFolder
 
-    recipe = RunFolder.open(run).config().recipe
+    config = RunFolder.open(run).config()
+    _launched(config, nproc)
     from vigneron import api
     from vigneron.report.terminal import TerminalView
 
     console = _console()
-    with _reported_at_the_end(console), TerminalView(console, recipe) as view:
+    with _reported_at_the_end(console), TerminalView(console, config.recipe) as view:
         trained = api.resume(
             run,
             *(overrides or []),
@@ -280,10 +287,36 @@ cli_pages.add_to(app)
 cli_runs.add_to(app)
 
 
+def _launched(config: "Config", count: int) -> None:
+    """With several processes this one starts them, and does nothing else."""
+    if count == 1:
+        return
+    from vigneron.scale.fits import check_ranks
+    from vigneron.scale.launch import launch
+
+    check_ranks(config, count)
+    raise SystemExit(launch(without_option(sys.argv[1:], "--nproc"), count))
+
+
+def without_option(arguments: list[str], option: str) -> list[str]:
+    """A command without an option and its value."""
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and argument != option and not argument.startswith(f"{option}="):
+            kept.append(argument)
+        skip = not skip and argument == option
+    return kept
+
+
+def _writes() -> bool:
+    """Whether this process says and writes what a run comes to: of several ranks, the first."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+
+
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console()
+    return Console() if _writes() else Console(file=open(os.devnull, "w"))
 
 
 @contextmanager
@@ -294,7 +327,7 @@ def _reported_at_the_end(console: "Console") -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        if stopped.finished is not None:
+        if stopped.finished is not None and _writes():
             from vigneron.report.html import write_report
             from vigneron.report.terminal import say
 
@@ -303,6 +336,8 @@ def _reported_at_the_end(console: "Console") -> Iterator[None]:
 
 
 def _finished(console: "Console", trained: "Trained") -> None:
+    if not _writes():
+        return
     from vigneron.report.html import write_report
     from vigneron.report.terminal import say
 
@@ -325,6 +360,8 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
     except UserError as error:
         if debug:
             raise
+        if error.said_elsewhere:
+            raise SystemExit(2) from None
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         raise SystemExit(2) from None

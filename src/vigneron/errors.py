@@ -16,6 +16,9 @@ class UserError(Exception):
     What it names comes from files of any kind: it is shortened, has no secrets, and nothing that a terminal obeys.
     """
 
+    said_elsewhere: bool = False
+    """Another rank of the run says it."""
+
     def __init__(self, message: str) -> None:
         lines = redacted(message).split("\n")
         more = [f"… and {len(lines) - MOST_LINES + 1} more"] if len(lines) > MOST_LINES else []

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vigneron.batch import Batch, parts_of
+from vigneron import ranks
+from vigneron.batch import Batch, passes
 from vigneron.core.draws import Sampling
 from vigneron.policy.layout import lay_out
 from vigneron.policy.model import Policy
@@ -31,9 +32,9 @@ def fisher_product(
     count = int(batch.trained_BT.sum())
     total_P = torch.zeros_like(vector_P)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
-        for part in parts_of(batch, min(tokens_at_once, MOST_TOKENS)):
+        for part in passes(batch, min(tokens_at_once, MOST_TOKENS)):
             total_P += _part_product(policy, part, sampling, weights, vectors, count)
-    return total_P
+    return total_P if batch.owners is None else ranks.summed(total_P)
 
 
 def _part_product(

@@ -9,7 +9,7 @@ from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.policy.model import Policy
 from vigneron.rollout.prompts import Row, columns_of, prompts_token_ids, texts_of
-from vigneron.rollout.sample import sample
+from vigneron.rollout.sample import sample, sample_together
 from vigneron.timing import phase
 
 
@@ -24,6 +24,8 @@ class OnPolicy:
     seed: int = 0
     tokens_at_once: int = 65536
     mask_truncated: bool = False
+    together: bool = False
+    """Whether all ranks are here, and each samples a part."""
 
     @classmethod
     def of(cls, config: Config, policy: Policy, sampling: Sampling | None) -> "OnPolicy":
@@ -35,11 +37,12 @@ class OnPolicy:
             config.seed,
             config.tokens_at_once,
             config.sampling.mask_truncated,
+            together=True,
         )
 
     @classmethod
     def greedy(cls, config: Config, policy: Policy) -> "OnPolicy":
-        return cls(policy, None, config.max_new_tokens, tokens_at_once=config.tokens_at_once)
+        return cls(policy, None, config.max_new_tokens, tokens_at_once=config.tokens_at_once, together=True)
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         repeated = [row for row in rows for _ in range(self.group_size)]
@@ -53,7 +56,7 @@ class OnPolicy:
         self, rows: Sequence[Row], prompt_ids: Sequence[tuple[int, ...]], step: int, names: Sequence[int]
     ) -> Batch:
         """One sample for each row, drawn under the text that is given. Their names say who draws, and their groups."""
-        done = sample(
+        done = (sample_together if self.together else sample)(
             self.policy,
             prompt_ids,
             max_new_tokens=self.max_new_tokens,

@@ -56,7 +56,12 @@ def paired_up(batch: Batch) -> Batch:
     order = [*inside, *sorted(set(range(len(batch))) - set(inside))]
     figures = {"pairs": len(pairs), "groups_without_pair": len(batch.group_B.unique()) - len(pairs)}
     excluded_B = torch.arange(len(batch), device=batch.rewards_B.device) >= len(inside)
-    return replace(batch.rows(order), paired=True, excluded_B=excluded_B, figures={**batch.figures, **figures})
+    chosen = batch.rows(order)
+    if chosen.owners is not None:  # a pair is with one rank
+        theirs = chosen.owners
+        owners = tuple(theirs[i - i % 2] if i < len(inside) else owner for i, owner in enumerate(theirs))
+        chosen = replace(chosen, owners=owners)
+    return replace(chosen, paired=True, excluded_B=excluded_B, figures={**batch.figures, **figures})
 
 
 def sides_of(rows: Sequence[Row]) -> list[Row]:

@@ -1,10 +1,14 @@
 """Sampling completions: by the engine, or where a model cannot, by transformers' `generate`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from vigneron import ranks
 from vigneron.core.draws import Sampling
+from vigneron.core.masked import length_mask
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.rollout.cached_attention import Unsupported
@@ -33,6 +37,36 @@ def sample(
     names = list(sample_ids) if sample_ids is not None else list(range(len(prompt_ids)))
     request = Request(prompt_ids, max_new_tokens, sampling, seed, step, names, tokens_at_once)
     return sampler_of(policy).sample(request).trimmed()
+
+
+def sample_together(policy: Policy, prompt_ids: Sequence[Sequence[int]], **options: Any) -> Completions:
+    """The same by all ranks: each samples some of the prompts, and all of them hold all of the completions."""
+    total = ranks.count()
+    if total == 1:
+        return sample(policy, prompt_ids, **options)
+    check_lengths(policy, prompt_ids, options["max_new_tokens"])
+    names = list(options.pop("sample_ids", None) or range(len(prompt_ids)))
+    first, end = (len(prompt_ids) * at // total for at in (ranks.rank(), ranks.rank() + 1))
+    mine = slice(first, end)
+    asked = mine if end > first else slice(0, 1)  # sharded weights are gathered by all: nobody stands aside
+    done = sample(policy, prompt_ids[asked], sample_ids=names[asked], **options)
+    width = int(ranks.largest(done.ids_BT.shape[1]))
+
+    def everybodys(found: Tensor, *, by_token: bool = False) -> Tensor:
+        whole = found.new_zeros(len(prompt_ids), *((width,) if by_token else found.shape[1:]))
+        if end > first:
+            (whole[mine, : found.shape[1]] if by_token else whole[mine]).copy_(found)
+        return ranks.summed(whole)
+
+    lengths_B = everybodys(done.lengths_B)
+    ids_BT = everybodys(done.ids_BT, by_token=True)
+    return Completions(
+        torch.where(length_mask(lengths_B, width), ids_BT, policy.pad_id),
+        lengths_B,
+        everybodys(done.behaviour_BT, by_token=True),
+        everybodys(done.truncated_B.long()).bool(),
+        everybodys(done.prompt_hidden_BH),
+    )
 
 
 def check_lengths(

@@ -2,7 +2,8 @@
 
 import time
 
-from vigneron.batch import Batch
+from vigneron import ranks
+from vigneron.batch import Batch, shared_out
 from vigneron.errors import NonFinite, UserError
 from vigneron.files import full_disk_said
 from vigneron.folder.curve_index import CurveIndex
@@ -43,6 +44,12 @@ def train(run: Run, view: View) -> None:
     except UserError as error:
         said = str(error)
         raise
+    except RuntimeError as error:
+        if not ranks.is_lost(error):
+            raise
+        lost = ranks.lost(error)
+        said = str(lost)
+        raise lost from error
     finally:
         run.saver.settle()
         write_status(run.folder, state, ended=time.time(), error=said)
@@ -54,7 +61,7 @@ def one_step(run: Run) -> tuple[Batch, Metrics]:
     if batch.rewards_B is not None:
         batch = run.check(batch)
     with phase("advantage"):
-        batch = method.advantage(batch)
+        batch = method.advantage(shared_out(batch))
     with phase("update"):
         try:
             return batch, batch_metrics(batch) | method.update(batch)
@@ -96,6 +103,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             view.step(run, metrics, batch, seconds)
             run.explain(metrics, view)
             run.saver.check()
+            stop.asked = ranks.any_of(stop.asked)
             if last or stop.asked or (config.save_every and run.step % config.save_every == 0):
                 with phase("save"):
                     run.save(metrics)

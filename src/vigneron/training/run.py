@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vigneron import ranks
 from vigneron.batch import Batch
 from vigneron.compiling import can_compile
 from vigneron.config import Config
@@ -20,9 +21,11 @@ from vigneron.policy.model import Policy, Reference
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Check, build_check, load_checker
+from vigneron.rewards.on_first_rank import OnFirstRank
 from vigneron.rollout.prompts import PromptOrder
 from vigneron.rollout.sample import sampler_of
 from vigneron.rubric.read import read_rubric
+from vigneron.scale.fits import check_ranks
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
 from vigneron.timing import phase
@@ -41,6 +44,7 @@ from vigneron.training.checkpoint import (
 )
 from vigneron.training.child import load_child, seed_everything
 from vigneron.training.dumps import dump_batch
+from vigneron.training.followers import Files, files_of, scratch_folder
 from vigneron.training.going_on import checkpoint_to_resume, set_aside
 from vigneron.training.held_out import evaluate
 from vigneron.training.keeping import Keep
@@ -63,6 +67,17 @@ __all__ = ["Run", "Silent", "View"]
 Build = Callable[[Parts], Method]
 
 
+@dataclass(frozen=True)
+class GoingOn:
+    """What a run that goes on begins with."""
+
+    config: Config
+    data: Data
+    saved: Path | None
+    """The checkpoint; None where there is none yet."""
+    notices: tuple[str, ...]
+
+
 @dataclass
 class Run:
     """Everything a step needs. `step` counts the steps that are done."""
@@ -72,7 +87,7 @@ class Run:
     data: Data
     policy: Policy
     reference: Reference
-    reward: ApplyReward
+    reward: ApplyReward | OnFirstRank
     check: Check
     method: Method
     prompts: PromptOrder
@@ -95,6 +110,33 @@ class Run:
     @classmethod
     def start(cls, config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> "Run":
         """A new run, from the base model. What can fail fails before a model is loaded, and leaves no folder."""
+        check_ranks(config, ranks.asked_for())
+        ranks.join(resolve_device(config.model.device))
+        folder: RunFolder | None = None
+
+        def begin() -> tuple[Config, Data, Files]:
+            nonlocal folder
+            chosen, data = cls._looked_at(config, runs, name, view)
+            folder = RunFolder.create(runs, name or chosen.recipe, exact_name=name is not None)
+            folder.lock()
+            folder.write_config(chosen)
+            folder.write_data(data)
+            if chosen.reward.kind == "rubric":
+                folder.write_rubrics(chosen.reward.file, chosen.reward.held_out_file)
+            return chosen, data, files_of(folder) if ranks.count() > 1 else {}
+
+        try:
+            chosen, data, files = ranks.from_first(begin)
+            folder = folder or scratch_folder(files)
+            return cls._build(chosen, folder, data, build, view)
+        except BaseException:  # Ctrl-C too: a run that never began leaves its name free; raised on
+            if folder is not None:
+                folder.remove()
+            raise
+
+    @staticmethod
+    def _looked_at(config: Config, runs: Path, name: str | None, view: View) -> tuple[Config, Data]:
+        """What a run begins with, its parent's answers among it."""
         if config.model.compile is True and not can_compile(resolve_device(config.model.device)):
             raise UserError("model.compile: true has an effect on a CUDA device only: leave it out here")
         check_trackers(config.trackers)
@@ -105,18 +147,7 @@ class Run:
         if name is not None:
             RunFolder.refuse_taken(runs, name)
         with phase("ask the parent"):
-            data = answered(config, data, view.notice)
-        folder = RunFolder.create(runs, name or config.recipe, exact_name=name is not None)
-        try:
-            folder.lock()
-            folder.write_config(config)
-            folder.write_data(data)
-            if config.reward.kind == "rubric":
-                folder.write_rubrics(config.reward.file, config.reward.held_out_file)
-            return cls._build(config, folder, data, build, view)
-        except BaseException:  # Ctrl-C too: a run that never began leaves its name free; raised on
-            folder.remove()
-            raise
+            return config, answered(config, data, view.notice)
 
     @classmethod
     def resume(
@@ -133,11 +164,14 @@ class Run:
     ) -> "Run":
         """Go on from the newest whole checkpoint, or from the start where there is none yet; by another config or
         rubric if one is given. `weights_only`: with new optimizers, and whatever else a checkpoint's state holds."""
-        folder.lock()
-        try:
-            return cls._resume(
+        asked = config or folder.config()
+        check_ranks(asked, ranks.asked_for())
+        ranks.join(resolve_device(device or asked.model.device))
+
+        def begin() -> GoingOn:
+            folder.lock()
+            return cls._look_back(
                 folder,
-                build,
                 config,
                 device=device,
                 rubric=rubric,
@@ -145,15 +179,21 @@ class Run:
                 allow_changes=allow_changes,
                 view=view,
             )
+
+        try:
+            going = ranks.from_first(begin)
+            with folder.rubric_replaced(rubric if ranks.is_first() else None):
+                run = cls._built_again(going, folder, build, weights_only=weights_only, view=view)
+            if ranks.is_first():
+                run._go_on(going, new_config=config is not None, view=view)
+            return run
         except BaseException:  # whatever it was: raised on
             folder.unlock()
             raise
 
-    @classmethod
-    def _resume(
-        cls,
+    @staticmethod
+    def _look_back(
         folder: RunFolder,
-        build: Build,
         new: Config | None,
         *,
         device: str | None,
@@ -161,7 +201,8 @@ class Run:
         weights_only: bool,
         allow_changes: bool,
         view: View,
-    ) -> "Run":
+    ) -> GoingOn:
+        """What a run goes on with, and what is to be said of it."""
         sweep(folder.path)
         config = new or folder.config()
         if rubric is not None and config.reward.kind != "rubric":
@@ -190,26 +231,34 @@ class Run:
             notices.append("weights only: optimizers, and what else a checkpoint keeps beside weights, begin anew")
         for text in notices:
             view.notice(text)
-        with folder.rubric_replaced(rubric):
-            run = cls._build(config, folder, data, build, view)
-            if saved is not None:
-                run._take_over(saved, weights_only=weights_only)
-                run.policy.version = run.step
-        if new is not None:
-            folder.write_config(run.config)
+        return GoingOn(config, data, saved, tuple(notices))
+
+    @classmethod
+    def _built_again(cls, going: GoingOn, folder: RunFolder, build: Build, *, weights_only: bool, view: View) -> "Run":
+        files = ranks.from_first(lambda: files_of(folder)) if ranks.count() > 1 else {}
+        run = cls._build(going.config, folder if ranks.is_first() else scratch_folder(files), going.data, build, view)
+        if (saved := going.saved) is not None:
+            ranks.agreed(lambda: run._take_over(saved, weights_only=weights_only))
+            run.policy.version = run.step
+        return run
+
+    def _go_on(self, going: GoingOn, *, new_config: bool, view: View) -> None:
+        """The run's folder as it was at the checkpoint, with what was done to the run since."""
+        folder, saved = self.folder, going.saved
+        if new_config:
+            folder.write_config(self.config)
         if saved is not None:
             set_aside(saved)
-        folder.forget_after(run.step if saved else -1)
-        run.samples.forget_after(run.step if saved else -1)
-        for text in notices:  # whoever has the folder sees what was done to the run
-            keep_notice(folder, Notice(run.step, text))
-        run.said = {notice.key for notice in kept_notices(folder.path)}
-        run.history = History(folder.records("metrics.jsonl"))
-        if run.step == run.config.steps:
-            view.notice(f"finished already, at step {run.step}")
+        folder.forget_after(self.step if saved else -1)
+        self.samples.forget_after(self.step if saved else -1)
+        for text in going.notices:
+            keep_notice(folder, Notice(self.step, text))
+        self.said = {notice.key for notice in kept_notices(folder.path)}
+        self.history = History(folder.records("metrics.jsonl"))
+        if self.step == self.config.steps:
+            view.notice(f"finished already, at step {self.step}")
         else:
-            view.notice(f"going on after step {run.step} of {run.config.steps}")
-        return run
+            view.notice(f"going on after step {self.step} of {self.config.steps}")
 
     @classmethod
     def _build(cls, config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> "Run":
@@ -218,29 +267,32 @@ class Run:
 
     @classmethod
     def _put_together(cls, config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> "Run":
-        checker = load_checker(checker_name(config))
-        built = build_reward(
-            config.reward,
-            checker,
-            cache=folder.path / "embeddings.sqlite",
-            device=config.model.device,
-            rubric=folder.rubric,
-            notice=view.notice,
-            weights=partial(newest_weights, key="reward.file"),
-            check=partial(check_rubric_data, data=data),
-        )
-        reward = ApplyReward(built, missing_limit=config.reward.missing_limit)
-        look = second_look(config, built, data, folder, notice=view.notice)
-        seed_everything(config.seed)
-        with phase("load the model"):
-            policy = load_child(config)
+        def load() -> tuple[Any, SecondLook | None, Policy]:
+            built = build_reward(
+                config.reward,
+                load_checker(checker_name(config)),
+                cache=folder.path / "embeddings.sqlite",
+                device=config.model.device,
+                rubric=folder.rubric,
+                notice=view.notice,
+                weights=partial(newest_weights, key="reward.file"),
+                check=partial(check_rubric_data, data=data),
+            )
+            look = second_look(config, built, data, folder, notice=view.notice)
+            seed_everything(config.seed)
+            with phase("load the model"):
+                return built, look, load_child(config)
+
+        built, look, policy = ranks.agreed(load)
+        asked = ApplyReward(built, missing_limit=config.reward.missing_limit)
+        reward = asked if ranks.count() == 1 else OnFirstRank(asked)
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
         speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
         longest, cut = lengths(config, policy, data, built)
         if config.microbatch_tokens == "auto":
             with phase("see what fits into memory"):
-                found = find_microbatch_tokens(policy, longest)
+                found = -int(ranks.largest(-find_microbatch_tokens(policy, longest)))
             config = config.model_copy(update={"microbatch_tokens": found})
             folder.write_config(config)
         method = build(Parts(config, policy, reference, reward))
@@ -270,6 +322,8 @@ class Run:
 
     def save(self, metrics: Metrics | None = None) -> None:
         """Begin to write a checkpoint, with this step's held-out figures; `saver.wait()` is its end."""
+        if not ranks.is_first():
+            return
         update, critic, memory = self.method.update, self.method.critic, self.method.memory
         tensors = {f"update.{name}": tensor for name, tensor in update.tensors().items()}
         if critic is not None:
@@ -338,7 +392,9 @@ class Run:
         else:
             batch, metrics = evaluate(self.config, self.policy, self.reward, self.check, rows)
             self.samples.add(samples_of(batch, self.step, "eval"))
-            metrics |= self.second_look(batch) if self.second_look is not None else {}
+            if self.second_look is not None:
+                look = self.second_look
+                metrics |= ranks.from_first(lambda: look(batch))
             metrics |= self.method.evaluate_beside(rows) if self.method.evaluate_beside is not None else {}
         named = {f"eval/{name}": value for name, value in metrics.items()}
         if self.config.keep_best is not None and self.config.keep_best not in named:
@@ -350,7 +406,7 @@ class Run:
         """Of the step that is done, or of the child before the first."""
         self.folder.append("metrics.jsonl", {"step": self.step, **metrics})
         if self.tracking is None:
-            names = [name for name in self.config.trackers if not missing_trackers([name])]
+            names = [n for n in self.config.trackers if ranks.is_first() and not missing_trackers([n])]
             self.tracking = Tracking(names, self.folder.path, self.config.model_dump(mode="json"))
         self.tracking.log(self.step, metrics)
 
@@ -369,7 +425,7 @@ class Run:
     def close(self) -> None:
         """All of it, whatever one part meets. Trackers are not waited for where the run was to end at once."""
         with ExitStack() as parts:
-            parts.callback(self.folder.unlock)
+            parts.callback(self.folder.unlock if ranks.is_first() else self.folder.remove)
             parts.callback(self.samples.close)
             if self.second_look is not None and self.second_look.other is not None:
                 parts.callback(self.second_look.other.close)

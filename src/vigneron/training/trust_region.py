@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vigneron import ranks
 from vigneron.batch import Batch
 from vigneron.config import ConstraintConfig
 from vigneron.core.trust_region import conjugate_gradient, largest_step, line_search
@@ -49,6 +50,8 @@ class TrustRegionUpdate:
     def _move(self, batch: Batch) -> Metrics:
         with phase("gradient"):
             metrics = self._differentiate(batch)
+            if batch.owners is not None:
+                ranks.sum_gradients(weight for _, weight in self.policy.trainable())
         gradient_P = self._take_gradient()
         check_finite([Figure("grad_norm/actor", float(gradient_P.norm()))])
         with phase("conjugate gradient"):
@@ -98,7 +101,7 @@ class TrustRegionUpdate:
             return [self.surrogate(part, now), Term("kl", now.exact_kl_BT)]
 
         found = {name: value for name, value, _ in self.critic.accumulate(batch, terms)}
-        return Looked(found["loss/policy"], found["kl"], largest)
+        return Looked(found["loss/policy"], found["kl"], ranks.largest(largest))
 
     def _longest_step(self, batch: Batch, gradient_P: Tensor) -> Tensor:
         """−F⁻¹g, as far as the region reaches by its second-order approximation."""

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vigneron.batch import Batch, parts_of
+from vigneron import ranks
+from vigneron.batch import Batch, passes, shared_out
 from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config, OptimizerConfig
 from vigneron.core.draws import keyed_permutation
 from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
@@ -54,8 +55,9 @@ class Player:
 
     def __post_init__(self) -> None:
         weights = [parameter for _, parameter in self.parameters]
+        sharded, whole = _apart(weights)
         self.optimizer = torch.optim.AdamW(
-            weights,
+            [{"params": some} for some in (whole, sharded) if some],
             lr=self.learning_rate,
             weight_decay=self.weight_decay,
             fused=all(p.is_cuda or p.device.type == "cpu" for p in weights),
@@ -64,7 +66,13 @@ class Player:
     def clip(self) -> Tensor:
         """Scale the gradient to at most `max_grad_norm`; its norm before."""
         weights = [parameter for _, parameter in self.parameters]
-        return torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm)
+        sharded, whole = _apart(weights)
+        if not sharded:
+            return torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm)
+        norm = torch.stack([_norm(some) for some in (whole, sharded)]).norm()
+        for some in (whole, sharded):
+            torch.nn.utils.clip_grads_with_norm_(some, self.max_grad_norm, norm)
+        return norm
 
     def step(self, factor: float) -> None:
         for group in self.optimizer.param_groups:
@@ -192,12 +200,15 @@ class GradientUpdate:
     @torch.no_grad()
     def figures(self, batch: Batch) -> Metrics:
         """The terms of the loss and what is logged beside them, without an update."""
+        batch = shared_out(batch) if batch.owners is None else batch
         return {name: value for name, value, _ in self.accumulate(batch, lambda p: self.loss(p, self.score(p)))}
 
     def _one_update(self, batch: Batch) -> list[Figure]:
         """The gradient of the whole batch, part by part, then one clipped step of each player."""
         with phase("gradient"):
             figures = self.accumulate(batch, lambda part: self.loss(part, self.score(part)))
+            if batch.owners is not None:
+                ranks.sum_gradients(weight for player in self.players for _, weight in player.parameters)
         try:
             check_finite(figures)
             with phase("optimizer"):
@@ -216,7 +227,7 @@ class GradientUpdate:
         passed = self._to_pass(batch)
         looked_at = whole if passed is batch else _denominators(passed)
         sums: dict[tuple[str, bool], Any] = defaultdict(float)
-        for part in parts_of(passed, self.microbatch_tokens):
+        for part in passes(passed, self.microbatch_tokens):
             objective = torch.zeros((), device=batch.completion_BT.device)
             for term in terms_of(part):
                 values, mask = term.values, part.trained_BT
@@ -229,7 +240,7 @@ class GradientUpdate:
                     objective = objective + term.coefficient * value
             if objective.requires_grad:
                 objective.backward()
-        on_host = _on_host(list(sums.values()))
+        on_host = _on_host(list(sums.values()), over_ranks=batch.owners is not None)
         return [Figure(name, value, sampler) for (name, sampler), value in zip(sums, on_host, strict=True)]
 
     def _to_pass(self, batch: Batch) -> Batch:
@@ -272,18 +283,29 @@ class GradientUpdate:
             self.controller.load(scalars["controller"])
 
 
+def _apart(weights: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Those of which ranks have parts, and those that every rank has whole: one operation never takes both."""
+    return [w for w in weights if ranks.is_sharded(w)], [w for w in weights if not ranks.is_sharded(w)]
+
+
+def _norm(weights: Sequence[nn.Parameter]) -> Tensor:
+    grads = [weight.grad for weight in weights if weight.grad is not None]
+    return ranks.whole(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros(())
+
+
 def _denominators(batch: Batch) -> dict[AggregateMode, int]:
     trained_BT = batch.trained_BT.cpu()  # one wait for the device, not one for each number
     modes: tuple[AggregateMode, ...] = ("tokens", "samples", "sum_over_samples")
     return {mode: aggregate_denominator(trained_BT, mode) for mode in modes}
 
 
-def _on_host(values: Sequence[Tensor]) -> list[float]:
+def _on_host(values: Sequence[Tensor], *, over_ranks: bool = False) -> list[float]:
     """One wait for the device instead of one for each."""
     if not values:
         return []
     device = values[0].device
-    return [float(value) for value in torch.stack([v.detach().to(device) for v in values]).tolist()]
+    stacked = torch.stack([v.detach().to(device) for v in values])
+    return [float(value) for value in (ranks.summed(stacked) if over_ranks else stacked).tolist()]
 
 
 def _mean_over_updates(updates: Sequence[Sequence[Figure]], in_first_pass: int) -> Metrics:

@@ -1,0 +1,237 @@
+"""The processes that train one model together, its ranks. Without others everything here is this process's own.
+
+Every rank holds the whole of a step's batch and passes only its share of it through models; what it computes there is
+summed over the ranks. So advantages, denominators and figures are the same on all of them, and need no talk.
+"""
+
+import ctypes
+import os
+import pickle
+import platform
+import signal
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vigneron.errors import NonFinite, UserError
+
+T = TypeVar("T")
+
+RENDEZVOUS = "VIGNERON_RENDEZVOUS"
+"""Where the ranks that `--nproc` starts find each other; torchrun has its own way."""
+BUCKET = 2**25
+
+
+class RankLost(UserError):
+    """A rank of this run has ended, or cannot be reached."""
+
+
+def asked_for() -> int:
+    """How many ranks the environment speaks of."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    return int(text) if text.isdigit() else 1
+
+
+def count() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if count() > 1 else 0
+
+
+def is_first() -> bool:
+    """Whether this is the rank that writes, logs and asks for rewards. Known before the others are."""
+    return int(os.environ.get("RANK", "0")) == 0 if count() == 1 and asked_for() > 1 else rank() == 0
+
+
+def join(device: torch.device) -> None:
+    """Meet the other ranks, where the environment says that there are some."""
+    if asked_for() == 1 or count() > 1:
+        return
+    if RENDEZVOUS in os.environ:
+        _end_with_launcher()
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=os.environ.get(RENDEZVOUS, "env://"),
+            rank=int(os.environ["RANK"]),
+            world_size=asked_for(),
+        )
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise RankLost(f"WORLD_SIZE is {asked_for()}, but the ranks do not meet: {_first_line(error)}") from error
+    _same_versions()
+
+
+def _end_with_launcher() -> None:
+    """Linux tells us when the process that started us is gone: then the step is finished and saved."""
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def leave() -> None:
+    if count() > 1:
+        dist.destroy_process_group()
+
+
+# ---------------------------------------------------------------------------------------------------- tensors
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """Over the ranks, in place."""
+    if count() > 1:
+        _talk(lambda: dist.all_reduce(tensor))
+    return tensor
+
+
+def largest(number: float) -> float:
+    """Of the ranks' numbers."""
+    if count() == 1:
+        return number
+    found = torch.tensor(number, dtype=torch.float64)
+    _talk(lambda: dist.all_reduce(found, dist.ReduceOp.MAX))
+    return float(found)
+
+
+def sum_gradients(weights: Iterable[Tensor]) -> None:
+    """Of weights that every rank has whole. Those that FSDP2 shards are summed on their way back."""
+    if count() == 1:
+        return
+    grads = [w.grad for w in weights if w.grad is not None and not is_sharded(w)]
+    bucket: list[Tensor] = []
+    for grad in [*grads, None]:
+        full = sum(g.numel() for g in bucket) >= BUCKET
+        if bucket and (grad is None or full or grad.dtype != bucket[0].dtype):
+            flat = summed(torch.cat([g.flatten() for g in bucket]))
+            for one, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                one.copy_(part.view_as(one))
+            bucket = []
+        if grad is not None:
+            bucket.append(grad)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor of which this rank may have a part. Every rank has to ask."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------------------------------------- anything
+
+
+def from_first(function: Callable[[], T]) -> T:
+    """What the function gives on the first rank, or raises there, on all of them."""
+    if count() == 1:
+        return function()
+    said: list[Any] = [None, None]
+    failed: Exception | None = None
+    if rank() == 0:
+        try:
+            said[0] = function()
+        except UserError as error:
+            failed = error
+            said[1] = pickle.dumps((_kind(error), str(error)))
+    _talk(lambda: dist.broadcast_object_list(said, src=0))
+    if failed is not None:
+        raise failed
+    if said[1] is not None:
+        kind, text = pickle.loads(said[1])
+        raise _of_another(kind(text))
+    return said[0]
+
+
+def agreed(function: Callable[[], T]) -> T:
+    """Every rank does it; where one of them fails, all of them do, with its words."""
+    if count() == 1:
+        return function()
+    found: Any = None
+    failed: UserError | None = None
+    try:
+        found = function()
+    except UserError as error:
+        failed = error
+    said = _gathered(None if failed is None else str(failed))
+    first = next((number for number, text in enumerate(said) if text is not None), None)
+    if first is None:
+        return found
+    if failed is not None and rank() == first == 0:
+        raise failed
+    where = "" if all(text == said[first] for text in said) else f"rank {first}: "
+    theirs = UserError(f"{where}{said[first]}")
+    raise theirs if is_first() else _of_another(theirs)
+
+
+def any_of(number: int | None) -> int | None:
+    """The first number that a rank has."""
+    if count() == 1:
+        return number
+    return next((each for each in _gathered(number) if each is not None), None)
+
+
+def wait_for_all() -> None:
+    if count() > 1:
+        _gathered(None)
+
+
+def _gathered(mine: Any) -> list[Any]:
+    found: list[Any] = [None] * count()
+    _talk(lambda: dist.all_gather_object(found, mine))
+    return found
+
+
+def _talk(act: Callable[[], Any]) -> None:
+    try:
+        act()
+    except RuntimeError as error:
+        raise lost(error) from error
+
+
+def is_lost(error: RuntimeError) -> bool:
+    """Whether it comes of another rank that has ended."""
+    return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error).lower())
+
+
+def lost(error: BaseException) -> RankLost:
+    return RankLost(
+        f"rank {rank()} of {count()} cannot reach the others, one of which has ended: {_first_line(error)}. The last "
+        "checkpoint stands, and `vigneron resume` goes on from it"
+    )
+
+
+def _of_another(error: UserError) -> UserError:
+    error.said_elsewhere = True
+    return error
+
+
+def _kind(error: UserError) -> type[UserError]:
+    return NonFinite if isinstance(error, NonFinite) else UserError
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _same_versions() -> None:
+    """Ranks with other packages would train another model."""
+    from importlib.metadata import version
+
+    packages = ("vigneron", "torch", "transformers", "peft", "safetensors")
+    mine = {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    said = _gathered((socket.gethostname(), mine))
+    for number, (host, theirs) in enumerate(said):
+        for name, value in said[0][1].items():
+            if theirs[name] != value:
+                raise UserError(
+                    f"rank {number}, on {host}, has {name} {theirs[name]}, and rank 0, on {said[0][0]}, has {value}: "
+                    "install the same on all nodes"
+                )

@@ -1,0 +1,156 @@
+"""Every method for two steps on a tiny model in float64: its gradients and its figures, by one process or by ranks.
+
+As a script, each rank of torchrun runs it, and the first writes what it found: `ranked_methods.py FOLDER SHARD`.
+"""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import save_file
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from conftest import tiny_policy, tiny_scorer
+from vigneron import ranks
+from vigneron.config import Config
+from vigneron.methods import METHODS
+from vigneron.policy.model import Policy, Reference
+from vigneron.recipe import check_config
+from vigneron.rewards.apply import ApplyReward
+from vigneron.rewards.build import build_reward
+from vigneron.rewards.on_first_rank import OnFirstRank
+from vigneron.rollout.prompts import PromptOrder
+from vigneron.scale.sharding import shard_policies
+from vigneron.training.loop import one_step
+from vigneron.training.slots import Parts
+from vigneron.training.trust_region import TrustRegionUpdate
+from vigneron.training.update import Player
+
+WORDS = ("hot", "a cold day", "x", "small", "upwards", "dry land", "q")
+ROWS = [{"prompt": f"say {word}:", "answer": f"{word} it is", "score": i / 8} for i, word in enumerate(WORDS)]
+PAIRS = [{"prompt": f"say {word}:", "chosen": word, "rejected": f"not {word} at all"} for word in WORDS]
+KL = {"coefficient": 0.05}
+
+CASES: dict[str, dict[str, Any]] = {
+    "actor_critic": {"name": "actor_critic"},
+    "actor_critic, faithful": {"name": "actor_critic", "value_position": "last_completion"},
+    "reinforce": {"name": "reinforce", "kl": KL},
+    "reinforce, own network": {"name": "reinforce", "critic": {"network": "own"}},
+    "reinforce, running mean": {"name": "reinforce", "baseline": "running_mean"},
+    "ppo": {"name": "ppo", "updates_per_step": 2, "minibatches": 3, "kl": KL},
+    "trpo, penalty": {"name": "trpo", "penalty": {"coefficient": 0.1}},
+    "trpo, constraint": {"name": "trpo", "form": "constraint", "constraint": {"delta": 0.05, "iterations": 4}},
+    "grpo": {"name": "grpo", "updates_per_step": 2, "kl": KL},
+    "grpo, no KL, resampled": {"name": "grpo", "resample": 2, "kl": {"coefficient": 0.0}, "aggregation": "samples"},
+    "grape": {"name": "grape", "mix": {"fresh": 0.5, "revised": 0.3, "demonstrated": 0.2}},
+    "rejection_sampling": {"name": "rejection_sampling"},
+    "sft": {"name": "sft"},
+    "sft, packed": {"name": "sft", "packing": True, "loss_on": "text"},
+    "dpo": {"name": "dpo"},
+    "dpo, sampled": {"name": "dpo", "pairs": "sampled"},
+    "reward_model": {"name": "reward_model"},
+    "preference_model": {"name": "preference_model"},
+    "score_model": {"name": "score_model"},
+}
+
+
+def paid(completions: list[str], **columns: Any) -> list[float | None]:
+    """By length and letters, in quarters. Some have none: they are missing."""
+    return [None if len(text) % 5 == 4 else (sum(map(ord, text)) % 5) / 4 for text in completions]
+
+
+def config_of(case: str, place: Path, shard: int) -> Config:
+    method = CASES[case]
+    sampled = method["name"] not in ("sft", "reward_model", "preference_model", "score_model") and case != "dpo"
+    given: dict[str, Any] = {
+        "method": method,
+        "data": {"train": "rows.jsonl"},
+        "prompts_per_step": 5,
+        "steps": 4,
+        "microbatch_tokens": 48,
+        "scale": {"shard": shard},
+    }
+    if sampled:
+        given |= {"group_size": 4, "max_new_tokens": 6, "reward": {"kind": "binary", "missing_limit": 1.0}}
+    if method["name"] == "grape":
+        item = {"name": "paid", "description": "what it is worth", "flow": "python", "function": "ranked_methods:paid"}
+        rubric = place / "rubric.yaml"
+        rubric.write_text(yaml.safe_dump({"category_column": None, "categories": {"words": {"items": [item]}}}))
+        given["reward"] = {"kind": "rubric", "file": str(rubric), "missing_limit": 1.0}
+    return check_config(given, case)
+
+
+def measured(case: str, place: Path, shard: int = 1) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    """Gradients by step, player and weight as they are before clipping, and the steps' figures."""
+    config = config_of(case, place, shard)
+    is_scorer = config.method.trains == "scorer"
+    policy: Policy = (tiny_scorer if is_scorer else tiny_policy)("llama", dtype=torch.float64)
+    reference = Reference.of(policy)
+    shard_policies(policy, reference, shard)
+    apply = ApplyReward(
+        build_reward(config.reward, None, rubric=place / "rubric.yaml") if config.reward.kind == "rubric" else paid,
+        missing_limit=1.0,
+    )
+    reward = apply if ranks.count() == 1 else OnFirstRank(apply)
+    method = METHODS[config.method.name](Parts(config, policy, reference, reward))
+    rows = PAIRS if config.method.reads == "pairs" else ROWS
+    run: Any = SimpleNamespace(method=method, prompts=PromptOrder(rows, 5, 0), check=lambda batch: batch, step=0)
+    found: dict[str, Tensor] = {}
+    figures = []
+    with _gradients_kept(found, run):
+        for run.step in range(2):
+            figures.append(one_step(run)[1])
+    found |= {f"weight.{name}": ranks.whole(weight.detach()).clone() for name, weight in policy.trainable()}
+    return found, figures
+
+
+class _gradients_kept:
+    def __init__(self, into: dict[str, Tensor], run: Any) -> None:
+        self._into, self._run = into, run
+
+    def __enter__(self) -> None:
+        self._clip, self._take = Player.clip, TrustRegionUpdate._take_gradient
+        into, run, clip, take = self._into, self._run, self._clip, self._take
+
+        def keep(name: str, grad: Tensor) -> None:
+            number = sum(key.startswith(f"{run.step}.{name}.") for key in into)
+            into[f"{run.step}.{name}.{number}"] = ranks.whole(grad).detach().clone()
+
+        def clipped(player: Player) -> Tensor:
+            for name, weight in player.parameters:
+                if weight.grad is not None:
+                    keep(f"{player.name}.{name}", weight.grad)
+            return clip(player)
+
+        def taken(update: TrustRegionUpdate) -> Tensor:
+            gradient_P = take(update)
+            keep("trust", gradient_P)
+            return gradient_P
+
+        Player.clip, TrustRegionUpdate._take_gradient = clipped, taken  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        Player.clip, TrustRegionUpdate._take_gradient = self._clip, self._take  # type: ignore[method-assign]
+
+
+def main(place: Path, shard: int) -> None:
+    sys.modules["ranked_methods"] = sys.modules["__main__"]
+    torch.set_num_threads(1)
+    ranks.join(torch.device("cpu"))
+    for case, options in CASES.items():
+        if shard > 1 and options.get("form") == "constraint":
+            continue
+        tensors, figures = measured(case, place, shard)
+        if ranks.is_first():
+            save_file(tensors, place / f"{case}.safetensors")
+            (place / f"{case}.json").write_text(json.dumps(figures))
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
