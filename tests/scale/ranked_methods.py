@@ -90,6 +90,7 @@ def measured(case: str, place: Path, shard: int = 1) -> tuple[dict[str, Tensor],
     config = config_of(case, place, shard)
     is_scorer = config.method.trains == "scorer"
     policy: Policy = (tiny_scorer if is_scorer else tiny_policy)("llama", dtype=torch.float64)
+    policy.eos_ids = frozenset(range(60))  # so that completions have all lengths
     reference = Reference.of(policy)
     shard_policies(policy, reference, shard)
     apply = ApplyReward(

@@ -249,6 +249,15 @@ class Config(Strict):
         return self
 
     @model_validator(mode="after")
+    def a_trust_region_needs_whole_weights(self) -> "Config":
+        if not self.method.steps_by_gradient and self.scale.shard > 1:
+            raise ValueError(
+                "`form: constraint` differentiates twice, which FSDP2 cannot: set `scale.shard` to 1 (every rank has "
+                "its own copy of the weights), or use `form: penalty`"
+            )
+        return self
+
+    @model_validator(mode="after")
     def critic_lr_has_an_effect(self) -> "Config":
         if not self.method.has_critic and "critic_lr" in self.optimizer.model_fields_set:
             raise ValueError(f"`optimizer.critic_lr` has no effect with {_said(self.method)}: it has no critic")

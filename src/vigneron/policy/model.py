@@ -43,6 +43,8 @@ class Policy:
     adapter_off: bool = False
     shares_prompts: bool = True
     """Whether completions behind one copy of their prompt are kept apart by a mask; see `can_share_prompts`."""
+    sharding: Any = field(default=None, repr=False, compare=False)
+    """How ranks share the weights (`scale.sharding`); None: this one has all of them."""
     version: int = 0
     """Of the weights: a run counts the steps that have changed them. Whoever holds a copy compares."""
     sampler: Any = field(default=None, repr=False, compare=False)
@@ -113,9 +115,16 @@ class Policy:
         return plain_head(self.causal, self.compute_dtype)
 
     def frozen_copy(self) -> "Policy":
-        model = deepcopy(self.model).eval().requires_grad_(False)
+        model = self._copied().eval().requires_grad_(False)
         return Policy(
-            model, self.tokenizer, self.eos_ids, self.pad_id, self.device, self.compute_dtype, graphed=self.graphed
+            model,
+            self.tokenizer,
+            self.eos_ids,
+            self.pad_id,
+            self.device,
+            self.compute_dtype,
+            graphed=self.graphed,
+            sharding=self.sharding,
         )
 
     def trainable_copy(self) -> "Policy":
@@ -124,14 +133,18 @@ class Policy:
         Never graphed: it is passed between this one's pass forward and its pass back.
         """
         return Policy(
-            deepcopy(self.model),
+            self._copied(),
             self.tokenizer,
             self.eos_ids,
             self.pad_id,
             self.device,
             self.compute_dtype,
             self.activation_checkpointing,
+            sharding=self.sharding,
         )
+
+    def _copied(self) -> Any:
+        return deepcopy(self.model) if self.sharding is None else self.sharding.copied(self)
 
     def trunk_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """What is trained where only hidden states are read."""

@@ -89,12 +89,14 @@ def sampler_of(policy: Policy) -> Sampler:
 
 
 def _make_sampler(policy: Policy) -> Sampler:
-    if not getattr(type(policy.causal), "_supports_attention_backend", False):
-        return Generate(policy, "attention of its own kind")
     try:
+        if not getattr(type(policy.causal), "_supports_attention_backend", False):
+            raise Unsupported("attention of its own kind")
         engine = Engine(policy)
         _check(policy, engine)
     except Unsupported as reason:
+        if policy.sharding is not None:
+            raise UserError(f"scale.shard: weights that are shared cannot sample here: {reason}. Set it to 1") from None
         return Generate(policy, str(reason))
     if policy.compiled:
         engine.compile()

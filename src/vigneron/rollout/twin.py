@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from vigneron import ranks
 from vigneron.policy.model import Policy, model_logits, precision
 from vigneron.rollout import cached_attention
 from vigneron.rollout.cached_attention import Unsupported
@@ -24,12 +25,13 @@ class Twin:
     """A copy of the model's structure whose attention keeps a static cache; see `cached_attention`."""
 
     def __init__(self, policy: Policy) -> None:
-        causal = policy.causal
         self.dtype = policy.compute_dtype
         self.device = policy.device
+        self._copies: list[tuple[nn.Parameter, Source]] = []
+        causal, self._gathered = _whole(policy)
+        self._refresh(self._gathered)
         self.model = deepcopy(causal, {id(p): p for p in causal.parameters()}).eval()
         self.model.config._attn_implementation = cached_attention.NAME
-        self._copies: list[tuple[nn.Parameter, Source]] = []
         self._merge_adapters(causal)
         if self.dtype == torch.bfloat16:
             self._copy_matrices()
@@ -53,6 +55,8 @@ class Twin:
         for module in self.model.modules():
             if isinstance(module, nn.Linear | Conv1D):
                 for name, master in list(module.named_parameters(recurse=False)):
+                    if master.dtype == self.dtype:  # gathered so
+                        continue
                     _, source = merged.pop(id(master), (master, partial(_itself, master)))
                     setattr(module, name, self._copy_of(master, source))
         self._copies += merged.values()  # an adapter on something that stays in float32: an embedding
@@ -76,8 +80,12 @@ class Twin:
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the masters as they are now."""
-        for start in range(0, len(self._copies), 32):  # merged weights are made on the way: never all at once
-            some = self._copies[start : start + 32]
+        for copies in (self._gathered, self._copies):
+            self._refresh(copies)
+
+    def _refresh(self, copies: list[tuple[nn.Parameter, Source]]) -> None:
+        for start in range(0, len(copies), 32):  # what is merged or gathered is made on the way: never all at once
+            some = copies[start : start + 32]
             torch._foreach_copy_([copy for copy, _ in some], [source() for _, source in some])
 
     def attach(self, keys: Tensor, values: Tensor) -> None:
@@ -94,6 +102,24 @@ class Twin:
 
     def logits(self, hidden_NH: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
         return model_logits(self.model, hidden_NH, self.dtype)
+
+
+def _whole(policy: Policy) -> tuple[Any, list[tuple[nn.Parameter, Source]]]:
+    """The policy's own model; or where ranks share its weights, one whose matrices are gathered copies."""
+    if policy.sharding is None:
+        return policy.causal, []
+    adapted = hasattr(policy.model, "peft_config")  # merged in the masters' precision
+    weights: dict[str, nn.Parameter] = {}
+    gathered: list[tuple[nn.Parameter, Source]] = []
+    for name, master in policy.model.named_parameters():
+        weights[name] = master
+        if ranks.is_sharded(master):
+            dtype = policy.compute_dtype if policy.compute_dtype == torch.bfloat16 and not adapted else master.dtype
+            empty = torch.empty(master.shape, dtype=dtype, device=policy.device)
+            weights[name] = nn.Parameter(empty, requires_grad=False)
+            gathered.append((weights[name], partial(ranks.whole, master)))
+    model = policy.sharding.filled(weights)
+    return (model.get_base_model() if adapted else model), gathered
 
 
 def _itself(master: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from vigneron.rollout.prompts import PromptOrder
 from vigneron.rollout.sample import sampler_of
 from vigneron.rubric.read import read_rubric
 from vigneron.scale.fits import check_ranks
+from vigneron.scale.sharding import shard_policies
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
 from vigneron.timing import phase
@@ -288,7 +289,11 @@ class Run:
         reward = asked if ranks.count() == 1 else OnFirstRank(asked)
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
-        speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
+        shard = config.scale.shard
+        shard_policies(policy, reference, shard)
+        # Shared weights come and go during a pass, at addresses that no graph knows.
+        one = shard == 1
+        speed_up(policy, reference, graphs=config.model.graphs and one, compiled=config.model.compile is True and one)
         longest, cut = lengths(config, policy, data, built)
         if config.microbatch_tokens == "auto":
             with phase("see what fits into memory"):
