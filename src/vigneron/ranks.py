@@ -24,6 +24,7 @@ T = TypeVar("T")
 RENDEZVOUS = "VIGNERON_RENDEZVOUS"
 """Where the ranks that `--nproc` starts find each other; torchrun has its own way."""
 BUCKET = 2**25
+SIGNS_OF_LOSS = ("closed by peer", "connection reset", "connection closed", "broken pipe", "timed out", "socket closed")
 
 
 class RankLost(UserError):
@@ -198,7 +199,8 @@ def _talk(act: Callable[[], Any]) -> None:
 
 def is_lost(error: RuntimeError) -> bool:
     """Whether it comes of another rank that has ended."""
-    return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error).lower())
+    text = str(error).lower()
+    return count() > 1 and (isinstance(error, dist.DistError) or any(sign in text for sign in SIGNS_OF_LOSS))
 
 
 def lost(error: BaseException) -> RankLost:

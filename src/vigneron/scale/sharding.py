@@ -84,6 +84,7 @@ def _sharded(model: Any, policy: Policy, mesh: DeviceMesh) -> Any:
     for module in causal.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
     return model
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.training.manifest import MANIFEST, MEMORY, SCALARS, TENSORS, damage_explained, fault_of
+from vigneron.training.shards import placed, read_shards
 from vigneron.training.snapshot import restore_rng
 
 
@@ -69,7 +70,7 @@ def load_checkpoint(path: Path, policy: Policy, *, base: dict[str, str]) -> Stat
         if scalars.pop("base") != base:
             raise UserError(f"'{path}' was trained from other weights than '{base['name']}' now holds: it cannot go on")
         load_weights(path, policy)
-        tensors = load_file(path / TENSORS)
+        tensors = {**load_file(path / TENSORS), **read_shards(path)}
         restore_rng(tensors, scalars.pop("rng"))
         return State(checkpoint_step(path), tensors, scalars, path)
 
@@ -78,15 +79,28 @@ def load_weights(path: Path, policy: Policy) -> None:
     """A checkpoint's weights, or its adapter, into a policy of the same shape."""
     with damage_explained(path):
         if (path / "adapter_model.safetensors").is_file():
-            from peft import set_peft_model_state_dict
-
-            set_peft_model_state_dict(policy.model, load_file(path / "adapter_model.safetensors"))
+            _load_adapter(policy, load_file(path / "adapter_model.safetensors"))
             return
-        found = policy.model.load_state_dict(load_file(path / "model.safetensors"), strict=False)
+        weights = load_file(path / "model.safetensors")
+        if policy.sharding is not None:
+            now = policy.model.state_dict()
+            weights = {name: placed(value, now[name]) if name in now else value for name, value in weights.items()}
+        found = policy.model.load_state_dict(weights, strict=False)
         tied = set(getattr(policy.model, "all_tied_weights_keys", None) or ())
         lost = [name for name in found.missing_keys if name not in tied]
         if lost or found.unexpected_keys:
             raise UserError(f"'{path}' does not fit the model: {', '.join([*lost, *found.unexpected_keys][:3])}")
+
+
+def _load_adapter(policy: Policy, weights: dict[str, Tensor]) -> None:
+    if policy.sharding is None:
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(policy.model, weights)
+        return
+    with torch.no_grad():
+        for name, weight in policy.trainable():
+            weight.copy_(placed(weights[name.replace(".default.", ".")], weight))
 
 
 def weights_identity(name: str, policy: Policy) -> dict[str, str]:

@@ -57,6 +57,7 @@ from vigneron.training.resolving import check_held_out, newest_weights, resolved
 from vigneron.training.samples import samples_of
 from vigneron.training.saving import Saver, sweep
 from vigneron.training.second_look import SecondLook, explain_canaries, second_look
+from vigneron.training.shards import placed
 from vigneron.training.slots import Method, Metrics, Parts
 from vigneron.training.snapshot import take_snapshot
 from vigneron.training.view import Silent, View, tell
@@ -327,7 +328,7 @@ class Run:
 
     def save(self, metrics: Metrics | None = None) -> None:
         """Begin to write a checkpoint, with this step's held-out figures; `saver.wait()` is its end."""
-        if not ranks.is_first():
+        if self.policy.sharding is None and not ranks.is_first():
             return
         update, critic, memory = self.method.update, self.method.critic, self.method.memory
         tensors = {f"update.{name}": tensor for name, tensor in update.tensors().items()}
@@ -344,7 +345,13 @@ class Run:
         }
         self.saver.wait()  # its memory first
         entries = memory.entries() if memory is not None else None
-        self.saver.save(take_snapshot(self.policy, self.step, tensors, scalars, entries, self.card()))
+        shards = {name: tensor for name, tensor in tensors.items() if ranks.is_sharded(tensor)}
+        whole = {name: tensor for name, tensor in tensors.items() if name not in shards}
+        snapshot = take_snapshot(self.policy, self.step, whole, scalars, entries, self.card())
+        if self.policy.sharding is None:
+            self.saver.save(snapshot)
+        else:
+            self.saver.save_together(snapshot, shards)
 
     def card(self) -> str:
         rows = Rows(len(self.data.train), len(self.data.held_out))
@@ -370,8 +377,8 @@ class Run:
         if self.method.memory is not None:
             self.method.memory.load(state.memory())
         if self.method.critic is not None:
-            critic = {k.removeprefix("critic."): v for k, v in state.tensors.items() if k.startswith("critic.")}
-            self.method.critic.load_state_dict(critic)
+            now = self.method.critic.state_dict()
+            self.method.critic.load_state_dict({k: placed(state.tensors[f"critic.{k}"], v) for k, v in now.items()})
         self.skipped = state.scalars.get("skipped", 0)
         self.step = state.step
 

@@ -3,18 +3,22 @@
 import json
 import shutil
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
+from vigneron import ranks
 from vigneron.errors import UserError
 from vigneron.files import sha256_of, sync
 from vigneron.policy.model import Policy
 from vigneron.quiet import quiet_transformers
 from vigneron.training.checkpoint import MANIFEST, MEMORY, SCALARS, TENSORS
 from vigneron.training.keeping import Keep, prune
+from vigneron.training.shards import write_shards
 from vigneron.training.snapshot import Snapshot
 
 
@@ -38,10 +42,19 @@ class Saver:
         if not snapshot.copied:
             self.wait()
 
+    def save_together(self, snapshot: Snapshot, shards: Mapping[str, Tensor]) -> None:
+        """By all ranks, which wait for it: each writes its own part of `shards`, the first one the rest."""
+        draft = ranks.from_first(lambda: _begun(self.folder, snapshot.step, self.policy))
+        ranks.agreed(lambda: write_shards(draft, shards))
+        ranks.from_first(lambda: self._finish(draft, snapshot))
+
+    def _finish(self, draft: Path, snapshot: Snapshot) -> None:
+        finish_checkpoint(draft, self.policy, snapshot)
+        prune(self.folder, self.keep)
+
     def _write(self, draft: Path, snapshot: Snapshot) -> None:
         try:
-            finish_checkpoint(draft, self.policy, snapshot)
-            prune(self.folder, self.keep)
+            self._finish(draft, snapshot)
         except Exception as error:  # of another thread: kept for the one that trains
             self._error = error
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vigneron import ranks
 from vigneron.policy.model import Policy
 
 # Of the host's memory that is free, this much may be taken by a copy. With less the state is written as it stands.
@@ -41,7 +42,7 @@ def take_snapshot(
     card: str = "",
 ) -> Snapshot:
     """All of it now, with every generator of random numbers. Weights that are never trained are not copied."""
-    weights = policy.model.state_dict()
+    weights = policy.model.state_dict() if policy.sharding is None else _gathered(policy)
     trained = {name for name, _ in policy.trainable()} if hasattr(policy.model, "peft_config") else set(weights)
     state = {**tensors, **_rng_tensors()}
     text = json.dumps({"step": step, "rng": _rng_scalars(), **scalars})
@@ -52,6 +53,16 @@ def take_snapshot(
         weights = {name: _copy(t, copies) if name in trained else t for name, t in weights.items()}
         state = {name: _copy(t, copies) for name, t in state.items()}
     return Snapshot(step, weights, state, text, memory, card, copied)
+
+
+def _gathered(policy: Policy) -> dict[str, Tensor]:
+    """All weights, on the first rank: the others take part, and keep nothing of it."""
+    found = {}
+    for name, tensor in policy.model.state_dict().items():
+        one = ranks.whole(tensor)
+        if ranks.is_first():
+            found[name] = one.cpu() if ranks.is_sharded(tensor) else one
+    return found
 
 
 def _copy(tensor: Tensor, copies: dict[Any, Tensor]) -> Tensor:

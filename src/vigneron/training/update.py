@@ -18,6 +18,7 @@ from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
 from vigneron.core.schedule import Shape, learning_rate_factor
 from vigneron.errors import NonFinite
 from vigneron.timing import phase
+from vigneron.training.shards import placed
 from vigneron.training.slots import Metrics
 
 # Keeps these draws apart from those of the prompts' order.
@@ -95,7 +96,8 @@ class Player:
             # Only a fused optimizer counts its steps on the parameter's device.
             counter = parameter.device if self.optimizer.defaults["fused"] else torch.device("cpu")
             self.optimizer.state[parameter] = {
-                key: value.to(counter if key == "step" else parameter.device).clone() for key, value in found.items()
+                key: value.to(counter).clone() if key == "step" else placed(value, parameter).clone()
+                for key, value in found.items()
             }
 
 

@@ -1,0 +1,52 @@
+"""State of which every rank has a part, written by all of them: torch's DCP, in safetensors with JSON in their heads.
+
+What is read again is whole, whatever number of ranks wrote it.
+"""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.tensor import distribute_tensor
+
+from vigneron import ranks
+from vigneron.errors import UserError
+
+SHARDS = "state/shards"
+
+
+def write_shards(draft: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Every rank its parts, at the same time."""
+    if not draft.is_dir():
+        raise UserError(f"'{draft.parent}' is not there: weights that ranks share need a folder that all nodes see")
+    writer = HuggingFaceStorageWriter(str(draft / SHARDS), save_distributed=True)
+    dcp.save(dict(tensors), storage_writer=writer)
+
+
+def read_shards(path: Path) -> dict[str, Tensor]:
+    """Nothing, where nothing was shared."""
+    if not (path / SHARDS).is_dir():
+        return {}
+    known = HuggingFaceStorageReader(str(path / SHARDS)).read_metadata().state_dict_metadata
+    found = {name: _empty(one) for name, one in known.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this rank reads by itself
+        dcp.load(found, storage_reader=HuggingFaceStorageReader(str(path / SHARDS)), no_dist=True)
+    return found
+
+
+def _empty(known: Any) -> Tensor:
+    return torch.empty(known.size, dtype=known.properties.dtype)
+
+
+def placed(value: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor as this rank holds another one: all of it, or its part."""
+    value = value.to(like.device)
+    if not ranks.is_sharded(like):
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]

@@ -1,0 +1,158 @@
+"""Runs of several processes, by the command line: they end as one process would, die cleanly, and go on with fewer or
+more."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+from helpers import tiny_recipe, write_data
+
+REWARD = """
+import os, signal
+from pathlib import Path
+
+calls = 0
+
+def vowels(completions, **columns):
+    global calls
+    calls += 1
+    wanted = Path("kill")
+    if wanted.exists() and calls == int(wanted.read_text()):
+        wanted.unlink()
+        launcher = os.getppid()
+        ranks = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        os.kill(next(int(pid) for pid in ranks if int(pid) != os.getpid()), signal.SIGKILL)
+    return [None if text.startswith("z") else sum(c in "aeiouAEIOU" for c in text) / 4 for text in completions]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, tiny_folder: Path) -> Path:
+    (tmp_path / "paying.py").write_text(REWARD)
+    recipe = tiny_recipe(
+        tiny_folder,
+        write_data(tmp_path),
+        method={"name": "ppo", "updates_per_step": 2, "minibatches": 2, "kl": {"coefficient": 0.01}},
+        optimizer={"actor_lr": 1e-3, "critic_lr": 1e-3},
+        reward={"kind": "python", "function": "paying:vowels"},
+        group_size=4,
+        steps=6,
+        save_every=2,
+        keep_last=3,
+        eval_every=3,
+    )
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    return tmp_path
+
+
+def begun(place: Path, *arguments: str) -> "subprocess.Popen[str]":
+    env = {**os.environ, "PYTHONPATH": f"{place}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vigneron", *arguments]
+    return subprocess.Popen(command, cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def vigneron(place: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+    process = begun(place, *arguments)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == code, (process.returncode, out, err)
+    return out, err
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_the_same(run: Path, other: Path) -> None:
+    """What was sampled and rewarded is equal, weights and figures to rounding in float32."""
+    weights = [load_file(path / "checkpoints" / "step-6" / "model.safetensors") for path in (run, other)]
+    for name, tensor in weights[0].items():
+        assert (tensor - weights[1][name]).abs().max() < 2e-4, name
+    here, there = records(run), records(other)
+    assert [r["step"] for r in here] == [r["step"] for r in there]
+    for mine, theirs in zip(here, there, strict=True):
+        assert set(mine) == set(theirs)
+        for name, value in mine.items():
+            if value is not None:
+                assert value == pytest.approx(theirs[name], rel=5e-3, abs=5e-4), (mine["step"], name)
+
+
+def test_two_processes_end_as_one_does(place: Path) -> None:
+    vigneron(place, "train", "tiny.yaml", "--name", "one")
+    out, err = vigneron(place, "train", "tiny.yaml", "--name", "two", "--nproc", "2")
+    words = [line.split()[0] for line in out.splitlines()]
+    assert [w for w in words if not w.endswith(":")] == [*["step"] * 6, "run", "report", "talk", "look"]
+    assert err == ""
+    check_the_same(place / "runs" / "two", place / "runs" / "one")
+    AutoModelForCausalLM.from_pretrained(place / "runs" / "two" / "checkpoints" / "step-6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["--nproc", "2"], []),
+        (["--nproc", "2", "scale.shard=2"], ["scale.shard=1"]),
+        (["--nproc", "2", "scale.shard=2"], ["--nproc", "4", "scale.shard=2"]),
+        ([], ["--nproc", "2"]),
+        ([], ["--nproc", "2", "scale.shard=2"]),
+    ],
+)
+def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list[str], after: list[str]) -> None:
+    """A rank dies in the fifth step; the run ends with its last checkpoint whole, and goes on from it."""
+    vigneron(place, "train", "tiny.yaml", "--name", "whole")
+    run = place / "runs" / "cut"
+    if before:
+        (place / "kill").write_text("6")  # the first evaluation asks for a reward too, and the one after step 3
+        _, err = vigneron(place, "train", "tiny.yaml", "--name", "cut", *before, code=137)
+        assert "rank 1 was ended by SIGKILL" in err
+        assert "Traceback" not in err
+    else:
+        process = begun(place, "train", "tiny.yaml", "--name", "cut")
+        while not (run / "checkpoints" / "step-2" / "manifest.json").exists():
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert not (run / "checkpoints" / "step-6").exists()
+    vigneron(place, "resume", "runs/cut", *after)
+    check_the_same(run, place / "runs" / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["1", "2"])
+def test_asked_to_stop_all_ranks_finish_the_step_and_save(place: Path, shard: str) -> None:
+    process = begun(place, "train", "tiny.yaml", "--name", "run", "steps=500", "--nproc", "2", f"scale.shard={shard}")
+    run = place / "runs" / "run"
+    while not (run / "checkpoints" / "step-2" / "manifest.json").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    done = records(run)[-1]["step"]
+    assert (run / "checkpoints" / f"step-{done}" / "manifest.json").exists()
+    assert "saved after step" in out + err
+    assert "Traceback" not in err
+
+
+def test_bad_input_is_one_line(place: Path) -> None:
+    def said(*arguments: str) -> str:
+        _, err = vigneron(place, *arguments, code=2)
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1, err
+        return err
+
+    assert "17 ranks have only 16 samples a step" in said("train", "tiny.yaml", "--nproc", "17")
+    assert "scale.shard: 3 ranks do not divide" in said("train", "tiny.yaml", "--nproc", "3", "scale.shard=2")
+    constraint = ("method={name: trpo, form: constraint}", "optimizer={}", "scale.shard=2")
+    assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2")
+    assert "staleness" in said("train", "tiny.yaml", "scale.staleness=1")
