@@ -1,6 +1,8 @@
 """The loop. Every method is these four lines with the slots filled differently."""
 
 import time
+from dataclasses import replace
+from typing import Any
 
 from vigneron import ranks
 from vigneron.batch import Batch, shared_out
@@ -57,17 +59,32 @@ def train(run: Run, view: View) -> None:
 
 def one_step(run: Run) -> tuple[Batch, Metrics]:
     method = run.method
-    batch = rewarded(method, run.prompts, run.step)
+    batch = sampled_ahead(run) if run.ahead is not None else rewarded(method, run.prompts, run.step)
     if batch.rewards_B is not None:
         batch = run.check(batch)
     with phase("advantage"):
-        batch = method.advantage(shared_out(batch))
+        batch = shared_out(batch)
+        batch = method.advantage(batch) if run.correction is None else run.correction(batch, method.advantage)
     with phase("update"):
         try:
             return batch, batch_metrics(batch) | method.update(batch)
         except NonFinite as error:
             error.batch = batch
             raise
+
+
+def sampled_ahead(run: Run) -> Batch:
+    """The step's samples with their rewards, of a version of the weights that may be a few behind."""
+
+    def make(step: int, weights: Any) -> Batch:
+        run.policy.sampler.use(weights)
+        batch = rewarded(run.method, run.prompts, step)
+        return replace(batch, figures={**batch.figures, "version": run.policy.sampler.version})
+
+    assert run.ahead is not None
+    with phase("wait for samples"):
+        batch = run.ahead.batch_of(run.step, make)
+    return replace(batch, figures={**batch.figures, "staleness": run.step - batch.figures["version"]})
 
 
 def _train(run: Run, view: View, curves: CurveIndex) -> None:

@@ -32,6 +32,7 @@ from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_da
 from vigneron.timing import phase
 from vigneron.trackers.installed import check_trackers, missing_trackers
 from vigneron.trackers.tracking import Tracking
+from vigneron.training.ahead import Ahead, check_staleness
 from vigneron.training.card import Rows, model_card
 from vigneron.training.changes import check_changes, data_record
 from vigneron.training.checkpoint import (
@@ -44,6 +45,7 @@ from vigneron.training.checkpoint import (
     weights_identity,
 )
 from vigneron.training.child import load_child, seed_everything
+from vigneron.training.correction import Correction
 from vigneron.training.dumps import dump_batch
 from vigneron.training.followers import Files, files_of, scratch_folder
 from vigneron.training.going_on import checkpoint_to_resume, set_aside
@@ -99,6 +101,10 @@ class Run:
     """What a checkpoint keeps of the data."""
     saver: Saver
     second_look: SecondLook | None = None
+    correction: Correction | None = None
+    """Where what samples is not the policy itself."""
+    ahead: Ahead | None = None
+    """Where the next steps are sampled while weights are updated."""
     step: int = 0
     skipped: int = 0
     """Steps that were passed over without an update, because something was not finite."""
@@ -113,6 +119,7 @@ class Run:
     def start(cls, config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> "Run":
         """A new run, from the base model. What can fail fails before a model is loaded, and leaves no folder."""
         check_ranks(config, ranks.asked_for())
+        check_staleness(config, ranks.asked_for())
         ranks.join(resolve_device(config.model.device))
         folder: RunFolder | None = None
 
@@ -168,6 +175,7 @@ class Run:
         rubric if one is given. `weights_only`: with new optimizers, and whatever else a checkpoint's state holds."""
         asked = config or folder.config()
         check_ranks(asked, ranks.asked_for())
+        check_staleness(asked, ranks.asked_for())
         ranks.join(resolve_device(device or asked.model.device))
 
         def begin() -> GoingOn:
@@ -444,6 +452,8 @@ class Run:
             parts.callback(self.reward.close)
             parts.callback(self._close_trackers)
             parts.callback(self.saver.settle)
+            if self.ahead is not None:
+                parts.callback(self.ahead.close)
 
     def _close_trackers(self) -> None:
         said = self.tracking.close(at_once=self.hurried) if self.tracking is not None else []
