@@ -233,7 +233,8 @@ def _same_versions() -> None:
     for number, (host, theirs) in enumerate(said):
         for name, value in said[0][1].items():
             if theirs[name] != value:
-                raise UserError(
+                unlike = UserError(
                     f"rank {number}, on {host}, has {name} {theirs[name]}, and rank 0, on {said[0][0]}, has {value}: "
                     "install the same on all nodes"
                 )
+                raise unlike if rank() == 0 else _of_another(unlike)

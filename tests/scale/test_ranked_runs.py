@@ -3,6 +3,7 @@ more."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,3 +157,27 @@ def test_bad_input_is_one_line(place: Path) -> None:
     constraint = ("method={name: trpo, form: constraint}", "optimizer={}", "scale.shard=2")
     assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2")
     assert "staleness" in said("train", "tiny.yaml", "scale.staleness=1")
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [("none", None), ("model", "rank 1: model: the folder"), ("version", "rank 1, on ")],
+)
+def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, expected: str | None) -> None:
+    """Its node has no files of the model, or another version of a package: nothing begins, and a line says why."""
+    if what == "model" and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    recipe = yaml.safe_load((place / "tiny.yaml").read_text()) | {"steps": 1, "eval_every": 0}
+    (place / "odd.yaml").write_text(yaml.safe_dump(recipe))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, str(Path(__file__).with_name("odd_rank.py")), str(place), what, "odd.yaml", str(tiny_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if expected is None:
+        assert done.returncode == 0, done.stderr
+        assert len(records(place / "runs" / "odd")) == 1
+        return
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, done.stderr
+    assert expected in lines[0]
+    assert what != "version" or "has transformers 5.0.1" in lines[0]
+    assert not (place / "runs" / "odd").exists()

@@ -1,0 +1,21 @@
+"""A rank of torchrun that is not like the first: `odd_rank.py PLACE WHAT RECIPE MODEL`."""
+
+import importlib.metadata
+import os
+import sys
+
+place, what, recipe, model = sys.argv[1:]
+os.chdir(place)
+sys.path.insert(0, place)
+if os.environ["RANK"] == "1" and what == "model" and "INSIDE" not in os.environ:
+    # A machine of its own, as far as files go: there is nothing in the model's folder.
+    os.environ["INSIDE"] = "1"
+    os.execvp("bwrap", ["bwrap", "--dev-bind", "/", "/", "--tmpfs", model, sys.executable, *sys.argv])
+if os.environ["RANK"] == "1" and what == "version":
+    known = importlib.metadata.version
+    importlib.metadata.version = lambda name: "5.0.1" if name == "transformers" else known(name)
+
+sys.argv = ["vigneron", "train", recipe, "--runs", "runs", "--name", "odd"]
+from vigneron.cli import main  # noqa: E402
+
+main()
