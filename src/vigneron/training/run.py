@@ -23,6 +23,8 @@ from vigneron.rewards.checkers import Check, build_check, load_checker
 from vigneron.rollout.prompts import PromptOrder
 from vigneron.rollout.sample import sampler_of
 from vigneron.rubric.read import read_rubric
+from vigneron.scale.vllm import VllmSampler
+from vigneron.scale.vllm_server import reach
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
 from vigneron.timing import phase
@@ -232,8 +234,12 @@ class Run:
         reward = ApplyReward(built, missing_limit=config.reward.missing_limit)
         look = second_look(config, built, data, folder, notice=view.notice)
         seed_everything(config.seed)
+        sampling = config.scale.sampling
+        vllm = reach(sampling) if sampling.kind == "vllm" else None
         with phase("load the model"):
             policy = load_child(config)
+        if sampling.kind == "vllm" and vllm is not None:
+            policy.sampler = VllmSampler(policy, vllm, sampling, folder.path)
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
         speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
@@ -374,6 +380,7 @@ class Run:
             if self.second_look is not None and self.second_look.other is not None:
                 parts.callback(self.second_look.other.close)
             parts.callback(self.reward.close)
+            parts.callback(getattr(self.policy.sampler, "close", lambda: None))
             parts.callback(self._close_trackers)
             parts.callback(self.saver.settle)
 

@@ -1,0 +1,1 @@
+"""What spreads a run over other processes and machines."""
