@@ -4,7 +4,6 @@ python -m benchmarks.scale_plan [--write]     prints them; --write puts them int
 """
 
 import argparse
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -19,7 +18,16 @@ from benchmarks.simulator.measured import (
     predicted,
     simulated_here,
 )
-from benchmarks.simulator.predict import GPU_BYTES, SETTINGS, Setting, memory_of, plant_of, sending_s, trace_of
+from benchmarks.simulator.predict import (
+    GPU_BYTES,
+    SETTINGS,
+    Setting,
+    fitting,
+    memory_of,
+    plant_of,
+    sending_s,
+    trace_of,
+)
 
 PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
 GB = 1e9
@@ -31,7 +39,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _pair(measured: float, predicted: float) -> tuple[str, str, str]:
-    return f"{measured:.3g}", f"{predicted:.3g}", f"{100 * (predicted / measured - 1):+.0f} %"
+    return f"{measured:.3g}", f"{predicted:.3g}", f"{100 * (predicted / measured - 1):+.1f} %"
 
 
 def gpu() -> str:
@@ -68,7 +76,8 @@ def processes() -> str:
 
 
 def _named(setting: Setting) -> tuple[str, str, str]:
-    sampled = f"vLLM on {setting.gpus // 2}" if setting.vllm else "own, on each"
+    sent = ", by network" if setting.by_network else ", by file"
+    sampled = f"vLLM on {setting.serving}{sent}" if setting.vllm else "own, on each"
     return setting.decoder.name, str(setting.gpus), sampled
 
 
@@ -85,7 +94,7 @@ def memory() -> str:
 
 def steps() -> str:
     rows = []
-    for setting in SETTINGS:
+    for setting in fitting():
         plant, trace = plant_of(setting), trace_of(setting, 0)
         drawing = plant.sampling.per_unit_s * setting.rows
         parts = (drawing, plant.update_s - sending_s(setting), sending_s(setting), plant.sync_s, trace.step_s)
@@ -98,7 +107,7 @@ def steps() -> str:
 
 def idle() -> str:
     rows = []
-    for setting in SETTINGS:
+    for setting in fitting():
         if not setting.vllm:
             trace = trace_of(setting, 0)
             rows.append(
@@ -130,10 +139,11 @@ TABLES: dict[str, Callable[[], str]] = {
 def filled(page: str) -> str:
     """The page with every table as it is now: each stands between its own two marks."""
     for name, made in TABLES.items():
-        marks = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
-        pattern = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
-        page, count = re.subn(pattern, lambda _, m=marks, t=made(): m[0] + t + m[1], page, flags=re.DOTALL)  # type: ignore[misc]
-        assert count == 1, f"the page has no place for the table '{name}'"
+        before, opening, rest = page.partition(f"<!-- {name} -->\n")
+        _, closing, after = rest.partition(f"\n<!-- end of {name} -->")
+        if not opening or not closing:
+            raise SystemExit(f"the page has no place for the table '{name}'")
+        page = before + opening + made() + closing + after
     return page
 
 

@@ -2,40 +2,53 @@
 
 python -m benchmarks.scale_points [--steps N] [--out docs/scale-points.json]
 
-A small Llama, GRPO through the real training loop, each run in a process of its own: twice without a judge, for the
-service times of sampling, reward and update at two sizes; once with a judge that takes half a second, which works on
-one part of a step while the next is sampled. Where `vigneron train` knows --nproc, also on two processes.
+A small Llama, GRPO through the real training loop, each run in a process of its own: without a judge, with judges that
+have time enough, and with two that everybody waits for. A judge works on one part of a step while the next is sampled.
+Where `vigneron train` knows --nproc, also on two processes.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
-LAYERS, WIDTH, PROMPT_TOKENS, GROUP, NEW_TOKENS = 6, 384, 32, 2, 16
-JUDGE_S = 0.5
-RUNS = {"4 rows": (2, 0.0), "16 rows": (8, 0.0), "16 rows, judge": (8, JUDGE_S)}
-"""Prompts a step, and the judge's latency."""
+LAYERS, WIDTH, PROMPTS, GROUP, NEW_TOKENS = 6, 384, 8, 2, 16
+RUNS = {"no judge": (0, 0.0), "16 judges of 0.5 s": (16, 0.5), "2 judges of 1.5 s": (2, 1.5)}
+"""How many samples are judged at once, and for how long each."""
 PHASES = ("rollout", "reward", "update")
+JUDGES = "SCALE_POINTS_JUDGES"
+_FREE = Semaphore(int(os.environ.get(JUDGES, "0/0").split("/")[0]))
 
 
-async def late(completions: list[str], **_: Any) -> list[float]:
-    """Every sample at once, after the judge's latency."""
-    await asyncio.sleep(JUDGE_S)
-    return [text.count("e") / (1 + len(text)) for text in completions]
+async def judged(completions: list[str], **_: Any) -> list[float]:
+    """Each sample by one of the judges that the environment speaks of."""
+    latency = float(os.environ[JUDGES].split("/")[1])
+
+    async def one(text: str) -> float:
+        while not _FREE.acquire(blocking=False):
+            await asyncio.sleep(0.005)
+        try:
+            await asyncio.sleep(latency)
+        finally:
+            _FREE.release()
+        return text.count("e") / (1 + len(text))
+
+    return list(await asyncio.gather(*(one(text) for text in completions)))
 
 
 def at_once(completions: list[str], **_: Any) -> list[float]:
     return [text.count("e") / (1 + len(text)) for text in completions]
 
 
-def recipe_of(folder: Path, prompts: int, judge_s: float, steps: int) -> dict[str, Any]:
-    function = "late" if judge_s else "at_once"
+def recipe_of(folder: Path, steps: int) -> dict[str, Any]:
+    function = "judged" if JUDGES in os.environ else "at_once"
     return {
         "recipe": "scale-point",
         "method": {"name": "grpo"},
@@ -44,7 +57,7 @@ def recipe_of(folder: Path, prompts: int, judge_s: float, steps: int) -> dict[st
         "reward": {"kind": "python", "function": f"benchmarks.scale_points:{function}"},
         "optimizer": {"actor_lr": 1e-5},
         "steps": steps,
-        "prompts_per_step": prompts,
+        "prompts_per_step": PROMPTS,
         "group_size": GROUP,
         "max_new_tokens": NEW_TOKENS,
         "microbatch_tokens": 4096,
@@ -63,13 +76,13 @@ def prepare(folder: Path) -> None:
 
     save_random_model(llama_config(LAYERS, WIDTH), folder / "model")
     work = Work(
-        "scale-point", "smollm2-135m", 8, GROUP, NEW_TOKENS, device="cpu", dtype="float32", contestants=("ours",)
+        "scale-point", "smollm2-135m", PROMPTS, GROUP, NEW_TOKENS, device="cpu", dtype="float32", contestants=("ours",)
     )
     rows = prompt_rows(work, AutoTokenizer.from_pretrained(folder / "model"))
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def measured(folder: Path, prompts: int, judge_s: float, steps: int) -> dict[str, float]:
+def measured(folder: Path, steps: int) -> dict[str, float]:
     """Median seconds of a step and of its phases, the first step left out; in this process."""
     from vigneron.methods import METHODS
     from vigneron.recipe import check_config
@@ -82,7 +95,7 @@ def measured(folder: Path, prompts: int, judge_s: float, steps: int) -> dict[str
         parts.policy.eos_ids = frozenset()  # lengths are forced
         return METHODS["grpo"](parts)
 
-    config = check_config(recipe_of(folder, prompts, judge_s, steps + 1), "scale-point")
+    config = check_config(recipe_of(folder, steps + 1), "scale-point")
     with tempfile.TemporaryDirectory() as place:
         run = Run.start(config, Path(place), build, view=Silent())
         with listening() as watch:
@@ -99,7 +112,7 @@ def on_processes(folder: Path, processes: int, steps: int) -> float | None:
     if "--nproc" not in subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout:
         return None
     recipe = folder / "recipe.yaml"
-    recipe.write_text(json.dumps(recipe_of(folder, RUNS["16 rows"][0], 0.0, steps + 1)))  # JSON is YAML too
+    recipe.write_text(json.dumps(recipe_of(folder, steps + 1)))  # JSON is YAML too
     with tempfile.TemporaryDirectory() as runs:
         given = [str(recipe), "--nproc", str(processes), "--runs", runs, "--name", "run"]
         subprocess.run([*command, *given], check=True, capture_output=True)
@@ -109,29 +122,30 @@ def on_processes(folder: Path, processes: int, steps: int) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale_points")
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "docs" / "scale-points.json")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(measured(options.folder, *RUNS[options.one], options.steps)))
+    if options.folder:
+        print(json.dumps(measured(options.folder, options.steps)))
         return
     from benchmarks.measure import machine
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         prepare(folder)
-        found: dict[str, Any] = {"machine": machine("cpu"), "judge_s": JUDGE_S, "runs": {}, "processes": {}}
-        for name in RUNS:
-            again = [sys.executable, "-m", "benchmarks.scale_points", "--one", name, "--folder", place]
-            done = subprocess.run([*again, "--steps", str(options.steps)], capture_output=True, text=True, check=True)
-            found["runs"][name] = json.loads(done.stdout.splitlines()[-1])
+        found: dict[str, Any] = {"machine": machine("cpu"), "runs": {}, "processes": {}}
+        for name, (judges, latency) in RUNS.items():
+            again = [sys.executable, "-m", "benchmarks.scale_points", "--folder", place, "--steps", str(options.steps)]
+            told = os.environ | ({JUDGES: f"{judges}/{latency}"} if judges else {})
+            done = subprocess.run(again, capture_output=True, text=True, check=True, env=told)
+            seconds = json.loads(done.stdout.splitlines()[-1])
+            found["runs"][name] = {"judges": judges, "judge_s": latency, **seconds}
             print(name, found["runs"][name], flush=True)
         for processes in (1, 2):
-            seconds = on_processes(folder, processes, options.steps)
-            if seconds is not None:
-                found["processes"][str(processes)] = seconds
+            took = on_processes(folder, processes, options.steps)
+            if took is not None:
+                found["processes"][str(processes)] = took
     options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

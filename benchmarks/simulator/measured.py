@@ -77,24 +77,14 @@ def kept_points() -> dict[str, Any]:
     return found
 
 
-def plant_of(points: dict[str, Any], *, judge_s: float) -> Plant:
-    """This machine's service times: sampling from the runs of 4 and 16 rows, the rest from that of 16. A step is
-    sampled in four parts where a judge works meanwhile."""
-    small, large = points["runs"]["4 rows"], points["runs"]["16 rows"]
-    per_row = (large["rollout"] - small["rollout"]) / 12
-    sampling = Service(small["rollout"] - 4 * per_row, per_row)
-    rest = large["whole_step"] - large["rollout"]
-    judges = 16 if judge_s else 0
-    return Plant(16, 1, sampling, 4 if judge_s else 1, judges, Service(judge_s), update_s=rest)
+def plant_of(run: dict[str, float]) -> Plant:
+    """By the run's own service times. Where there are judges, a step is sampled in four parts. What is neither sampling
+    nor waiting for the reward is the trainer's."""
+    rest = run["whole_step"] - run["rollout"] - run["reward"]
+    judges = int(run["judges"])
+    return Plant(16, 1, Service(0.0, run["rollout"] / 16), 4 if judges else 1, judges, Service(run["judge_s"]), rest)
 
 
 def simulated_here(points: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Seconds of a step, measured and simulated."""
-    runs = points["runs"]
-    return {
-        "16 rows": (runs["16 rows"]["whole_step"], simulate(plant_of(points, judge_s=0.0), 8).step_s),
-        "16 rows, a judge of 0.5 s": (
-            runs["16 rows, judge"]["whole_step"],
-            simulate(plant_of(points, judge_s=points["judge_s"]), 8).step_s,
-        ),
-    }
+    return {name: (run["whole_step"], simulate(plant_of(run), 8).step_s) for name, run in points["runs"].items()}

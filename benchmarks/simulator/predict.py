@@ -1,6 +1,7 @@
 """Children and machines that are not here: memory of a rank, seconds of a step, who waits. All of it predicted."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from benchmarks.simulator import costs
 from benchmarks.simulator.costs import BF16, FP32, Decoder, RankMemory, Work
@@ -27,19 +28,26 @@ STEPS = 40
 
 @dataclass(frozen=True)
 class Setting:
-    """So many GPUs, and 64 samples for each. `vllm`: half of them serve, each instance on `per_server` GPUs."""
+    """So many GPUs, and 64 samples for each. `vllm`: a quarter of them serve, each instance on `per_server` GPUs."""
 
     decoder: Decoder
     gpus: int
     vllm: bool = False
+    by_network: bool = False
+    """vLLM gets its weights over the network, which is not built, instead of by a file."""
 
     @property
     def work(self) -> Work:
         return Work(prompts=8 * self.gpus, group=8, prompt_tokens=256, new_tokens=512)
 
     @property
+    def serving(self) -> int:
+        """GPUs that only sample."""
+        return max(self.gpus // 4, self.per_server) if self.vllm else 0
+
+    @property
     def trainers(self) -> int:
-        return self.gpus // 2 if self.vllm else self.gpus
+        return self.gpus - self.serving
 
     @property
     def shard(self) -> int:
@@ -52,7 +60,7 @@ class Setting:
 
     @property
     def samplers(self) -> int:
-        return self.gpus // 2 // self.per_server if self.vllm else self.gpus
+        return self.serving // self.per_server if self.vllm else self.gpus
 
     @property
     def rows(self) -> int:
@@ -83,7 +91,10 @@ def sending_s(setting: Setting) -> float:
 
 
 def sync_s(setting: Setting) -> float:
-    """To own samplers: the matrices gathered once more. To vLLM: one file written, and read by every instance."""
+    """To own samplers: the matrices gathered once more. To vLLM: one file written, and read by every instance; or one
+    broadcast, as fast as one GPU's link to the network."""
+    if setting.by_network:
+        return costs.weight_bytes(setting.decoder) / NETWORK
     if setting.vllm:
         return costs.weight_bytes(setting.decoder) * (1 + setting.samplers) / FILES
     link = NVLINK if setting.shard <= GPUS_OF_A_NODE else NETWORK
@@ -102,12 +113,13 @@ def plant_of(setting: Setting) -> Plant:
         Service(0.0, drawing / setting.rows, 0.05),
         4,
         JUDGES,
-        Service(JUDGE_S, 0.0, 0.3),
+        Service(JUDGE_S),
         training + sending_s(setting),
         sync_s(setting),
     )
 
 
+@cache
 def trace_of(setting: Setting, staleness: int) -> Trace:
     return simulate(plant_of(setting), STEPS, staleness=staleness, drain_every=20)
 
@@ -115,3 +127,9 @@ def trace_of(setting: Setting, staleness: int) -> Trace:
 SETTINGS = tuple(
     Setting(decoder, gpus, vllm) for decoder in (SEVEN, SEVENTY) for gpus in (8, 64) for vllm in (False, True)
 )
+
+
+def fitting() -> list[Setting]:
+    """Those that fit into memory; with vLLM also as they would be with weights sent over the network."""
+    fit = [setting for setting in SETTINGS if memory_of(setting).total < GPU_BYTES]
+    return [one for s in fit for one in ((s, replace(s, by_network=True)) if s.vllm else (s,))]
