@@ -34,8 +34,16 @@ class VllmSamplingConfig(Strict):
 
     kind: Literal["vllm"]
     url: Url
+    """The server's root, as `http://127.0.0.1:8000`."""
+    model: str | None = None
+    """The name it serves the child under. None: it serves one model."""
+    weights: str | None = None
+    """A folder that the server can read too, for the weights of each step. None: the run's own."""
     concurrency: Annotated[int, Field(gt=0, le=4096)] = 256
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """For one completion, or one update of its weights."""
+    probe_limit: Annotated[float, Field(gt=0)] = 0.1
+    """Nats by which its log-probs of a fixed text may differ from the policy's, on average: more is another model."""
 
 
 ScaledSampling = Annotated[HereSamplingConfig | RaySamplingConfig | VllmSamplingConfig, Field(discriminator="kind")]

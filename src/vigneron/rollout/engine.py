@@ -34,6 +34,7 @@ class Engine:
     """Samples for a policy as it is at each call."""
 
     notice: str | None = None
+    exact = True
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -17,6 +17,8 @@ from vigneron.timing import phase
 
 
 class Generate:
+    exact = True
+
     def __init__(self, policy: Policy, why: str) -> None:
         self._policy = policy
         self.notice = f"sampling by transformers' generate, which is slower than the engine: the model has {why}"

@@ -81,6 +81,7 @@ class OnPolicy:
             truncated_B=done.truncated_B,
             excluded_B=done.truncated_B if self.mask_truncated else None,
             prompt_hidden_BH=done.prompt_hidden_BH,
+            figures=done.figures,
             group_B=to_device([name // self.group_size for name in names], device),
             sample_B=to_device(list(names), device),
             prompts=tuple(row["prompt"] for row in rows),

@@ -1,7 +1,7 @@
 """What is asked of a sampler, and what comes back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -31,14 +31,16 @@ class Completions:
     """What was sampled. A completion ends with its end token; one cut by the length limit has none.
 
     `behaviour_BT` are log-probs of the distribution sampled from, `prompt_hidden_BH` the state after each prompt,
-    which a critic may read.
+    which a critic may read; None where the sampler cannot tell.
     """
 
     ids_BT: Int[Tensor, "B T"]
     lengths_B: Int[Tensor, " B"]
     behaviour_BT: Float[Tensor, "B T"]
     truncated_B: Bool[Tensor, " B"]
-    prompt_hidden_BH: Float[Tensor, "B H"]
+    prompt_hidden_BH: Float[Tensor, "B H"] = None  # type: ignore[assignment]
+    figures: dict[str, float] = field(default_factory=dict)
+    """What the sampler has to say of the step."""
 
     def trimmed(self) -> "Completions":
         """Without columns that nobody has filled."""
@@ -47,6 +49,10 @@ class Completions:
 
 
 class Sampler(Protocol):
+    @property
+    def exact(self) -> bool:
+        """Whether its log-probs are the policy's own, to rounding."""
+
     @property
     def notice(self) -> str | None:
         """What the user should know of how it samples."""

@@ -27,6 +27,8 @@ from vigneron.rollout.sample import sampler_of
 from vigneron.rubric.read import read_rubric
 from vigneron.scale.fits import check_ranks
 from vigneron.scale.sharding import shard_policies
+from vigneron.scale.vllm import VllmSampler
+from vigneron.scale.vllm_server import reach
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
 from vigneron.timing import phase
@@ -290,8 +292,13 @@ class Run:
             )
             look = second_look(config, built, data, folder, notice=view.notice)
             seed_everything(config.seed)
+            sampling = config.scale.sampling
+            vllm = reach(sampling) if sampling.kind == "vllm" else None
             with phase("load the model"):
-                return built, look, load_child(config)
+                policy = load_child(config)
+            if sampling.kind == "vllm" and vllm is not None:
+                policy.sampler = VllmSampler(policy, vllm, sampling, folder.path)
+            return built, look, policy
 
         built, look, policy = ranks.agreed(load)
         asked = ApplyReward(built, missing_limit=config.reward.missing_limit)
@@ -450,6 +457,7 @@ class Run:
             if self.second_look is not None and self.second_look.other is not None:
                 parts.callback(self.second_look.other.close)
             parts.callback(self.reward.close)
+            parts.callback(getattr(self.policy.sampler, "close", lambda: None))
             parts.callback(self._close_trackers)
             parts.callback(self.saver.settle)
             if self.ahead is not None:
