@@ -23,6 +23,7 @@ from vigneron.rewards.checkers import Check, build_check, load_checker
 from vigneron.rollout.prompts import PromptOrder
 from vigneron.rollout.sample import sampler_of
 from vigneron.rubric.read import read_rubric
+from vigneron.scale.run_scale import Scale, check_scale
 from vigneron.tasks.answers import answered
 from vigneron.tasks.source import Data, check_rubric_data, checker_name, load_data
 from vigneron.timing import phase
@@ -82,6 +83,7 @@ class Run:
     """What a checkpoint keeps of the data."""
     saver: Saver
     second_look: SecondLook | None = None
+    scale: Scale | None = None
     step: int = 0
     skipped: int = 0
     """Steps that were passed over without an update, because something was not finite."""
@@ -99,6 +101,7 @@ class Run:
             raise UserError("model.compile: true has an effect on a CUDA device only: leave it out here")
         check_trackers(config.trackers)
         config = resolved(config)
+        check_scale(config)
         data = load_data(config)
         check_held_out(config, data)
         RunFolder.check_can_be_created(runs)  # before a parent is asked for minutes
@@ -214,10 +217,17 @@ class Run:
     @classmethod
     def _build(cls, config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> "Run":
         with explained_memory(config):
-            return cls._put_together(config, folder, data, build, view)
+            scale = Scale(config)
+            try:
+                return cls._put_together(config, folder, data, build, view, scale)
+            except BaseException:  # whatever it was: raised on
+                scale.close()
+                raise
 
     @classmethod
-    def _put_together(cls, config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> "Run":
+    def _put_together(
+        cls, config: Config, folder: RunFolder, data: Data, build: Build, view: View, scale: Scale
+    ) -> "Run":
         checker = load_checker(checker_name(config))
         built = build_reward(
             config.reward,
@@ -228,15 +238,18 @@ class Run:
             notice=view.notice,
             weights=partial(newest_weights, key="reward.file"),
             check=partial(check_rubric_data, data=data),
+            places=scale.places,
         )
         reward = ApplyReward(built, missing_limit=config.reward.missing_limit)
-        look = second_look(config, built, data, folder, notice=view.notice)
+        look = second_look(config, built, data, folder, notice=view.notice, places=scale.places)
+        scale.check_used()
         seed_everything(config.seed)
         with phase("load the model"):
             policy = load_child(config)
         base = weights_identity(config.model.name, policy)
         reference = Reference.of(policy)
         speed_up(policy, reference, graphs=config.model.graphs, compiled=config.model.compile is True)
+        scale.give_sampler(policy, partial(folder.append, "sampling.jsonl"))
         longest, cut = lengths(config, policy, data, built)
         if config.microbatch_tokens == "auto":
             with phase("see what fits into memory"):
@@ -266,6 +279,7 @@ class Run:
             data_record(data),
             Saver(folder.checkpoints, policy, Keep(config.keep_last, config.keep_best)),
             look,
+            scale,
         )
 
     def save(self, metrics: Metrics | None = None) -> None:
@@ -371,6 +385,8 @@ class Run:
         with ExitStack() as parts:
             parts.callback(self.folder.unlock)
             parts.callback(self.samples.close)
+            if self.scale is not None:
+                parts.callback(self.scale.close)
             if self.second_look is not None and self.second_look.other is not None:
                 parts.callback(self.second_look.other.close)
             parts.callback(self.reward.close)
