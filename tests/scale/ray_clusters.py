@@ -1,5 +1,6 @@
 """Real Ray clusters of several nodes on this machine, and samplers on them."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,12 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import tiny_config
+
+sys.path.append(str(Path(__file__).parent.parent / "training"))
+from helpers import tiny_config, write_data
 
 from vigneron.config import Config
 from vigneron.policy.model import Policy
 from vigneron.rollout.request import Completions
 from vigneron.training.child import load_child, seed_everything
+
+__all__ = ["assert_same", "local_cluster", "nudge", "policy_of", "ray_config", "write_data"]
 
 STORE = 80 * 2**20
 
@@ -35,11 +40,11 @@ def local_cluster(*nodes: int, connect: bool = True) -> Iterator[Any]:
         cluster.shutdown()
 
 
-def ray_config(model: Path, data: Path, *, actors: int = 2, **changes: Any) -> Config:
+def ray_config(folder: Path, data: Path, *, actors: int = 2, **changes: Any) -> Config:
     sampling = {"kind": "ray", "actors": actors, **changes.pop("sampling_on_ray", {})}
     scale = {"sampling": sampling, **changes.pop("scale", {})}
-    options = {"model": {"name": str(model), "device": "cpu", "dtype": "float32", **changes.pop("model", {})}}
-    return tiny_config(model, data, scale=scale, **options, **changes)
+    options = {"model": {"name": str(folder), "device": "cpu", "dtype": "float32", **changes.pop("model", {})}}
+    return tiny_config(folder, data, scale=scale, **options, **changes)
 
 
 def policy_of(config: Config) -> Policy:

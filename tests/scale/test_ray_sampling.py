@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import write_data
-from ray_clusters import assert_same, local_cluster, nudge, policy_of, ray_config
+from ray_clusters import assert_same, local_cluster, nudge, policy_of, ray_config, write_data
 
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
@@ -23,10 +23,12 @@ from vigneron.scale.ray_sampler import RaySampler, actors_of
 from vigneron.scale.sampling_actor import SamplingActor
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # our actors' processes do not see the tests
     with local_cluster(1, 2) as cluster:
         yield cluster
 
@@ -96,7 +98,6 @@ def test_an_actor_that_is_killed_at_work_is_replaced_and_its_prompts_sampled_aga
     assert record["resampled"] > 0
 
 
-@pytest.mark.slow
 def test_weights_that_came_changed_are_noticed_and_that_actor_is_replaced(nodes: Any, config: Config) -> None:
     policy, records, cluster, made = policy_of(config), [], Cluster(None), []
     kinds = {kind: actors_of(cluster, kind, config.scale.sampling, config) for kind in (Tampered, SamplingActor)}
@@ -119,7 +120,6 @@ def test_weights_that_came_changed_are_noticed_and_that_actor_is_replaced(nodes:
         sampler.close()
 
 
-@pytest.mark.slow
 def test_one_that_does_not_answer_is_taken_for_dead_and_too_many_end_the_request(nodes: Any, config: Config) -> None:
     options = config.scale.sampling.model_copy(update={"timeout_s": 4.0, "actors": 1})
     config = config.model_copy(update={"scale": config.scale.model_copy(update={"sampling": options})})
@@ -137,7 +137,6 @@ def test_one_that_does_not_answer_is_taken_for_dead_and_too_many_end_the_request
         sampler.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", [{"lora": {"rank": 2}}, {"chat": "minted"}])
 def test_adapters_and_minted_tokens_go_along(
     nodes: Any, tmp_path: Path, tiny_folder: Path, model: dict[str, Any]
@@ -154,7 +153,6 @@ def test_adapters_and_minted_tokens_go_along(
         sampler.close()
 
 
-@pytest.mark.slow
 def test_another_base_under_the_same_name_is_refused(nodes: Any, tmp_path: Path, tiny_folder: Path) -> None:
     config = ray_config(tiny_folder, write_data(tmp_path), model={"lora": {"rank": 2}})
     policy = policy_of(config)

@@ -1,5 +1,6 @@
 """Ray actors that work on pieces. One that dies is replaced, and its pieces are done again by whoever is free."""
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from vigneron.errors import UserError
-from vigneron.policy.load import first_line
 from vigneron.scale.cluster import Cluster, Wanted
 from vigneron.scale.facts import node_facts
 
@@ -132,11 +132,13 @@ class Pool:
     def _hand_out(
         self, method: str, pieces: Sequence[tuple[Any, ...]], waiting: deque[int], charge: Charge | None
     ) -> None:
-        for full in range(1, IN_FLIGHT + 1):  # everybody gets one before somebody gets two
+        """Everybody gets one before somebody gets two, also those who have still to acknowledge their charge."""
+        for full in range(1, IN_FLIGHT + 1):
             for member in self.ready():
+                idle = sum(1 for other in self.ready() if not other.flying) if member.flying else 0
                 if not self._is_set(member, charge):
                     self._charge(member, charge)
-                elif waiting and len(member.flying) < full:
+                elif len(waiting) > idle and len(member.flying) < full:
                     piece = waiting.popleft()
                     if not member.flying:
                         member.since = time.monotonic()
@@ -178,10 +180,10 @@ class Pool:
                 raise UserError(f"{error.cause} (on the Ray node {member.name})") from error
             if not isinstance(error.cause, errors.RayError | Unfit):
                 raise error.cause from error
-            self._replace(member, first_line(error.cause), work, waiting)
+            self._replace(member, _why(error.cause), work, waiting)
             return
         except (errors.RayError, Unfit) as error:
-            self._replace(member, first_line(error), work, waiting)
+            self._replace(member, _why(error), work, waiting)
             return
         member.since = time.monotonic()
         if ref in member.flying:
@@ -239,3 +241,10 @@ class Pool:
             f"{self._wanted.key}: after {PLACE_S:g} s {who} {verb} placed, with {self._wanted.each}: others may have "
             f"taken the room. The Ray cluster has {self._cluster.room()}"
         )
+
+
+def _why(error: BaseException) -> str:
+    """The line that says most, without colours: where an actor could not be made, the last one."""
+    said = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if "creation task" in lines[0] else lines[0]
