@@ -67,14 +67,16 @@ def recipe(work: Work, model: Path, data: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def started(work: Work, model: Path | None = None) -> Iterator[Run]:
-    """A run of the work, in a folder that is thrown away. No token ends a completion: lengths are forced."""
+def started(work: Work, model: Path | None = None, changes: dict[str, Any] | None = None) -> Iterator[Run]:
+    """A run of the work, in a folder that is thrown away. No token ends a completion: lengths are forced.
+
+    `changes` are keys of the recipe that are not the work's."""
     model = model or model_folder(work.model)
     tokenizer = AutoTokenizer.from_pretrained(model)
     with tempfile.TemporaryDirectory() as place:
         data = Path(place) / "prompts.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in prompt_rows(work, tokenizer)))
-        config = check_config(recipe(work, model, data), work.name)
+        config = check_config({**recipe(work, model, data), **(changes or {})}, work.name)
 
         def build(parts: Parts) -> Method:
             parts.policy.eos_ids = frozenset()

@@ -134,7 +134,7 @@ def test_embedders_and_judges_in_pools_give_the_same_rewards(
     assert_same_run(trained(semantic.model_copy(update={"scale": pools}), tmp_path, "semantic-ray"), expected)
 
     rubric = tmp_path / "rubric.yaml"
-    items = [{"name": "fine", "description": "is it fine?", "flow": "judge"}]
+    items = [{"name": "fine", "description": "is it fine?", "flow": "verify"}]
     rubric.write_text(yaml.safe_dump({"category_column": None, "categories": {"words": {"items": items}}}))
     judge = {"kind": "local", "model": str(judge_folder(tmp_path)), "reads": "yes_no"}
     judged = grpo(tiny_folder, data, reward={"kind": "rubric", "file": str(rubric), "judge": judge}, **small)
