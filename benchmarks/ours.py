@@ -26,9 +26,11 @@ from vigneron.policy.scoring import score
 from vigneron.recipe import check_config
 from vigneron.timing import Stopwatch, listening
 from vigneron.training import loop
-from vigneron.training.run import Run, Silent
+from vigneron.training.run import Run
 from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.starting import start_run
 from vigneron.training.update import GradientUpdate
+from vigneron.training.view import Silent
 
 
 def recipe(work: Work, model: Path, data: Path) -> dict[str, Any]:
@@ -67,20 +69,22 @@ def recipe(work: Work, model: Path, data: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def started(work: Work, model: Path | None = None) -> Iterator[Run]:
-    """A run of the work, in a folder that is thrown away. No token ends a completion: lengths are forced."""
+def started(work: Work, model: Path | None = None, changes: dict[str, Any] | None = None) -> Iterator[Run]:
+    """A run of the work, in a folder that is thrown away. No token ends a completion: lengths are forced.
+
+    `changes` are keys of the recipe that are not the work's."""
     model = model or model_folder(work.model)
     tokenizer = AutoTokenizer.from_pretrained(model)
     with tempfile.TemporaryDirectory() as place:
         data = Path(place) / "prompts.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in prompt_rows(work, tokenizer)))
-        config = check_config(recipe(work, model, data), work.name)
+        config = check_config({**recipe(work, model, data), **(changes or {})}, work.name)
 
         def build(parts: Parts) -> Method:
             parts.policy.eos_ids = frozenset()
             return METHODS[config.method.name](parts)
 
-        run = Run.start(config, Path(place), build, view=Silent())
+        run = start_run(config, Path(place), build, view=Silent())
         yield run
         run.close()
 

@@ -88,8 +88,9 @@ def measured(folder: Path, steps: int) -> dict[str, float]:
     from vigneron.recipe import check_config
     from vigneron.timing import WHOLE, listening
     from vigneron.training.loop import train
-    from vigneron.training.run import Run, Silent
     from vigneron.training.slots import Method, Parts
+    from vigneron.training.starting import start_run
+    from vigneron.training.view import Silent
 
     def build(parts: Parts) -> Method:
         parts.policy.eos_ids = frozenset()  # lengths are forced
@@ -97,7 +98,7 @@ def measured(folder: Path, steps: int) -> dict[str, float]:
 
     config = check_config(recipe_of(folder, steps + 1), "scale-point")
     with tempfile.TemporaryDirectory() as place:
-        run = Run.start(config, Path(place), build, view=Silent())
+        run = start_run(config, Path(place), build, view=Silent())
         with listening() as watch:
             train(run, Silent())
         run.close()

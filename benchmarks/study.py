@@ -120,10 +120,11 @@ def train_one(runs: Path, name: str, recipe: str, *changes: str) -> str:
     from vigneron.methods import METHODS
     from vigneron.recipe import load_config
     from vigneron.training import loop
-    from vigneron.training.run import Run, Silent
+    from vigneron.training.starting import start_run
+    from vigneron.training.view import Silent
 
     config = load_config(recipe, list(changes))
-    run = Run.start(config, runs, METHODS[config.method.name], name=name, view=Silent())
+    run = start_run(config, runs, METHODS[config.method.name], name=name, view=Silent())
     run.save = lambda metrics=None: None  # type: ignore[method-assign]
     try:
         loop.train(run, Silent())

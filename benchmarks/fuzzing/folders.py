@@ -182,11 +182,11 @@ def resume_case(random: Random, folder: Path) -> Case:
 
     def case() -> None:
         from vigneron.methods import METHODS
-        from vigneron.training.run import Run
+        from vigneron.training.starting import resume_run
 
         found = RunFolder.open(run)
         try:
-            going_on = Run.resume(found, METHODS[found.config().method.name], view=_Nobody())
+            going_on = resume_run(found, METHODS[found.config().method.name], view=_Nobody())
             going_on.close()
         finally:
             found.unlock()

@@ -31,6 +31,7 @@ from vigneron.training.resolving import newest_weights
 from vigneron.training.run import Run
 from vigneron.training.samples import samples_of
 from vigneron.training.slots import Parts
+from vigneron.training.starting import resume_run, start_run
 from vigneron.training.view import AnyView, View, as_view
 
 
@@ -110,7 +111,7 @@ def train(
     where = Path(runs) if runs is not None else default_runs_folder()
     watching = as_view(view)
     with telling(getattr(watching, "phase", None)):
-        return _finish(Run.start(config, where, METHODS[config.method.name], name=name, view=watching), watching)
+        return _finish(start_run(config, where, METHODS[config.method.name], name=name, view=watching), watching)
 
 
 def resume(
@@ -131,7 +132,7 @@ def resume(
     watching, config = as_view(view), found.config()
     new = changed_config(config, overrides, str(found.path)) if overrides else None
     with telling(getattr(watching, "phase", None)):
-        run = Run.resume(
+        run = resume_run(
             found,
             METHODS[(new or config).method.name],
             config=new,

@@ -29,7 +29,9 @@ from vigneron.scale.vllm import VllmSampler, request_seeds
 from vigneron.scale.vllm_server import VllmServer, reach
 from vigneron.sources import client
 from vigneron.training.loop import train
-from vigneron.training.run import Run, Silent
+from vigneron.training.run import Run
+from vigneron.training.starting import start_run
+from vigneron.training.view import Silent
 
 sys.path.append(str(Path(__file__).parent.parent / "training"))
 
@@ -206,10 +208,13 @@ def with_adapter(folder: Path) -> Policy:
 def test_weights_are_not_taken_where_somebody_else_says_when(tiny_folder: Path, served: Served, tmp_path: Path) -> None:
     policy = child(tiny_folder)
     sampler = sampler_for(policy, served, tmp_path)
-    sampler.take_weights()
-    sampler.follows, policy.version = False, 1
+    sampler.use(sampler.publish())
+    policy.version = 1
     sampler.sample(request(None))
     assert sampler.version == 0
+    sampler.use(None)
+    sampler.sample(request(None))
+    assert sampler.version == 1
 
 
 def test_none_is_lost_and_none_counted_twice(tiny_folder: Path, served: Served, tmp_path: Path) -> None:
@@ -232,7 +237,7 @@ def start(tmp_path: Path, folder: Path, url: str, **changes: Any) -> Run:
         "scale": {"sampling": {"kind": "vllm", "url": url}},
     }
     config = tiny_config(folder, write_data(tmp_path), **(options | changes))
-    run = Run.start(config, tmp_path, METHODS[config.method.name], name="run", view=Silent())
+    run = start_run(config, tmp_path, METHODS[config.method.name], name="run", view=Silent())
     run.method = replace(run.method, reward=ApplyReward(lengths_reward, missing_limit=1.0))
     run.reward = ApplyReward(lengths_reward, missing_limit=1.0)
     return run

@@ -19,8 +19,10 @@ from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.training.loop import train
-from vigneron.training.run import Run, Silent
+from vigneron.training.run import Run
 from vigneron.training.slots import Parts
+from vigneron.training.starting import start_run
+from vigneron.training.view import Silent
 
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "reinforce, critic": {"name": "reinforce"},
@@ -63,7 +65,7 @@ def share_of_vowels(completions: list[str], **columns: Any) -> list[float]:
 
 def rewards_of(tmp_path: Path, model: Path, name: str, reward: Any, steps: int) -> tuple[list[float], Run]:
     config = tiny_config(model, write_data(tmp_path), **options_of(name), steps=steps, prompts_per_step=8, save_every=0)
-    run = Run.start(config, tmp_path, METHODS[config.method.name], name="run", view=Silent())
+    run = start_run(config, tmp_path, METHODS[config.method.name], name="run", view=Silent())
     run.method = replace(run.method, reward=ApplyReward(reward))
     train(run, Silent())
     run.close()
@@ -227,7 +229,7 @@ def test_a_step_without_rewards_leaves_the_running_mean_as_it_was(tmp_path: Path
     config = tiny_config(
         tiny_folder, write_data(tmp_path), **options_of("reinforce, running mean"), steps=3, save_every=0
     )
-    run = Run.start(config, tmp_path, METHODS["reinforce"], name="run", view=Silent())
+    run = start_run(config, tmp_path, METHODS["reinforce"], name="run", view=Silent())
     steps = iter([1.0, None, 0.5])
 
     def sometimes(completions: list[str], **columns: Any) -> list[float | None]:
@@ -252,7 +254,7 @@ def test_groups_drawn_again_may_all_be_missing(tmp_path: Path, tiny_folder: Path
         eval_every=0,
         save_every=0,
     )
-    run = Run.start(config, tmp_path, METHODS["grpo"], name="run", view=Silent())
+    run = start_run(config, tmp_path, METHODS["grpo"], name="run", view=Silent())
     calls = iter([[1.0, 0.0, 0.5, 0.5], [None, None]])
     run.method = replace(run.method, reward=ApplyReward(lambda **columns: next(calls), missing_limit=0.5))
     train(run, Silent())

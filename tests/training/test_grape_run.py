@@ -25,7 +25,8 @@ from vigneron.policy.scoring import score
 from vigneron.recipe import check_config
 from vigneron.training.loop import train
 from vigneron.training.overlap import rewarded
-from vigneron.training.run import Run, Silent
+from vigneron.training.starting import start_run
+from vigneron.training.view import Silent
 
 VOWELS = """
 def vowels(prompts, completions, **columns):
@@ -113,7 +114,7 @@ def test_the_policy_learns_what_is_rewarded(
     rubric = write_rubric(tmp_path, item("vowels", flow="python", function="grape_functions:vowels"))
     options = {"name": "grape", "kl": {"coefficient": 0.0}, **method}
     given = recipe(tmp_path, roomy_folder, rubric, steps=50, prompts_per_step=8, method=options)
-    run = Run.start(check_config(given, "tiny"), tmp_path, METHODS["grape"], name="run", view=Silent())
+    run = start_run(check_config(given, "tiny"), tmp_path, METHODS["grape"], name="run", view=Silent())
     train(run, Silent())
     records = run.folder.metrics()
     run.close()
@@ -130,7 +131,7 @@ def test_the_ratio_begins_at_one_behind_the_trained_text(tmp_path: Path, roomy_f
     )
     method = {"name": "grape", "mix": {"fresh": 0.5, "revised": 0.3, "demonstrated": 0.2}}
     config = check_config(recipe(tmp_path, roomy_folder, rubric, method=method), "tiny")
-    run = Run.start(config, tmp_path, METHODS["grape"], name="run", view=Silent())
+    run = start_run(config, tmp_path, METHODS["grape"], name="run", view=Silent())
     for step in range(2):
         batch = run.method.advantage(rewarded(run.method, run.prompts, step))
         now = score(run.policy, batch, Sampling()).logprobs_BT
@@ -155,7 +156,7 @@ def test_the_correction_weighs_tokens_by_the_two_probabilities(tmp_path: Path, r
         mix = {"fresh": 0.5, "revised": 0.3, "demonstrated": 0.2}
         method = {"name": "grape", "mix": mix, "correction": correction}
         given = recipe(tmp_path, roomy_folder, rubric, method=method, prompts_per_step=8)
-        run = Run.start(check_config(given, "tiny"), tmp_path, METHODS["grape"], name=correction, view=Silent())
+        run = start_run(check_config(given, "tiny"), tmp_path, METHODS["grape"], name=correction, view=Silent())
         batches[correction] = run.method.advantage(rewarded(run.method, run.prompts, 0))
         run.close()
     plain, corrected = batches["none"], batches["truncated"]
@@ -208,7 +209,7 @@ def test_another_rubric_on_resume(tmp_path: Path, tiny_folder: Path) -> None:
     first = write_rubric(tmp_path, item("vowels", flow="python", function="grape_functions:vowels"))
     second = write_rubric(tmp_path, item("short", flow="length", at_most=1), name="second.yaml")
     given = recipe(tmp_path, tiny_folder, first, steps=4, save_every=2)
-    run = Run.start(check_config(given, "tiny"), tmp_path, METHODS["grape"], name="run", view=Silent())
+    run = start_run(check_config(given, "tiny"), tmp_path, METHODS["grape"], name="run", view=Silent())
     run.save()
     run.close()
     before = (tmp_path / "run" / "rubric.yaml").read_text()

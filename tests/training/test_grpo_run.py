@@ -14,7 +14,9 @@ from vigneron.recipe import load_config
 from vigneron.report.html import write_report
 from vigneron.rewards.apply import ApplyReward
 from vigneron.training.loop import train
-from vigneron.training.run import Run, Silent
+from vigneron.training.run import Run
+from vigneron.training.starting import start_run
+from vigneron.training.view import Silent
 
 QUIET: dict[str, Any] = {"eval_every": 0, "save_every": 0}
 
@@ -34,7 +36,7 @@ class Ear:
 def start(tmp_path: Path, model: Path, reward: Any, view: Any, **changes: Any) -> Run:
     options = {"method": {"name": "grpo"}, "optimizer": {"actor_lr": 1e-2}, "group_size": 4, **QUIET, **changes}
     config = tiny_config(model, write_data(tmp_path), **options)
-    run = Run.start(config, tmp_path, METHODS["grpo"], name="run", view=view)
+    run = start_run(config, tmp_path, METHODS["grpo"], name="run", view=view)
     run.method = replace(run.method, reward=ApplyReward(reward, missing_limit=1.0))
     return run
 

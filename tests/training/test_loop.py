@@ -16,13 +16,15 @@ from vigneron.errors import UserError
 from vigneron.methods import METHODS
 from vigneron.rewards.apply import ApplyReward
 from vigneron.training.loop import train
-from vigneron.training.run import Run, Silent
+from vigneron.training.run import Run
+from vigneron.training.starting import start_run
 from vigneron.training.update import NonFinite
+from vigneron.training.view import Silent
 
 
 def start(tmp_path: Path, model: Path, **changes: Any) -> Run:
     config = tiny_config(model, write_data(tmp_path), **{"eval_every": 0, "save_every": 0, **changes})
-    return Run.start(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    return start_run(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
 
 
 def share_of_vowels(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
@@ -185,5 +187,5 @@ def test_a_prompt_that_does_not_fit_is_found_at_the_start(tiny_folder: Path, tmp
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = tiny_config(tiny_folder, data)
     with pytest.raises(UserError, match=r"3 prompts do not fit .* prompt 3 of the training data, 70 tokens"):
-        Run.start(config, tmp_path / "runs", METHODS[config.method.name], view=Silent())
+        start_run(config, tmp_path / "runs", METHODS[config.method.name], view=Silent())
     assert not list((tmp_path / "runs").iterdir())

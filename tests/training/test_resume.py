@@ -22,7 +22,8 @@ from vigneron.folder.samples import SampleStore
 from vigneron.methods import METHODS
 from vigneron.training import loop
 from vigneron.training.checkpoint import checkpoints
-from vigneron.training.run import Run, Silent
+from vigneron.training.starting import resume_run, start_run
+from vigneron.training.view import Silent
 
 LORA = {"lora": {"rank": 4}}
 GRPO = {
@@ -122,7 +123,7 @@ def check_third_arm(config: Any, runs: Path, lose: Any) -> None:
     whole = api.train(config, name="whole", runs=runs).folder
     other = api.train(config, name="other", runs=runs).folder
     shutil.rmtree(other / "checkpoints" / "step-8")
-    run = Run.resume(RunFolder.open(other), METHODS[config.method.name], view=Silent())
+    run = resume_run(RunFolder.open(other), METHODS[config.method.name], view=Silent())
     assert run.step == 4
     lose(run)
     loop.train(run, Silent())
@@ -157,7 +158,7 @@ def test_sigterm_finishes_the_step_saves_and_exits_143(tiny_folder: Path, tmp_pa
 
 def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1)
-    run = Run.start(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    run = start_run(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
     folder = run.folder
     code = "import sys; from vigneron.folder.run_folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
     other = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True)
@@ -254,7 +255,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it_whole(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=2, save_every=1, eval_every=0)
-    run = Run.start(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    run = start_run(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
     folder = run.folder
     rename = Path.rename
 

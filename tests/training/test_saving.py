@@ -15,9 +15,11 @@ from vigneron.methods import METHODS
 from vigneron.training import loop, saving
 from vigneron.training.checkpoint import checkpoints
 from vigneron.training.keeping import best_checkpoint
-from vigneron.training.run import Run, Silent
+from vigneron.training.run import Run
 from vigneron.training.saving import save_checkpoint, sweep
 from vigneron.training.snapshot import take_snapshot
+from vigneron.training.starting import start_run
+from vigneron.training.view import Silent
 
 REWARD = {"kind": "binary"}
 
@@ -25,7 +27,7 @@ REWARD = {"kind": "binary"}
 def start(tmp_path: Path, tiny_folder: Path, **changes: Any) -> Run:
     options = {"reward": REWARD, "eval_every": 0, "save_every": 0, "steps": 6, **changes}
     config = tiny_config(tiny_folder, write_data(tmp_path), **options)
-    return Run.start(config, tmp_path, METHODS[config.method.name], name="run", view=Silent())
+    return start_run(config, tmp_path, METHODS[config.method.name], name="run", view=Silent())
 
 
 def files_of(checkpoint: Path) -> dict[str, bytes]:

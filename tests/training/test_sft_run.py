@@ -15,7 +15,7 @@ from vigneron.errors import UserError
 from vigneron.folder.run_folder import RunFolder
 from vigneron.recipe import check_config
 from vigneron.tasks.source import load_data
-from vigneron.training.run import Silent
+from vigneron.training.view import Silent
 
 SFT: dict[str, Any] = {
     "method": {"name": "sft"},

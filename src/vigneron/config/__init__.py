@@ -51,7 +51,9 @@ from vigneron.config.rewards import (
     RewardConfig,
     RubricRewardConfig,
     SemanticRewardConfig,
+    embeds_here,
     is_api_embedder,
+    judges_here,
 )
 from vigneron.config.scale import (
     HereSamplingConfig,
@@ -234,6 +236,17 @@ class Config(Strict):
                 f"{who} compares the samples of a prompt with each other: "
                 f"set `group_size` to {least} or more (8 is usual)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def pools_have_work(self) -> "Config":
+        scale, reward = self.scale, self.reward
+        if scale.sampling.kind == "ray" and self.method.reads == "pairs":
+            raise ValueError(f"`scale.sampling` has no effect with {_said(self.method)}, which samples nothing")
+        if scale.embedding is not None and not embeds_here(reward):
+            raise ValueError("`scale.embedding` has no effect: this reward asks no local embedder")
+        if scale.judging is not None and not judges_here(reward):
+            raise ValueError("`scale.judging` has no effect: this reward asks no local judge")
         return self
 
     @model_validator(mode="after")

@@ -138,3 +138,15 @@ RewardConfig = Annotated[
     | RubricRewardConfig,
     Field(discriminator="kind"),
 ]
+
+
+def embeds_here(reward: Any) -> bool:
+    """Whether it may ask an embedder that is no API; a rubric may, its file says."""
+    if not isinstance(reward, SemanticRewardConfig):
+        return isinstance(reward, RubricRewardConfig)
+    return any(name and not is_api_embedder(name) for name in (reward.embedder, reward.guards.second_embedder))
+
+
+def judges_here(reward: Any) -> bool:
+    judges = (reward.judge, reward.held_out_judge) if isinstance(reward, RubricRewardConfig) else ()
+    return any(judge is not None and judge.kind == "local" for judge in judges)

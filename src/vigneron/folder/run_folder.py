@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 LOCK = ".lock"
+LOGS = ("metrics.jsonl", "timings.jsonl", "sampling.jsonl")
 # So often the lock is tried: who looks whether a run is alive holds it for an instant.
 LOOKS = 10
 
@@ -92,7 +93,7 @@ class RunFolder:
             raise UserError(f"another process is training in '{self.path}'") from error
         except OSError as error:
             raise UserError(f"cannot write in '{self.path}': {error.strerror}") from error
-        for name in ("", "checkpoints", "metrics.jsonl", "timings.jsonl", "samples.sqlite", "config.yaml"):
+        for name in ("", "checkpoints", *LOGS, "samples.sqlite", "config.yaml"):
             if (self.path / name).exists() and not os.access(self.path / name, os.W_OK):
                 self.unlock()
                 raise UserError(f"cannot write '{self.path / name}': it belongs to somebody else, or is read-only")
@@ -200,7 +201,7 @@ class RunFolder:
 
     def forget_after(self, step: int) -> None:
         """Drop what was logged after a checkpoint, and lines that are damaged: the resumed run writes it again."""
-        for name in ("metrics.jsonl", "timings.jsonl", "notices.jsonl"):
+        for name in (*LOGS, "notices.jsonl"):
             path = self.path / name
             if path.is_file():
                 *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")

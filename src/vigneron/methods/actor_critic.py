@@ -22,10 +22,9 @@ from vigneron.methods.shared import (
     kl_penalty,
     mismatch_figure,
     movement,
-    sampling_of,
 )
 from vigneron.policy.scoring import Critic, ExactKl, Scores, reference_view, score, values_before
-from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.training.kl_controller import KlController
 from vigneron.training.slots import Method, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of

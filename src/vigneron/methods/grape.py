@@ -17,12 +17,11 @@ from torch import Tensor
 from vigneron.batch import Batch
 from vigneron.config import GrapeConfig
 from vigneron.methods import grpo
-from vigneron.methods.shared import sampling_of
 from vigneron.methods.trained_text import behind_trained_text, corrected
 from vigneron.policy.scoring import score
 from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rollout.evolving import Earlier, Evolving, Memory, Mix
-from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.rollout.prompts import Row
 from vigneron.rubric.model import Category
 from vigneron.rubric.prompts import feedback_on, generation_prompt, revision_prompt

@@ -22,10 +22,9 @@ from vigneron.methods.shared import (
     kl_penalty,
     mismatch_figure,
     movement,
-    sampling_of,
 )
 from vigneron.policy.scoring import ExactKl, Scores, reference_view, score
-from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.training.kl_controller import KlController
 from vigneron.training.slots import Method, Metrics, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of

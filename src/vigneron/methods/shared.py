@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from vigneron.batch import Batch
-from vigneron.config import Config, KlConfig
+from vigneron.config import KlConfig
 from vigneron.core import kl
 from vigneron.core.draws import Sampling
 from vigneron.core.losses import AggregateMode, clipped, clipped_ratio
@@ -15,10 +15,6 @@ from vigneron.policy.model import Policy
 from vigneron.policy.scoring import Scores, score
 from vigneron.training.slots import Metrics
 from vigneron.training.update import Term
-
-
-def sampling_of(config: Config) -> Sampling:
-    return Sampling(**config.sampling.model_dump(include={"temperature", "top_k", "top_p"}))
 
 
 def clipped_terms(

@@ -12,9 +12,11 @@ from vigneron.config import (
     RewardConfig,
     RubricRewardConfig,
     SemanticRewardConfig,
+    is_api_embedder,
 )
 from vigneron.rewards.apply import RewardFunction
 from vigneron.rewards.functions import python_function
+from vigneron.scale.places import HERE, Places
 
 if TYPE_CHECKING:
     from vigneron.sources.embedding_cache import CachedEmbedder
@@ -30,9 +32,11 @@ def build_reward(
     notice: Callable[[str], None] = lambda text: None,
     weights: Callable[[str], str] = str,
     check: Callable[[Any], None] = lambda rubric: None,
+    places: Places = HERE,
 ) -> RewardFunction:
     """A function of TRL's signature. `cache` is where embeddings are kept, `device` where a reward's model runs,
-    `rubric` a run's own copy of the file, `weights` what finds the model that a rubric's item names."""
+    `rubric` a run's own copy of the file, `weights` what finds the model that a rubric's item names, `places` where
+    embedders and local judges run."""
     if isinstance(config, RubricRewardConfig):
         from vigneron.rewards.rubric_build import build_rubric_reward
 
@@ -45,13 +49,14 @@ def build_reward(
             notice=notice,
             weights=weights,
             check=check,
+            places=places,
         )
     if isinstance(config, SemanticRewardConfig):
         from vigneron.rewards.guards import Guards
         from vigneron.rewards.semantic import SemanticReward
 
         options = config.guards
-        kept = partial(kept_embedder, url=config.url, cache=cache, device=device)
+        kept = partial(kept_embedder, url=config.url, cache=cache, device=device, places=places)
         second = None if options.second_embedder is None else kept(options.second_embedder)
         guards = Guards(options.input_weight, options.max_length_ratio, options.max_repetition, second)
         return SemanticReward(
@@ -68,12 +73,16 @@ def build_reward(
     return checker
 
 
-def kept_embedder(name: str, *, url: str | None = None, cache: Path | None, device: str) -> "CachedEmbedder":
+def kept_embedder(
+    name: str, *, url: str | None = None, cache: Path | None, device: str, places: Places = HERE
+) -> "CachedEmbedder":
     """An embedder that is ready, and whose vectors are kept."""
     from vigneron.sources.api_embedder import ApiEmbedder
     from vigneron.sources.embedders import SentenceEmbedder, load_embedder
     from vigneron.sources.embedding_cache import CachedEmbedder
 
+    if places.embedder is not None and not is_api_embedder(name):
+        return CachedEmbedder(places.embedder(name), cache)
     embedder = load_embedder(name, url)
     if isinstance(embedder, SentenceEmbedder):
         embedder.move(device)

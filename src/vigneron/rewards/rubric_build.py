@@ -15,6 +15,7 @@ from vigneron.rubric.book import Book
 from vigneron.rubric.model import AnyItem, JudgeItem, RewardModelItem, Rubric, VerifyItem
 from vigneron.rubric.templates import render_plain
 from vigneron.rubric.verdict import Grader
+from vigneron.scale.places import HERE, Places
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import Judge, build_judge
 
@@ -34,6 +35,7 @@ def build_rubric_reward(
     check: Callable[[Rubric], None] = lambda rubric: None,
     missing_limit: float | None = None,
     where: str = "reward.judge",
+    places: Places = HERE,
 ) -> RubricReward:
     """`file` and `judge` stand for the config's where they are given. What is wrong with an item, or with the judge, is
     said before anything is sampled. `weights` finds the model that a name stands for, a run's newest among them;
@@ -41,7 +43,7 @@ def build_rubric_reward(
     book = Book(file if file is not None else Path(config.file))
     for text in book.notices:
         notice(text)
-    graders = Graders(judge or config.judge, cache, device, preflight, notice, weights, where)
+    graders = Graders(judge or config.judge, cache, device, preflight, notice, weights, where, places)
     return RubricReward(
         book,
         graders,
@@ -66,6 +68,7 @@ class Graders:
     weights: Callable[[str], str] = str
     where: str = "reward.judge"
     """What errors call the judge's config."""
+    places: Places = HERE
     judge: Judge | None = field(default=None, init=False)
     _loaded: dict[tuple[str, str], Any] = field(default_factory=dict, init=False)
 
@@ -80,6 +83,7 @@ class Graders:
             cache=self.cache,
             device=self.device,
             loaded=self._loaded,
+            places=self.places,
         )
 
     def _judge_for(self, item: AnyItem) -> Judge:
@@ -90,7 +94,7 @@ class Graders:
             )
         if self.judge is None:
             kept = AnswerCache(cache_folder() / "judges.sqlite")
-            judge = build_judge(self.config, cache=kept, device=self.device, where=self.where)
+            judge = build_judge(self.config, cache=kept, device=self.device, where=self.where, voice=self.places.voice)
             if self.preflight:
                 judge.preflight()
             if judge.notice is not None:

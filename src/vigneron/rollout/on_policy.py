@@ -90,6 +90,10 @@ class OnPolicy:
         )
 
 
+def sampling_of(config: Config) -> Sampling:
+    return Sampling(**config.sampling.model_dump(include={"temperature", "top_k", "top_p"}))
+
+
 def as_completion(prompt: Any, text: str) -> Any:
     """TRL's form: a string for a plain prompt, messages for a conversation."""
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]

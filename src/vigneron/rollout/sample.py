@@ -46,6 +46,10 @@ def sample_together(policy: Policy, prompt_ids: Sequence[Sequence[int]], **optio
         return sample(policy, prompt_ids, **options)
     check_lengths(policy, prompt_ids, options["max_new_tokens"])
     names = list(options.pop("sample_ids", None) or range(len(prompt_ids)))
+    sampler: Any = sampler_of(policy)
+    if hasattr(sampler, "sample_for_all"):
+        request = Request(prompt_ids, sample_ids=names, **{"sampling": None, **options})
+        return sampler.sample_for_all(request, policy.device).trimmed()
     first, end = (len(prompt_ids) * at // total for at in (ranks.rank(), ranks.rank() + 1))
     mine = slice(first, end)
     asked = mine if end > first else slice(0, 1)  # sharded weights are gathered by all: nobody stands aside

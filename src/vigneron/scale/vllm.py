@@ -16,6 +16,7 @@ from vigneron.core.draws import draw_keys
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.rollout.request import Completions, Request, blank_completions
+from vigneron.scale.versions import Pinned, Version
 from vigneron.scale.vllm_server import WHERE, Completion, VllmServer
 from vigneron.scale.weights_folder import write_weights
 from vigneron.threads import DaemonPool
@@ -37,8 +38,7 @@ class VllmSampler:
         self._folder = Path(config.weights).expanduser() / folder.name if config.weights else folder / "vllm"
         self.version: int | None = None
         """Of the weights that the server has."""
-        self.follows = True
-        """Whether `sample` takes the policy's weights first. Else whoever samples ahead says when."""
+        self._pinned = Pinned()
         self._probe = self._probe_ids()
         self._identity = ""
         self._seen: list[float] = []
@@ -73,6 +73,15 @@ class VllmSampler:
             if old != target:
                 shutil.rmtree(old, ignore_errors=True)
 
+    def publish(self) -> Version:
+        """For a thread that samples ahead: the policy's weights as they are now."""
+        self.take_weights()
+        return Version(self._policy.version)
+
+    def use(self, weights: Version | None) -> None:
+        """What this thread samples from; None: the policy as it is at each call."""
+        self._pinned.weights = weights
+
     def _meet(self) -> None:
         """Before anything of the server is changed. A run that goes on may find it with any weights."""
         self._server.check_processed(self._probe)
@@ -105,9 +114,11 @@ class VllmSampler:
     # --------------------------------------------------------------------------------------------------- sampling
 
     def sample(self, request: Request) -> Completions:
-        if self.follows or self.version is None:
+        if self._pinned.weights is None:
             with phase("weights"):
                 self.take_weights()
+        elif self._pinned.weights.version != self.version:
+            raise AssertionError("the server was given other weights while it samples from these")
         self._check_lengths(request)
         with phase("decode"):
             return self._filled(request, self._sampled(request))

@@ -1,7 +1,7 @@
 """Judges: who scores an answer for an item of a rubric, with a critique before it where the item asks for one."""
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -11,7 +11,7 @@ from vigneron.rubric.verdict import Verdict
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.client import Failure, Reply
 from vigneron.sources.judge_asking import Asked, AskingJudge
-from vigneron.sources.judge_questions import Answering, Manner, Turn
+from vigneron.sources.judge_questions import Answering, Manner, Turn, Voice
 from vigneron.sources.parents import Conversation
 
 __all__ = ["Asked", "Conversation", "Judge", "build_judge"]
@@ -86,15 +86,17 @@ def build_judge(
     cache: AnswerCache,
     device: str = "auto",
     where: str = "reward.judge",
+    voice: Callable[[LocalJudgeConfig, str, str], Voice] | None = None,
 ) -> Judge:
-    """Loads and asks nothing yet. `where` is the config's key that errors name.
+    """Loads and asks nothing yet. `where` is the config's key that errors name, `voice` makes a local judge's voice
+    where that is not in this process.
 
     A function's replies are not kept: it may say something else tomorrow.
     """
     if isinstance(config, PythonJudgeConfig):
-        voice = PythonVoice(config.function, where)
+        own = PythonVoice(config.function, where)
         manner = Manner(config.function, where)
-        return AskingJudge(f"python:{config.function}", Answering(manner, voice, None))
+        return AskingJudge(f"python:{config.function}", Answering(manner, own, None))
     scores_by: Literal["score", "yes_no"] = "score"
     if isinstance(config, LocalJudgeConfig) and config.reads == "yes_no":
         scores_by = "yes_no"
@@ -112,5 +114,5 @@ def build_judge(
     from vigneron.sources.local_model import weights_name
 
     source = weights_name(config.model, where)
-    local = LocalVoice(config, source, device, where)
+    local: Voice = voice(config, source, where) if voice is not None else LocalVoice(config, source, device, where)
     return AskingJudge(f"{config.model}@{source}", Answering(manner, local, cache))

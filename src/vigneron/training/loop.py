@@ -79,7 +79,7 @@ def sampled_ahead(run: Run) -> Batch:
     def make(step: int, weights: Any) -> Batch:
         run.policy.sampler.use(weights)
         batch = rewarded(run.method, run.prompts, step)
-        return replace(batch, figures={**batch.figures, "version": run.policy.sampler.version})
+        return replace(batch, figures={**batch.figures, "version": weights.version})
 
     assert run.ahead is not None
     with phase("wait for samples"):

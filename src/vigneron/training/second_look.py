@@ -13,6 +13,7 @@ from vigneron.rewards.rubric_build import build_rubric_reward
 from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rollout.prompts import Row
 from vigneron.rubric.rows import category_of
+from vigneron.scale.places import HERE, Places
 from vigneron.tasks.source import Data
 from vigneron.training.slots import Metrics
 
@@ -57,7 +58,13 @@ class SecondLook:
 
 
 def second_look(
-    config: Config, reward: Any, data: Data, folder: RunFolder, *, notice: Callable[[str], None] = lambda text: None
+    config: Config,
+    reward: Any,
+    data: Data,
+    folder: RunFolder,
+    *,
+    notice: Callable[[str], None] = lambda text: None,
+    places: Places = HERE,
 ) -> SecondLook | None:
     if not isinstance(reward, RubricReward) or not isinstance(config.reward, RubricRewardConfig):
         return None
@@ -76,6 +83,7 @@ def second_look(
             notice=notice,
             missing_limit=1.0,
             where="reward.held_out_judge" if options.held_out_judge is not None else "reward.judge",
+            places=places,
         )
         other = ApplyReward(built, missing_limit=1.0)
     return SecondLook(reward, [row for rows in by_category.values() for row in rows[:QUESTIONS]], other)

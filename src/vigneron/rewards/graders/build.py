@@ -1,6 +1,7 @@
 """The grader of a rubric's item, for every flow that needs no judge."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vigneron.rubric.model import (
     TextSimilarityItem,
 )
 from vigneron.rubric.verdict import Grader
+from vigneron.scale.places import HERE, Places
 
 
 def build_grader(
@@ -29,6 +31,7 @@ def build_grader(
     cache: Path | None = None,
     device: str = "cpu",
     loaded: dict[tuple[str, str], Any] | None = None,
+    places: Places = HERE,
 ) -> Grader:
     """What is wrong with an item is refused here. `cache` is where embeddings are kept, `device` where models run.
 
@@ -58,7 +61,8 @@ def build_grader(
         from vigneron.rewards.graders.models import Semantic
 
         name = item.embedder
-        embedder = _once(loaded, item, "embedder", name, lambda: kept_embedder(name, cache=cache, device=device))
+        kept = partial(kept_embedder, name, cache=cache, device=device, places=places)
+        embedder = _once(loaded, item, "embedder", name, kept)
         return Semantic(item, render, embedder)
     if isinstance(item, RewardModelItem):
         from vigneron.rewards.graders.models import RewardModel

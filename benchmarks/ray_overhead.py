@@ -1,0 +1,144 @@
+"""What sampling by one Ray actor costs over sampling in the process: seconds of a step, as a ratio, and where they go.
+
+python -m benchmarks.ray_overhead [--model NAME] [--prompts P] [--group G] [--tokens T] [--steps N] [--out FILE]
+
+The same GRPO run twice on this machine, each in a process of its own: sampled here, and by one actor that shares the
+GPU. By default 64 x 8 x 64 on a GPU, and a tiny model on a CPU, where it only shows that everything runs.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.comparison import table
+from benchmarks.processes import start
+from benchmarks.work import Work
+
+PHASES = ("put", "load", "sample", "gather")
+WARMUPS = {"cuda": 4, "cpu": 1}
+
+
+def work_of(given: argparse.Namespace, device: str) -> Work:
+    large = device == "cuda"
+    return Work(
+        "ray-overhead",
+        "smollm2-135m",
+        given.prompts or (64 if large else 4),
+        given.group or (8 if large else 4),
+        given.tokens or (64 if large else 16),
+        device="cuda" if large else "cpu",
+        dtype="bfloat16" if large else "float32",
+        contestants=("ours",),
+        warmups=WARMUPS[device],
+        steps=given.steps,
+    )
+
+
+def scale_of(sampler: str, device: str) -> dict[str, Any]:
+    """The actor has a share of the GPU that trains; of the CPUs Ray counts, one."""
+    if sampler == "here":
+        return {}
+    return {"scale": {"sampling": {"kind": "ray", "actors": 1, "gpus": 0.5 if device == "cuda" else 0.0}}}
+
+
+class StepSeconds:
+    """Watches a run: the whole of each step, and what its sampler says of it."""
+
+    def __init__(self, warmups: int) -> None:
+        self.left = warmups
+        self.seconds: list[float] = []
+        self.parts: dict[str, list[float]] = {}
+
+    def notice(self, text: str) -> None: ...
+
+    def step(self, run: Any, metrics: Any, batch: Any, seconds: float) -> None:
+        self.left -= 1
+        if self.left >= 0:
+            return
+        self.seconds.append(seconds)
+        for name, value in getattr(run.policy.sampler, "seconds", {}).items():
+            self.parts.setdefault(name, []).append(value)
+
+
+def measure(work: Work, sampler: str, model: str | None) -> dict[str, Any]:
+    """In a process of its own."""
+    from benchmarks.models import llama_config, save_random_model
+    from benchmarks.ours import Enough, started
+    from vigneron.training import loop
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(model) if model is not None and Path(model).is_dir() else None
+        if folder is None and work.device == "cpu":
+            folder = Path(place) / "model"
+            save_random_model(llama_config(2, 192), folder)
+        view = StepSeconds(work.warmups)
+        with started(work, folder, scale_of(sampler, work.device)) as run, suppress(Enough):
+            loop.train(run, view)
+    middle = {name: statistics.median(values) for name, values in view.parts.items()}
+    return {"seconds": statistics.median(view.seconds), "spread": [min(view.seconds), max(view.seconds)], **middle}
+
+
+def shown(here: dict[str, Any], ray: dict[str, Any]) -> list[str]:
+    rows = [
+        (
+            name,
+            f"{found['seconds']:.4g}",
+            "{:.4g}-{:.4g}".format(*found["spread"]),
+            *(f"{found[part]:.4g}" if part in found else "-" for part in PHASES),
+        )
+        for name, found in (("here", here), ("one actor", ray))
+    ]
+    return [
+        *table(("sampled by", "s/step", "fastest-slowest", *PHASES), rows),
+        f"ratio ray-overhead/step {ray['seconds'] / here['seconds']:.3f}",
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a model's folder; without it SmolLM2-135M, on a CPU a tiny random one")
+    parser.add_argument("--prompts", type=int)
+    parser.add_argument("--group", type=int)
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--sampler", choices=("here", "ray"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.steps < 1:
+        parser.error("--steps: at least 1")
+
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    work = work_of(given, device)
+    if given.sampler is not None:
+        given.out.write_text(json.dumps(measure(work, given.sampler, given.model)))
+        return 0
+    found = {}
+    with tempfile.TemporaryDirectory() as place:
+        for sampler in ("here", "ray"):
+            path = Path(place) / f"{sampler}.json"
+            asked = {"model": given.model, "prompts": given.prompts, "group": given.group, "tokens": given.tokens}
+            options = {key: value for key, value in asked.items() if value is not None}
+            running = start("ray_overhead", Path(place), sampler=sampler, steps=given.steps, out=path, **options)
+            if (why := running.failure()) is not None:
+                print(f"FAILED {sampler}: {why}")
+                return 1
+            found[sampler] = json.loads(path.read_text())
+    from benchmarks.measure import machine
+
+    work = replace(work, steps=given.steps)
+    print(f"{work.prompts} x {work.group} x {work.new_tokens} on {machine(device)}", *shown(**found), sep="\n")
+    if given.out is not None:
+        given.out.write_text(json.dumps({"machine": machine(device), **found}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

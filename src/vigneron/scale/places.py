@@ -1,0 +1,33 @@
+"""Where the models of a reward run: in this process, unless somebody gives another place."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vigneron.config import LocalJudgeConfig
+    from vigneron.sources.embedders import Embedder
+    from vigneron.sources.judge_questions import Voice
+
+
+@dataclass(frozen=True)
+class Places:
+    """What stands in for a local embedder, by its name, and for a local judge's voice; None: here."""
+
+    embedder: "Callable[[str], Embedder] | None" = None
+    voice: "Callable[[LocalJudgeConfig, str, str], Voice] | None" = None
+    """Of the judge's config, what identifies its weights, and the config's key that errors name."""
+
+
+class _Nobody:
+    """Stands where a model would, in a process that never asks it."""
+
+    name = "nobody"
+    notice: str | None = None
+
+    def check(self) -> None:
+        pass
+
+
+HERE = Places()
+NOWHERE = Places(lambda name: _Nobody(), lambda config, source, where: _Nobody())  # type: ignore[arg-type, return-value]

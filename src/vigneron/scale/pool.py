@@ -1,0 +1,250 @@
+"""Ray actors that work on pieces. One that dies is replaced, and its pieces are done again by whoever is free."""
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from vigneron.errors import UserError
+from vigneron.scale.cluster import Cluster, Wanted
+from vigneron.scale.facts import node_facts
+
+# Pieces that an actor has at a time: one to work on, and the next.
+IN_FLIGHT = 2
+# How long a place on some node is waited for, where nobody else works.
+PLACE_S = 60.0
+# So often, for each actor of the pool, one may be replaced in one piece of work.
+REPLACEMENTS = 2
+# How often we look whether somebody is overdue.
+LOOK_S = 1.0
+
+
+class Unfit(Exception):
+    """An actor is not in the state it should be in: it is replaced, like one that has died."""
+
+
+class PoolActor:
+    """What every actor answers."""
+
+    def where(self) -> dict[str, str | None]:
+        import ray
+
+        return {**node_facts(), "node": ray.get_runtime_context().get_node_id()}
+
+    def begin(self) -> Any:
+        """Load what does not change. What is returned, the pool's owner looks at."""
+        return None
+
+
+@dataclass
+class Member:
+    handle: Any
+    since: float
+    """When it last answered, or was asked while it was idle."""
+    stage: Literal["placing", "loading", "ready"] = "placing"
+    name: str = "not placed yet"
+    asked: Any = None
+    """The answer that is waited for before it gets a piece: where it is, that it has loaded, that it has its charge."""
+    has: Any = None
+    """The key of the charge that it has acknowledged."""
+    sent: tuple[Any, int] = (None, 0)
+    """A charge's key, and how many of its parts are on their way."""
+    flying: dict[Any, int] = field(default_factory=dict)
+
+
+class Charge(Protocol):
+    """What an actor must have, and have acknowledged, before it works: a version of the weights."""
+
+    @property
+    def key(self) -> Any: ...
+
+    def give(self, member: Member) -> Any:
+        """The reference of its answer."""
+        ...
+
+    def check(self, answer: Any, member: Member) -> None:
+        """Raises `Unfit` where it is not what was given."""
+        ...
+
+
+@dataclass
+class Work:
+    """Results in the order of the pieces, and who made each."""
+
+    results: list[Any]
+    by: list[str]
+    again: set[int] = field(default_factory=set)
+    """Pieces that were lost with an actor, and done again."""
+    replaced: int = 0
+    done: int = 0
+
+
+class Pool:
+    def __init__(
+        self,
+        cluster: Cluster,
+        wanted: Wanted,
+        make: Callable[[], Any],
+        *,
+        timeout_s: float = 600.0,
+        begun: Callable[[Any, str], None] = lambda answer, name: None,
+    ) -> None:
+        """`make` gives a handle, not yet placed; `begun` is told what an actor's `begin` returned, and its name."""
+        self._cluster, self._ray, self._wanted, self._make = cluster, cluster.ray, wanted, make
+        self._timeout_s, self._begun = timeout_s, begun
+        self._size = wanted.pool.actors
+        self._nobody_since: float | None = None
+        self.members = [self._new() for _ in range(self._size)]
+
+    def ready(self) -> list[Member]:
+        return [member for member in self.members if member.stage == "ready"]
+
+    def start(self, charge: Charge | None = None) -> None:
+        """Every actor is placed, loaded, and has its charge; or it is said why not."""
+        began, nothing = time.monotonic(), Work([], [])
+        while not all(self._is_set(member, charge) for member in self.members):
+            for member in self.ready():
+                self._charge(member, charge)
+            self._look(nothing, deque(), charge)
+            waiting = [member for member in self.members if member.stage == "placing"]
+            if waiting and time.monotonic() - began > PLACE_S:
+                raise self._no_place(f"{len(waiting)} of {self._size} actors")
+
+    def work(self, method: str, pieces: Sequence[tuple[Any, ...]], charge: Charge | None = None) -> Work:
+        """`method` of the actors, called with each piece."""
+        work = Work([None] * len(pieces), [""] * len(pieces))
+        waiting = deque(range(len(pieces)))
+        while work.done < len(pieces):
+            self._hand_out(method, pieces, waiting, charge)
+            self._look(work, waiting, charge)
+        return work
+
+    def close(self) -> None:
+        for member in self.members:
+            self._kill(member)
+        self.members = []
+
+    # ------------------------------------------------------------------------------------------ one turn of the loop
+
+    def _hand_out(
+        self, method: str, pieces: Sequence[tuple[Any, ...]], waiting: deque[int], charge: Charge | None
+    ) -> None:
+        """Everybody gets one before somebody gets two, also those who have still to acknowledge their charge."""
+        for full in range(1, IN_FLIGHT + 1):
+            for member in self.ready():
+                idle = sum(1 for other in self.ready() if not other.flying) if member.flying else 0
+                if not self._is_set(member, charge):
+                    self._charge(member, charge)
+                elif len(waiting) > idle and len(member.flying) < full:
+                    piece = waiting.popleft()
+                    if not member.flying:
+                        member.since = time.monotonic()
+                    ref = getattr(member.handle, method).remote(*pieces[piece])
+                    member.flying[ref] = piece
+
+    def _is_set(self, member: Member, charge: Charge | None) -> bool:
+        return member.stage == "ready" and (charge is None or member.has == charge.key)
+
+    def _charge(self, member: Member, charge: Charge | None) -> None:
+        if charge is not None and member.asked is None and member.has != charge.key:
+            member.since = time.monotonic()
+            member.asked = charge.give(member)
+
+    def _look(self, work: Work, waiting: deque[int], charge: Charge | None) -> None:
+        """Take what has come, for a second at most; replace whoever has died or is overdue."""
+        owners = {ref: member for member in self.members for ref in (member.asked, *member.flying) if ref is not None}
+        came, _ = self._ray.wait(list(owners), num_returns=1, timeout=LOOK_S)
+        more, _ = self._ray.wait(list(owners), num_returns=len(owners), timeout=0)
+        for ref in dict.fromkeys([*came, *more]):
+            member = owners[ref]
+            if member in self.members and (ref is member.asked or ref in member.flying):
+                self._take(ref, member, work, waiting, charge)
+        now = time.monotonic()
+        for member in list(self.members):
+            busy = member.stage != "placing" and (member.asked is not None or member.flying)
+            if busy and now - member.since > self._timeout_s:
+                self._replace(member, f"it has not answered for {self._timeout_s:g} s", work, waiting)
+        self._check_somebody_is_placed(now)
+
+    def _take(self, ref: Any, member: Member, work: Work, waiting: deque[int], charge: Charge | None) -> None:
+        errors = self._ray.exceptions
+        try:
+            answer = self._ray.get(ref)
+            if ref is member.asked:
+                self._advance(member, answer, charge)
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise UserError(f"{error.cause} (on the Ray node {member.name})") from error
+            if not isinstance(error.cause, errors.RayError | Unfit):
+                raise error.cause from error
+            self._replace(member, _why(error.cause), work, waiting)
+            return
+        except (errors.RayError, Unfit) as error:
+            self._replace(member, _why(error), work, waiting)
+            return
+        member.since = time.monotonic()
+        if ref in member.flying:
+            piece = member.flying.pop(ref)
+            work.results[piece], work.by[piece] = answer, member.name
+            work.done += 1
+
+    def _advance(self, member: Member, answer: Any, charge: Charge | None) -> None:
+        member.asked = None
+        if member.stage == "placing":
+            member.name = f"{answer['host']}/{answer['node'][:8]}/{answer['pid']}"
+            self._cluster.check_facts(answer, f"'{answer['host']}' ({answer['node'][:8]})")
+            member.stage, member.asked = "loading", member.handle.begin.remote()
+        elif member.stage == "loading":
+            self._begun(answer, member.name)
+            member.stage = "ready"
+        elif charge is not None:
+            charge.check(answer, member)
+            member.has = charge.key
+
+    # ---------------------------------------------------------------------------------------------- births and deaths
+
+    def _new(self) -> Member:
+        handle = self._make()
+        return Member(handle, time.monotonic(), asked=handle.where.remote())
+
+    def _replace(self, member: Member, why: str, work: Work, waiting: deque[int]) -> None:
+        """What it had begun is done again; should it answer after all, nobody listens."""
+        work.replaced += 1
+        if work.replaced > REPLACEMENTS * self._size:
+            raise UserError(
+                f"{self._wanted.key}: {work.replaced} actors were lost in one request, the last one on "
+                f"{member.name}: {why} (Ray's logs on that node say more)"
+            )
+        work.again |= set(member.flying.values())
+        waiting.extendleft(sorted(member.flying.values(), reverse=True))
+        self._kill(member)
+        self.members[self.members.index(member)] = self._new()
+
+    def _kill(self, member: Member) -> None:
+        with suppress(Exception):  # it is dead already, or the cluster is
+            self._ray.kill(member.handle, no_restart=True)
+
+    def _check_somebody_is_placed(self, now: float) -> None:
+        if any(member.stage != "placing" for member in self.members):
+            self._nobody_since = None
+        elif self._nobody_since is None:
+            self._nobody_since = now
+        elif now - self._nobody_since > PLACE_S:
+            raise self._no_place("none of its actors")
+
+    def _no_place(self, who: str) -> UserError:
+        verb = "is" if who.startswith("none") else "are not"
+        return UserError(
+            f"{self._wanted.key}: after {PLACE_S:g} s {who} {verb} placed, with {self._wanted.each}: others may have "
+            f"taken the room. The Ray cluster has {self._cluster.room()}"
+        )
+
+
+def _why(error: BaseException) -> str:
+    """The line that says most, without colours: where an actor could not be made, the last one."""
+    said = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if "creation task" in lines[0] else lines[0]

@@ -1,0 +1,131 @@
+"""A run put together: its reward, its models, its method."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from vigneron import ranks
+from vigneron.config import Config
+from vigneron.folder.notices import Notice, keep_notice, kept_notices
+from vigneron.folder.run_folder import RunFolder
+from vigneron.folder.samples import SampleStore
+from vigneron.policy.load import speed_up
+from vigneron.policy.model import Policy, Reference
+from vigneron.rewards.apply import ApplyReward
+from vigneron.rewards.build import build_reward
+from vigneron.rewards.checkers import build_check, load_checker
+from vigneron.rewards.on_first_rank import OnFirstRank
+from vigneron.rollout.on_policy import sampling_of
+from vigneron.rollout.prompts import PromptOrder
+from vigneron.rollout.sample import sampler_of
+from vigneron.scale.run_scale import Scale
+from vigneron.scale.sharding import shard_policies
+from vigneron.tasks.source import Data, check_rubric_data, checker_name
+from vigneron.timing import phase
+from vigneron.training.ahead import Ahead, next_boundary
+from vigneron.training.changes import data_record
+from vigneron.training.checkpoint import weights_identity
+from vigneron.training.child import load_child, seed_everything
+from vigneron.training.correction import Correction
+from vigneron.training.keeping import Keep
+from vigneron.training.lengths import lengths
+from vigneron.training.memory import explained_memory, find_microbatch_tokens
+from vigneron.training.resolving import newest_weights
+from vigneron.training.run import Run
+from vigneron.training.saving import Saver
+from vigneron.training.second_look import SecondLook, second_look
+from vigneron.training.slots import Method, Parts
+from vigneron.training.view import View
+
+Build = Callable[[Parts], Method]
+
+
+def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> Run:
+    with explained_memory(config):
+        scale = ranks.agreed(lambda: Scale(config, here=ranks.is_first()))
+        try:
+            return _put_together(config, folder, data, build, view, scale)
+        except BaseException:  # whatever it was: raised on
+            scale.close()
+            raise
+
+
+def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, view: View, scale: Scale) -> Run:
+    built, look, policy = ranks.agreed(lambda: _loaded(config, folder, data, view, scale))
+    asked = ApplyReward(built, missing_limit=config.reward.missing_limit)
+    reward = asked if ranks.count() == 1 else OnFirstRank(asked)
+    base = weights_identity(config.model.name, policy)
+    reference = Reference.of(policy)
+    shard_policies(policy, reference, config.scale.shard)
+    # Shared weights come and go during a pass, at addresses that no graph knows.
+    one = config.scale.shard == 1
+    speed_up(policy, reference, graphs=config.model.graphs and one, compiled=config.model.compile is True and one)
+    ranks.agreed(lambda: scale.give_sampler(policy, folder))
+    longest, cut = lengths(config, policy, data, built)
+    if config.microbatch_tokens == "auto":
+        with phase("see what fits into memory"):
+            found = -int(ranks.largest(-find_microbatch_tokens(policy, longest)))
+        config = config.model_copy(update={"microbatch_tokens": found})
+        folder.write_config(config)
+    method = build(Parts(config, policy, reference, reward))
+    samples = config.method.trains == "policy" and method.evaluate is None
+    known = {notice.key for notice in kept_notices(folder.path)}
+    for text in (cut, *method.notices, sampler_of(policy).notice if samples else None):
+        if text is not None:
+            view.notice(text)
+            if text not in known:
+                keep_notice(folder, Notice(0, text))
+    return Run(
+        folder,
+        config,
+        data,
+        policy,
+        reference,
+        reward,
+        build_check(checker_name(config)),
+        method,
+        PromptOrder(data.train, config.prompts_per_step, config.seed),
+        SampleStore(folder.path),
+        base,
+        data_record(data),
+        Saver(folder.checkpoints, policy, Keep(config.keep_last, config.keep_best)),
+        look,
+        _correction(config, policy) if samples else None,
+        _ahead(config, policy),
+        scale,
+    )
+
+
+def _loaded(
+    config: Config, folder: RunFolder, data: Data, view: View, scale: Scale
+) -> tuple[Any, SecondLook | None, Policy]:
+    """What comes of files, each of which may be missing on some node."""
+    built = build_reward(
+        config.reward,
+        load_checker(checker_name(config)),
+        cache=folder.path / "embeddings.sqlite",
+        device=config.model.device,
+        rubric=folder.rubric,
+        notice=view.notice,
+        weights=partial(newest_weights, key="reward.file"),
+        check=partial(check_rubric_data, data=data),
+        places=scale.places,
+    )
+    look = second_look(config, built, data, folder, notice=view.notice, places=scale.places)
+    scale.check_used()
+    seed_everything(config.seed)
+    with phase("load the model"):
+        return built, look, load_child(config)
+
+
+def _correction(config: Config, policy: Policy) -> Correction | None:
+    """Where what samples is not the policy itself."""
+    if sampler_of(policy).exact and not config.scale.staleness:
+        return None
+    return Correction(policy, sampling_of(config), config.scale.correction_limit, config.tokens_at_once)
+
+
+def _ahead(config: Config, policy: Policy) -> Ahead | None:
+    if not config.scale.staleness:
+        return None
+    return Ahead(config.scale.staleness, partial(next_boundary, config), policy.sampler.publish)

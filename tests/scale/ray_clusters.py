@@ -1,0 +1,70 @@
+"""Real Ray clusters of several nodes on this machine, and samplers on them."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parent.parent / "training"))
+from helpers import tiny_config, write_data
+
+from vigneron.config import Config
+from vigneron.policy.model import Policy
+from vigneron.rollout.request import Completions
+from vigneron.training.child import load_child, seed_everything
+
+__all__ = ["assert_same", "local_cluster", "nudge", "policy_of", "ray_config", "write_data"]
+
+STORE = 80 * 2**20
+
+
+@contextmanager
+def local_cluster(*nodes: int, connect: bool = True) -> Iterator[Any]:
+    """So many nodes with so many CPUs each; the first is the head, which this process joins."""
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    from ray.cluster_utils import Cluster
+
+    common = {"object_store_memory": STORE, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": nodes[0], **common})
+    try:
+        cluster.added = [cluster.add_node(num_cpus=cpus, object_store_memory=STORE) for cpus in nodes[1:]]
+        if connect:
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def ray_config(folder: Path, data: Path, *, actors: int = 2, **changes: Any) -> Config:
+    sampling = {"kind": "ray", "actors": actors, **changes.pop("sampling_on_ray", {})}
+    scale = {"sampling": sampling, **changes.pop("scale", {})}
+    options = {"model": {"name": str(folder), "device": "cpu", "dtype": "float32", **changes.pop("model", {})}}
+    return tiny_config(folder, data, scale=scale, **options, **changes)
+
+
+def policy_of(config: Config) -> Policy:
+    seed_everything(config.seed)
+    return load_child(config)
+
+
+def nudge(policy: Policy, by: float = 0.05) -> None:
+    """What an update does: other weights, another version."""
+    with torch.no_grad():
+        for _, weight in policy.trainable():
+            weight.add_(by * torch.randn_like(weight))
+    policy.version += 1
+
+
+def assert_same(found: Completions, expected: Completions) -> None:
+    """The same samples, and log-probs to rounding."""
+    assert torch.equal(found.lengths_B, expected.lengths_B)
+    assert torch.equal(found.truncated_B, expected.truncated_B)
+    width = min(found.ids_BT.shape[1], expected.ids_BT.shape[1])
+    assert torch.equal(found.ids_BT[:, :width], expected.ids_BT[:, :width])
+    torch.testing.assert_close(found.behaviour_BT[:, :width], expected.behaviour_BT[:, :width], atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.prompt_hidden_BH, expected.prompt_hidden_BH, atol=1e-5, rtol=0)
