@@ -27,7 +27,8 @@ class CachedEmbedder:
         self.name = embedder.name
         self._embedder = embedder
         self._near: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._store = sqlite3.connect(path if path is not None else ":memory:")
+        # Rewards may be asked for by a thread that samples ahead: never by two at a time.
+        self._store = sqlite3.connect(path if path is not None else ":memory:", check_same_thread=False)
         self._store.execute("PRAGMA journal_mode = WAL")
         self._store.execute("PRAGMA synchronous = NORMAL")
         self._store.execute(
