@@ -1,0 +1,69 @@
+"""Who passes which sample: all of them once, pairs by one rank, and about as many tokens each."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from small_batch import make_batch
+from vigneron.batch import Batch, dealt, shared_out
+from vigneron.cli import without_option
+from vigneron.config import Config
+from vigneron.errors import UserError
+from vigneron.recipe import check_config
+from vigneron.scale.fits import check_ranks
+
+sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=24)
+
+
+def tokens(batch: Batch, row: int) -> int:
+    return batch.spans[row][-1][1]
+
+
+@given(sizes, st.integers(2, 5))
+def test_every_sample_has_one_owner_and_loads_are_even(lengths: list[tuple[int, int]], hands: int) -> None:
+    batch = make_batch([p for p, _ in lengths], [c for _, c in lengths])
+    owners = dealt(batch, hands)
+    assert len(owners) == len(batch)
+    assert set(owners) <= set(range(hands))
+    loads = [sum(tokens(batch, i) for i, owner in enumerate(owners) if owner == hand) for hand in range(hands)]
+    alike = {prompt: [i for i, p in enumerate(batch.prompt_ids) if p == prompt] for prompt in batch.prompt_ids}
+    if len(alike) >= 2 * hands:
+        assert all(len({owners[i] for i in rows}) == 1 for rows in alike.values()), "one copy of a prompt is passed"
+    else:
+        assert max(loads) - min(loads) <= max(tokens(batch, i) for i in range(len(batch)))
+
+
+@given(sizes, st.integers(2, 5))
+def test_a_pair_is_with_one_rank(lengths: list[tuple[int, int]], hands: int) -> None:
+    twice = [each for each in lengths for _ in range(2)]
+    owners = dealt(make_batch([p for p, _ in twice], [c for _, c in twice], paired=True), hands)
+    assert owners[0::2] == owners[1::2]
+
+
+def test_owners_go_with_their_samples() -> None:
+    batch = make_batch([2, 2, 3], [1, 2, 3])
+    assert shared_out(batch) is batch, "one process shares with nobody"
+    assert replace(batch, owners=(0, 1, 2)).rows([2, 0]).owners == (2, 0)
+
+
+def test_the_command_without_its_option() -> None:
+    given = ["train", "r.yaml", "--nproc", "2", "steps=2", "--name", "a"]
+    assert without_option(given, "--nproc") == ["train", "r.yaml", "steps=2", "--name", "a"]
+    assert without_option(["resume", "--nproc=4", "runs/x"], "--nproc") == ["resume", "runs/x"]
+
+
+def config(tmp_path: Path, **keys: object) -> Config:
+    return check_config(
+        {"method": {"name": "sft"}, "data": {"train": "rows.jsonl"}, "prompts_per_step": 4, **keys}, "test"
+    )
+
+
+def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
+    check_ranks(config(tmp_path, scale={"shard": 2}), 4)
+    with pytest.raises(UserError, match="5 ranks have only 4 samples"):
+        check_ranks(config(tmp_path), 5)
+    with pytest.raises(UserError, match="do not divide"):
+        check_ranks(config(tmp_path, scale={"shard": 3}), 4)
