@@ -46,7 +46,9 @@ class Here:
 
 
 def trained(config: Config, runs: Path, name: str, view: Any = None) -> Path:
-    return api.train(config, name=name, runs=runs, view=view).folder
+    done = api.train(config, name=name, runs=runs, view=view)
+    assert len(done.sample(["say hot: "])) == 1, "afterwards the child samples here"
+    return done.folder
 
 
 def without_ray(config: Config) -> Config:
