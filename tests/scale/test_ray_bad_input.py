@@ -91,12 +91,11 @@ def test_nodes_that_differ_and_too_little_room(tmp_path: Path, config: Any, tiny
         rubric = tmp_path / "rubric.yaml"
         items = [{"name": "short", "description": "is it short?", "flow": "length", "at_most": 10}]
         rubric.write_text(yaml.safe_dump({"category_column": None, "categories": {"words": {"items": items}}}))
-        judge = {"kind": "local", "model": str(tiny_folder)}
-        reward = {"kind": "rubric", "file": str(rubric), "judge": judge}
-        pools = {"actors": 1, "scale": {"judging": {}}}
+        reward = {"kind": "rubric", "file": str(rubric)}
+        pools = {"actors": 1, "scale": {"embedding": {}}}
         idle = ray_config(tiny_folder, write_data(tmp_path), reward=reward, steps=1, **pools)
         line = start(idle, tmp_path)
-        assert line == "scale.judging: has no effect, as no item of the rubric asks a local judge: leave it out"
+        assert line == "scale.embedding: has no effect, as this reward embeds nothing here: leave it out"
         path = os.pathsep.join([str(other.parent), os.environ.get("PYTHONPATH", "")])
         cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
         line = start(config, tmp_path)
