@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ray_clusters import local_cluster, ray_config, write_data
 
 from minimal_recipe import line_of
@@ -87,6 +88,14 @@ def test_nodes_that_differ_and_too_little_room(tmp_path: Path, config: Any, tiny
         too_many = ray_config(tiny_folder, write_data(tmp_path), actors=3, steps=1)
         line = start(too_many, tmp_path)
         assert line.startswith("scale.sampling.actors: 3 with 1 CPUs each, but the Ray cluster has room for 2 ('")
+        rubric = tmp_path / "rubric.yaml"
+        items = [{"name": "short", "description": "is it short?", "flow": "length", "at_most": 10}]
+        rubric.write_text(yaml.safe_dump({"category_column": None, "categories": {"words": {"items": items}}}))
+        reward = {"kind": "rubric", "file": str(rubric)}
+        pools = {"actors": 1, "scale": {"embedding": {}}}
+        idle = ray_config(tiny_folder, write_data(tmp_path), reward=reward, steps=1, **pools)
+        line = start(idle, tmp_path)
+        assert line == "scale.embedding: has no effect, as this reward embeds nothing here: leave it out"
         path = os.pathsep.join([str(other.parent), os.environ.get("PYTHONPATH", "")])
         cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
         line = start(config, tmp_path)

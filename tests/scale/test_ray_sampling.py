@@ -19,6 +19,7 @@ from vigneron.errors import UserError
 from vigneron.rollout.engine import Engine
 from vigneron.rollout.request import Request
 from vigneron.scale.cluster import Cluster
+from vigneron.scale.pool import Member
 from vigneron.scale.ray_sampler import RaySampler, actors_of
 from vigneron.scale.sampling_actor import SamplingActor
 
@@ -41,6 +42,13 @@ def config(tmp_path: Path, tiny_folder: Path) -> Config:
 def request_of(groups: int, size: int, step: int = 3, tokens: int = 6) -> Request:
     prompts = [[5 + g, 9, 33, 2 + g][: 1 + g % 4] for g in range(groups) for _ in range(size)]
     return Request(prompts, tokens, Sampling(), 7, step, range(100, 100 + groups * size), 4096)
+
+
+def kill_at_work(member: Member, process: int) -> None:
+    while not member.flying:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(process, signal.SIGKILL)
 
 
 class Slow(SamplingActor):
@@ -87,8 +95,9 @@ def test_an_actor_that_is_killed_at_work_is_replaced_and_its_prompts_sampled_aga
     sampler = RaySampler(policy, config, cluster, records.append, actors_of(cluster, Slow, sampling, config))
     try:
         request = request_of(12, 8)
-        victim = int(sampler.pool.members[0].name.split("/")[-1])
-        threading.Timer(1.5, os.kill, (victim, signal.SIGKILL)).start()
+        member = sampler.pool.members[0]
+        victim = int(member.name.split("/")[-1])
+        threading.Thread(target=kill_at_work, args=(member, victim)).start()
         assert_same(sampler.sample(request), Engine(policy).sample(request))
         assert victim not in [int(member.name.split("/")[-1]) for member in sampler.pool.ready()]
     finally:

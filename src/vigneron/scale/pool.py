@@ -179,7 +179,7 @@ class Pool:
             if isinstance(error.cause, UserError):
                 raise UserError(f"{error.cause} (on the Ray node {member.name})") from error
             if not isinstance(error.cause, errors.RayError | Unfit):
-                raise error.cause from error
+                raise (error.cause or error) from error
             self._replace(member, _why(error.cause), work, waiting)
             return
         except (errors.RayError, Unfit) as error:
