@@ -178,9 +178,13 @@ def _look_back(
 def _built_again(going: GoingOn, folder: RunFolder, build: Build, *, weights_only: bool, view: View) -> Run:
     files = ranks.from_first(lambda: files_of(folder)) if ranks.count() > 1 else {}
     run = build_run(going.config, folder if ranks.is_first() else scratch_folder(files), going.data, build, view)
-    if (saved := going.saved) is not None:
-        ranks.agreed(lambda: run.take_over(saved, weights_only=weights_only))
-        run.policy.version = run.step
+    try:
+        if (saved := going.saved) is not None:
+            ranks.agreed(lambda: run.take_over(saved, weights_only=weights_only))
+            run.policy.version = run.step
+    except BaseException:  # whatever it was: raised on
+        run.close()
+        raise
     return run
 
 
