@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python
 
-.PHONY: setup demo test test-slow soak lint types format bench-setup bench bench-gpu clean
+.PHONY: setup demo test test-slow test-cluster soak lint types format bench-setup bench bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -31,7 +31,11 @@ test: setup
 	$(PYTEST) -m "not slow"
 
 test-slow: setup
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not cluster"
+
+# More of the several processes and nodes: every number of ranks, every way to die.
+test-cluster: setup
+	$(PYTEST) -m cluster
 
 # Long, and bounded: kills, then hostile input. docs/reliability.md has what they came to.
 soak: setup

@@ -72,6 +72,10 @@ def table(kept: dict[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def kept_table() -> str:
+    return table(json.loads(KEPT.read_text()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.staleness")
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -83,7 +87,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.verb == "run":
         run(options)
-    print(table(json.loads(KEPT.read_text())))
+    print(kept_table())
 
 
 if __name__ == "__main__":

@@ -70,7 +70,9 @@ def test_two_ranks(alone: Found, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "shard"), [(2, 2), (4, 1), (4, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("count", "shard"), [(4, 2), *(pytest.param(*each, marks=pytest.mark.cluster) for each in [(2, 2), (4, 1), (4, 4)])]
+)
 def test_more_ranks_and_sharded_weights(alone: Found, tmp_path: Path, count: int, shard: int) -> None:
     """4 ranks with `shard: 2` are two copies of the weights, of two parts each."""
     together = of_ranks(tmp_path, count, shard)

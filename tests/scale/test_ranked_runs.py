@@ -102,11 +102,11 @@ def test_two_processes_end_as_one_does(place: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (["--nproc", "2"], []),
         (["--nproc", "2", "scale.shard=2"], ["scale.shard=1"]),
-        (["--nproc", "2", "scale.shard=2"], ["--nproc", "4", "scale.shard=2"]),
-        ([], ["--nproc", "2"]),
-        ([], ["--nproc", "2", "scale.shard=2"]),
+        pytest.param(["--nproc", "2"], [], marks=pytest.mark.cluster),
+        pytest.param(["--nproc", "2", "scale.shard=2"], ["--nproc", "4", "scale.shard=2"], marks=pytest.mark.cluster),
+        pytest.param([], ["--nproc", "2"], marks=pytest.mark.cluster),
+        pytest.param([], ["--nproc", "2", "scale.shard=2"], marks=pytest.mark.cluster),
     ],
 )
 def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list[str], after: list[str]) -> None:
@@ -130,7 +130,7 @@ def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", ["1", "2"])
+@pytest.mark.parametrize("shard", ["1", pytest.param("2", marks=pytest.mark.cluster)])
 def test_asked_to_stop_all_ranks_finish_the_step_and_save(place: Path, shard: str) -> None:
     process = begun(place, "train", "tiny.yaml", "--name", "run", "steps=500", "--nproc", "2", f"scale.shard={shard}")
     run = place / "runs" / "run"

@@ -104,6 +104,7 @@ def test_nodes_that_differ_and_too_little_room(tmp_path: Path, config: Any, tiny
         assert line.endswith("here: install the same on every node")
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_node_without_the_models_files(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub's model that is in this node's cache, and not in the other's; neither reaches the hub."""

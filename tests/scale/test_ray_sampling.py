@@ -129,6 +129,7 @@ def test_weights_that_came_changed_are_noticed_and_that_actor_is_replaced(nodes:
         sampler.close()
 
 
+@pytest.mark.cluster
 def test_one_that_does_not_answer_is_taken_for_dead_and_too_many_end_the_request(nodes: Any, config: Config) -> None:
     options = config.scale.sampling.model_copy(update={"timeout_s": 4.0, "actors": 1})
     config = config.model_copy(update={"scale": config.scale.model_copy(update={"sampling": options})})
@@ -146,6 +147,7 @@ def test_one_that_does_not_answer_is_taken_for_dead_and_too_many_end_the_request
         sampler.close()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("model", [{"lora": {"rank": 2}}, {"chat": "minted"}])
 def test_adapters_and_minted_tokens_go_along(
     nodes: Any, tmp_path: Path, tiny_folder: Path, model: dict[str, Any]
@@ -162,6 +164,7 @@ def test_adapters_and_minted_tokens_go_along(
         sampler.close()
 
 
+@pytest.mark.cluster
 def test_another_base_under_the_same_name_is_refused(nodes: Any, tmp_path: Path, tiny_folder: Path) -> None:
     config = ray_config(tiny_folder, write_data(tmp_path), model={"lora": {"rank": 2}})
     policy = policy_of(config)
