@@ -6,24 +6,23 @@ is small is not worth sending. Gradients are summed over the ranks, never averag
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from vigneron import ranks
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy, Reference
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
 class Sharding:
     """How a policy's weights are spread, and its structure without them."""
 
-    mesh: "DeviceMesh"
+    mesh: DeviceMesh
     skeleton: Any
 
     def filled(self, weights: dict[str, nn.Parameter]) -> Any:
@@ -56,19 +55,15 @@ def _blank(weight: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
 
 
-def _mesh(device: torch.device, shard: int) -> "DeviceMesh":
-    from torch.distributed.device_mesh import init_device_mesh
-
+def _mesh(device: torch.device, shard: int) -> DeviceMesh:
     copies = ranks.count() // shard
     if copies == 1:
         return init_device_mesh(device.type, (shard,), mesh_dim_names=("shard",))
     return init_device_mesh(device.type, (copies, shard), mesh_dim_names=("copy", "shard"))
 
 
-def _sharded(model: Any, policy: Policy, mesh: "DeviceMesh") -> Any:
+def _sharded(model: Any, policy: Policy, mesh: DeviceMesh) -> Any:
     """The same model, its layers' matrices in parts."""
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = _decoder_layers(causal)
     shared = {weight for layer in layers for weight in layer.parameters() if weight.dim() > 1}

@@ -1,7 +1,6 @@
 """State of which every rank has a part, written by all of them: torch's DCP, in safetensors with JSON in their heads.
 
-What is read again is whole, whatever number of ranks wrote it. torch's parts for it take a second to import: they are
-imported where they are used.
+What is read again is whole, whatever number of ranks wrote it.
 """
 
 import warnings
@@ -10,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.tensor import distribute_tensor
 
 from vigneron import ranks
 from vigneron.errors import UserError
@@ -22,9 +24,7 @@ def write_shards(draft: Path, tensors: Mapping[str, Tensor]) -> None:
     """Every rank its parts, at the same time."""
     if not draft.is_dir():
         raise UserError(f"'{draft.parent}' is not there: weights that ranks share need a folder that all nodes see")
-    from torch.distributed import checkpoint as dcp
-
-    writer = dcp.HuggingFaceStorageWriter(str(draft / SHARDS), save_distributed=True)
+    writer = HuggingFaceStorageWriter(str(draft / SHARDS), save_distributed=True)
     dcp.save(dict(tensors), storage_writer=writer)
 
 
@@ -32,13 +32,11 @@ def read_shards(path: Path) -> dict[str, Tensor]:
     """Nothing, where nothing was shared."""
     if not (path / SHARDS).is_dir():
         return {}
-    from torch.distributed import checkpoint as dcp
-
-    known = dcp.HuggingFaceStorageReader(str(path / SHARDS)).read_metadata().state_dict_metadata
+    known = HuggingFaceStorageReader(str(path / SHARDS)).read_metadata().state_dict_metadata
     found = {name: _empty(one) for name, one in known.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this rank reads by itself
-        dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(path / SHARDS)), no_dist=True)
+        dcp.load(found, storage_reader=HuggingFaceStorageReader(str(path / SHARDS)), no_dist=True)
     return found
 
 
@@ -51,6 +49,4 @@ def placed(value: Tensor, like: Tensor) -> Tensor:
     value = value.to(like.device)
     if not ranks.is_sharded(like):
         return value
-    from torch.distributed.tensor import distribute_tensor
-
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
