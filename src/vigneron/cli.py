@@ -107,7 +107,10 @@ def resume(
     from vigneron.folder.run_folder import RunFolder
 
     config = RunFolder.open(run).config()
-    _launched(config, nproc)
+    if nproc > 1:
+        from vigneron.recipe import changed_config
+
+        _launched(changed_config(config, overrides, str(run)) if overrides else config, nproc)
     from vigneron import api
     from vigneron.report.terminal import TerminalView
 

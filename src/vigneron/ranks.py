@@ -6,11 +6,11 @@ summed over the ranks. So advantages, denominators and figures are the same on a
 
 import ctypes
 import os
-import pickle
 import platform
 import signal
 import socket
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +24,9 @@ T = TypeVar("T")
 RENDEZVOUS = "VIGNERON_RENDEZVOUS"
 """Where the ranks that `--nproc` starts find each other; torchrun has its own way."""
 BUCKET = 2**25
-SIGNS_OF_LOSS = ("closed by peer", "connection reset", "connection closed", "broken pipe", "timed out", "socket closed")
+# A judge, a parent or a large checkpoint may keep the first rank for hours; one that is dead closes its connections.
+LONGEST_WAIT = timedelta(days=1)
+SIGNS_OF_LOSS = ("closed by peer", "connection reset", "connection closed", "broken pipe", "socket closed")
 
 
 class RankLost(UserError):
@@ -57,7 +59,7 @@ def join(device: torch.device) -> None:
     if RENDEZVOUS in os.environ:
         _end_with_launcher()
     if device.type == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        _choose_gpu(device, int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(
@@ -65,10 +67,21 @@ def join(device: torch.device) -> None:
             init_method=os.environ.get(RENDEZVOUS, "env://"),
             rank=int(os.environ["RANK"]),
             world_size=asked_for(),
+            timeout=LONGEST_WAIT,
         )
     except (RuntimeError, ValueError, KeyError) as error:
         raise RankLost(f"WORLD_SIZE is {asked_for()}, but the ranks do not meet: {_first_line(error)}") from error
     _same_versions()
+
+
+def _choose_gpu(device: torch.device, number: int) -> None:
+    if device.index is not None:
+        raise UserError(f"model.device: with several ranks each has a GPU of its own: 'cuda', not '{device}'")
+    if number >= torch.cuda.device_count():
+        raise UserError(
+            f"rank {number} of this machine has no GPU: it has {torch.cuda.device_count()}. Start fewer ranks"
+        )
+    torch.cuda.set_device(number)
 
 
 def _end_with_launcher() -> None:
@@ -127,6 +140,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def part(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
 # ---------------------------------------------------------------------------------------------------- anything
 
 
@@ -141,18 +159,18 @@ def from_first(function: Callable[[], T]) -> T:
             said[0] = function()
         except UserError as error:
             failed = error
-            said[1] = pickle.dumps((_kind(error), str(error)))
+            said[1] = (isinstance(error, NonFinite), str(error))
     _talk(lambda: dist.broadcast_object_list(said, src=0))
     if failed is not None:
         raise failed
     if said[1] is not None:
-        kind, text = pickle.loads(said[1])
-        raise _of_another(kind(text))
+        not_finite, text = said[1]
+        raise _of_another((NonFinite if not_finite else UserError)(text))
     return said[0]
 
 
 def agreed(function: Callable[[], T]) -> T:
-    """Every rank does it; where one of them fails, all of them do, with its words."""
+    """Every rank does it, and waits for no other in it; where one of them fails, all of them do, with its words."""
     if count() == 1:
         return function()
     found: Any = None
@@ -213,10 +231,6 @@ def lost(error: BaseException) -> RankLost:
 def _of_another(error: UserError) -> UserError:
     error.said_elsewhere = True
     return error
-
-
-def _kind(error: UserError) -> type[UserError]:
-    return NonFinite if isinstance(error, NonFinite) else UserError
 
 
 def _first_line(error: BaseException) -> str:

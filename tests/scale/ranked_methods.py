@@ -5,6 +5,7 @@ As a script, each rank of torchrun runs it, and the first writes what it found: 
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from conftest import tiny_policy, tiny_scorer
 from vigneron import ranks
 from vigneron.config import Config
 from vigneron.methods import METHODS
+from vigneron.policy.load import Lora, _add_lora, checkpoint_activations
 from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import check_config
 from vigneron.rewards.apply import ApplyReward
@@ -47,6 +49,9 @@ CASES: dict[str, dict[str, Any]] = {
     "trpo, constraint": {"name": "trpo", "form": "constraint", "constraint": {"delta": 0.05, "iterations": 4}},
     "grpo": {"name": "grpo", "updates_per_step": 2, "kl": KL},
     "grpo, no KL, resampled": {"name": "grpo", "resample": 2, "kl": {"coefficient": 0.0}, "aggregation": "samples"},
+    "grpo, LoRA": {"name": "grpo", "kl": KL},
+    "reinforce, LoRA, own network": {"name": "reinforce", "critic": {"network": "own"}},
+    "grpo, activations again": {"name": "grpo", "kl": KL},
     "grape": {"name": "grape", "mix": {"fresh": 0.5, "revised": 0.3, "demonstrated": 0.2}},
     "rejection_sampling": {"name": "rejection_sampling"},
     "sft": {"name": "sft"},
@@ -90,6 +95,14 @@ def measured(case: str, place: Path, shard: int = 1) -> tuple[dict[str, Tensor],
     config = config_of(case, place, shard)
     is_scorer = config.method.trains == "scorer"
     policy: Policy = (tiny_scorer if is_scorer else tiny_policy)("llama", dtype=torch.float64)
+    if "LoRA" in case:
+        torch.manual_seed(0)
+        policy = replace(policy, model=_add_lora(policy.model, Lora(rank=2)).to(torch.float64))
+        for name, weight in policy.trainable():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.1)  # else their other half has no gradient
+    if "activations" in case:
+        checkpoint_activations(policy)
     policy.eos_ids = frozenset(range(60))  # so that completions have all lengths
     reference = Reference.of(policy)
     shard_policies(policy, reference, shard)
@@ -101,11 +114,13 @@ def measured(case: str, place: Path, shard: int = 1) -> tuple[dict[str, Tensor],
     method = METHODS[config.method.name](Parts(config, policy, reference, reward))
     rows = PAIRS if config.method.reads == "pairs" else ROWS
     run: Any = SimpleNamespace(method=method, prompts=PromptOrder(rows, 5, 0), check=lambda batch: batch, step=0)
+    run.ahead = run.correction = None
     found: dict[str, Tensor] = {}
     figures = []
     with _gradients_kept(found, run):
         for run.step in range(2):
             figures.append(one_step(run)[1])
+            policy.version += 1
     found |= {f"weight.{name}": ranks.whole(weight.detach()).clone() for name, weight in policy.trainable()}
     return found, figures
 

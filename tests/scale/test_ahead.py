@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigneron.errors import UserError
+from vigneron.errors import NonFinite, UserError
 from vigneron.recipe import check_config
 from vigneron.training.ahead import Ahead, check_staleness, next_boundary
 from vigneron.training.correction import importance
@@ -67,6 +68,45 @@ def test_what_fails_in_the_thread_is_raised_where_it_trains() -> None:
 
     with pytest.raises(UserError, match="the judge is gone"):
         Ahead(1, lambda step: 10, lambda: None).batch_of(0, make)
+
+
+def test_a_step_that_is_passed_over_is_not_the_last() -> None:
+    """What is not finite may be skipped: the steps behind it come."""
+
+    def make(step: int, weights: Any) -> Any:
+        if step == 1:
+            raise NonFinite("a reward is NaN")
+        return step
+
+    ahead = Ahead(2, lambda step: 10, lambda: None)
+    assert ahead.batch_of(0, make) == 0
+    with pytest.raises(NonFinite):
+        ahead.batch_of(1, make)
+    assert [ahead.batch_of(step, make) for step in (2, 3, 4)] == [2, 3, 4]
+    ahead.close()
+
+
+def test_one_version_behind_nobody_samples_while_weights_are_given_out() -> None:
+    """A server that holds one version would be changed under a step that is being sampled."""
+    holds = {"version": 0}
+    seen: list[tuple[int, int]] = []
+
+    def publish() -> int:
+        holds["version"] += 1
+        return holds["version"]
+
+    def make(step: int, weights: Any) -> Any:
+        for _ in range(20):
+            seen.append((weights, holds["version"]))
+            time.sleep(0.001)
+        return step
+
+    ahead = Ahead(1, lambda step: 100, publish)
+    for step in range(6):
+        assert ahead.batch_of(step, make) == step
+    ahead.close()
+    assert len(seen) >= 120
+    assert all(wanted == held for wanted, held in seen)
 
 
 def test_weights_by_hand() -> None:

@@ -24,6 +24,13 @@ import os, signal
 from pathlib import Path
 
 calls = 0
+asked = 0
+
+async def not_finite_once(completions, **columns):
+    # Asynchronous: parts of a step are rewarded while others are sampled.
+    global asked
+    asked += 1
+    return [float("nan") if asked == 5 else sum(c in "aeiouAEIOU" for c in text) / 4 for text in completions]
 
 def vowels(completions, **columns):
     global calls
@@ -143,6 +150,16 @@ def test_asked_to_stop_all_ranks_finish_the_step_and_save(place: Path, shard: st
     assert (run / "checkpoints" / f"step-{done}" / "manifest.json").exists()
     assert "saved after step" in out + err
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_reward_that_is_not_finite_is_passed_over_by_all_ranks(place: Path) -> None:
+    """It fails while a step is still being sampled: nobody waits for the others for ever."""
+    reward = "reward={kind: python, function: 'paying:not_finite_once'}"
+    vigneron(place, "train", "tiny.yaml", reward, "skip_nonfinite=1", "eval_every=0", "--name", "r", "--nproc", "2")
+    assert [record["step"] for record in records(place / "runs" / "r")] == [1, 2, 3, 4, 5, 6]
+    assert records(place / "runs" / "r")[-1]["steps_skipped"] == 1
 
 
 def test_bad_input_is_one_line(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a run is spread over processes and machines. But for `staleness`, none of it changes what is learned."""
+"""How a run is spread over processes and machines. But for `staleness` and vLLM none of it changes what is learned."""
 
 from typing import Annotated, Literal
 
@@ -69,6 +69,12 @@ class ScaleConfig(Strict):
     def somebody_samples_meanwhile(self) -> "ScaleConfig":
         if self.staleness and self.sampling.kind == "here":
             raise ValueError("`staleness` needs somebody who samples meanwhile: set `sampling.kind` to ray or vllm")
+        return self
+
+    @model_validator(mode="after")
+    def a_limit_has_an_effect(self) -> "ScaleConfig":
+        if self.correction_limit != 2.0 and not self.staleness and self.sampling.kind != "vllm":
+            raise ValueError("`correction_limit` has no effect: what samples is the policy itself")
         return self
 
     @property

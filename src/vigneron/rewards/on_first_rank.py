@@ -8,7 +8,7 @@ import torch
 
 from vigneron import ranks
 from vigneron.batch import Batch, concatenated
-from vigneron.errors import NonFinite
+from vigneron.errors import NonFinite, UserError
 from vigneron.rewards.apply import ApplyReward, RewardFunction
 
 Told = tuple[list[float], dict[str, tuple[Any, ...]], dict[str, float]]
@@ -32,17 +32,37 @@ class OnFirstRank:
         return _told(batch, lambda: self._inner(batch, whole_step=whole_step))
 
     def of_parts(self, parts: Iterable[Batch], *, whole_step: bool = True) -> Batch:
-        if ranks.is_first():
-            sampled: list[Batch] = []
+        if not ranks.is_first():
+            return _told(concatenated(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]
+        rest, sampled = iter(parts), list[Batch]()
+        sampling = False
 
-            def kept() -> Iterable[Batch]:
-                for part in parts:
-                    sampled.append(part)
-                    yield part
+        def kept() -> Iterable[Batch]:
+            nonlocal sampling
+            while True:
+                sampling = True
+                part = next(rest, None)
+                sampling = False
+                if part is None:
+                    return
+                sampled.append(part)
+                yield part
 
+        failed: UserError | None = None
+        try:
             found = self._inner.of_parts(kept(), whole_step=whole_step)
-            return _told(concatenated(sampled), lambda: found)
-        return _told(concatenated(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]
+        except UserError as error:
+            if sampling:
+                raise
+            failed = error
+            sampled.extend(rest)  # the others sample all of it too
+
+        def ask() -> Batch:
+            if failed is not None:
+                raise failed
+            return found
+
+        return _told(concatenated(sampled), ask)
 
     def scalars(self) -> dict[str, Any]:
         return self._inner.scalars()

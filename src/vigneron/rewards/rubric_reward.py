@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
+from vigneron import ranks
 from vigneron.errors import UserError
 from vigneron.rewards.rubric_figures import ByItem, Scored, item_figures, put_together, score_figure, spent_figures
 from vigneron.rollout.prompts import completion_text, prompt_text
@@ -147,7 +148,8 @@ class RubricReward:
         if log_extra is not None:
             log_extra("rubric", said)
         self._count(sum(len(entry["items"]) for entry in said), failures)
-        for text in self.book.refresh(self._fits):
+        # Several ranks read it once, at the start: they would not all see a change in the same step.
+        for text in self.book.refresh(self._fits) if ranks.count() == 1 else ():
             self._notice(text)
         return rewards
 

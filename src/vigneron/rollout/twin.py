@@ -30,6 +30,7 @@ class Twin:
         self._copies: list[tuple[nn.Parameter, Source]] = []
         causal, self._gathered = _whole(policy)
         self._refresh(self._gathered)
+        self._policy, self._version = policy, policy.version
         self.model = deepcopy(causal, {id(p): p for p in causal.parameters()}).eval()
         self.model.config._attn_implementation = cached_attention.NAME
         self._merge_adapters(causal)
@@ -80,8 +81,10 @@ class Twin:
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the masters as they are now."""
-        for copies in (self._gathered, self._copies):
-            self._refresh(copies)
+        if self._gathered and self._version != self._policy.version:
+            self._refresh(self._gathered)
+            self._version = self._policy.version
+        self._refresh(self._copies)
 
     def _refresh(self, copies: list[tuple[nn.Parameter, Source]]) -> None:
         for start in range(0, len(copies), 32):  # what is merged or gathered is made on the way: never all at once

@@ -12,18 +12,18 @@ from vigneron.rollout.request import Completions, Request, Sampler
 
 
 class Mirror:
-    """A whole copy, on the first rank, of a policy whose weights ranks share: for whoever needs all of them there."""
+    """A whole copy, on the first rank's host, of a policy whose weights ranks share: for whoever needs all of them."""
 
     def __init__(self, policy: Policy) -> None:
         self._shared = policy
         self.policy = policy
         if ranks.is_first():
             weights = {
-                name: nn.Parameter(torch.empty(one.shape, dtype=one.dtype, device=policy.device), one.requires_grad)
+                name: nn.Parameter(torch.empty(one.shape, dtype=one.dtype), one.requires_grad)
                 for name, one in policy.model.named_parameters()
             }
-            model = policy.sharding.filled(weights).eval()
-            self.policy = replace(policy, model=model, sharding=None, sampler=None)
+            model = policy.sharding.filled(weights).eval().to("cpu")
+            self.policy = replace(policy, model=model, device=torch.device("cpu"), sharding=None, sampler=None)
         self._version: int | None = None
 
     @torch.no_grad()

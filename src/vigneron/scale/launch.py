@@ -27,8 +27,8 @@ def launch(arguments: Sequence[str], count: int) -> int:
         raise UserError("--nproc: a launcher has set WORLD_SIZE already: leave --nproc out under torchrun")
     with tempfile.TemporaryDirectory(prefix="vigneron-ranks-") as place:
         processes = [_begun(arguments, rank, count, Path(place)) for rank in range(count)]
-        with _Forwarding(processes):
-            return _waited_for(processes, Path(place))
+        with _Forwarding(processes) as forwarding:
+            return _waited_for(processes, Path(place), forwarding)
 
 
 def _begun(arguments: Sequence[str], rank: int, count: int, place: Path) -> "subprocess.Popen[bytes]":
@@ -52,30 +52,34 @@ def _begun(arguments: Sequence[str], rank: int, count: int, place: Path) -> "sub
 class _Forwarding:
     def __init__(self, processes: "Sequence[subprocess.Popen[bytes]]") -> None:
         self._processes = processes
-        self._asked = False
+        self.asked: int | None = None
+        """The first signal that was forwarded."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "_Forwarding":
         self._before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        for process in self._processes if self._asked else self._processes[:1]:
+        for process in self._processes if self.asked else self._processes[:1]:
             if process.poll() is None:
                 process.send_signal(number)
-        self._asked = True
+        self.asked = self.asked or number
 
 
-def _waited_for(processes: "Sequence[subprocess.Popen[bytes]]", place: Path) -> int:
+def _waited_for(processes: "Sequence[subprocess.Popen[bytes]]", place: Path, forwarding: _Forwarding) -> int:
     while True:
         codes = [process.poll() for process in processes]
-        if all(code == 0 for code in codes):
-            return 0
-        failed = next((rank for rank, code in enumerate(codes) if code), None)
+        # Asked to stop, a rank that has nothing to save is gone before the one that has.
+        good = {0, None, 128 + (forwarding.asked or 0)}
+        failed = next((rank for rank, code in enumerate(codes) if code not in good), None)
         if failed is not None:
             break
+        if None not in codes:
+            return codes[0] or 0
         time.sleep(0.05)
     _end(processes)
     code = processes[failed].returncode

@@ -97,6 +97,7 @@ class Pool:
         self._timeout_s, self._begun = timeout_s, begun
         self._size = wanted.pool.actors
         self._nobody_since: float | None = None
+        self._closed = False
         self.members = [self._new() for _ in range(self._size)]
 
     def ready(self) -> list[Member]:
@@ -125,7 +126,7 @@ class Pool:
     def close(self) -> None:
         for member in self.members:
             self._kill(member)
-        self.members = []
+        self.members, self._closed = [], True
 
     # ------------------------------------------------------------------------------------------ one turn of the loop
 
@@ -155,6 +156,8 @@ class Pool:
 
     def _look(self, work: Work, waiting: deque[int], charge: Charge | None) -> None:
         """Take what has come, for a second at most; replace whoever has died or is overdue."""
+        if self._closed:  # under a thread that samples ahead: asking Ray anything more would start it again
+            raise Unfit("the pool is closed")
         owners = {ref: member for member in self.members for ref in (member.asked, *member.flying) if ref is not None}
         came, _ = self._ray.wait(list(owners), num_returns=1, timeout=LOOK_S)
         more, _ = self._ray.wait(list(owners), num_returns=len(owners), timeout=0)

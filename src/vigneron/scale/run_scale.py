@@ -100,7 +100,10 @@ class Scale:
         if kind == "here" or self._config.method.reads == "pairs":
             return
         mirror = Mirror(policy) if policy.sharding is not None else None
-        sampler = self._sampler(mirror.policy if mirror is not None else policy, folder) if self._here else None
+        if mirror is not None:
+            mirror.refresh()
+        whole = mirror.policy if mirror is not None else policy
+        sampler = ranks.agreed(lambda: self._sampler(whole, folder) if self._here else None)
         together = ranks.count() > 1
         policy.sampler = Central(sampler, mirror, exact=kind == "ray") if together else sampler
 

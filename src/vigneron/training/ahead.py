@@ -12,9 +12,11 @@ from typing import Any
 
 from vigneron.batch import Batch
 from vigneron.config import Config, GrapeConfig
-from vigneron.errors import UserError
+from vigneron.errors import NonFinite, UserError
 
 END = -1
+# What samples that nobody will train on may hold up the end of a run.
+PATIENCE_S = 2.0
 
 
 class Ahead:
@@ -32,23 +34,29 @@ class Ahead:
     def batch_of(self, step: int, make: Callable[[int, Any], Batch]) -> Batch:
         """`make(step, weights)` is called in a thread of its own, one step after the other."""
         if self._thread is None:
-            self._begun = step
             # A daemon: whoever stops at once does not wait for samples that nobody will train on.
             self._thread = threading.Thread(target=self._work, name="sampling ahead", daemon=True)
             self._thread.start()
-        self._begun = max(self._begun, step)
         last = min(step + self._staleness, self._boundary(step) - 1)
-        if self._begun <= last:
-            weights = self._publish()
-            for each in range(self._begun, last + 1):
-                self._asked.put((each, weights, make))
-            self._begun = last + 1
+        if self._begun <= step:  # nothing is on its way: a line begins
+            self._begin(step, last, make)
         number, batch, error = self._done.get()
         if error is not None:
             raise error
         assert number == step
         assert batch is not None
+        # Only now: with a staleness of 1 nobody samples while weights are given out.
+        self._begin(self._begun, last, make)
         return batch
+
+    def _begin(self, first: int, last: int, make: Callable[[int, Any], Batch]) -> None:
+        """Steps that the weights as they are now are for."""
+        if first > last:
+            return
+        weights = self._publish()
+        for each in range(first, last + 1):
+            self._asked.put((each, weights, make))
+        self._begun = last + 1
 
     def _work(self) -> None:
         while True:
@@ -57,15 +65,19 @@ class Ahead:
                 return
             try:
                 self._done.put((step, make(step, weights), None))
+            except NonFinite as error:  # a run may pass over such a step
+                self._done.put((step, None, error))
             except BaseException as error:  # of another thread: raised by the one that trains
                 self._done.put((step, None, error))
                 return
 
-    def close(self) -> None:
-        """What is on its way is left alone."""
+    def close(self, patience_s: float = PATIENCE_S) -> None:
+        """What waits is forgotten; what is on its way has a moment."""
         while not self._asked.empty():
             self._asked.get_nowait()
         self._asked.put((END, None, lambda step, weights: None))  # type: ignore[arg-type, return-value]
+        if self._thread is not None:
+            self._thread.join(patience_s)
 
 
 def next_boundary(config: Config, step: int) -> int:
@@ -85,8 +97,10 @@ def check_staleness(config: Config, total: int) -> None:
         raise UserError(f"{key} has no effect: `method: {method.name}` samples nothing")
     if config.scale.sampling.kind == "vllm" and stale > 1:
         raise UserError(f"{key}: a vLLM server holds one version of the weights: 1 is the most")
-    if isinstance(method, GrapeConfig) and method.mix.revised > 0:
-        raise UserError(f"{key}: revisions build on the last step's answers, which are not there yet: set it to 0")
+    if isinstance(method, GrapeConfig):
+        raise UserError(
+            f"{key}: GRAPE draws under other texts than it trains under, and builds on the step before: use 0"
+        )
     most = min([each for each in (config.eval_every, config.save_every) if each] or [config.steps])
     if stale >= most:
         raise UserError(

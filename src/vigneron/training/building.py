@@ -60,7 +60,7 @@ def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, v
     # Shared weights come and go during a pass, at addresses that no graph knows.
     one = config.scale.shard == 1
     speed_up(policy, reference, graphs=config.model.graphs and one, compiled=config.model.compile is True and one)
-    ranks.agreed(lambda: scale.give_sampler(policy, folder))
+    scale.give_sampler(policy, folder)
     longest, cut = lengths(config, policy, data, built)
     if config.microbatch_tokens == "auto":
         with phase("see what fits into memory"):
@@ -120,7 +120,7 @@ def _loaded(
 
 def _correction(config: Config, policy: Policy) -> Correction | None:
     """Where what samples is not the policy itself."""
-    if sampler_of(policy).exact and not config.scale.staleness:
+    if config.method.reads != "prompts" or (sampler_of(policy).exact and not config.scale.staleness):
         return None
     return Correction(policy, sampling_of(config), config.scale.correction_limit, config.tokens_at_once)
 

@@ -22,6 +22,9 @@ from vigneron.policy.model import Policy
 from vigneron.policy.scoring import score
 from vigneron.timing import phase
 
+# Nats: e to it is finite in float32.
+LARGEST_GAP = 60.0
+
 
 @dataclass(frozen=True)
 class Correction:
@@ -37,7 +40,9 @@ class Correction:
             now_BT = map_parts(batch, self.tokens_at_once, self._look)["behaviour_BT"]
         weights_BT, figures = importance(now_BT, batch.behaviour_BT, batch.trained_BT, self.limit)
         known_BT = torch.where(batch.behaviour_BT.isnan(), batch.behaviour_BT, now_BT)  # unknown stays so
-        batch = advantage(replace(batch, behaviour_BT=known_BT, figures={**batch.figures, **figures}))
+        figures = {**batch.figures, **figures}
+        # States after the prompts are of whoever sampled, too.
+        batch = advantage(replace(batch, behaviour_BT=known_BT, prompt_hidden_BH=None, figures=figures))  # type: ignore[arg-type]
         if batch.advantages_BT is None or len(weights_BT) != len(batch):
             return batch
         return replace(batch, advantages_BT=batch.advantages_BT * weights_BT)
@@ -52,7 +57,7 @@ def importance(
 ) -> tuple[Float[Tensor, "B T"], dict[str, float]]:
     """min(limit, π₀ / behaviour), 1 where the behaviour is not known; and figures of it, over the tokens trained on."""
     gap_BT = now_BT - behaviour_BT
-    ratio_BT = torch.where(gap_BT.isnan(), 1.0, gap_BT.exp())
+    ratio_BT = torch.where(gap_BT.isnan(), 1.0, gap_BT.clamp(max=LARGEST_GAP).exp())
     weights_BT = ratio_BT.clamp(max=limit)
     seen_N, gap_N = ratio_BT[mask_BT], gap_BT[mask_BT & ~gap_BT.isnan()].abs()
     if not len(seen_N):

@@ -120,14 +120,16 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             view.step(run, metrics, batch, seconds)
             run.explain(metrics, view)
             run.saver.check()
-            stop.asked = ranks.any_of(stop.asked)
-            if last or stop.asked or (config.save_every and run.step % config.save_every == 0):
+            asked = ranks.any_of(stop.asked)
+            if asked and run.ahead is not None:
+                run.ahead.close(patience_s=60.0)  # the tokenizer is used by one thread at a time
+            if last or asked or (config.save_every and run.step % config.save_every == 0):
                 with phase("save"):
                     run.save(metrics)
             next_lap()
-            if stop.asked or last:
-                run.saver.wait()
-            if stop.asked:
+            if asked or last:
+                ranks.from_first(run.saver.wait)
+            if asked:
                 goes_on = "it was the last" if last else f"`vigneron resume {run.folder.path}` goes on"
                 view.notice(f"saved after step {run.step}: {goes_on}")
-                stop.leave()
+                stop.leave(asked)

@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from vigneron import ranks
 from vigneron.errors import UserError
@@ -18,7 +19,7 @@ from vigneron.policy.model import Policy
 from vigneron.quiet import quiet_transformers
 from vigneron.training.checkpoint import MANIFEST, MEMORY, SCALARS, TENSORS
 from vigneron.training.keeping import Keep, prune
-from vigneron.training.shards import write_shards
+from vigneron.training.shards import check_there, write_shards
 from vigneron.training.snapshot import Snapshot
 
 
@@ -45,7 +46,11 @@ class Saver:
     def save_together(self, snapshot: Snapshot, shards: Mapping[str, Tensor]) -> None:
         """By all ranks, which wait for it: each writes its own part of `shards`, the first one the rest."""
         draft = ranks.from_first(lambda: _begun(self.folder, snapshot.step, self.policy))
-        ranks.agreed(lambda: write_shards(draft, shards))
+        ranks.agreed(lambda: check_there(draft))
+        try:
+            write_shards(draft, shards)
+        except CheckpointException as error:  # of all ranks, whichever it was that could not write
+            raise _failed(draft, next(iter(error.failures.values()))[0]) from error
         ranks.from_first(lambda: self._finish(draft, snapshot))
 
     def _finish(self, draft: Path, snapshot: Snapshot) -> None:
@@ -136,7 +141,7 @@ def finish_checkpoint(draft: Path, policy: Policy, snapshot: Snapshot) -> Path:
     return target
 
 
-def _failed(draft: Path, error: Exception) -> UserError:
+def _failed(draft: Path, error: BaseException) -> UserError:
     shutil.rmtree(draft, ignore_errors=True)
     reason = getattr(error, "strerror", None) or str(error)
     step = draft.name.removeprefix(".").removesuffix(".draft")

@@ -22,10 +22,13 @@ SHARDS = "state/shards"
 
 def write_shards(draft: Path, tensors: Mapping[str, Tensor]) -> None:
     """Every rank its parts, at the same time."""
-    if not draft.is_dir():
-        raise UserError(f"'{draft.parent}' is not there: weights that ranks share need a folder that all nodes see")
     writer = HuggingFaceStorageWriter(str(draft / SHARDS), save_distributed=True)
     dcp.save(dict(tensors), storage_writer=writer)
+
+
+def check_there(draft: Path) -> None:
+    if not draft.is_dir():
+        raise UserError(f"'{draft.parent}' is not there: weights that ranks share need a folder that all nodes see")
 
 
 def read_shards(path: Path) -> dict[str, Tensor]:

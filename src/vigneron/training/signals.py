@@ -43,6 +43,6 @@ class StopRequest:
             signal.signal(number, handler)
         self._before = {}
 
-    def leave(self) -> None:
-        assert self.asked is not None
-        raise Stopped(128 + self.asked)
+    def leave(self, number: int) -> None:
+        """By a signal that this process was sent, or another one of its run."""
+        raise Stopped(128 + number)

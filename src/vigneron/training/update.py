@@ -70,7 +70,7 @@ class Player:
         sharded, whole = _apart(weights)
         if not sharded:
             return torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm)
-        norm = torch.stack([_norm(some) for some in (whole, sharded)]).norm()
+        norm = torch.stack([_norm(some) for some in (whole, sharded) if some]).norm()
         for some in (whole, sharded):
             torch.nn.utils.clip_grads_with_norm_(some, self.max_grad_norm, norm)
         return norm
@@ -292,7 +292,7 @@ def _apart(weights: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn
 
 def _norm(weights: Sequence[nn.Parameter]) -> Tensor:
     grads = [weight.grad for weight in weights if weight.grad is not None]
-    return ranks.whole(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros(())
+    return ranks.whole(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros((), device=weights[0].device)
 
 
 def _denominators(batch: Batch) -> dict[AggregateMode, int]:
