@@ -13,7 +13,7 @@ from command_line import Answer, vigneron, write_jsonl, write_recipe
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.training import run as run_module
+from vigneron.training import building
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*_: Any, **__: Any) -> None:
         pytest.fail("a model was loaded")
 
-    monkeypatch.setattr(run_module, "load_child", reached)
+    monkeypatch.setattr(building, "load_child", reached)
     monkeypatch.setattr(api, "load_child", reached)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", reached)
 
