@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from helpers import final_state
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def options(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("nodes")
-@pytest.mark.parametrize("staleness", [1, pytest.param(3, marks=pytest.mark.cluster)])
+@pytest.mark.parametrize("staleness", [1, 3])
 def test_versions_are_as_old_as_asked_and_a_run_can_be_repeated(
     tmp_path: Path, tiny_folder: Path, staleness: int
 ) -> None:
@@ -64,7 +64,6 @@ def test_versions_are_as_old_as_asked_and_a_run_can_be_repeated(
     assert final_state(runs[0])["model.safetensors"] == final_state(runs[1])["model.safetensors"]
 
 
-@pytest.mark.cluster
 @pytest.mark.usefixtures("nodes")
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, tiny_folder: Path) -> None:
     """At a checkpoint no samples are on their way: the run that goes on from it is the run."""
@@ -82,7 +81,6 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, tiny_folder: P
     assert final_state(cut) == final_state(whole)
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("more", [["--nproc", "2"], ["--nproc", "2", "scale.shard=2"]])
 def test_ranks_that_train_and_actors_that_sample(tmp_path: Path, tiny_folder: Path, more: list[str]) -> None:
     """The first rank asks the actors; where ranks share the weights, it has them all gathered for that."""

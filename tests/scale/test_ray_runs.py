@@ -23,7 +23,7 @@ from vigneron.folder.samples import SampleStore
 from vigneron.scale.ray_sampler import RaySampler
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 STEPS = 6
 
@@ -124,7 +124,6 @@ def test_actors_and_a_node_die_and_the_run_is_the_same(nodes: Any, tmp_path: Pat
     assert all(sum(record["actors"].values()) == record["samples"] for record in records)
 
 
-@pytest.mark.cluster
 def test_a_resumed_run_has_its_versions_recorded_once(nodes: Any, tmp_path: Path, tiny_folder: Path) -> None:
     config = grpo(tiny_folder, write_data(tmp_path), eval_every=0)
     expected = trained(config, tmp_path, "whole")
@@ -142,7 +141,6 @@ def test_a_resumed_run_has_its_versions_recorded_once(nodes: Any, tmp_path: Path
     assert found == whole
 
 
-@pytest.mark.cluster
 def test_embedders_and_judges_in_pools_give_the_same_rewards(
     nodes: Any, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
