@@ -8,7 +8,6 @@ import ctypes
 import os
 import platform
 import signal
-import socket
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vigneron.errors import NonFinite, UserError
+from vigneron.scale import facts
 
 T = TypeVar("T")
 
@@ -238,17 +238,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def _same_versions() -> None:
-    """Ranks with other packages would train another model."""
-    from importlib.metadata import version
-
-    packages = ("vigneron", "torch", "transformers", "peft", "safetensors")
-    mine = {"python": platform.python_version(), **{name: version(name) for name in packages}}
-    said = _gathered((socket.gethostname(), mine))
-    for number, (host, theirs) in enumerate(said):
-        for name, value in said[0][1].items():
-            if theirs[name] != value:
-                unlike = UserError(
-                    f"rank {number}, on {host}, has {name} {theirs[name]}, and rank 0, on {said[0][0]}, has {value}: "
-                    "install the same on all nodes"
-                )
-                raise unlike if rank() == 0 else _of_another(unlike)
+    """Ranks with other packages, or other sources of ours, would train another model."""
+    said = _gathered(facts.node_facts())
+    for number, theirs in enumerate(said):
+        if (found := facts.difference(said[0], theirs)) is not None:
+            where = f"rank {number}, on {theirs['host']}"
+            unlike = UserError(f"{where}, has {found}, on rank 0: install the same on all nodes")
+            raise unlike if rank() == 0 else _of_another(unlike)

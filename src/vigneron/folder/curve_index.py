@@ -63,7 +63,7 @@ def _in_line(folder: RunFolder) -> CurveStore:
         if kept != logged:
             start = store.forget_from(min(logged, -1 if kept is None else kept))
             store.add(record for record in folder.metrics() if record["step"] >= start)
-    except BaseException:
+    except BaseException:  # whatever it was: raised on
         store.close()
         raise
     return store

@@ -46,7 +46,7 @@ class Twin:
                 continue
             parent, _, child = name.rpartition(".")
             plain = self.model.get_submodule(name).base_layer
-            plain.weight = self._copy_of(plain.weight, partial(_merged, module))
+            plain.weight = self._copy_of(plain.weight, partial(merged_weight, module))
             setattr(self.model.get_submodule(parent), child, plain)
 
     def _copy_matrices(self) -> None:
@@ -129,7 +129,7 @@ def _itself(master: Tensor) -> Tensor:
     return master
 
 
-def _merged(adapted: Any) -> Tensor:
+def merged_weight(adapted: Any) -> Tensor:
     """Base and adapters, as they are now: switched off, an adapter adds nothing."""
     weight = adapted.base_layer.weight
     for adapter in () if adapted.disable_adapters else adapted.active_adapters:

@@ -12,6 +12,7 @@ from torch import Tensor
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.quiet import quiet_transformers
+from vigneron.rollout.twin import merged_weight
 
 SHARD = "5GB"
 
@@ -20,7 +21,7 @@ SHARD = "5GB"
 def whole_weights(policy: Policy) -> dict[str, Tensor]:
     """By the names of a model without adapters, on the host, in the dtype it computes in.
 
-    Tensors that are one (tied weights) stay one. Of a sharded weight every rank gets the whole: all have to call.
+    Tensors that are one (tied weights) stay one.
     """
     causal = policy.causal
     adapted = {name: module for name, module in causal.named_modules() if hasattr(module, "get_delta_weight")}
@@ -31,7 +32,7 @@ def whole_weights(policy: Policy) -> dict[str, Tensor]:
         owner, _, leaf = name.rpartition(".")
         base = owner.removesuffix(".base_layer")
         if owner.endswith(".base_layer") and base in adapted:
-            found[f"{base}.{leaf}"] = _on_host(_merged(adapted[base], tensor) if leaf == "weight" else tensor, dtype)
+            found[f"{base}.{leaf}"] = _on_host(merged_weight(adapted[base]) if leaf == "weight" else tensor, dtype)
         elif not any(name.startswith(f"{one}.") for one in adapted):
             key = (tensor.data_ptr(), tensor.shape, tensor.stride())
             if key not in copies or not tensor.numel():
@@ -40,15 +41,8 @@ def whole_weights(policy: Policy) -> dict[str, Tensor]:
     return found
 
 
-def _merged(module: Any, weight: Tensor) -> Tensor:
-    for adapter in module.active_adapters:
-        weight = weight + module.get_delta_weight(adapter).to(weight.dtype)
-    return weight
-
-
 def _on_host(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
-    return whole.to("cpu", dtype if whole.is_floating_point() else None).contiguous()
+    return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
 
 
 def write_weights(policy: Policy, folder: Path) -> str:

@@ -2,7 +2,8 @@
 
 Step t trains on samples of version max(v, t − k) of the weights, k being the staleness and v the version at which the
 line began: what is trained on depends on no clock. Nothing is begun beyond a step after which the run is evaluated or
-saved, so a checkpoint has no samples on their way, and a resumed run is the run.
+saved, so a checkpoint has no samples on their way, and a run resumed from it is the run. (One that a signal asked for
+in between is another matter: its line begins anew.)
 """
 
 import queue
