@@ -99,7 +99,7 @@ def _data_for(folder: Path, name: str) -> Path:
 
 
 class Killer:
-    """SIGKILL in the middle of a step: no handler runs, nothing is flushed."""
+    """SIGKILL in the middle of a step, the checkpoint before it whole: no handler runs, nothing is flushed."""
 
     def __init__(self, at_step: int | None = None) -> None:
         self.at_step = at_step
@@ -109,6 +109,7 @@ class Killer:
 
     def step(self, run: Any, metrics: Any, batch: Any, seconds: float) -> None:
         if run.step == self.at_step:
+            run.saver.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
 

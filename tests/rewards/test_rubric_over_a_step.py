@@ -157,20 +157,20 @@ def test_items_that_wait_are_begun_at_once(tmp_path: Path) -> None:
     class Slow(Recorded):
         def __call__(self, samples: Sequence[Answered]) -> list[Verdict]:
             begun.set()
-            assert go_on.wait(5)
+            assert go_on.wait(60)
             return super().__call__(samples)
 
     path = write_rubric(tmp_path, **TWO)
     reward = RubricReward(Book(path), lambda one: Slow(one, waits=True) if one.name == "right" else Recorded(one))
     assert reward.overlaps
     wait = reward.begin(**columns(*ROWS))
-    assert begun.wait(5)
+    assert begun.wait(60)
     go_on.set()
     assert reward.finish(wait(), [0, 0, 1], **columns(*ROWS)) == pytest.approx([1.125, 0.15, 0.4])
 
 
 def test_several_items_wait_side_by_side(tmp_path: Path) -> None:
-    together = Barrier(3, timeout=5)
+    together = Barrier(3, timeout=60)
 
     class Waiting(Recorded):
         def __call__(self, samples: Sequence[Answered]) -> list[Verdict]:

@@ -132,7 +132,7 @@ def test_a_row_cannot_make_a_template_run_away() -> None:
     for template in ("{% for a in row.x %}{{ a }}{% endfor %}", "{{ row.s }}", "{% for a in row.x %}.{% endfor %}"):
         with pytest.raises(UserError, match=f"more than {LONGEST_OUTPUT} characters"):
             plain(template, huge)
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 30
 
 
 # ---------------------------------------------------------------------------------------------- rendered

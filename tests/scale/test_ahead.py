@@ -58,7 +58,7 @@ def test_the_next_step_is_sampled_while_this_one_is_trained() -> None:
 
     ahead = Ahead(1, lambda step: 10, lambda: None)
     assert ahead.batch_of(0, make) == 0
-    assert begun.wait(10)
+    assert begun.wait(60)
     ahead.close()
 
 

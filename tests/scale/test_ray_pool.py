@@ -76,7 +76,7 @@ def test_no_room_is_said_and_never_waited_for(cluster: Cluster, monkeypatch: pyt
     began = time.monotonic()
     with pytest.raises(UserError, match=r"after 2 s 1 of 1 actors are not placed, with 9999 CPUs each: .* cluster has"):
         pool.start()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     pool.close()
 
 

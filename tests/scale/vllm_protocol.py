@@ -119,7 +119,7 @@ def app(engine: Engine) -> Starlette:
         if engine.misbehaves("broken"):
             return error(500, "EngineCore encountered an issue")
         if engine.misbehaves("slow"):
-            time.sleep(1.5)
+            time.sleep(6.0)
         if max(body["prompt"]) >= engine.model.config.vocab_size:
             return error(400, f"Token id {max(body['prompt'])} is out of vocabulary")
         found = sampled(engine, body)

@@ -122,7 +122,7 @@ def test_another_manner_of_asking_is_another_question(tmp_path: Path) -> None:
 def test_as_many_at_a_time_as_set_and_no_more(tmp_path: Path) -> None:
     """64 samples × 2 items, from two callers at once."""
     work = [asking(f"{sample} {item}") for sample in range(64) for item in range(2)]
-    together = Barrier(16, timeout=10)  # breaks unless sixteen are asked together
+    together = Barrier(16, timeout=60)  # breaks unless sixteen are asked together
 
     def script(seen: Seen, before: int) -> Sent:
         if before < 16:
@@ -168,8 +168,8 @@ WRONG = {
     "429": (refusal(429, Retry_After="0.01"), r"^answered 429 .*\(2 times\)$"),
     "429 that asks for an hour": (refusal(429, Retry_After="3600"), r"^answered 429 .*and asks to wait 3600 s$"),
     "400": (refusal(400, "no such"), r"^answered 400 \('no such'\)$"),
-    "hangs": (Sent(body=GOOD.body, delay=1.0), r"^did not answer within 0\.3 s"),
-    "drips": (Sent(body=GOOD.body, drip=0.05), r"^did not answer within 0\.3 s"),
+    "hangs": (Sent(body=GOOD.body, delay=60.0), r"^did not answer within 2 s"),
+    "drips": (Sent(body=GOOD.body, drip=0.2), r"^did not answer within 2 s"),
     "cut off": (Sent(body=GOOD.body, cut=30), "^broke off its answer"),
     "truncated body": (Sent(body=GOOD.body[:50]), "^answered with something else than was asked for"),
     "no JSON": (Sent(body="<html>busy</html>"), "^answered with something else than was asked for"),
@@ -199,7 +199,7 @@ def test_no_failure_becomes_a_zero_and_none_is_kept(tmp_path: Path, sent: Sent, 
         return sent if broken and user(seen).startswith("bad|") else obliging(seen, before)
 
     with serving(script) as server:
-        judge = endpoint(server.url, tmp_path, timeout_s=0.3)
+        judge = endpoint(server.url, tmp_path, timeout_s=2.0)
         good, bad = judge.verdicts([asking("good"), asking("bad")])
         assert good.score == 0.4
         assert bad.score is None
@@ -431,7 +431,7 @@ def test_a_second_ctrl_c_does_not_wait_for_an_endpoint_that_hangs(tmp_path: Path
     with serving(lambda seen, n: obliging(seen, n) if n < 20 else Sent(delay=60)) as server:
         command = [sys.executable, "-c", KILLED, server.url, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert interrupted_twice(process, lambda: server.busy == 4) < 5
+        assert interrupted_twice(process, lambda: server.busy == 4) < 25
         kept = sqlite3.connect(tmp_path / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()[0]
         assert (kept, len(server.seen)) == (20, 24)
 

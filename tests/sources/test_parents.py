@@ -99,7 +99,7 @@ def test_what_was_asked_otherwise_is_another_question(tmp_path: Path) -> None:
 
 
 def test_at_most_so_many_at_a_time_and_really_so_many(tmp_path: Path) -> None:
-    barrier = Barrier(3, timeout=10)  # breaks unless three are asked together
+    barrier = Barrier(3, timeout=60)  # breaks unless three are asked together
 
     def script(seen: Seen, before: int) -> Sent:
         if before > 0:

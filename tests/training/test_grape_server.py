@@ -41,10 +41,10 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(client_module, "FIRST_WAIT_S", 0.01)
 
 
-def recipe_file(tmp_path: Path, model: Path, url: str, **changes: Any) -> Path:
+def recipe_file(tmp_path: Path, model: Path, url: str, timeout_s: float = 20.0, **changes: Any) -> Path:
     rubric = tmp_path / "rubric.yaml"
     rubric.write_text(yaml.safe_dump(RUBRIC))
-    judge = {"kind": "endpoint", "model": "grape", "url": url, "retries": 1, "timeout_s": 1.0, "concurrency": 4}
+    judge = {"kind": "endpoint", "model": "grape", "url": url, "retries": 1, "timeout_s": timeout_s, "concurrency": 4}
     options: dict[str, Any] = {
         "method": {"name": "grape", "kl": {"coefficient": 0.0}, "mix": {"fresh": 1.0, "revised": 0.0}},
         "reward": {"kind": "rubric", "file": str(rubric), "judge": judge},
@@ -94,7 +94,7 @@ BAD = {
     "prose": chat('Sure! {"reasoning": "so", "score": 1, "confidence": 1} Bye.'),
     "truncated": chat('{"reasoning": "so", "sco'),
     "refusal": chat(None, refusal="I will not."),
-    "hang": Sent(delay=1.5),
+    "hang": Sent(delay=60),
 }
 
 
@@ -108,7 +108,9 @@ def test_failures_stop_the_run_and_never_become_a_zero(tmp_path: Path, tiny_fold
         return obliging(seen, before) if fine else BAD[how]
 
     with serving(script) as server:
-        file = recipe_file(tmp_path, tiny_folder, server.url, steps=30, prompts_per_step=4)
+        file = recipe_file(
+            tmp_path, tiny_folder, server.url, 1.0 if how == "hang" else 20.0, steps=30, prompts_per_step=4
+        )
         with pytest.raises(UserError, match=r"scores are missing so far, above the limit.*words\.kind: ") as caught:
             api.train(str(file), name="run", runs=tmp_path)
     assert "\n" not in str(caught.value)
@@ -124,13 +126,10 @@ def test_failures_stop_the_run_and_never_become_a_zero(tmp_path: Path, tiny_fold
 @pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once_while_the_judge_hangs(tmp_path: Path, tiny_folder: Path) -> None:
     with serving(lambda seen, n: obliging(seen, n) if n < 5 else Sent(delay=60)) as server:
-        file = recipe_file(tmp_path, tiny_folder, server.url)
-        given = yaml.safe_load(file.read_text())
-        given["reward"]["judge"]["timeout_s"] = 40.0
-        file.write_text(yaml.safe_dump(given))
+        file = recipe_file(tmp_path, tiny_folder, server.url, timeout_s=50.0)
         command = [sys.executable, "-m", "vigneron", "train", str(file), "--name", "run"]
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert interrupted_twice(process, lambda: server.busy == 4) < 5
+        assert interrupted_twice(process, lambda: server.busy == 4) < 25
         assert process.returncode == 130
         answers = sqlite3.connect(tmp_path / "cache" / "judges.sqlite").execute("SELECT COUNT(*) FROM answers")
         # The first question only finds out whether the judge is there, and is not kept.

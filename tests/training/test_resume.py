@@ -41,6 +41,7 @@ class Killer:
     def notice(self, text): pass
     def step(self, run, metrics, batch, seconds):
         if run.step == step:
+            run.saver.wait()  # the checkpoint before is whole
             os.kill(os.getpid(), signal.SIGKILL)
 api.train(recipe, name="killed", runs=runs, view=Killer())
 """

