@@ -118,7 +118,7 @@ def checkpoint_case(random: Random, folder: Path) -> Case:
 
         for path in checkpoints(folder):
             check_manifest(path, weights_only=True)
-            load_checkpoint(path, policy, base=base)
+            load_checkpoint(path, policy, base=base, places={})
 
     return case
 

@@ -105,6 +105,13 @@ def summed(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def of_first(tensor: Tensor) -> Tensor:
+    """The first rank's values, on all of them, in place."""
+    if count() > 1:
+        _talk(lambda: dist.broadcast(tensor, src=0))
+    return tensor
+
+
 def largest(number: float) -> float:
     """Of the ranks' numbers."""
     if count() == 1:

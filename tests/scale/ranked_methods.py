@@ -27,7 +27,7 @@ from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.on_first_rank import OnFirstRank
 from vigneron.rollout.prompts import PromptOrder
-from vigneron.scale.sharding import shard_policies
+from vigneron.scale.sharding import shard_policy
 from vigneron.training.loop import one_step
 from vigneron.training.slots import Parts
 from vigneron.training.trust_region import TrustRegionUpdate
@@ -84,7 +84,7 @@ def config_of(case: str, place: Path, shard: int) -> Config:
         given |= {"group_size": 4, "max_new_tokens": 6, "reward": {"kind": "binary", "missing_limit": 1.0}}
     if method["name"] == "grape":
         item = {"name": "paid", "description": "what it is worth", "flow": "python", "function": "ranked_methods:paid"}
-        rubric = place / "rubric.yaml"
+        rubric = place / f"rubric-{ranks.rank()}.yaml"  # one each: who writes may be read meanwhile
         rubric.write_text(yaml.safe_dump({"category_column": None, "categories": {"words": {"items": [item]}}}))
         given["reward"] = {"kind": "rubric", "file": str(rubric), "missing_limit": 1.0}
     return check_config(given, case)
@@ -104,10 +104,12 @@ def measured(case: str, place: Path, shard: int = 1) -> tuple[dict[str, Tensor],
     if "activations" in case:
         checkpoint_activations(policy)
     policy.eos_ids = frozenset(range(60))  # so that completions have all lengths
+    if shard > 1 and not ranks.is_first():
+        _forget_values(policy.model)
+    shard_policy(policy, shard)
     reference = Reference.of(policy)
-    shard_policies(policy, reference, shard)
     apply = ApplyReward(
-        build_reward(config.reward, None, rubric=place / "rubric.yaml") if config.reward.kind == "rubric" else paid,
+        build_reward(config.reward, None) if config.reward.kind == "rubric" else paid,
         missing_limit=1.0,
     )
     reward = apply if ranks.count() == 1 else OnFirstRank(apply)
@@ -123,6 +125,14 @@ def measured(case: str, place: Path, shard: int = 1) -> tuple[dict[str, Tensor],
             policy.version += 1
     found |= {f"weight.{name}": ranks.whole(weight.detach()).clone() for name, weight in policy.trainable()}
     return found, figures
+
+
+def _forget_values(model: Any) -> None:
+    """As ranks load a model whose weights they are given by the first one."""
+    blank = {id(weight): torch.nn.Parameter(weight.to("meta"), weight.requires_grad) for weight in model.parameters()}
+    for module in model.modules():
+        for held, empty in ((module._parameters, lambda w: blank[id(w)]), (module._buffers, lambda b: b.to("meta"))):
+            held.update({name: empty(tensor) for name, tensor in held.items() if tensor is not None})
 
 
 class _gradients_kept:

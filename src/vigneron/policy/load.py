@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from vigneron import ranks
 from vigneron.compiling import can_compile, compile_layers, set_compiling
 from vigneron.errors import UserError
 from vigneron.files import parsed_json, user_path
@@ -106,24 +107,38 @@ def load_policy(
     activation_checkpointing: bool = False,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
+    shared: bool = False,
 ) -> Policy:
-    """Load weights as float32 masters, dropout off. Pickle weights and remote code are refused unless allowed."""
+    """Load weights as float32 masters, dropout off. Pickle weights and remote code are refused unless allowed.
+
+    `shared`: for ranks that will share the weights. The first one has them on its host, the others their shapes alone.
+    """
     where = resolve_device(device)
-    model, tokenizer = _load_pretrained(name, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    blank = shared and not ranks.is_first()
+    model, tokenizer = _load_pretrained(
+        name, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, **weights_on("meta" if blank else "cpu")
+    )
     if chat == "minted":
         mint(model, tokenizer)
     if lora is not None:
         model = _add_lora(model, lora)
     model.eval()
-    policy = make_policy(model.to(where), tokenizer, device=where)
+    here = torch.device("cpu") if shared else where
+    policy = make_policy(model if blank else model.to(here), tokenizer, device=here)
     if activation_checkpointing:
         checkpoint_activations(policy)
         if lora is not None:
             model.enable_input_require_grads()
-    check_head(policy)
-    policy.shares_prompts = can_share_prompts(policy)
-    policy.compute_dtype = resolve_compute_dtype(dtype, where)
+    if not blank:
+        check_head(policy)
+        policy.shares_prompts = can_share_prompts(policy)
+    policy.device, policy.compute_dtype = where, resolve_compute_dtype(dtype, where)
     return policy
+
+
+def weights_on(device: Literal["cpu", "meta"]) -> dict[str, Any]:
+    """For transformers. On `meta` no weight is read, and buffers have no values either."""
+    return {"device_map": "meta"} if device == "meta" else {}
 
 
 def checkpoint_activations(policy: Policy) -> None:
@@ -163,7 +178,7 @@ def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torc
     return Policy(model, tokenizer, frozenset(ends), pad, device, dtype)
 
 
-def _load_pretrained(name: str, *, allow_pickle: bool, trust_remote_code: bool) -> tuple[Any, Any]:
+def _load_pretrained(name: str, *, allow_pickle: bool, trust_remote_code: bool, **placing: Any) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     source = model_source(name)
@@ -179,6 +194,7 @@ def _load_pretrained(name: str, *, allow_pickle: bool, trust_remote_code: bool) 
                 dtype=torch.float32,
                 use_safetensors=None if allow_pickle else True,
                 **options,
+                **placing,
             )
     except Exception as error:  # the edge to somebody's files: they can be broken in any way
         raise UserError(f"model: cannot load '{name}': {first_line(error)}") from error

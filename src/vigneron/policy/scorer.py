@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vigneron import ranks
 from vigneron.batch import Batch, map_parts
 from vigneron.errors import UserError
 from vigneron.policy.layout import can_share_prompts, lay_out
@@ -19,6 +20,7 @@ from vigneron.policy.load import (
     model_source,
     resolve_compute_dtype,
     resolve_device,
+    weights_on,
 )
 from vigneron.policy.model import Policy
 from vigneron.quiet import quiet_transformers
@@ -40,13 +42,16 @@ def load_scorer(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     key: str = "model",
+    shared: bool = False,
 ) -> Policy:
     """A scorer to go on with. `start`: of a language model's trunk, with a new head that depends on the seed alone.
 
-    `key` is where the config names it.
+    `key` is where the config names it; `shared` as in `load_policy`.
     """
     where = resolve_device(device)
-    model, tokenizer, new = _load_pretrained(name, key, allow_pickle, trust_remote_code)
+    blank = shared and not ranks.is_first()
+    placing = weights_on("meta" if blank else "cpu")
+    model, tokenizer, new = _load_pretrained(name, key, allow_pickle, trust_remote_code, placing)
     head = getattr(model, HEAD, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise UserError(f"{key}: '{name}' does not give a text one number: a `{HEAD}` head with one label does")
@@ -57,18 +62,21 @@ def load_scorer(
     if new:
         _begin_head(head, getattr(model.config, "initializer_range", 0.02), seed)
     model.eval()
-    policy = make_policy(model.to(where), tokenizer, device=where)
+    here = torch.device("cpu") if shared else where
+    policy = make_policy(model if blank else model.to(here), tokenizer, device=here)
     if policy.pad_id in policy.eos_ids:
         # transformers looks for the last token that is not padding, and would overlook the end: better that it refuses.
         model.config.pad_token_id = None
-    policy.shares_prompts = can_share_prompts(policy)
-    policy.compute_dtype = resolve_compute_dtype(dtype, where)
+    policy.shares_prompts = blank or can_share_prompts(policy)
+    policy.device, policy.compute_dtype = where, resolve_compute_dtype(dtype, where)
     if activation_checkpointing:
         checkpoint_activations(policy)
     return policy
 
 
-def _load_pretrained(name: str, key: str, allow_pickle: bool, trust_remote_code: bool) -> tuple[Any, Any, set[str]]:
+def _load_pretrained(
+    name: str, key: str, allow_pickle: bool, trust_remote_code: bool, placing: dict[str, Any]
+) -> tuple[Any, Any, set[str]]:
     """The model, its tokenizer, and the weights that the folder does not have."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -83,6 +91,7 @@ def _load_pretrained(name: str, key: str, allow_pickle: bool, trust_remote_code:
                 use_safetensors=None if allow_pickle else True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
+                **placing,
             )
     except Exception as error:  # the edge to somebody's files: they can be broken in any way
         raise UserError(f"{key}: cannot load '{name}': {first_line(error)}") from error

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 from vigneron import ranks
 from vigneron.errors import UserError
-from vigneron.policy.model import Policy, Reference
+from vigneron.policy.model import Policy
 
 
 @dataclass(frozen=True)
@@ -32,27 +33,64 @@ class Sharding:
 
     @torch.no_grad()
     def copied(self, policy: Policy) -> Any:
-        """A model of its own, sharded in the same way."""
-        found = {
-            name: nn.Parameter(ranks.whole(weight).detach().clone(), requires_grad=weight.requires_grad)
-            for name, weight in policy.model.named_parameters()
+        """A model of its own, sharded in the same way: every rank copies its part."""
+        found = dict(policy.model.named_parameters())
+        copies = {
+            name: _blank(weight) if ranks.is_sharded(weight) else nn.Parameter(weight.clone(), weight.requires_grad)
+            for name, weight in found.items()
         }
-        return _sharded(self.filled(found), policy, self.mesh)
+        model = _sharded(self.filled(copies), policy, self.mesh)
+        parts = {name: weight.detach().clone() for name, weight in found.items() if ranks.is_sharded(weight)}
+        model.load_state_dict(parts, strict=False, assign=True)
+        return model
 
 
-def shard_policies(policy: Policy, reference: Reference, shard: int) -> None:
-    """Each rank keeps one of `shard` parts. 1: nothing is sharded."""
+@torch.no_grad()
+def shard_policy(policy: Policy, shard: int) -> None:
+    """Each rank keeps one of `shard` parts of what the first one has. 1: nothing is sharded.
+
+    One weight at a time is whole on a device; of the other ranks' own weights nothing but shapes is looked at.
+    """
     if shard == 1:
         return
-    mesh = _mesh(policy.device, shard)
-    for each in {id(p): p for p in (policy, reference.policy)}.values():
-        blank = {id(weight): _blank(weight) for weight in each.model.parameters()}
-        each.sharding = Sharding(mesh, deepcopy(each.model, blank))
-        _sharded(each.model, each, mesh)
+    model, device = policy.model, policy.device
+    policy.shares_prompts = ranks.from_first(lambda: policy.shares_prompts)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else _sent(buffer, device)
+    given = dict(model.named_parameters())
+    blanks = {id(weight): _blank(weight) for weight in given.values()}
+    policy.sharding = Sharding(_mesh(device, shard), deepcopy(model, dict(blanks)))
+    shared = {id(weight) for weight in _layer_matrices(policy.causal)}
+    for weight in given.values():
+        if id(weight) not in shared:
+            blanks[id(weight)] = nn.Parameter(_sent(weight, device), weight.requires_grad)
+    for module in model.modules():
+        for name, own in module._parameters.items():
+            module._parameters[name] = None if own is None else blanks[id(own)]
+    _sharded(model, policy, policy.sharding.mesh)
+    now = dict(model.named_parameters())
+    parts = {}
+    for name in [name for name, weight in given.items() if id(weight) in shared]:
+        whole, like = _sendable(given.pop(name), device), now[name]
+        parts[name] = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=0)
+    model.load_state_dict(parts, strict=False, assign=True)
 
 
 def _blank(weight: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
+    return nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), weight.requires_grad)
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """What the first rank has, on every one's device."""
+    return ranks.of_first(_sendable(tensor, device))
+
+
+def _sendable(tensor: Tensor, device: torch.device) -> Tensor:
+    """On its device, and not the model's own; where this rank will be given its values, with any."""
+    if ranks.is_first():
+        return tensor.detach().to(device, copy=True).contiguous()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
 
 def _mesh(device: torch.device, shard: int) -> DeviceMesh:
@@ -65,12 +103,10 @@ def _mesh(device: torch.device, shard: int) -> DeviceMesh:
 def _sharded(model: Any, policy: Policy, mesh: DeviceMesh) -> Any:
     """The same model, its layers' matrices in parts."""
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-    layers = _decoder_layers(causal)
-    shared = {weight for layer in layers for weight in layer.parameters() if weight.dim() > 1}
     halves = policy.compute_dtype == torch.bfloat16
     options: dict[str, Any] = {
         "mesh": mesh,
-        "ignored_params": set(causal.parameters()) - shared,
+        "ignored_params": set(causal.parameters()) - _layer_matrices(causal),
         # Matrices are sent as autocast would read them; what flows between them is left as it is.
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if halves else None,
@@ -78,7 +114,7 @@ def _sharded(model: Any, policy: Policy, mesh: DeviceMesh) -> Any:
             cast_forward_inputs=False,
         ),
     }
-    for layer in layers:
+    for layer in _decoder_layers(causal):
         fully_shard(layer, **options)
     fully_shard(causal.base_model, **options)
     for module in causal.modules():
@@ -86,6 +122,10 @@ def _sharded(model: Any, policy: Policy, mesh: DeviceMesh) -> Any:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def _layer_matrices(causal: Any) -> set[nn.Parameter]:
+    return {weight for layer in _decoder_layers(causal) for weight in layer.parameters() if weight.dim() > 1}
 
 
 def _decoder_layers(causal: Any) -> nn.ModuleList:

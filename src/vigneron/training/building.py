@@ -4,8 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from vigneron import ranks
 from vigneron.config import Config
+from vigneron.errors import UserError
 from vigneron.folder.notices import Notice, keep_notice, kept_notices
 from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.samples import SampleStore
@@ -19,7 +22,7 @@ from vigneron.rollout.on_policy import sampling_of
 from vigneron.rollout.prompts import PromptOrder
 from vigneron.rollout.sample import sampler_of
 from vigneron.scale.run_scale import Scale
-from vigneron.scale.sharding import shard_policies
+from vigneron.scale.sharding import shard_policy
 from vigneron.tasks.source import Data, check_rubric_data, checker_name
 from vigneron.timing import phase
 from vigneron.training.ahead import Ahead, next_boundary
@@ -54,9 +57,10 @@ def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, v
     built, look, policy = ranks.agreed(lambda: _loaded(config, folder, data, view, scale))
     asked = ApplyReward(built, missing_limit=config.reward.missing_limit)
     reward = asked if ranks.count() == 1 else OnFirstRank(asked)
-    base = weights_identity(config.model.name, policy)
+    base = _base(config, policy)
+    shard_policy(policy, config.scale.shard)
+    torch.set_rng_state(ranks.from_first(torch.get_rng_state))  # a first weight may have been drawn on the first alone
     reference = Reference.of(policy)
-    shard_policies(policy, reference, config.scale.shard)
     # Shared weights come and go during a pass, at addresses that no graph knows.
     one = config.scale.shard == 1
     speed_up(policy, reference, graphs=config.model.graphs and one, compiled=config.model.compile is True and one)
@@ -116,6 +120,22 @@ def _loaded(
     seed_everything(config.seed)
     with phase("load the model"):
         return built, look, load_child(config)
+
+
+def _base(config: Config, policy: Policy) -> dict[str, str]:
+    """What the weights are of which the run begins: the same on every rank that has some."""
+    own = weights_identity(config.model.name, policy) if config.scale.shard == 1 or ranks.is_first() else None
+    first = ranks.from_first(lambda: own)
+    assert first is not None
+
+    def compare() -> None:
+        if own not in (None, first):
+            raise UserError(
+                f"model: '{config.model.name}' has other weights here than on rank 0: give all nodes the same"
+            )
+
+    ranks.agreed(compare)
+    return first
 
 
 def _correction(config: Config, policy: Policy) -> Correction | None:

@@ -7,12 +7,13 @@ renamed (`saving.py`); `manifest.json`, with the hash of every file, is written 
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -60,8 +61,11 @@ def read_scalars(path: Path) -> dict[str, Any]:
     return scalars
 
 
-def load_checkpoint(path: Path, policy: Policy, *, base: dict[str, str]) -> State:
-    """Put the weights into the policy and return the rest; refuse what is damaged or belongs to another base."""
+def load_checkpoint(path: Path, policy: Policy, *, base: dict[str, str], places: Mapping[str, Tensor]) -> State:
+    """Put the weights into the policy and return the rest; refuse what is damaged or belongs to another base.
+
+    `places`: what the rest is for, by name.
+    """
     check_manifest(path)
     with damage_explained(path):
         scalars = read_scalars(path)
@@ -70,7 +74,7 @@ def load_checkpoint(path: Path, policy: Policy, *, base: dict[str, str]) -> Stat
         if scalars.pop("base") != base:
             raise UserError(f"'{path}' was trained from other weights than '{base['name']}' now holds: it cannot go on")
         load_weights(path, policy)
-        tensors = {**load_file(path / TENSORS), **read_shards(path)}
+        tensors = {**load_file(path / TENSORS), **read_shards(path, places)}
         restore_rng(tensors, scalars.pop("rng"))
         return State(checkpoint_step(path), tensors, scalars, path)
 
@@ -81,15 +85,20 @@ def load_weights(path: Path, policy: Policy) -> None:
         if (path / "adapter_model.safetensors").is_file():
             _load_adapter(policy, load_file(path / "adapter_model.safetensors"))
             return
-        weights = load_file(path / "model.safetensors")
-        if policy.sharding is not None:
-            now = policy.model.state_dict()
-            weights = {name: placed(value, now[name]) if name in now else value for name, value in weights.items()}
+        file = path / "model.safetensors"
+        weights = load_file(file) if policy.sharding is None else _parts(file, policy.model.state_dict())
         found = policy.model.load_state_dict(weights, strict=False)
         tied = set(getattr(policy.model, "all_tied_weights_keys", None) or ())
         lost = [name for name in found.missing_keys if name not in tied]
         if lost or found.unexpected_keys:
             raise UserError(f"'{path}' does not fit the model: {', '.join([*lost, *found.unexpected_keys][:3])}")
+
+
+def _parts(file: Path, places: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One tensor at a time is whole: all of them may be more than there is room for."""
+    with safe_open(file, framework="pt") as opened:
+        names = list(opened.keys())
+        return {n: placed(opened.get_tensor(n), places[n]) if n in places else opened.get_tensor(n) for n in names}
 
 
 def _load_adapter(policy: Policy, weights: dict[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from vigneron.policy.scorer import load_scorer
 
 
 def load_child(config: Config) -> Policy:
-    model = config.model
+    model, shared = config.model, config.scale.shard > 1
     if config.method.trains == "scorer":
         return load_scorer(
             model.name,
@@ -24,6 +24,7 @@ def load_child(config: Config) -> Policy:
             activation_checkpointing=model.activation_checkpointing,
             allow_pickle=model.allow_pickle,
             trust_remote_code=model.trust_remote_code,
+            shared=shared,
         )
     lora: Any = model.lora
     if lora is not None:
@@ -38,6 +39,7 @@ def load_child(config: Config) -> Policy:
         activation_checkpointing=model.activation_checkpointing,
         allow_pickle=model.allow_pickle,
         trust_remote_code=model.trust_remote_code,
+        shared=shared,
     )
 
 

@@ -3,6 +3,7 @@
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vigneron import ranks
 from vigneron.batch import Batch
@@ -109,7 +110,7 @@ class Run:
     def take_over(self, saved: Path, *, weights_only: bool) -> None:
         """A checkpoint's state, or its weights alone."""
         if not weights_only:
-            state = load_checkpoint(saved, self.policy, base=self.base)
+            state = load_checkpoint(saved, self.policy, base=self.base, places=self._places())
             with damage_explained(saved):
                 self._load(state)
             return
@@ -117,6 +118,12 @@ class Run:
             load_weights(saved, self.policy)
         self.step = checkpoint_step(saved)
         self.method.update.begin_at(self.step)
+
+    def _places(self) -> dict[str, Any]:
+        """What a checkpoint's tensors are for, by their names or by what they begin with."""
+        update, critic = self.method.update.places(), self.method.critic
+        found = {f"update.{name}": weight for name, weight in update.items()}
+        return found | ({} if critic is None else {f"critic.{name}": t for name, t in critic.state_dict().items()})
 
     def _load(self, state: State) -> None:
         update = {k.removeprefix("update."): v for k, v in state.tensors.items() if k.startswith("update.")}

@@ -31,25 +31,31 @@ def check_there(draft: Path) -> None:
         raise UserError(f"'{draft.parent}' is not there: weights that ranks share need a folder that all nodes see")
 
 
-def read_shards(path: Path) -> dict[str, Tensor]:
-    """Nothing, where nothing was shared."""
+def read_shards(path: Path, places: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """This rank's part of each, where the tensor of that name, or the weight that it is about, is in parts.
+
+    Nothing, where nothing was shared.
+    """
     if not (path / SHARDS).is_dir():
         return {}
     known = HuggingFaceStorageReader(str(path / SHARDS)).read_metadata().state_dict_metadata
-    found = {name: _empty(one) for name, one in known.items()}
+    found = {name: _empty(one, places.get(name, places.get(name.rpartition(".")[0]))) for name, one in known.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this rank reads by itself
         dcp.load(found, storage_reader=HuggingFaceStorageReader(str(path / SHARDS)), no_dist=True)
     return found
 
 
-def _empty(known: Any) -> Tensor:
+def _empty(known: Any, place: Tensor | None) -> Tensor:
+    if place is not None and ranks.is_sharded(place) and place.shape == known.size:
+        return torch.empty_like(place, dtype=known.properties.dtype, requires_grad=False)
     return torch.empty(known.size, dtype=known.properties.dtype)
 
 
 def placed(value: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor as this rank holds another one: all of it, or its part."""
+    """A tensor as this rank holds another one: all of it, or its part."""
     value = value.to(like.device)
-    if not ranks.is_sharded(like):
+    if ranks.is_sharded(like) is ranks.is_sharded(value):
         return value
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    own = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    return own.clone()  # not a view that keeps the whole

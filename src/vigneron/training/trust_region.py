@@ -139,6 +139,9 @@ class TrustRegionUpdate:
     def tensors(self) -> dict[str, Tensor]:
         return self.critic.tensors()
 
+    def places(self) -> dict[str, Tensor]:
+        return self.critic.places()
+
     def scalars(self) -> dict[str, Any]:
         return self.critic.scalars()
 

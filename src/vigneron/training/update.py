@@ -273,6 +273,9 @@ class GradientUpdate:
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor for player in self.players for name, tensor in player.tensors().items()}
 
+    def places(self) -> dict[str, Tensor]:
+        return {f"{player.name}.{name}": weight for player in self.players for name, weight in player.parameters}
+
     def scalars(self) -> dict[str, Any]:
         controller = self.controller.scalars() if self.controller is not None else {}
         return {"updates_done": self.done, "controller": controller}
