@@ -1,11 +1,13 @@
 """Loading a child: what is accepted, what is refused, and what is switched off."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from conftest import byte_tokenizer, tiny_model, tiny_policy
+from vigneron import ranks
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
 from vigneron.policy.load import (
@@ -123,3 +125,22 @@ def test_a_bundled_name_mistyped_is_not_looked_for_on_the_hub() -> None:
     with pytest.raises(UserError, match=r"there is no 'smollm-135m' \(did you mean 'smollm2-135m'\?\)"):
         check_model_name("smollm-135m")
     check_model_name("gpt2")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"lora": Lora(rank=2)}, {"chat": "minted"}, {"activation_checkpointing": True}]
+)
+def test_ranks_that_share_weights_but_the_first_read_none(
+    tiny_folder: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    first = load_policy(str(tiny_folder), device="cpu", shared=True, **options)
+    monkeypatch.setattr(ranks, "is_first", lambda: False)
+    other = load_policy(str(tiny_folder), device="cpu", shared=True, **options)
+    assert {tensor.device.type for tensor in first.model.state_dict().values()} == {"cpu"}
+    assert {tensor.device.type for tensor in (*other.model.parameters(), *other.model.buffers())} == {"meta"}
+    shapes = [[(name, w.shape, w.requires_grad) for name, w in p.model.named_parameters()] for p in (first, other)]
+    assert shapes[0] == shapes[1]
+    assert [name for name, _ in first.model.named_buffers()] == [name for name, _ in other.model.named_buffers()]
+    for name in ("eos_ids", "pad_id", "device", "compute_dtype", "activation_checkpointing"):
+        assert getattr(first, name) == getattr(other, name)

@@ -7,10 +7,11 @@ import sys
 place, what, recipe, model = sys.argv[1:]
 os.chdir(place)
 sys.path.insert(0, place)
-if os.environ["RANK"] == "1" and what == "model" and "INSIDE" not in os.environ:
-    # A machine of its own, as far as files go: there is nothing in the model's folder.
+# A machine of its own, as far as files go: in the model's folder is nothing, or another model.
+there = {"model": ["--tmpfs", model], "weights": ["--bind", f"{place}/other", model]}
+if os.environ["RANK"] == "1" and what in there and "INSIDE" not in os.environ:
     os.environ["INSIDE"] = "1"
-    os.execvp("bwrap", ["bwrap", "--dev-bind", "/", "/", "--tmpfs", model, sys.executable, *sys.argv])
+    os.execvp("bwrap", ["bwrap", "--dev-bind", "/", "/", *there[what], sys.executable, *sys.argv])
 if os.environ["RANK"] == "1" and what == "version":
     known = importlib.metadata.version
     importlib.metadata.version = lambda name: "5.0.1" if name == "transformers" else known(name)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
@@ -178,14 +178,22 @@ def test_bad_input_is_one_line(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "expected"),
-    [("none", None), ("model", "rank 1: model: the folder"), ("version", "rank 1, on ")],
+    [
+        ("none", None),
+        ("model", "rank 1: model: the folder"),
+        ("version", "rank 1, on "),
+        ("weights", "has other weights here than on rank 0"),
+    ],
 )
 def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, expected: str | None) -> None:
-    """Its node has no files of the model, or another version of a package: nothing begins, and a line says why."""
-    if what == "model" and shutil.which("bwrap") is None:
+    """Its node has no files of the model, others, or another version of a package: nothing begins, a line says why."""
+    if what in ("model", "weights") and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
     recipe = yaml.safe_load((place / "tiny.yaml").read_text()) | {"steps": 1, "eval_every": 0}
     (place / "odd.yaml").write_text(yaml.safe_dump(recipe))
+    other = shutil.copytree(tiny_folder, place / "other") / "model.safetensors"
+    weights = load_file(other)
+    save_file({name: tensor * 1.01 for name, tensor in weights.items()}, other, metadata={"format": "pt"})
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, str(Path(__file__).with_name("odd_rank.py")), str(place), what, "odd.yaml", str(tiny_folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

@@ -14,8 +14,9 @@ from vigneron.scale.facts import node_facts
 
 # Pieces that an actor has at a time: one to work on, and the next.
 IN_FLIGHT = 2
-# How long a place on some node is waited for, where nobody else works.
-PLACE_S = 60.0
+# How long a place on some node is waited for, where nobody else works: a process begins there and imports torch, from a
+# network disk perhaps.
+PLACE_S = 300.0
 # So often, for each actor of the pool, one may be replaced in one piece of work.
 REPLACEMENTS = 2
 # How often we look whether somebody is overdue.
