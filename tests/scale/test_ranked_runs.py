@@ -136,6 +136,21 @@ def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list
     check_the_same(run, place / "runs" / "whole")
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_reward_model_is_asked_by_one_rank(place: Path, tiny_folder: Path) -> None:
+    pairs = place / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps({"prompt": w, "chosen": w * 2, "rejected": "no"}) + "\n" for w in "abcdefgh"))
+    fit = {"model": {"name": str(tiny_folder), "device": "cpu"}, "method": {"name": "reward_model"}}
+    fit |= {"data": {"train": str(pairs)}, "steps": 2, "prompts_per_step": 4}
+    (place / "fit.yaml").write_text(yaml.safe_dump(fit))
+    vigneron(place, "train", "fit.yaml", "--name", "scorer", "--nproc", "2", "scale.shard=2")
+    reward = "reward={kind: model, model: runs/scorer/checkpoints/step-2}"
+    vigneron(place, "train", "tiny.yaml", "--name", "one", reward)
+    vigneron(place, "train", "tiny.yaml", "--name", "two", "--nproc", "2", reward)
+    check_the_same(place / "runs" / "two", place / "runs" / "one")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["1", pytest.param("2", marks=pytest.mark.cluster)])
 def test_asked_to_stop_all_ranks_finish_the_step_and_save(place: Path, shard: str) -> None:

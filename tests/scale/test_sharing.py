@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from small_batch import make_batch
 from vigneron.batch import Batch, dealt, shared_out
 from vigneron.cli import without_option
-from vigneron.config import Config
+from vigneron.config import Config, RewardConfig
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
+from vigneron.rewards.build import build_reward
 from vigneron.scale.fits import check_ranks
+from vigneron.scale.places import NOWHERE
 
 sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=24)
 
@@ -67,3 +70,14 @@ def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
         check_ranks(config(tmp_path), 5)
     with pytest.raises(UserError, match="do not divide"):
         check_ranks(config(tmp_path, scale={"shard": 3}), 4)
+
+
+@pytest.mark.parametrize("kind", ["model", "preference", "semantic"])
+def test_a_rank_that_asks_nobody_loads_no_model_of_a_reward(kind: str, tmp_path: Path) -> None:
+    """Whose name nothing answers to: looked for, it would be an error."""
+    named = {"embedder": "minilm"} if kind == "semantic" else {"model": str(tmp_path / "nowhere")}
+    found = TypeAdapter[RewardConfig](RewardConfig).validate_python({"kind": kind, **named})
+    if kind != "semantic":
+        with pytest.raises(UserError, match="nowhere"):
+            build_reward(found, lambda **columns: [])
+    build_reward(found, lambda **columns: [], places=NOWHERE)

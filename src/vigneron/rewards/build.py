@@ -67,9 +67,10 @@ def build_reward(
     if isinstance(config, ModelRewardConfig | PreferenceRewardConfig):
         from vigneron.rewards.model import ModelReward, PreferenceReward, load_reward_scorer
 
+        load = places.scorer or load_reward_scorer
         if isinstance(config, ModelRewardConfig):
-            return ModelReward(load_reward_scorer(config.model, "reward", device))
-        return PreferenceReward(load_reward_scorer(config.model, "first_is_better", device), config.ranking)
+            return ModelReward(load(config.model, "reward", device))
+        return PreferenceReward(load(config.model, "first_is_better", device), config.ranking)
     return checker
 
 

@@ -2,21 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vigneron.config import LocalJudgeConfig
+    from vigneron.policy.model import Policy
+    from vigneron.policy.scorer import ScorerKind
     from vigneron.sources.embedders import Embedder
     from vigneron.sources.judge_questions import Voice
 
 
 @dataclass(frozen=True)
 class Places:
-    """What stands in for a local embedder, by its name, and for a local judge's voice; None: here."""
+    """What stands in for a local embedder, by its name, for a local judge's voice and for a scorer; None: here."""
 
     embedder: "Callable[[str], Embedder] | None" = None
     voice: "Callable[[LocalJudgeConfig, str, str], Voice] | None" = None
     """Of the judge's config, what identifies its weights, and the config's key that errors name."""
+    scorer: "Callable[[str, ScorerKind, str], Policy] | None" = None
+    """Of a reward or preference model's name, its kind, and a device."""
 
 
 class _Nobody:
@@ -30,4 +34,5 @@ class _Nobody:
 
 
 HERE = Places()
-NOWHERE = Places(lambda name: _Nobody(), lambda config, source, where: _Nobody())  # type: ignore[arg-type, return-value]
+_NOBODY: Any = _Nobody()
+NOWHERE = Places(lambda name: _NOBODY, lambda config, source, where: _NOBODY, lambda name, kind, device: _NOBODY)

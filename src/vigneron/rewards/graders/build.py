@@ -69,7 +69,8 @@ def build_grader(
         from vigneron.rewards.model import ModelReward, load_reward_scorer
 
         name = item.model
-        scorer = _once(loaded, item, "model", name, lambda: load_reward_scorer(name, "reward", device))
+        load = places.scorer or load_reward_scorer
+        scorer = _once(loaded, item, "model", name, lambda: load(name, "reward", device))
         return RewardModel(item, ModelReward(scorer))
     raise TypeError(f"'{item.name}' is scored by a judge")
 
