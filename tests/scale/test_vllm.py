@@ -25,7 +25,7 @@ from vigneron.rewards.apply import ApplyReward
 from vigneron.rollout.request import Completions, Request
 from vigneron.rollout.sample import sample
 from vigneron.scale.json_server import JsonServer
-from vigneron.scale.vllm import VllmSampler, request_seeds
+from vigneron.scale.vllm import MOVED, VllmSampler, _mean_gap, request_seeds
 from vigneron.scale.vllm_server import VllmServer, reach
 from vigneron.sources import client
 from vigneron.training.loop import train
@@ -299,22 +299,31 @@ def test_a_server_that_misbehaves_is_a_clear_line(tiny_folder: Path, served: Ser
 
 
 def test_a_server_that_ignored_an_update_is_refused(tiny_folder: Path, served: Served, tmp_path: Path) -> None:
-    """A small one too, which no tolerance would find."""
+    """Small ones too, of which each might have rounded away, and which no tolerance would find."""
     policy = child(tiny_folder)
     sampler = sampler_for(policy, served, tmp_path)
     sampler.take_weights()
-    served.misbehave("ignore update")
-    policy.version = 1
-    sampler.take_weights()  # the weights are the same: nothing to load, nothing ignored
-    with torch.no_grad():
-        policy.causal.lm_head.weight.add_(1e-5 * torch.randn(policy.causal.lm_head.weight.shape))
-    policy.version = 2
-    with pytest.raises(UserError, match=r"does not have the weights of version 2.*answers to the last digit as before"):
+    first = sampler._own_logprobs()
+    served.misbehave("ignore update", times=100)
+    torch.manual_seed(0)
+    direction = torch.randn(policy.causal.lm_head.weight.shape)
+
+    def changed() -> float:
+        policy.version += 1
+        with torch.no_grad():
+            policy.causal.lm_head.weight.add_(5e-4 * direction)
+        return _mean_gap(sampler._own_logprobs(), first)
+
+    while changed() <= MOVED:
+        sampler.take_weights()  # it goes on while it cannot know
+    with pytest.raises(UserError, match=r"not have the weights of version \d+.*answers to the last digit as when"):
         sampler.take_weights()
+    assert policy.version > 2
+    assert MOVED < _mean_gap(sampler._own_logprobs(), first) < sampler._config.probe_limit
     served.misbehave("ignore update")
     with torch.no_grad():
         policy.causal.lm_head.weight.mul_(20)
-    with pytest.raises(UserError, match=r"does not have the weights of version 2.*nats from the policy's"):
+    with pytest.raises(UserError, match=r"does not have the weights of version \d+.*nats from the policy's"):
         sampler.take_weights()
 
 
