@@ -25,7 +25,7 @@ demo: setup
 	$(BIN)/vigneron demo
 
 # Two processes, one thread each: on two cores half of the time, and no test depends on another.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12
 
 test: setup
 	$(PYTEST) -m "not slow"

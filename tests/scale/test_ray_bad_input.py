@@ -79,6 +79,7 @@ def start(config: Any, tmp_path: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_nodes_that_differ_and_too_little_room(tmp_path: Path, config: Any, tiny_folder: Path) -> None:
     other = tmp_path / "other" / "transformers-9.9.9.dist-info"

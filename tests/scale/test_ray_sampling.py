@@ -24,7 +24,7 @@ from vigneron.scale.ray_sampler import RaySampler, actors_of
 from vigneron.scale.sampling_actor import SamplingActor
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,6 @@ def test_weights_that_came_changed_are_noticed_and_that_actor_is_replaced(nodes:
         sampler.close()
 
 
-@pytest.mark.cluster
 def test_one_that_does_not_answer_is_taken_for_dead_and_too_many_end_the_request(nodes: Any, config: Config) -> None:
     options = config.scale.sampling.model_copy(update={"timeout_s": 4.0, "actors": 1})
     config = config.model_copy(update={"scale": config.scale.model_copy(update={"sampling": options})})
@@ -149,7 +148,6 @@ def test_one_that_does_not_answer_is_taken_for_dead_and_too_many_end_the_request
         sampler.close()
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("model", [{"lora": {"rank": 2}}, {"chat": "minted"}])
 def test_adapters_and_minted_tokens_go_along(
     nodes: Any, tmp_path: Path, tiny_folder: Path, model: dict[str, Any]
@@ -166,7 +164,6 @@ def test_adapters_and_minted_tokens_go_along(
         sampler.close()
 
 
-@pytest.mark.cluster
 def test_another_base_under_the_same_name_is_refused(nodes: Any, tmp_path: Path, tiny_folder: Path) -> None:
     config = ray_config(tiny_folder, write_data(tmp_path), model={"lora": {"rank": 2}})
     policy = policy_of(config)

@@ -112,17 +112,20 @@ class RaySampler:
         """By the policy as it is now, or by what this thread was told to use."""
         if self._pinned.weights is not None:
             return self._sampled(request, self._pinned.weights)
-        if self._sent is None or self._sent.key != self._policy.version:
-            self._sent = self._put_weights(send=True)
-        return self._sampled(request, self._sent)
+        return self._sampled(request, self._as_they_are(send=True))
 
     def publish(self) -> SentWeights:
         """For a thread that samples ahead: the policy's weights as they are now. Actors get them when they are used."""
-        return self._put_weights(send=False)
+        return self._as_they_are(send=False)
 
     def use(self, weights: SentWeights | None) -> None:
         """What this thread samples from; None: the policy as it is at each call."""
         self._pinned.weights = weights
+
+    def _as_they_are(self, *, send: bool) -> SentWeights:
+        if self._sent is None or self._sent.key != self._policy.version:
+            self._sent = self._put_weights(send=send)
+        return self._sent
 
     @torch.no_grad()
     def _put_weights(self, *, send: bool) -> SentWeights:
