@@ -15,7 +15,6 @@ from vigneron.training.memory import explained_memory
 from vigneron.training.metrics import batch_metrics
 from vigneron.training.overlap import rewarded
 from vigneron.training.run import Run
-from vigneron.training.samples import samples_of
 from vigneron.training.signals import Stopped, StopRequest
 from vigneron.training.slots import Metrics
 from vigneron.training.view import View
@@ -110,7 +109,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             last = run.step == config.steps
             seconds = time.perf_counter() - began
             with phase("keep samples"):
-                run.samples.add(samples_of(batch, run.step, "train"))
+                run.keep(batch, "train")
             if config.eval_every and run.data.held_out and (last or run.step % config.eval_every == 0):
                 with phase("evaluate"):
                     metrics |= run.evaluate_and_keep()

@@ -12,7 +12,7 @@ from vigneron.errors import NonFinite, UserError, did_you_mean
 from vigneron.folder.metrics_file import records_of
 from vigneron.folder.notices import Notice, keep_notice
 from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import SampleStore
+from vigneron.folder.samples import Kind, SampleStore
 from vigneron.policy.model import Policy, Reference
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.checkers import Check
@@ -158,7 +158,7 @@ class Run:
             metrics = self.method.evaluate(rows)
         else:
             batch, metrics = evaluate(self.config, self.policy, self.reward, self.check, rows)
-            self.samples.add(samples_of(batch, self.step, "eval"))
+            self.keep(batch, "eval")
             if self.second_look is not None:
                 look = self.second_look
                 metrics |= ranks.from_first(lambda: look(batch))
@@ -168,6 +168,11 @@ class Run:
             known = did_you_mean(self.config.keep_best, named)
             raise UserError(f"keep_best: no held-out figure of this run is named '{self.config.keep_best}'{known}")
         return named
+
+    def keep(self, batch: Batch, kind: Kind) -> None:
+        """What was sampled, for whoever looks: by the rank that writes."""
+        if ranks.is_first():
+            self.samples.add(samples_of(batch, self.step, kind))
 
     def log(self, metrics: Metrics) -> None:
         """Of the step that is done, or of the child before the first."""
