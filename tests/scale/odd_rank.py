@@ -8,7 +8,8 @@ place, what, recipe, model = sys.argv[1:]
 os.chdir(place)
 sys.path.insert(0, place)
 # A machine of its own, as far as files go: in the model's folder is nothing, or another model.
-there = {"model": ["--tmpfs", model], "weights": ["--bind", f"{place}/other", model]}
+other = ["--bind", f"{place}/other", model]
+there = {"model": ["--tmpfs", model], "weights": other, "shapes": other}
 if os.environ["RANK"] == "1" and what in there and "INSIDE" not in os.environ:
     os.environ["INSIDE"] = "1"
     os.execvp("bwrap", ["bwrap", "--dev-bind", "/", "/", *there[what], sys.executable, *sys.argv])

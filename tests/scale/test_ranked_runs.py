@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -136,6 +137,24 @@ def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list
     check_the_same(run, place / "runs" / "whole")
 
 
+def test_weights_that_are_tied_by_their_values_are_tied_on_all_ranks(place: Path, tiny_folder: Path) -> None:
+    """A checkpoint that holds both of two tied weights: only who reads them can know that they are one."""
+    folder = shutil.copytree(tiny_folder, place / "tied")
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    small = ("steps=1", "save_every=1", "eval_every=0", f"model={{name: {folder}, device: cpu}}")
+    for name, ranks in (("one", ()), ("two", ("--nproc", "2", "scale.shard=2"))):
+        vigneron(place, "train", "tiny.yaml", "--name", name, *small, *ranks)
+    ends = [load_file(place / "runs" / name / "checkpoints/step-1/model.safetensors") for name in ("one", "two")]
+    assert ends[0].keys() == ends[1].keys()
+    assert "lm_head.weight" not in ends[0]
+    for name, weight in ends[0].items():
+        torch.testing.assert_close(ends[1][name], weight, atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_a_reward_model_is_asked_by_one_rank(place: Path, tiny_folder: Path) -> None:
@@ -198,17 +217,22 @@ def test_bad_input_is_one_line(place: Path) -> None:
         ("model", "rank 1: model: the folder"),
         ("version", "rank 1, on "),
         ("weights", "has other weights here than on rank 0"),
+        ("shapes", "other names or shapes here than on rank 0: model.embed_tokens.weight"),
     ],
 )
 def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, expected: str | None) -> None:
     """Its node has no files of the model, others, or another version of a package: nothing begins, a line says why."""
-    if what in ("model", "weights") and shutil.which("bwrap") is None:
+    if what in ("model", "weights", "shapes") and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
     recipe = yaml.safe_load((place / "tiny.yaml").read_text()) | {"steps": 1, "eval_every": 0}
+    recipe["scale"] = {"shard": 2 if what == "shapes" else 1}
     (place / "odd.yaml").write_text(yaml.safe_dump(recipe))
-    other = shutil.copytree(tiny_folder, place / "other") / "model.safetensors"
-    weights = load_file(other)
-    save_file({name: tensor * 1.01 for name, tensor in weights.items()}, other, metadata={"format": "pt"})
+    other = AutoModelForCausalLM.from_pretrained(shutil.copytree(tiny_folder, place / "other"))
+    if what == "shapes":
+        other.resize_token_embeddings(300)
+    with torch.no_grad():
+        other.get_input_embeddings().weight.mul_(1.01)
+    other.save_pretrained(place / "other")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, str(Path(__file__).with_name("odd_rank.py")), str(place), what, "odd.yaml", str(tiny_folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

@@ -271,9 +271,13 @@ def check_head(policy: Policy) -> None:
     """Trunk and head called apart must give the model's own logits: refuse a model where they do not."""
     ids = torch.arange(1, 9, device=policy.device)[None] % policy.causal.config.vocab_size
     positions = torch.arange(8, device=policy.device)[None]
-    with policy._precision():
-        expected = policy.causal(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
-    got = policy.logits(policy.hidden(ids, positions)).float()
+    try:
+        with policy._precision():
+            expected = policy.causal(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
+        got = policy.logits(policy.hidden(ids, positions)).float()
+    except RuntimeError as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"model: it cannot be passed eight tokens on '{policy.device}': {first}") from error
     if not torch.allclose(got, expected, atol=1e-3, rtol=1e-3):
         kind = policy.causal.config.model_type
         raise UserError(f"model: '{kind}' changes its logits after the head in a way Vigneron does not know")

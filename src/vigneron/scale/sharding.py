@@ -6,6 +6,7 @@ is small is not worth sending. Gradients are summed over the ranks, never averag
 
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ def shard_policy(policy: Policy, shard: int) -> None:
     if shard == 1:
         return
     model, device = policy.model, policy.device
+    _follow_structure(model)
     policy.shares_prompts = ranks.from_first(lambda: policy.shares_prompts)
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -75,6 +77,37 @@ def shard_policy(policy: Policy, shard: int) -> None:
         whole, like = _sendable(given.pop(name), device), now[name]
         parts[name] = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=0)
     model.load_state_dict(parts, strict=False, assign=True)
+
+
+def _follow_structure(model: Any) -> None:
+    """Every rank's model is made as the first one's: the same names and shapes, and the same weights tied.
+
+    Whether two weights are one may be found in their values, which the other ranks do not have.
+    """
+    own = _structure(model)
+    first, tied = ranks.from_first(lambda: (own, _tied(model)))
+
+    def compare() -> None:
+        if own != first:
+            unlike = next((mine for mine, theirs in zip_longest(own, first) if mine != theirs), None) or ("fewer",)
+            raise UserError(f"model: its weights have other names or shapes here than on rank 0: {unlike[0]}")
+
+    ranks.agreed(compare)
+    for name, other in tied.items():
+        place, _, key = name.rpartition(".")
+        model.get_submodule(place)._parameters[key] = model.get_parameter(other)
+
+
+def _structure(model: Any) -> list[tuple[Any, ...]]:
+    weights = [(n, w.shape, w.dtype, w.requires_grad) for n, w in model.named_parameters(remove_duplicate=False)]
+    return [*weights, *((n, b.shape, b.dtype) for n, b in model.named_buffers(remove_duplicate=False))]
+
+
+def _tied(model: Any) -> dict[str, str]:
+    """Weights that are another one's, by name, with the name of that one."""
+    names: dict[int, str] = {}
+    found = {name: names.setdefault(id(w), name) for name, w in model.named_parameters(remove_duplicate=False)}
+    return {name: other for name, other in found.items() if name != other}
 
 
 def _blank(weight: nn.Parameter) -> nn.Parameter:

@@ -119,7 +119,7 @@ def _loaded(
     scale.check_used()
     seed_everything(config.seed)
     with phase("load the model"):
-        return built, look, load_child(config)
+        return built, look, load_child(config, shared=config.scale.shard > 1)
 
 
 def _base(config: Config, policy: Policy) -> dict[str, str]:

@@ -12,8 +12,9 @@ from vigneron.policy.model import Policy
 from vigneron.policy.scorer import load_scorer
 
 
-def load_child(config: Config) -> Policy:
-    model, shared = config.model, config.scale.shard > 1
+def load_child(config: Config, *, shared: bool = False) -> Policy:
+    """`shared`: for `shard_policy`, as in `load_policy`."""
+    model = config.model
     if config.method.trains == "scorer":
         return load_scorer(
             model.name,

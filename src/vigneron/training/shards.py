@@ -53,9 +53,11 @@ def _empty(known: Any, place: Tensor | None) -> Tensor:
 
 
 def placed(value: Tensor, like: Tensor) -> Tensor:
-    """A tensor as this rank holds another one: all of it, or its part."""
-    value = value.to(like.device)
-    if ranks.is_sharded(like) is ranks.is_sharded(value):
+    """A tensor as this rank holds another one, all of it or its part; in memory of its own, unless it is a part already."""
+    if ranks.is_sharded(value):
         return value
+    if not ranks.is_sharded(like):
+        return value.to(like.device, copy=True)
+    value = value.to(like.device)
     own = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
     return own.clone()  # not a view that keeps the whole

@@ -96,7 +96,7 @@ class Player:
             # Only a fused optimizer counts its steps on the parameter's device.
             counter = parameter.device if self.optimizer.defaults["fused"] else torch.device("cpu")
             self.optimizer.state[parameter] = {
-                key: value.to(counter).clone() if key == "step" else placed(value, parameter).clone()
+                key: value.to(counter).clone() if key == "step" else placed(value, parameter)
                 for key, value in found.items()
             }
 
