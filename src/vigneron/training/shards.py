@@ -53,7 +53,7 @@ def _empty(known: Any, place: Tensor | None) -> Tensor:
 
 
 def placed(value: Tensor, like: Tensor) -> Tensor:
-    """A tensor as this rank holds another one, all of it or its part; in memory of its own, unless it is a part already."""
+    """A tensor as this rank holds another one: whole, or its part; its own memory, unless it was read as a part."""
     if ranks.is_sharded(value):
         return value
     if not ranks.is_sharded(like):
