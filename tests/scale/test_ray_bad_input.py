@@ -10,6 +10,9 @@ import pytest
 import yaml
 from ray_clusters import local_cluster, ray_config, write_data
 
+sys.path.append(str(Path(__file__).parent.parent / "sources"))
+from servers import chat, serving
+
 from minimal_recipe import line_of
 from vigneron import api
 from vigneron.errors import UserError
@@ -57,6 +60,14 @@ def test_an_address_where_nobody_answers_is_said_at_once(address: str, line: str
         Cluster(address)
     assert str(caught.value).startswith(line)
     assert time.monotonic() - began < 60
+
+
+def test_a_server_of_something_else_is_said_at_once() -> None:
+    """The dashboard's port, say: Ray itself would try for minutes."""
+    with serving(lambda seen, n: chat("hello")) as server:
+        address = server.url.removeprefix("http://").removesuffix("/v1")
+        with pytest.raises(UserError, match=rf"what answers at '{address}' is no Ray cluster"):
+            Cluster(address)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path) -> None:

@@ -17,6 +17,8 @@ from vigneron.policy.load import first_line
 from vigneron.scale import facts
 
 CONNECT_S = 10.0
+# The type of a frame of HTTP/2.
+SETTINGS = 4
 # A node that has not answered a first question for so long has no process to spare, or is gone.
 ANSWER_S = 60.0
 
@@ -166,8 +168,20 @@ def _check_answers(address: str) -> None:
     host, _, port = str(found).rpartition(":")
     if "://" in host or not port.isdecimal():
         raise UserError(f"scale.ray_address: '{found}' is no address of a cluster: `auto`, or as in `10.0.0.1:6379`")
+    speaks = True
     try:
-        with suppress(TypeError), socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
-            pass
+        with suppress(TypeError), socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S) as opened:
+            speaks = os.environ.get("RAY_USE_TLS") == "1" or _speaks_grpc(opened)
     except (OSError, OverflowError) as error:
         raise UserError(f"scale.ray_address: no Ray cluster answers at '{found}': {error}") from error
+    if not speaks:
+        raise UserError(f"scale.ray_address: what answers at '{found}' is no Ray cluster: its own port is 6379 mostly")
+
+
+def _speaks_grpc(opened: socket.socket) -> bool:
+    """Greeted in HTTP/2, a gRPC server says its settings first. Ray's dashboard, on a port beside, does not."""
+    opened.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]))
+    said = b""
+    while len(said) < 4 and (more := opened.recv(64)):
+        said += more
+    return said[3:4] == bytes([SETTINGS])
