@@ -3,7 +3,7 @@
 #
 #   sbatch --nodes=3 examples/ray-slurm.sh grpo-antonyms steps=500
 #
-# The environment with `vigneron[ray]` must be on a file system that every node sees, and be active when you submit.
+# The environment with Vigneron and Ray must be on a file system that every node sees, and be active when you submit.
 #SBATCH --job-name=vigneron
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -42,6 +42,7 @@ for _ in $(seq 60); do
     [ "${alive:-0}" -ge "${#nodes[@]}" ] && break
     sleep 5
 done
+[ "${alive:-0}" -ge "${#nodes[@]}" ] || echo "Ray counts ${alive:-0} of ${#nodes[@]} nodes: going on with those" >&2
 
 # One actor for each node that samples, each with that node's GPU. A node that is lost meanwhile ends nothing.
 srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap \

@@ -229,9 +229,12 @@ def is_lost(error: RuntimeError) -> bool:
 
 
 def lost(error: BaseException) -> RankLost:
+    """What a broken connection says of itself is of no help; anything else may be."""
+    known = any(sign in str(error).lower() for sign in SIGNS_OF_LOSS)
+    why = "" if known else f": {_first_line(error)}"
     return RankLost(
-        f"rank {rank()} of {count()} cannot reach the others, one of which has ended: {_first_line(error)}. The last "
-        "checkpoint stands, and `vigneron resume` goes on from it"
+        f"rank {rank()} of {count()} cannot reach the others, one of which has ended{why}. `vigneron resume` goes on "
+        "from the last checkpoint"
     )
 
 

@@ -62,8 +62,8 @@ def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, A
 def changed_config(config: Config, overrides: Sequence[str], where: str) -> Config:
     """A resolved config with `key=value` overrides, checked."""
     given = config.model_dump(mode="json")
-    for override in overrides:
-        given = with_override(given, override)
+    for override in sorted(overrides, key=lambda text: not _names_kind(text)):
+        given = with_override(given if not _names_kind(override) else _without_old_kind(given, override), override)
     return check_config(given, where)
 
 
@@ -104,6 +104,16 @@ def _set(mapping: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
     head, *rest = path
     mapping[head] = _set(_spelled_out(head, mapping.get(head)), rest, value) if rest else value
     return mapping
+
+
+def _names_kind(override: str) -> bool:
+    return override.partition("=")[0].strip().endswith(".kind")
+
+
+def _without_old_kind(given: dict[str, Any], override: str) -> dict[str, Any]:
+    """A config that is spelled out has keys of the old kind that nobody wrote, and that the new one may not have."""
+    *path, _ = override.partition("=")[0].strip().split(".")
+    return _set(given, path, {})
 
 
 def _spelled_out(key: str, value: Any) -> Any:

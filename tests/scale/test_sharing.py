@@ -13,9 +13,9 @@ from vigneron.batch import Batch, dealt, shared_out
 from vigneron.cli import without_option
 from vigneron.config import Config, RewardConfig
 from vigneron.errors import UserError
-from vigneron.recipe import check_config
+from vigneron.recipe import changed_config, check_config, load_config
 from vigneron.rewards.build import build_reward
-from vigneron.scale.fits import check_ranks
+from vigneron.scale.fits import check_ranks, resume_command
 from vigneron.scale.places import NOWHERE
 
 sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=24)
@@ -68,8 +68,23 @@ def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
     check_ranks(config(tmp_path, scale={"shard": 2}), 4)
     with pytest.raises(UserError, match="5 ranks have only 4 samples"):
         check_ranks(config(tmp_path), 5)
-    with pytest.raises(UserError, match="do not divide"):
+    with pytest.raises(UserError, match=r"4 ranks do not divide .* of 3 ranks each: start 3 or a multiple"):
         check_ranks(config(tmp_path, scale={"shard": 3}), 4)
+    with pytest.raises(UserError, match=r"1 rank does not divide .*--nproc 2\), or set scale.shard=1"):
+        check_ranks(config(tmp_path, scale={"shard": 2}), 1)
+    assert resume_command(tmp_path, 2) == f"vigneron resume {tmp_path} --nproc 2"
+    assert resume_command(tmp_path, 1) == f"vigneron resume {tmp_path}"
+
+
+def test_another_kind_leaves_the_old_ones_keys_behind(tmp_path: Path) -> None:
+    """Of a config that is spelled out, as a run's is: nobody wrote them."""
+    before = load_config("grpo-antonyms", ["scale.sampling.kind=ray", "scale.sampling.actors=3"])
+    after = changed_config(before, ["steps=7", "scale.sampling.kind=here"], "run")
+    assert (after.scale.sampling.kind, after.steps) == ("here", 7)
+    again = changed_config(after, ["scale.sampling.actors=2", "scale.sampling.kind=ray"], "run")
+    assert again.scale.sampling == before.scale.sampling.model_copy(update={"actors": 2})
+    with pytest.raises(UserError, match=r"scale\.sampling\.actors"):
+        changed_config(after, ["scale.sampling.actors=2"], "run")
 
 
 @pytest.mark.parametrize("kind", ["model", "preference", "semantic"])

@@ -15,6 +15,7 @@ from vigneron.report.curves import series
 from vigneron.report.looked_at import LookedAt, ends_of
 from vigneron.report.run_list import STATE_STYLES, ago
 from vigneron.report.tables import visible
+from vigneron.scale.fits import resume_command
 
 CHANGES_SHOWN = 12
 
@@ -97,10 +98,11 @@ def _described(run: LookedAt, one: Saved) -> str:
 
 def _ways_on(run: LookedAt) -> Iterator[tuple[str, str]]:
     status, path = run.status, run.status.path
+    resume = resume_command(path, run.config.scale.shard)
     if not status.alive and status.state != "finished":
-        yield "resume", f"vigneron resume {path}"
+        yield "resume", resume
     if status.state == "finished" and run.saved:
-        yield "further", f"vigneron resume {path} steps={2 * status.steps}"
+        yield "further", f"{resume} steps={2 * status.steps}"
     if run.saved and run.config.method.trains == "policy":
         yield "talk", f"vigneron chat {path}"
     if status.step:

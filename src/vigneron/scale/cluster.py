@@ -25,7 +25,7 @@ ANSWER_S = 60.0
 
 def check_installed() -> None:
     if importlib.util.find_spec("ray") is None:
-        raise UserError("scale: Ray is not installed: run `pip install 'vigneron[ray]'`, or leave out what asks for it")
+        raise UserError("scale: Ray is not installed: run `pip install ray`, or leave out what asks for it")
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,8 @@ def _connect(ray: Any, address: str | None) -> None:
     except Exception as error:  # the edge to somebody's cluster, or to this machine's limits
         if address is None:
             raise UserError(f"scale: Ray cannot be started: {first_line(error)}") from error
-        raise UserError(f"scale.ray_address: '{address}' cannot be joined: {first_line(error)}") from error
+        hint = "every node needs the same Ray, and the same ~/.ray/auth_token where there is one"
+        raise UserError(f"scale.ray_address: '{address}' cannot be joined: {first_line(error)} ({hint})") from error
     finally:
         if main and on_term is not None:
             signal.signal(signal.SIGTERM, on_term)  # Ray puts its own in its place

@@ -10,6 +10,7 @@ from vigneron.errors import NonFinite, UserError
 from vigneron.files import full_disk_said
 from vigneron.folder.curve_index import CurveIndex
 from vigneron.folder.status import State, write_status
+from vigneron.scale.fits import resume_command
 from vigneron.timing import first_lap, next_lap, phase
 from vigneron.training.memory import explained_memory
 from vigneron.training.metrics import batch_metrics
@@ -129,6 +130,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             if asked or last:
                 ranks.from_first(run.saver.wait)
             if asked:
-                goes_on = "it was the last" if last else f"`vigneron resume {run.folder.path}` goes on"
+                resume = resume_command(run.folder.path, config.scale.shard)
+                goes_on = "it was the last" if last else f"`{resume}` goes on"
                 view.notice(f"saved after step {run.step}: {goes_on}")
                 stop.leave(asked)

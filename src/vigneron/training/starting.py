@@ -112,8 +112,12 @@ def resume_run(
 
 
 def _join(config: Config, device: str | None = None) -> None:
-    check_ranks(config, ranks.asked_for())
-    check_staleness(config, ranks.asked_for())
+    try:
+        check_ranks(config, ranks.asked_for())
+        check_staleness(config, ranks.asked_for())
+    except UserError as error:
+        error.said_elsewhere = not ranks.is_first()
+        raise
     ranks.join(resolve_device(device or config.model.device))
 
 
