@@ -63,7 +63,7 @@ def changed_config(config: Config, overrides: Sequence[str], where: str) -> Conf
     """A resolved config with `key=value` overrides, checked."""
     given = config.model_dump(mode="json")
     for override in sorted(overrides, key=lambda text: not _names_kind(text)):
-        given = with_override(given if not _names_kind(override) else _without_old_kind(given, override), override)
+        given = with_override(_without_old_kind(given, override), override)
     return check_config(given, where)
 
 
@@ -112,8 +112,13 @@ def _names_kind(override: str) -> bool:
 
 def _without_old_kind(given: dict[str, Any], override: str) -> dict[str, Any]:
     """A config that is spelled out has keys of the old kind that nobody wrote, and that the new one may not have."""
-    *path, _ = override.partition("=")[0].strip().split(".")
-    return _set(given, path, {})
+    key, _, value = override.partition("=")
+    *path, last = key.strip().split(".")
+    now: Any = given
+    for part in path:
+        now = now.get(part) if isinstance(now, Mapping) else None
+    changes = _names_kind(override) and isinstance(now, Mapping) and now.get(last) != value.strip()
+    return _set(given, path, {}) if changes else given
 
 
 def _spelled_out(key: str, value: Any) -> Any:

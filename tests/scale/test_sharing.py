@@ -81,6 +81,7 @@ def test_another_kind_leaves_the_old_ones_keys_behind(tmp_path: Path) -> None:
     before = load_config("grpo-antonyms", ["scale.sampling.kind=ray", "scale.sampling.actors=3"])
     after = changed_config(before, ["steps=7", "scale.sampling.kind=here"], "run")
     assert (after.scale.sampling.kind, after.steps) == ("here", 7)
+    assert changed_config(before, ["scale.sampling.kind=ray"], "run") == before
     again = changed_config(after, ["scale.sampling.actors=2", "scale.sampling.kind=ray"], "run")
     assert again.scale.sampling == before.scale.sampling.model_copy(update={"actors": 2})
     with pytest.raises(UserError, match=r"scale\.sampling\.actors"):
