@@ -70,9 +70,7 @@ def test_a_server_of_something_else_is_said_at_once() -> None:
             Cluster(address)
 
 
-def test_without_ray_it_is_said_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
-) -> None:
+def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])  # nothing is installed there
     monkeypatch.setattr(sys, "meta_path", [])
     monkeypatch.delitem(sys.modules, "ray", raising=False)
