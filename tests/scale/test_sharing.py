@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from small_batch import make_batch
+from vigneron import ranks
 from vigneron.batch import Batch, dealt, shared_out
 from vigneron.cli import without_option
 from vigneron.config import Config, RewardConfig
@@ -17,6 +18,7 @@ from vigneron.recipe import changed_config, check_config, load_config
 from vigneron.rewards.build import build_reward
 from vigneron.scale.fits import check_ranks, resume_command
 from vigneron.scale.places import NOWHERE
+from vigneron.training import starting
 
 sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=24)
 
@@ -74,6 +76,21 @@ def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
         check_ranks(config(tmp_path, scale={"shard": 2}), 1)
     assert resume_command(tmp_path, 2) == f"vigneron resume {tmp_path} --nproc 2"
     assert resume_command(tmp_path, 1) == f"vigneron resume {tmp_path}"
+
+
+def test_a_lost_rank_is_said_in_words_of_ours() -> None:
+    gloo = "[/a/b/pair.cc:553] Connection closed by peer [127.0.0.1]:40098. Check the logs. GLHF!"
+    assert "GLHF" not in str(ranks.lost(RuntimeError(gloo)))
+    assert "NCCL timed out" in str(ranks.lost(RuntimeError("NCCL timed out\nand more")))
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_what_every_rank_finds_is_said_by_the_first(rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    monkeypatch.setenv("RANK", rank)
+    with pytest.raises(UserError, match="5 ranks have only 4 samples") as caught:
+        starting._join(config(tmp_path))
+    assert caught.value.said_elsewhere is (rank != "0")
 
 
 def test_another_kind_leaves_the_old_ones_keys_behind(tmp_path: Path) -> None:

@@ -115,9 +115,7 @@ def load_policy(
     """
     where = resolve_device(device)
     blank = shared and not ranks.is_first()
-    model, tokenizer = _load_pretrained(
-        name, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, **weights_on("meta" if blank else "cpu")
-    )
+    model, tokenizer = _load_pretrained(name, blank, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if chat == "minted":
         mint(model, tokenizer)
     if lora is not None:
@@ -134,11 +132,6 @@ def load_policy(
         policy.shares_prompts = can_share_prompts(policy)
     policy.device, policy.compute_dtype = where, resolve_compute_dtype(dtype, where)
     return policy
-
-
-def weights_on(device: Literal["cpu", "meta"]) -> dict[str, Any]:
-    """For transformers. On `meta` no weight is read, and buffers have no values either."""
-    return {"device_map": "meta"} if device == "meta" else {}
 
 
 def checkpoint_activations(policy: Policy) -> None:
@@ -178,7 +171,8 @@ def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torc
     return Policy(model, tokenizer, frozenset(ends), pad, device, dtype)
 
 
-def _load_pretrained(name: str, *, allow_pickle: bool, trust_remote_code: bool, **placing: Any) -> tuple[Any, Any]:
+def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote_code: bool) -> tuple[Any, Any]:
+    """`blank`: on `meta`, where no weight is read, and buffers have no values either."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     source = model_source(name)
@@ -193,8 +187,8 @@ def _load_pretrained(name: str, *, allow_pickle: bool, trust_remote_code: bool, 
                 config=config,
                 dtype=torch.float32,
                 use_safetensors=None if allow_pickle else True,
+                device_map="meta" if blank else None,
                 **options,
-                **placing,
             )
     except Exception as error:  # the edge to somebody's files: they can be broken in any way
         raise UserError(f"model: cannot load '{name}': {first_line(error)}") from error

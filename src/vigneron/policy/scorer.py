@@ -20,7 +20,6 @@ from vigneron.policy.load import (
     model_source,
     resolve_compute_dtype,
     resolve_device,
-    weights_on,
 )
 from vigneron.policy.model import Policy
 from vigneron.quiet import quiet_transformers
@@ -50,8 +49,7 @@ def load_scorer(
     """
     where = resolve_device(device)
     blank = shared and not ranks.is_first()
-    placing = weights_on("meta" if blank else "cpu")
-    model, tokenizer, new = _load_pretrained(name, key, allow_pickle, trust_remote_code, placing)
+    model, tokenizer, new = _load_pretrained(name, key, allow_pickle, trust_remote_code, blank)
     head = getattr(model, HEAD, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise UserError(f"{key}: '{name}' does not give a text one number: a `{HEAD}` head with one label does")
@@ -75,7 +73,7 @@ def load_scorer(
 
 
 def _load_pretrained(
-    name: str, key: str, allow_pickle: bool, trust_remote_code: bool, placing: dict[str, Any]
+    name: str, key: str, allow_pickle: bool, trust_remote_code: bool, blank: bool
 ) -> tuple[Any, Any, set[str]]:
     """The model, its tokenizer, and the weights that the folder does not have."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -91,7 +89,7 @@ def _load_pretrained(
                 use_safetensors=None if allow_pickle else True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
-                **placing,
+                device_map="meta" if blank else None,
             )
     except Exception as error:  # the edge to somebody's files: they can be broken in any way
         raise UserError(f"{key}: cannot load '{name}': {first_line(error)}") from error

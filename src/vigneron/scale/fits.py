@@ -1,4 +1,4 @@
-"""What can be spread over how many ranks."""
+"""What can be spread over how many ranks, and how a run that was goes on."""
 
 from pathlib import Path
 

@@ -18,6 +18,7 @@ from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.checkers import Check
 from vigneron.rewards.on_first_rank import OnFirstRank
 from vigneron.rollout.prompts import PromptOrder
+from vigneron.scale.fits import resume_command
 from vigneron.scale.run_scale import Scale
 from vigneron.tasks.source import Data
 from vigneron.trackers.installed import missing_trackers
@@ -143,7 +144,8 @@ class Run:
         dumped = dump_batch(self.folder.path, step, error.batch, str(error))
         self.skipped += 1
         if self.skipped > self.config.skip_nonfinite or error.batch is None:
-            goes_on = f"`vigneron resume {self.folder.path} skip_nonfinite={self.skipped}` passes over it"
+            resume = resume_command(self.folder.path, self.config.scale.shard)
+            goes_on = f"`{resume} skip_nonfinite={self.skipped}` passes over it"
             raise UserError(f"step {step}: {error}. Its batch {dumped}; {goes_on}") from error
         notice = Notice(step, f"step {step} is passed over, without an update: {error}. Its batch {dumped}", "warning")
         keep_notice(self.folder, notice)
