@@ -26,6 +26,9 @@ if [ "$workers" -lt 1 ]; then
     exit 2
 fi
 
+# Ray frees old weights at once, not once a second: new ones then go where they were, which is several times faster.
+export RAY_free_objects_period_milliseconds=20
+
 # The head trains: Ray is told that it has no GPU, so that no actor is put there.
 srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap \
     ray start --head --node-ip-address="$head" --port=$port --num-gpus=0 --block &

@@ -103,14 +103,23 @@ def test_the_microbatch_that_is_found_fits() -> None:
 
 
 class Narrow:
-    """After the first checkpoint the device has no memory left to give."""
+    """After the first checkpoint the device has no memory left to give, nor has the allocator."""
+
+    def __init__(self) -> None:
+        self.taken: list[torch.Tensor] = []
 
     def notice(self, text: str) -> None: ...
 
     def step(self, run: Any, *_: Any) -> None:
-        if run.step == 3:
-            torch.cuda.empty_cache()
-            torch.cuda.set_per_process_memory_fraction(1e-9)
+        if run.step != 3:
+            return
+        torch.cuda.set_per_process_memory_fraction(1e-9)
+        size = 2**30
+        while size >= 512:
+            try:
+                self.taken.append(torch.empty(size, dtype=torch.uint8, device=CUDA))
+            except torch.OutOfMemoryError:
+                size //= 2
 
 
 def test_row_26_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_path: Path, tiny_folder: Path) -> None:
@@ -118,10 +127,12 @@ def test_row_26_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_p
     config = tiny_config(
         tiny_folder, write_data(tmp_path), model=model, reward={"kind": "binary"}, save_every=2, eval_every=0
     )
+    view = Narrow()
     try:
         with pytest.raises(UserError, match=r"out of memory; .*microbatch_tokens"):
-            api.train(config, name="run", runs=tmp_path, view=Narrow())
+            api.train(config, name="run", runs=tmp_path, view=view)
     finally:
+        view.taken.clear()
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert status_of(tmp_path / "run").state == "failed"
     assert api.resume(tmp_path / "run").step == 12

@@ -1,9 +1,12 @@
 """Every method for two steps on a tiny model in float64: its gradients and its figures, by one process or by ranks.
 
-As a script, each rank of torchrun runs it, and the first writes what it found: `ranked_methods.py FOLDER SHARD`.
+As a script, each rank of torchrun runs it, and the first writes what it found:
+`ranked_methods.py FOLDER SHARD [--device DEVICE] [--halves]`. Ranks on `cuda` share one GPU: gloo allows it, NCCL not.
 """
 
+import argparse
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +65,8 @@ CASES: dict[str, dict[str, Any]] = {
     "preference_model": {"name": "preference_model"},
     "score_model": {"name": "score_model"},
 }
+IN_HALVES = ("sft", "sft, packed", "dpo", "reward_model")
+"""Without samples: in bfloat16 one token may come out otherwise, and then everything does."""
 
 
 def paid(completions: list[str], **columns: Any) -> list[float | None]:
@@ -90,11 +95,20 @@ def config_of(case: str, place: Path, shard: int) -> Config:
     return check_config(given, case)
 
 
-def measured(case: str, place: Path, shard: int = 1) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
-    """Gradients by step, player and weight as they are before clipping, and the steps' figures."""
+def measured(
+    case: str, place: Path, shard: int = 1, device: str = "cpu", *, halves: bool = False
+) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    """Gradients by step, player and weight as they are before clipping, and the steps' figures.
+
+    In float64, or in `halves`: float32, with products in bfloat16.
+    """
     config = config_of(case, place, shard)
     is_scorer = config.method.trains == "scorer"
-    policy: Policy = (tiny_scorer if is_scorer else tiny_policy)("llama", dtype=torch.float64)
+    policy: Policy = (tiny_scorer if is_scorer else tiny_policy)(
+        "llama", dtype=torch.float32 if halves else torch.float64
+    )
+    if halves:
+        policy.compute_dtype = torch.bfloat16
     if "LoRA" in case:
         torch.manual_seed(0)
         policy = replace(policy, model=_add_lora(policy.model, Lora(rank=2)).to(torch.float64))
@@ -104,7 +118,10 @@ def measured(case: str, place: Path, shard: int = 1) -> tuple[dict[str, Tensor],
     if "activations" in case:
         checkpoint_activations(policy)
     policy.eos_ids = frozenset(range(60))  # so that completions have all lengths
-    if shard > 1 and not ranks.is_first():
+    policy.device = torch.device(device)
+    if shard == 1:
+        policy.model.to(device)
+    elif not ranks.is_first():  # the first one's are on its host until they are sent
         _forget_values(policy.model)
     shard_policy(policy, shard)
     reference = Reference.of(policy)
@@ -124,7 +141,7 @@ def measured(case: str, place: Path, shard: int = 1) -> tuple[dict[str, Tensor],
             figures.append(one_step(run)[1])
             policy.version += 1
     found |= {f"weight.{name}": ranks.whole(weight.detach()).clone() for name, weight in policy.trainable()}
-    return found, figures
+    return {name: tensor.cpu() for name, tensor in found.items()}, figures
 
 
 def _forget_values(model: Any) -> None:
@@ -164,14 +181,16 @@ class _gradients_kept:
         Player.clip, TrustRegionUpdate._take_gradient = self._clip, self._take  # type: ignore[method-assign]
 
 
-def main(place: Path, shard: int) -> None:
+def main(place: Path, shard: int, device: str, *, halves: bool) -> None:
     sys.modules["ranked_methods"] = sys.modules["__main__"]
     torch.set_num_threads(1)
-    ranks.join(torch.device("cpu"))
-    for case, options in CASES.items():
-        if shard > 1 and options.get("form") == "constraint":
+    if device == "cuda":  # NCCL refuses two ranks of one host on one GPU, so each says that it has a host of its own
+        os.environ |= {"LOCAL_RANK": "0", "NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo"}
+    ranks.join(torch.device(device))
+    for case in IN_HALVES if halves else CASES:
+        if shard > 1 and CASES[case].get("form") == "constraint":
             continue
-        tensors, figures = measured(case, place, shard)
+        tensors, figures = measured(case, place, shard, device, halves=halves)
         if ranks.is_first():
             save_file(tensors, place / f"{case}.safetensors")
             (place / f"{case}.json").write_text(json.dumps(figures))
@@ -179,4 +198,9 @@ def main(place: Path, shard: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("place", type=Path)
+    parser.add_argument("shard", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--halves", action="store_true")
+    main(**vars(parser.parse_args()))

@@ -1,56 +1,16 @@
 """Gradients and figures of several ranks are those of one process on the same batch, for every method."""
 
-import json
-import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from ranked_methods import CASES, measured
-from safetensors.torch import load_file
-from torch import Tensor
-
-SCRIPT = Path(__file__).with_name("ranked_methods.py")
-TOLERANCE = 1e-6
-Found = dict[str, tuple[dict[str, Tensor], list[dict[str, float]]]]
+from ranked_comparison import Found, check_near, check_the_same, of_ranks
+from ranked_methods import CASES, IN_HALVES, measured
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Found:
     place = tmp_path_factory.mktemp("alone")
     return {case: measured(case, place) for case in CASES}
-
-
-def of_ranks(place: Path, count: int, shard: int) -> Found:
-    """By real processes, under torchrun."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    done = subprocess.run(
-        [*torchrun, str(SCRIPT), str(place), str(shard)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-        cwd=SCRIPT.parent,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {
-        path.stem: (load_file(path), json.loads(path.with_suffix(".json").read_text()))
-        for path in place.glob("*.safetensors")
-    }
-
-
-def check_the_same(alone: Found, together: Found) -> None:
-    for case, (tensors, figures) in together.items():
-        expected, said = alone[case]
-        assert set(tensors) == set(expected), case
-        for name, tensor in tensors.items():
-            assert (tensor - expected[name]).abs().max() < TOLERANCE, (case, name)
-        for step, (here, there) in enumerate(zip(figures, said, strict=True)):
-            assert set(here) == set(there), case
-            for name, value in here.items():
-                same = value == pytest.approx(there[name], rel=TOLERANCE, abs=TOLERANCE)
-                assert same or (math.isnan(value) and math.isnan(there[name])), (case, step, name)
 
 
 def test_every_method_is_measured_and_learns(alone: Found) -> None:
@@ -78,3 +38,10 @@ def test_more_ranks_and_sharded_weights(alone: Found, tmp_path: Path, count: int
     together = of_ranks(tmp_path, count, shard)
     assert set(CASES) - set(together) == (set() if shard == 1 else {"trpo, constraint"})
     check_the_same(alone, together)
+
+
+def test_products_in_bfloat16_with_sharded_weights(tmp_path: Path) -> None:
+    alone = {case: measured(case, tmp_path, halves=True) for case in IN_HALVES}
+    together = of_ranks(tmp_path, 2, 2, "--halves")
+    assert set(together) == set(IN_HALVES)
+    check_near(alone, together, share=0.01)

@@ -133,6 +133,9 @@ def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert not (run / "checkpoints" / "step-6").exists()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["compile"] = True  # as `auto` is resolved on a GPU, whoever goes on
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
     vigneron(place, "resume", "runs/cut", *after)
     check_the_same(run, place / "runs" / "whole")
 
@@ -208,6 +211,8 @@ def test_bad_input_is_one_line(place: Path) -> None:
     constraint = ("method={name: trpo, form: constraint}", "optimizer={}", "scale.shard=2")
     assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2")
     assert "staleness" in said("train", "tiny.yaml", "scale.staleness=1")
+    compiled = said("train", "tiny.yaml", "model.compile=true", "scale.shard=2", "--nproc", "2")
+    assert "no effect on weights that ranks share" in compiled
 
 
 @pytest.mark.parametrize(

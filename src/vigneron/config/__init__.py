@@ -243,8 +243,6 @@ class Config(Strict):
         scale, reward = self.scale, self.reward
         if scale.sampling.kind != "here" and self.method.reads == "pairs":
             raise ValueError(f"`scale.sampling` has no effect with {_said(self.method)}, which samples nothing")
-        if scale.shard > 1 and self.model.compile is True:
-            raise ValueError("`model.compile: true` has no effect on weights that ranks share: leave it out")
         if scale.embedding is not None and not embeds_here(reward):
             raise ValueError("`scale.embedding` has no effect: this reward asks no local embedder")
         if scale.judging is not None and not judges_here(reward):

@@ -17,6 +17,9 @@ from vigneron.policy.load import first_line
 from vigneron.scale import facts
 
 CONNECT_S = 10.0
+# Ray frees what nobody refers to once a second. Each version of the weights would be put into memory that was never
+# used yet, which costs several times the copying; freed at once, two versions take turns.
+FREE_AFTER, FREE_AFTER_MS = "RAY_free_objects_period_milliseconds", "20"
 # The type of a frame of HTTP/2.
 SETTINGS = 4
 # A node that has not answered a first question for so long has no process to spare, or is gone.
@@ -133,6 +136,7 @@ def _connect(ray: Any, address: str | None) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault(FREE_AFTER, FREE_AFTER_MS)
         quiet |= {"address": "local", "include_dashboard": False}
     else:
         _check_answers(address)

@@ -123,6 +123,8 @@ def _join(config: Config, device: str | None = None) -> None:
 
 def _looked_at(config: Config, runs: Path, name: str | None, view: View) -> tuple[Config, Data]:
     """What a run begins with, its parent's answers among it."""
+    if config.model.compile is True and config.scale.shard > 1:
+        raise UserError("model.compile: true has no effect on weights that ranks share: leave it out")
     if config.model.compile is True and not can_compile(resolve_device(config.model.device)):
         raise UserError("model.compile: true has an effect on a CUDA device only: leave it out here")
     check_trackers(config.trackers)

@@ -1,0 +1,34 @@
+"""Two ranks that share a GPU, over gloo, come to what one process on it comes to. NCCL wants a GPU for each."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parent.parent / "scale"))
+from ranked_comparison import Found, check_near, check_the_same, of_ranks
+from ranked_methods import CASES, IN_HALVES, measured
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    place = tmp_path_factory.mktemp("alone")
+    return {case: measured(case, place, device="cuda") for case in CASES}
+
+
+@pytest.mark.parametrize("shard", [1, 2])
+def test_every_method_by_two_ranks(alone: Found, tmp_path: Path, shard: int) -> None:
+    together = of_ranks(tmp_path, 2, shard, "--device", "cuda")
+    assert set(CASES) - set(together) == (set() if shard == 1 else {"trpo, constraint"})
+    check_the_same(alone, together)
+
+
+@pytest.mark.parametrize("shard", [1, 2])
+def test_products_in_bfloat16(tmp_path: Path, shard: int) -> None:
+    alone = {case: measured(case, tmp_path, device="cuda", halves=True) for case in IN_HALVES}
+    together = of_ranks(tmp_path, 2, shard, "--device", "cuda", "--halves")
+    assert set(together) == set(IN_HALVES)
+    check_near(alone, together, share=0.02)

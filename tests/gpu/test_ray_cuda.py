@@ -1,0 +1,51 @@
+"""Ray actors on a share of the GPU that trains: the same run as without them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parent.parent / "training"))
+from helpers import tiny_config, write_data
+
+from vigneron import api
+from vigneron.folder.run_folder import RunFolder
+
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+STEPS = 4
+HERE: dict[str, Any] = {"sampling": {"kind": "here"}}
+TWO_ACTORS: dict[str, Any] = {"sampling": {"kind": "ray", "actors": 2, "gpus": 0.3}}
+
+
+def trained(folder: Path, runs: Path, name: str, scale: dict[str, Any], dtype: str) -> Path:
+    config = tiny_config(
+        folder,
+        write_data(runs),
+        model={"name": str(folder), "device": "cuda", "dtype": dtype},
+        method={"name": "grpo"},
+        reward={"kind": "binary"},
+        optimizer={"actor_lr": 1e-3},
+        steps=STEPS,
+        save_every=0,
+        scale=scale,
+    )
+    return api.train(config, name=name, runs=runs).folder
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_run(tmp_path: Path, roomy_folder: Path, dtype: str) -> None:
+    here = trained(roomy_folder, tmp_path, "here", HERE, dtype)
+    by_actors = trained(roomy_folder, tmp_path, "by-actors", TWO_ACTORS, dtype)
+    rel, absolute = (1e-3, 1e-4) if dtype == "float32" else (0.1, 0.05)
+    for one, other in zip(RunFolder(here).metrics(), RunFolder(by_actors).metrics(), strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            if isinstance(value, float):
+                assert other[key] == pytest.approx(value, rel=rel, abs=absolute), f"{key} at step {one['step']}"
+    said = [json.loads(line) for line in (by_actors / "sampling.jsonl").read_text().splitlines()]
+    assert [line["version"] for line in said if not line["greedy"]] == list(range(STEPS))
