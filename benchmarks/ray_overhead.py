@@ -8,9 +8,11 @@ GPU. By default 64 x 8 x 64 on a GPU, and a tiny model on a CPU, where it only s
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,27 +43,30 @@ def work_of(given: argparse.Namespace, device: str) -> Work:
 
 
 def scale_of(sampler: str, device: str) -> dict[str, Any]:
-    """The actor has a share of the GPU that trains; of the CPUs Ray counts, one."""
+    """The actor has a share of the GPU that trains, or all CPUs, as sampling here has."""
     if sampler == "here":
         return {}
-    return {"scale": {"sampling": {"kind": "ray", "actors": 1, "gpus": 0.5 if device == "cuda" else 0.0}}}
+    given = {"gpus": 0.5} if device == "cuda" else {"cpus": os.cpu_count()}
+    return {"scale": {"sampling": {"kind": "ray", "actors": 1, **given}}}
 
 
 class StepSeconds:
-    """Watches a run: the whole of each step, and what its sampler says of it."""
+    """Watches a run: all from one step's end to the next one's, its logs too, and what its sampler says of it."""
 
     def __init__(self, warmups: int) -> None:
         self.left = warmups
+        self.ended = 0.0
         self.seconds: list[float] = []
         self.parts: dict[str, list[float]] = {}
 
     def notice(self, text: str) -> None: ...
 
     def step(self, run: Any, metrics: Any, batch: Any, seconds: float) -> None:
+        began, self.ended = self.ended, time.perf_counter()
         self.left -= 1
         if self.left >= 0:
             return
-        self.seconds.append(seconds)
+        self.seconds.append(self.ended - began)
         for name, value in getattr(run.policy.sampler, "seconds", {}).items():
             self.parts.setdefault(name, []).append(value)
 
