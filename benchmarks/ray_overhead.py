@@ -12,8 +12,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,8 @@ from benchmarks.comparison import table
 from benchmarks.processes import start
 from benchmarks.work import Work
 
-PHASES = ("put", "load", "sample", "gather")
+PHASES = ("rollout", "put", "load", "sample", "gather", "reward", "advantage", "update", "keep samples")
+"""Of a step, and of its rollout what the sampler says of it."""
 WARMUPS = {"cuda": 4, "cpu": 1}
 
 
@@ -50,31 +49,23 @@ def scale_of(sampler: str, device: str) -> dict[str, Any]:
     return {"scale": {"sampling": {"kind": "ray", "actors": 1, **given}}}
 
 
-class StepSeconds:
-    """Watches a run: all from one step's end to the next one's, its logs too, and what its sampler says of it."""
+class SamplerSeconds:
+    """Watches a run: what its sampler says of each step."""
 
-    def __init__(self, warmups: int) -> None:
-        self.left = warmups
-        self.ended = 0.0
-        self.seconds: list[float] = []
-        self.parts: dict[str, list[float]] = {}
+    def __init__(self) -> None:
+        self.laps: list[dict[str, float]] = []
 
     def notice(self, text: str) -> None: ...
 
     def step(self, run: Any, metrics: Any, batch: Any, seconds: float) -> None:
-        began, self.ended = self.ended, time.perf_counter()
-        self.left -= 1
-        if self.left >= 0:
-            return
-        self.seconds.append(self.ended - began)
-        for name, value in getattr(run.policy.sampler, "seconds", {}).items():
-            self.parts.setdefault(name, []).append(value)
+        self.laps.append(dict(getattr(run.policy.sampler, "seconds", {})))
 
 
 def measure(work: Work, sampler: str, model: str | None) -> dict[str, Any]:
-    """In a process of its own."""
+    """In a process of its own. A step is all from one's end to the next one's, its logs too."""
     from benchmarks.models import llama_config, save_random_model
-    from benchmarks.ours import Enough, started
+    from benchmarks.ours import started
+    from vigneron.timing import WHOLE, listening
     from vigneron.training import loop
 
     with tempfile.TemporaryDirectory() as place:
@@ -82,11 +73,13 @@ def measure(work: Work, sampler: str, model: str | None) -> dict[str, Any]:
         if folder is None and work.device == "cpu":
             folder = Path(place) / "model"
             save_random_model(llama_config(2, 192), folder)
-        view = StepSeconds(work.warmups)
-        with started(work, folder, scale_of(sampler, work.device)) as run, suppress(Enough):
+        view = SamplerSeconds()
+        with started(work, folder, scale_of(sampler, work.device)) as run, listening() as watch:
             loop.train(run, view)
-    middle = {name: statistics.median(values) for name, values in view.parts.items()}
-    return {"seconds": statistics.median(view.seconds), "spread": [min(view.seconds), max(view.seconds)], **middle}
+    laps = [lap | said for lap, said in zip(watch.laps, view.laps, strict=True)][work.warmups :]
+    middle = {name: statistics.median(lap[name] for lap in laps) for name in PHASES if all(name in lap for lap in laps)}
+    seconds = [lap[WHOLE] for lap in laps]
+    return {"seconds": statistics.median(seconds), "spread": [min(seconds), max(seconds)], **middle}
 
 
 def shown(here: dict[str, Any], ray: dict[str, Any]) -> list[str]:
