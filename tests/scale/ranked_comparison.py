@@ -17,6 +17,7 @@ Found = dict[str, tuple[dict[str, Tensor], list[dict[str, float]]]]
 
 def of_ranks(place: Path, count: int, shard: int, *options: str) -> Found:
     """By real processes, under torchrun."""
+    place.mkdir(exist_ok=True)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     done = subprocess.run(
         [*torchrun, str(SCRIPT), str(place), str(shard), *options],

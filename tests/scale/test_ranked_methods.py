@@ -40,8 +40,10 @@ def test_more_ranks_and_sharded_weights(alone: Found, tmp_path: Path, count: int
     check_the_same(alone, together)
 
 
+@pytest.mark.slow
 def test_products_in_bfloat16_with_sharded_weights(tmp_path: Path) -> None:
-    alone = {case: measured(case, tmp_path, halves=True) for case in IN_HALVES}
-    together = of_ranks(tmp_path, 2, 2, "--halves")
+    """In processes of their own: a CPU without bfloat16 makes torch multiply in another way ever after."""
+    alone = of_ranks(tmp_path / "alone", 1, 1, "--halves")
+    together = of_ranks(tmp_path / "together", 2, 2, "--halves")
     assert set(together) == set(IN_HALVES)
     check_near(alone, together, share=0.01)
