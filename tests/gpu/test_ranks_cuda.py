@@ -1,4 +1,4 @@
-"""Two ranks that share a GPU, over gloo, come to what one process on it comes to. NCCL wants a GPU for each."""
+"""Two ranks that share a GPU, over NCCL, come to what one process on it comes to."""
 
 import sys
 from pathlib import Path

@@ -22,14 +22,20 @@ HERE: dict[str, Any] = {"sampling": {"kind": "here"}}
 TWO_ACTORS: dict[str, Any] = {"sampling": {"kind": "ray", "actors": 2, "gpus": 0.3}}
 
 
+def low_letters(completions: list[str], **_: Any) -> list[float]:
+    """Differs within nearly every group, so that each step changes the weights."""
+    return [sum(map(ord, text)) % 7 / 6 for text in completions]
+
+
 def trained(folder: Path, runs: Path, name: str, scale: dict[str, Any], dtype: str) -> Path:
     config = tiny_config(
         folder,
         write_data(runs),
         model={"name": str(folder), "device": "cuda", "dtype": dtype},
         method={"name": "grpo"},
-        reward={"kind": "binary"},
-        optimizer={"actor_lr": 1e-3},
+        reward={"kind": "python", "function": f"{__name__}:low_letters"},
+        optimizer={"actor_lr": 1e-2},
+        group_size=8,
         steps=STEPS,
         save_every=0,
         scale=scale,
@@ -47,5 +53,7 @@ def test_the_same_run(tmp_path: Path, roomy_folder: Path, dtype: str) -> None:
         for key, value in one.items():
             if isinstance(value, float):
                 assert other[key] == pytest.approx(value, rel=rel, abs=absolute), f"{key} at step {one['step']}"
+    looks = [record["eval/reward"] for record in RunFolder(here).metrics() if "eval/reward" in record]
+    assert abs(looks[-1] - looks[0]) > 0.2, "else old weights would not be noticed"
     said = [json.loads(line) for line in (by_actors / "sampling.jsonl").read_text().splitlines()]
     assert [line["version"] for line in said if not line["greedy"]] == list(range(STEPS))

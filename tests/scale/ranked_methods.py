@@ -1,7 +1,7 @@
-"""Every method for two steps on a tiny model in float64: its gradients and its figures, by one process or by ranks.
+"""Every method for two steps on a tiny model: its gradients and its figures, by one process or by ranks.
 
 As a script, each rank of torchrun runs it, and the first writes what it found:
-`ranked_methods.py FOLDER SHARD [--device DEVICE] [--halves]`. Ranks on `cuda` share one GPU: gloo allows it, NCCL not.
+`ranked_methods.py FOLDER SHARD [--device DEVICE] [--halves]`. Ranks on `cuda` share one GPU.
 """
 
 import argparse

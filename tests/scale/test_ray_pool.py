@@ -12,7 +12,7 @@ import pytest
 from vigneron.config import PoolConfig
 from vigneron.errors import UserError
 from vigneron.scale import pool as pools
-from vigneron.scale.cluster import Cluster, Wanted
+from vigneron.scale.cluster import FREE_AFTER, FREE_AFTER_MS, Cluster, Wanted
 from vigneron.scale.pool import Pool
 from vigneron.scale.splitting import pieces, sample_pieces
 
@@ -27,6 +27,12 @@ def cluster() -> Iterator[Cluster]:
     yield found
     found.close()
     assert not ray.is_initialized()
+
+
+def test_a_cluster_of_ours_frees_old_weights_at_once(cluster: Cluster) -> None:
+    """Whether Ray was told: a worker has the environment of the process that keeps its node's objects."""
+    told = cluster.ray.remote(lambda name: os.environ.get(name))
+    assert ray.get(told.remote(FREE_AFTER)) == FREE_AFTER_MS
 
 
 def pool_of(cluster: Cluster, actors: int, **options: Any) -> Pool:
