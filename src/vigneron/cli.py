@@ -367,6 +367,9 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
             raise SystemExit(2) from None
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
+        if error.ends_at_once:
+            sys.stdout.flush()
+            os._exit(2)
         raise SystemExit(2) from None
 
 

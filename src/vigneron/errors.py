@@ -18,6 +18,8 @@ class UserError(Exception):
 
     said_elsewhere: bool = False
     """Another rank of the run says it."""
+    ends_at_once: bool = False
+    """Threads of a library would abort this process on its way out, and write a page about it."""
 
     def __init__(self, message: str) -> None:
         lines = redacted(message).split("\n")

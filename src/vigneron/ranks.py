@@ -32,6 +32,8 @@ SIGNS_OF_LOSS = ("closed by peer", "connection reset", "connection closed", "bro
 class RankLost(UserError):
     """A rank of this run has ended, or cannot be reached."""
 
+    ends_at_once = True
+
 
 def asked_for() -> int:
     """How many ranks the environment speaks of."""

@@ -13,6 +13,7 @@ from helpers import tiny_config, write_data
 
 from vigneron import api
 from vigneron.folder.run_folder import RunFolder
+from vigneron.scale import sending
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -43,8 +44,13 @@ def trained(folder: Path, runs: Path, name: str, scale: dict[str, Any], dtype: s
     return api.train(config, name=name, runs=runs).folder
 
 
+@pytest.mark.parametrize("way", ["read", "store"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_same_run(tmp_path: Path, roomy_folder: Path, dtype: str) -> None:
+def test_the_same_run(
+    tmp_path: Path, roomy_folder: Path, dtype: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "store":
+        monkeypatch.setattr(sending, "gpu_of", lambda device: "another one")
     here = trained(roomy_folder, tmp_path, "here", HERE, dtype)
     by_actors = trained(roomy_folder, tmp_path, "by-actors", TWO_ACTORS, dtype)
     rel, absolute = (1e-3, 1e-4) if dtype == "float32" else (0.1, 0.05)

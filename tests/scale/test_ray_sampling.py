@@ -131,6 +131,50 @@ def test_weights_that_came_changed_are_noticed_and_that_actor_is_replaced(nodes:
         sampler.close()
 
 
+def test_one_that_is_late_is_not_replaced(nodes: Any, config: Config) -> None:
+    """The others have sampled everything, and there is another version, when it has loaded the last one."""
+
+    class Late(SamplingActor):
+        def acknowledge(self, version: int) -> Any:
+            time.sleep(1.0)
+            return super().acknowledge(version)
+
+    policy, records, cluster, made = policy_of(config), [], Cluster(None), []
+    kinds = [actors_of(cluster, kind, config.scale.sampling, config) for kind in (SamplingActor, Late)]
+
+    def second_is_late() -> Any:
+        made.append(None)
+        return kinds[len(made) - 1]()
+
+    sampler = RaySampler(policy, config, cluster, records.append, second_is_late)
+    try:
+        for _ in range(3):
+            assert_same(sampler.sample(request_of(1, 1)), Engine(policy).sample(request_of(1, 1)))
+            nudge(policy)
+        sampler.pool.start(sampler.publish())
+        assert [member.has for member in sampler.pool.members] == [3, 3]
+    finally:
+        sampler.close()
+    assert [record["replaced"] for record in records] == [0, 0, 0]
+    assert len(made) == 2
+
+
+def test_who_cannot_read_where_the_weights_are_gets_them_through_the_store(nodes: Any, config: Config) -> None:
+    """As one on our GPU, but in a container of its own."""
+    policy, records, cluster = policy_of(config), [], Cluster(None)
+    sampler = RaySampler(policy, config, cluster, records.append)
+    try:
+        for member in sampler.pool.members:
+            member.near = member.lent = True
+        assert_same(sampler.sample(request_of(6, 4)), Engine(policy).sample(request_of(6, 4)))
+        nudge(policy)
+        assert_same(sampler.sample(request_of(6, 4)), Engine(policy).sample(request_of(6, 4)))
+        assert not any(member.near for member in sampler.pool.members)
+    finally:
+        sampler.close()
+    assert [record["replaced"] for record in records] == [0, 0]
+
+
 def test_one_that_does_not_answer_is_taken_for_dead_and_too_many_end_the_request(nodes: Any, config: Config) -> None:
     options = config.scale.sampling.model_copy(update={"timeout_s": 4.0, "actors": 1})
     config = config.model_copy(update={"scale": config.scale.model_copy(update={"sampling": options})})
@@ -159,7 +203,7 @@ def test_adapters_and_minted_tokens_go_along(
     try:
         assert_same(sampler.sample(request_of(5, 3)), Engine(policy).sample(request_of(5, 3)))
         if "lora" in model:
-            assert sampler._parcel.bytes < sum(p.numel() for p in policy.model.parameters())
+            assert sampler._sender.parcel.bytes < sum(p.numel() for p in policy.model.parameters())
     finally:
         sampler.close()
 

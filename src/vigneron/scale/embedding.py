@@ -57,10 +57,11 @@ class EmbedderPool:
     def give(self, member: Member) -> Any:
         return member.handle.load.remote(self.key)
 
-    def check(self, answer: dict[str, str], member: Member) -> None:
+    def check(self, answer: dict[str, str], member: Member) -> bool:
         for name, identity in answer.items():
             if self._known.setdefault(name, identity) != identity:
                 raise UserError(f"{KEY}: the files of the embedder '{name}' are not the same on {member.name}")
+        return True
 
     def embed(self, name: str, texts: Sequence[str]) -> Float[Tensor, "N D"]:
         parts = pieces([1] * len(texts), self._options.actors, SMALLEST)

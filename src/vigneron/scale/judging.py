@@ -61,10 +61,11 @@ class JudgePool:
     def give(self, member: Member) -> Any:
         return member.handle.load.remote(list(self._asked))
 
-    def check(self, answer: list[str], member: Member) -> None:
+    def check(self, answer: list[str], member: Member) -> bool:
         for (config, where), here, there in zip(self._asked, self._sources, answer, strict=False):
             if here != there:
                 raise UserError(f"{where}: the files of '{config.model}' are not the ones here on {member.name}")
+        return True
 
     def start(self) -> None:
         self.pool.start(self)

@@ -35,6 +35,7 @@ def _begun(arguments: Sequence[str], rank: int, count: int, place: Path) -> "sub
     cores = os.cpu_count() or 1
     env = {
         "OMP_NUM_THREADS": str(max(1, cores // count)),
+        "TORCH_CPP_LOG_LEVEL": "FATAL",  # of a rank that has ended, torch writes a page; we write a line
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -49,10 +49,16 @@ class Member:
     name: str = "not placed yet"
     asked: Any = None
     """The answer that is waited for before it gets a piece: where it is, that it has loaded, that it has its charge."""
+    given: Any = None
+    """The key of the charge that it was last given."""
     has: Any = None
     """The key of the charge that it has acknowledged."""
     sent: tuple[Any, int] = (None, 0)
     """A charge's key, and how many of its parts are on their way."""
+    near: bool = False
+    """Whether it works on our own GPU, and can read there."""
+    lent: bool = False
+    """Whether it was told where."""
     flying: dict[Any, int] = field(default_factory=dict)
 
 
@@ -66,8 +72,8 @@ class Charge(Protocol):
         """The reference of its answer."""
         ...
 
-    def check(self, answer: Any, member: Member) -> None:
-        """Raises `Unfit` where it is not what was given."""
+    def check(self, answer: Any, member: Member) -> bool:
+        """Whether it has it now, or is to be given it again. Raises `Unfit` where it is not what was given."""
         ...
 
 
@@ -91,9 +97,9 @@ class Pool:
         make: Callable[[], Any],
         *,
         timeout_s: float = 600.0,
-        begun: Callable[[Any, str], None] = lambda answer, name: None,
+        begun: Callable[[Any, Member], None] = lambda answer, member: None,
     ) -> None:
-        """`make` gives a handle, not yet placed; `begun` is told what an actor's `begin` returned, and its name."""
+        """`make` gives a handle, not yet placed; `begun` is told what an actor's `begin` returned, and which it is."""
         self._cluster, self._ray, self._wanted, self._make = cluster, cluster.ray, wanted, make
         self._timeout_s, self._begun = timeout_s, begun
         self._size = wanted.pool.actors
@@ -108,12 +114,16 @@ class Pool:
         """Every actor is placed, loaded, and has its charge; or it is said why not."""
         began, nothing = time.monotonic(), Work([], [])
         while not all(self._is_set(member, charge) for member in self.members):
-            for member in self.ready():
-                self._charge(member, charge)
+            self.charge(charge)
             self._look(nothing, deque(), charge)
             waiting = [member for member in self.members if member.stage == "placing"]
             if waiting and time.monotonic() - began > PLACE_S:
                 raise self._no_place(f"{len(waiting)} of {self._size} actors")
+
+    def charge(self, charge: Charge | None) -> None:
+        """Those who are ready begin to take it."""
+        for member in self.ready():
+            self._charge(member, charge)
 
     def work(self, method: str, pieces: Sequence[tuple[Any, ...]], charge: Charge | None = None) -> Work:
         """`method` of the actors, called with each piece."""
@@ -153,7 +163,7 @@ class Pool:
     def _charge(self, member: Member, charge: Charge | None) -> None:
         if charge is not None and member.asked is None and member.has != charge.key:
             member.since = time.monotonic()
-            member.asked = charge.give(member)
+            member.given, member.asked = charge.key, charge.give(member)
 
     def _look(self, work: Work, waiting: deque[int], charge: Charge | None) -> None:
         """Take what has come, for a second at most; replace whoever has died or is overdue."""
@@ -202,11 +212,10 @@ class Pool:
             self._cluster.check_facts(answer, f"'{answer['host']}' ({answer['node'][:8]})")
             member.stage, member.asked = "loading", member.handle.begin.remote()
         elif member.stage == "loading":
-            self._begun(answer, member.name)
+            self._begun(answer, member)
             member.stage = "ready"
-        elif charge is not None:
-            charge.check(answer, member)
-            member.has = charge.key
+        elif charge is not None and member.given == charge.key and charge.check(answer, member):
+            member.has = charge.key  # an answer that came too late, about an earlier one, says nothing
 
     # ---------------------------------------------------------------------------------------------- births and deaths
 

@@ -1,6 +1,8 @@
 """A process that samples: a copy of the policy, brought up to date version by version, and the engine."""
 
+import gc
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +16,7 @@ from vigneron.config import Config
 from vigneron.policy.model import Policy
 from vigneron.rollout.request import Completions, Request
 from vigneron.rollout.sample import sampler_of
+from vigneron.scale.lending import Handle, borrowed, gpu_of
 from vigneron.scale.pool import PoolActor, Unfit
 from vigneron.scale.weights import Parcel, fingerprint
 from vigneron.training.child import load_child
@@ -26,6 +29,8 @@ class Begun:
     notice: str | None
     base: str
     """Checksum of the weights that are never sent: those that are not trained."""
+    gpu: str | None = None
+    """Which it works on, if any."""
 
 
 class SamplingActor(PoolActor):
@@ -37,6 +42,7 @@ class SamplingActor(PoolActor):
         self._version: int | None = None
         self._prints: dict[int, Tensor] = {}
         self._staging: Tensor | None = None
+        self._lent: list[Tensor] = []
 
     def begin(self) -> Begun:
         policy = load_child(self._config)
@@ -45,7 +51,8 @@ class SamplingActor(PoolActor):
         self._policy: Policy = policy
         self._parcel = Parcel(policy)
         self._threads = ThreadPoolExecutor(COPY_THREADS)
-        return Begun(sampler_of(policy).notice, Parcel(policy, frozen=True).checksum_now())
+        base = Parcel(policy, frozen=True).checksum_now()
+        return Begun(sampler_of(policy).notice, base, gpu_of(policy.device))
 
     def take(self, part: int, data: np.ndarray) -> None:
         """A part of a new version. Until all of it is acknowledged, there is none to sample from."""
@@ -59,6 +66,25 @@ class SamplingActor(PoolActor):
         prints = [self._prints[part] for part in range(len(self._parcel.parts))]
         self._version, self._prints = version, {}
         return version, self._parcel.checksum(prints)
+
+    def read(self, version: int, handles: Sequence[Handle] | None) -> tuple[int, str] | None:
+        """A new version from where it is trained, on this GPU; acknowledged, or None: this process cannot."""
+        if handles is not None:
+            try:
+                self._lent = borrowed(handles)
+            except RuntimeError:  # in a container of its own, perhaps
+                self._lent = []
+        if len(self._lent) != len(self._parcel.entries):
+            return None
+        self._version = None
+        self._parcel.copy(self._lent)
+        found = self._parcel.checksum_now()
+        self._version, self._prints = version, {}
+        return version, found
+
+    def let_go(self) -> None:
+        self._lent = []
+        gc.collect()
 
     def sample(self, version: int, ends: frozenset[int], request: Request) -> Completions:
         if version != self._version:

@@ -57,6 +57,10 @@ class Parcel:
             self.parts[-1].append(entry)
             end += math.ceil(entry.size / ALIGNED) * ALIGNED
 
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for part in self.parts for entry in part]
+
     def bytes_of(self, part: int) -> int:
         last = self.parts[part][-1]
         return math.ceil((last.offset + last.size) / ALIGNED) * ALIGNED
@@ -81,10 +85,15 @@ class Parcel:
         entries = self.parts[part]
         torch._foreach_copy_([entry.tensor for entry in entries], [entry.within(flat) for entry in entries])
 
+    @torch.no_grad()
+    def copy(self, tensors: Sequence[Tensor]) -> None:
+        """From those of another of the same kind, in the order of its entries."""
+        torch._foreach_copy_([entry.tensor for entry in self.entries], list(tensors))
+
     def checksum(self, prints: Sequence[Tensor]) -> str:
         """Of all parts' prints, with every name, shape and dtype."""
         digest = hashlib.sha256()
-        for entry in (entry for part in self.parts for entry in part):
+        for entry in self.entries:
             digest.update(f"{entry.name} {tuple(entry.tensor.shape)} {entry.dtype}\n".encode())
         digest.update(repr(torch.stack(list(prints)).tolist() if prints else []).encode())
         return digest.hexdigest()
