@@ -1,15 +1,17 @@
 """Ray actors on a share of the GPU that trains: the same run as without them."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 sys.path.append(str(Path(__file__).parent.parent / "training"))
-from helpers import tiny_config, write_data
+from helpers import tiny_config, tiny_recipe, write_data
 
 from vigneron import api
 from vigneron.folder.run_folder import RunFolder
@@ -63,3 +65,21 @@ def test_the_same_run(
     assert abs(looks[-1] - looks[0]) > 0.2, "else old weights would not be noticed"
     said = [json.loads(line) for line in (by_actors / "sampling.jsonl").read_text().splitlines()]
     assert [line["version"] for line in said if not line["greedy"]] == list(range(STEPS))
+
+
+def test_a_run_ends_without_a_word_of_torch_s(tmp_path: Path, roomy_folder: Path) -> None:
+    """It would warn of memory that others still have."""
+    recipe = tiny_recipe(
+        roomy_folder,
+        write_data(tmp_path),
+        model={"name": str(roomy_folder), "device": "cuda"},
+        reward={"kind": "semantic", "embedder": "lexical", "form": "shift", "clean": "none"},
+        scale=TWO_ACTORS,
+        steps=2,
+    )
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    command = [sys.executable, "-m", "vigneron", "train", "tiny.yaml", "--name", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Producer" not in done.stderr + done.stdout
+    assert "CudaIPC" not in done.stderr + done.stdout

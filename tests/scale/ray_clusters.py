@@ -23,13 +23,13 @@ STORE = 80 * 2**20
 
 
 @contextmanager
-def local_cluster(*nodes: int, connect: bool = True) -> Iterator[Any]:
-    """So many nodes with so many CPUs each; the first is the head, which this process joins."""
+def local_cluster(*nodes: int, connect: bool = True, gpus: int = 0) -> Iterator[Any]:
+    """So many nodes with so many CPUs each; the first is the head, which has the GPUs, and which this process joins."""
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
     from ray.cluster_utils import Cluster
 
     common = {"object_store_memory": STORE, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": nodes[0], **common})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": nodes[0], "num_gpus": gpus, **common})
     try:
         cluster.added = [cluster.add_node(num_cpus=cpus, object_store_memory=STORE) for cpus in nodes[1:]]
         if connect:

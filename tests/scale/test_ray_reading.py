@@ -1,0 +1,150 @@
+"""Actors that read new weights where they are: on the GPU that trains, by CUDA's handles; here, from files in memory.
+
+What is lent, and how it is opened, is all that differs on a CPU.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ray_clusters import assert_same, local_cluster, nudge, policy_of, ray_config, write_data
+from torch import Tensor
+
+from vigneron.config import Config
+from vigneron.core.draws import Sampling
+from vigneron.policy.model import Policy
+from vigneron.rollout.engine import Engine
+from vigneron.rollout.request import Request
+from vigneron.scale import sampling_actor, sending
+from vigneron.scale.cluster import Cluster
+from vigneron.scale.ray_sampler import RaySampler, actors_of
+from vigneron.scale.sampling_actor import SamplingActor
+
+ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+
+REQUEST = Request([[5 + g, 9, 33] for g in range(8) for _ in range(4)], 6, Sampling(), 7, 3, range(32), 4096)
+MEMORY = "memory that is shared"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes() -> Iterator[Any]:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # our actors' processes do not see the tests
+    with local_cluster(2, gpus=torch.cuda.device_count()) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=no_gpu)])
+def config(request: pytest.FixtureRequest, tmp_path: Path, tiny_folder: Path) -> Config:
+    gpus = {"gpus": 0.3} if request.param == "cuda" else {}
+    return ray_config(tiny_folder, write_data(tmp_path), model={"device": request.param}, sampling_on_ray=gpus)
+
+
+@pytest.fixture
+def policy(config: Config) -> Policy:
+    return policy_of(config)
+
+
+@pytest.fixture
+def sampler(policy: Policy, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RaySampler]:
+    kind: type[SamplingActor] = SamplingActor
+    if config.model.device == "cpu":
+        kind = FileReader
+        monkeypatch.setattr(sending, "gpu_of", lambda device: MEMORY)
+        monkeypatch.setattr(sending, "lent", in_files(policy, tmp_path))
+    cluster = Cluster(None)
+    made = RaySampler(policy, config, cluster, make=actors_of(cluster, kind, config.scale.sampling, config))
+    yield made
+    made.close()
+
+
+class FileReader(SamplingActor):
+    def begin(self) -> Any:
+        return replace(super().begin(), gpu=MEMORY)
+
+    def read(self, *arguments: Any) -> Any:
+        sampling_actor.borrowed = from_files
+        return super().read(*arguments)
+
+
+def in_files(policy: Policy, place: Path) -> Callable[[Sequence[Tensor]], list[Any]]:
+    """The policy's weights lie in files from now on, which other processes can have in their memory too."""
+    handles: dict[int, tuple[Any, ...]] = {}
+    for number, weight in enumerate(policy.model.parameters()):
+        handle = (str(place / f"weight-{number}"), weight.shape, weight.dtype)
+        (there,) = from_files([handle])
+        weight.data = there.copy_(weight.detach())
+        handles[there.data_ptr()] = handle
+    return lambda tensors: [handles[tensor.data_ptr()] for tensor in tensors]
+
+
+def from_files(handles: Sequence[Any]) -> list[Tensor]:
+    return [
+        torch.from_file(path, shared=True, size=shape.numel(), dtype=dtype).view(shape)
+        for path, shape, dtype in handles
+    ]
+
+
+def check_samples(sampler: RaySampler, policy: Policy) -> None:
+    assert_same(sampler.sample(REQUEST), Engine(policy).sample(REQUEST))
+
+
+def stored(sampler: RaySampler) -> int:
+    """Parts of the last version in the object store."""
+    assert sampler._sent is not None
+    return len(sampler._sent.parts)
+
+
+def test_every_version_is_read_where_it_is(sampler: RaySampler, policy: Policy) -> None:
+    for _ in range(4):
+        check_samples(sampler, policy)
+        assert stored(sampler) == 0
+        nudge(policy)
+    assert all(member.lent for member in sampler.pool.members)
+
+
+def test_an_actor_in_a_dead_one_s_place_reads_too(sampler: RaySampler, policy: Policy) -> None:
+    check_samples(sampler, policy)
+    victim = sampler.pool.members[0]
+    os.kill(int(victim.name.split("/")[-1]), signal.SIGKILL)
+    while victim in sampler.pool.members:
+        nudge(policy)
+        check_samples(sampler, policy)
+    sampler.pool.start()
+    nudge(policy)
+    check_samples(sampler, policy)
+    assert len(sampler.pool.ready()) == 2
+    assert all(member.lent for member in sampler.pool.members)
+    assert stored(sampler) == 0
+
+
+def test_a_published_version_stays_what_it_was(sampler: RaySampler, policy: Policy) -> None:
+    check_samples(sampler, policy)
+    before, published = Engine(policy).sample(REQUEST), sampler.publish()
+    nudge(policy)
+    check_samples(sampler, policy)  # no actor has it any more
+    sampler.use(published)
+    assert_same(sampler.sample(REQUEST), before)
+    sampler.use(None)
+    check_samples(sampler, policy)
+
+
+def test_memory_that_has_no_handles_goes_through_the_store(
+    sampler: RaySampler, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_handles(tensors: Any) -> Any:
+        raise RuntimeError("no handle of this memory")
+
+    monkeypatch.setattr(sending, "lent", no_handles)
+    for _ in range(2):
+        check_samples(sampler, policy)
+        assert stored(sampler) > 0
+        nudge(policy)
+    assert not any(member.near for member in sampler.pool.members)
