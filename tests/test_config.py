@@ -127,6 +127,11 @@ def test_a_kind_that_is_missing_or_given_short() -> None:
         == "my.yaml: 'reward.kind' is missing: one of 'semantic', 'binary', 'python', 'model', 'preference', 'rubric'"
     )
     assert "reward.kind: one of" in line_of(reward="nosuch")
+    line = line_of(scale={"sampling": {"kid": "ray"}})
+    assert line == "my.yaml: 'scale.sampling.kind' is missing: one of 'here', 'ray', 'vllm' (instead of 'kid'?)"
+    assert line_of(scale={"sampling": {"kind": None}}).endswith("is missing: one of 'here', 'ray', 'vllm'")
+    line = line_of(scale={"sampling": "ray"})
+    assert line == "my.yaml: scale.sampling: should be a mapping with 'kind', one of 'here', 'ray', 'vllm', not 'ray'"
 
 
 # ---------------------------------------------------------------------------------------------- inert options

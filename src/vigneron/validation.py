@@ -65,14 +65,8 @@ def _describe(error: ErrorDetails, path: Path, given: Any, model: type[BaseModel
         return f"unknown key '{key}'{did_you_mean(str(path[-1]), list(known))}"
     if error["type"] == "missing":
         return f"'{key}' is missing"
-    if error["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        tag, kinds = _kinds_at(path, given, model)
-        wanted = f"one of {', '.join(repr(kind) for kind in kinds)}"
-        found = error["input"].get(tag) if isinstance(error["input"], Mapping) else error["input"]
-        if found is None:
-            return f"'{key}.{tag}' is missing: {wanted}"
-        near = nearest(str(found), kinds)
-        return f"{key}.{tag}: {wanted}, not {shown_value(found)}" + (f" (did you mean '{near}'?)" if near else "")
+    if error["type"] in ("union_tag_not_found", "union_tag_invalid", "model_attributes_type"):
+        return _describe_kind(error["input"], key, *_kinds_at(path, given, model))
     message = error["msg"].removeprefix("Value error, ")
     message = re.sub("^(Input|String) should", "should", message)
     if error["type"] == "model_type":
@@ -80,6 +74,19 @@ def _describe(error: ErrorDetails, path: Path, given: Any, model: type[BaseModel
     if error["type"] == "value_error" or isinstance(error["input"], dict | list):
         return f"{key}: {message}"
     return f"{key}: {message}, not {shown_value(error['input'])}"
+
+
+def _describe_kind(found: Any, key: str, tag: str, kinds: Mapping[str, Any]) -> str:
+    """Of a section of several kinds: it is none, does not say which, or one that there is not."""
+    wanted = f"one of {', '.join(repr(kind) for kind in kinds)}"
+    if not isinstance(found, Mapping):
+        return f"{key}: should be a mapping with '{tag}', {wanted}, not {shown_value(found)}"
+    kind = found.get(tag)
+    if kind is None:
+        near = nearest(tag, [str(other) for other in found if other != tag])
+        return f"'{key}.{tag}' is missing: {wanted}" + (f" (instead of '{near}'?)" if near else "")
+    near = nearest(str(kind), kinds)
+    return f"{key}.{tag}: {wanted}, not {shown_value(kind)}" + (f" (did you mean '{near}'?)" if near else "")
 
 
 def shown_value(value: Any) -> str:
