@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -368,7 +368,8 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         if error.ends_at_once:
-            sys.stdout.flush()
+            with suppress(OSError):
+                sys.stdout.flush()
             os._exit(2)
         raise SystemExit(2) from None
 

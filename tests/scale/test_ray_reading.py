@@ -6,6 +6,7 @@ What is lent, and how it is opened, is all that differs on a CPU.
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,15 +55,34 @@ def policy(config: Config) -> Policy:
 
 @pytest.fixture
 def sampler(policy: Policy, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RaySampler]:
-    kind: type[SamplingActor] = SamplingActor
     if config.model.device == "cpu":
-        kind = FileReader
-        monkeypatch.setattr(sending, "gpu_of", lambda device: MEMORY)
-        monkeypatch.setattr(sending, "lent", in_files(policy, tmp_path))
+        lend_by_files(monkeypatch, policy, tmp_path)
     cluster = Cluster(None)
+    kind = FileReader if config.model.device == "cpu" else SamplingActor
     made = RaySampler(policy, config, cluster, make=actors_of(cluster, kind, config.scale.sampling, config))
     yield made
     made.close()
+
+
+Two = Callable[[type[SamplingActor], type[SamplingActor]], tuple[RaySampler, Policy, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def two_of(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
+    """Two actors on the CPU, of these kinds. There is none to replace one of them."""
+    made: list[RaySampler] = []
+
+    def make(*kinds: type[SamplingActor]) -> tuple[RaySampler, Policy, list[dict[str, Any]]]:
+        config, records = ray_config(tiny_folder, write_data(tmp_path)), []
+        policy, cluster = policy_of(config), Cluster(None)
+        lend_by_files(monkeypatch, policy, tmp_path)
+        waiting = [actors_of(cluster, kind, config.scale.sampling, config) for kind in kinds]
+        made.append(RaySampler(policy, config, cluster, records.append, lambda: waiting.pop(0)()))
+        return made[0], policy, records
+
+    yield make
+    for sampler in made:
+        sampler.close()
 
 
 class FileReader(SamplingActor):
@@ -72,6 +92,28 @@ class FileReader(SamplingActor):
     def read(self, *arguments: Any) -> Any:
         sampling_actor.borrowed = from_files
         return super().read(*arguments)
+
+
+class LateReader(FileReader):
+    def read(self, *arguments: Any) -> Any:
+        time.sleep(1.5)
+        return super().read(*arguments)
+
+
+class ShutOut(FileReader):
+    """On the same GPU, in a container of its own."""
+
+    def read(self, *arguments: Any) -> Any:
+        def cannot(handles: Any) -> Any:
+            raise RuntimeError("no such memory")
+
+        sampling_actor.borrowed = cannot
+        return SamplingActor.read(self, *arguments)
+
+
+def lend_by_files(monkeypatch: pytest.MonkeyPatch, policy: Policy, place: Path) -> None:
+    monkeypatch.setattr(sending, "gpu_of", lambda device: MEMORY)
+    monkeypatch.setattr(sending, "lent", in_files(policy, place))
 
 
 def in_files(policy: Policy, place: Path) -> Callable[[Sequence[Tensor]], list[Any]]:
@@ -126,6 +168,7 @@ def test_an_actor_in_a_dead_one_s_place_reads_too(sampler: RaySampler, policy: P
 
 
 def test_a_published_version_stays_what_it_was(sampler: RaySampler, policy: Policy) -> None:
+    members = list(sampler.pool.members)
     check_samples(sampler, policy)
     before, published = Engine(policy).sample(REQUEST), sampler.publish()
     nudge(policy)
@@ -134,6 +177,49 @@ def test_a_published_version_stays_what_it_was(sampler: RaySampler, policy: Poli
     assert_same(sampler.sample(REQUEST), before)
     sampler.use(None)
     check_samples(sampler, policy)
+    sampler.use(published)
+    assert_same(sampler.sample(REQUEST), before)
+    assert sampler.pool.members == members
+
+
+def test_a_late_reader_is_not_replaced(two_of: Two) -> None:
+    """The weights are updated meanwhile: what it has read is nothing, and it is given what is asked for by then."""
+    sampler, policy, records = two_of(FileReader, LateReader)
+    check_samples(sampler, policy)
+    before, published = Engine(policy).sample(REQUEST), sampler.publish()
+    nudge(policy)
+    sampler.use(published)
+    assert_same(sampler.sample(REQUEST), before)
+    sampler.pool.start(published)
+    assert [member.has for member in sampler.pool.members] == [0, 0]
+    sampler.use(None)
+    check_samples(sampler, policy)
+    sampler.use(published)
+    many = replace(REQUEST, prompt_ids=[*REQUEST.prompt_ids] * 8, sample_ids=range(256))
+    sampler.sample(many)
+    assert not any(record["replaced"] for record in records)
+
+
+def test_some_read_and_some_have_them_sent(two_of: Two) -> None:
+    sampler, policy, records = two_of(FileReader, SamplingActor)
+    for version in range(3):
+        check_samples(sampler, policy)
+        sampler.pool.start(sampler._sent)
+        assert [member.has for member in sampler.pool.members] == [version, version]
+        assert [member.lent for member in sampler.pool.members] == [True, False]
+        assert stored(sampler) > 0
+        nudge(policy)
+    assert [(record["read"], record["replaced"]) for record in records] == [(1, 0)] * 3
+
+
+def test_who_cannot_read_has_them_sent(two_of: Two) -> None:
+    sampler, policy, records = two_of(ShutOut, ShutOut)
+    for _ in range(2):
+        check_samples(sampler, policy)
+        sampler.pool.start(sampler._sent)
+        assert stored(sampler) > 0
+        nudge(policy)
+    assert [(record["read"], record["replaced"]) for record in records] == [(0, 0)] * 2
 
 
 def test_memory_that_has_no_handles_goes_through_the_store(

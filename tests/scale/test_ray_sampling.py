@@ -159,22 +159,6 @@ def test_one_that_is_late_is_not_replaced(nodes: Any, config: Config) -> None:
     assert len(made) == 2
 
 
-def test_who_cannot_read_where_the_weights_are_gets_them_through_the_store(nodes: Any, config: Config) -> None:
-    """As one on our GPU, but in a container of its own."""
-    policy, records, cluster = policy_of(config), [], Cluster(None)
-    sampler = RaySampler(policy, config, cluster, records.append)
-    try:
-        for member in sampler.pool.members:
-            member.near = member.lent = True
-        assert_same(sampler.sample(request_of(6, 4)), Engine(policy).sample(request_of(6, 4)))
-        nudge(policy)
-        assert_same(sampler.sample(request_of(6, 4)), Engine(policy).sample(request_of(6, 4)))
-        assert not any(member.near for member in sampler.pool.members)
-    finally:
-        sampler.close()
-    assert [record["replaced"] for record in records] == [0, 0]
-
-
 def test_one_that_does_not_answer_is_taken_for_dead_and_too_many_end_the_request(nodes: Any, config: Config) -> None:
     options = config.scale.sampling.model_copy(update={"timeout_s": 4.0, "actors": 1})
     config = config.model_copy(update={"scale": config.scale.model_copy(update={"sampling": options})})

@@ -16,6 +16,8 @@ from vigneron.errors import UserError
 
 # What a rank may take to end by itself when another one has ended.
 PATIENCE_S = 15.0
+# What torch's libraries say themselves, but for what ends them: when a rank is lost, a page before our line.
+QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 
 def launch(arguments: Sequence[str], count: int) -> int:
@@ -35,7 +37,7 @@ def _begun(arguments: Sequence[str], rank: int, count: int, place: Path) -> "sub
     cores = os.cpu_count() or 1
     env = {
         "OMP_NUM_THREADS": str(max(1, cores // count)),
-        "TORCH_CPP_LOG_LEVEL": "FATAL",  # of a rank that has ended, torch writes a page; we write a line
+        **({} if "--debug" in arguments else QUIET),
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

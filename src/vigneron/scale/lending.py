@@ -1,14 +1,15 @@
 """Weights lent to a process on the same GPU, which reads them where they are, by CUDA's handles of memory."""
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-# Where the GPU's number stands among what a tensor is rebuilt from: the borrower may count its GPUs otherwise.
-NUMBER = 6
+# What a tensor is rebuilt from; the borrower may count its GPUs otherwise than the lender.
+NUMBER = list(signature(rebuild_cuda_tensor).parameters).index("storage_device")
 
 Handle = tuple[Any, ...]
 

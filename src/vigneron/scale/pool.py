@@ -3,7 +3,7 @@
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -40,7 +40,7 @@ class PoolActor:
         return None
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     handle: Any
     since: float
@@ -49,16 +49,16 @@ class Member:
     name: str = "not placed yet"
     asked: Any = None
     """The answer that is waited for before it gets a piece: where it is, that it has loaded, that it has its charge."""
-    given: Any = None
-    """The key of the charge that it was last given."""
+    given: tuple[Any, Any] = (None, None)
+    """The charge that it was last given, and its key then."""
     has: Any = None
     """The key of the charge that it has acknowledged."""
     sent: tuple[Any, int] = (None, 0)
     """A charge's key, and how many of its parts are on their way."""
     near: bool = False
-    """Whether it works on our own GPU, and can read there."""
+    """Whether it works on our own GPU, and can read our memory there."""
     lent: bool = False
-    """Whether it was told where."""
+    """Whether it has the handles of what it reads."""
     flying: dict[Any, int] = field(default_factory=dict)
 
 
@@ -114,16 +114,18 @@ class Pool:
         """Every actor is placed, loaded, and has its charge; or it is said why not."""
         began, nothing = time.monotonic(), Work([], [])
         while not all(self._is_set(member, charge) for member in self.members):
-            self.charge(charge)
+            self.charge(self.ready(), charge)
             self._look(nothing, deque(), charge)
             waiting = [member for member in self.members if member.stage == "placing"]
             if waiting and time.monotonic() - began > PLACE_S:
                 raise self._no_place(f"{len(waiting)} of {self._size} actors")
 
-    def charge(self, charge: Charge | None) -> None:
-        """Those who are ready begin to take it."""
-        for member in self.ready():
-            self._charge(member, charge)
+    def charge(self, members: Iterable[Member], charge: Charge | None) -> None:
+        """They begin to take it, unless they have it."""
+        for member in members:
+            if charge is not None and member.asked is None and member.has != charge.key:
+                member.since, member.has = time.monotonic(), None
+                member.given, member.asked = (charge, charge.key), charge.give(member)
 
     def work(self, method: str, pieces: Sequence[tuple[Any, ...]], charge: Charge | None = None) -> Work:
         """`method` of the actors, called with each piece."""
@@ -149,7 +151,7 @@ class Pool:
             for member in self.ready():
                 idle = sum(1 for other in self.ready() if not other.flying) if member.flying else 0
                 if not self._is_set(member, charge):
-                    self._charge(member, charge)
+                    self.charge([member], charge)
                 elif len(waiting) > idle and len(member.flying) < full:
                     piece = waiting.popleft()
                     if not member.flying:
@@ -159,11 +161,6 @@ class Pool:
 
     def _is_set(self, member: Member, charge: Charge | None) -> bool:
         return member.stage == "ready" and (charge is None or member.has == charge.key)
-
-    def _charge(self, member: Member, charge: Charge | None) -> None:
-        if charge is not None and member.asked is None and member.has != charge.key:
-            member.since = time.monotonic()
-            member.given, member.asked = charge.key, charge.give(member)
 
     def _look(self, work: Work, waiting: deque[int], charge: Charge | None) -> None:
         """Take what has come, for a second at most; replace whoever has died or is overdue."""
@@ -214,8 +211,10 @@ class Pool:
         elif member.stage == "loading":
             self._begun(answer, member)
             member.stage = "ready"
-        elif charge is not None and member.given == charge.key and charge.check(answer, member):
-            member.has = charge.key  # an answer that came too late, about an earlier one, says nothing
+        elif charge is None or member.given != (charge, charge.key):
+            return  # it came too late, and is about something else: it is given this one on the next turn
+        elif charge.check(answer, member):
+            member.has = charge.key
 
     # ---------------------------------------------------------------------------------------------- births and deaths
 

@@ -99,7 +99,8 @@ class RaySampler:
                 _put_in(whole, each, done)
         loaded = max(began, sent.acknowledged)
         self.seconds |= {"load": loaded - began, "sample": sampled - loaded, "gather": time.perf_counter() - sampled}
-        self._record(_recorded(request, sent, rows, work))
+        read = sum(sent.reads(member) for member in self.pool.ready())
+        self._record({**_recorded(request, sent, rows, work), "read": read})
         return whole
 
     def close(self) -> None:

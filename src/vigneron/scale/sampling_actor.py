@@ -1,6 +1,5 @@
 """A process that samples: a copy of the policy, brought up to date version by version, and the engine."""
 
-import gc
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -72,19 +71,18 @@ class SamplingActor(PoolActor):
         if handles is not None:
             try:
                 self._lent = borrowed(handles)
-            except RuntimeError:  # in a container of its own, perhaps
+            except Exception:  # the edge to torch's own way of sharing: in a container of its own, perhaps
                 self._lent = []
         if len(self._lent) != len(self._parcel.entries):
             return None
         self._version = None
-        self._parcel.copy(self._lent)
+        self._parcel.copy_from(self._lent)
         found = self._parcel.checksum_now()
         self._version, self._prints = version, {}
         return version, found
 
     def let_go(self) -> None:
         self._lent = []
-        gc.collect()
 
     def sample(self, version: int, ends: frozenset[int], request: Request) -> Completions:
         if version != self._version:

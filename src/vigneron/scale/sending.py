@@ -26,7 +26,7 @@ STAGES = 2
 GIVE_BACK_S = 2.0
 
 
-@dataclass
+@dataclass(eq=False)
 class SentWeights:
     """One version. `live`: the policy keeps it until whoever asked has its samples, so actors may read it there."""
 
@@ -55,16 +55,16 @@ class SentWeights:
         member.sent = (self.key, len(self.parts))
 
     def give(self, member: Member) -> Any:
-        if self.reads(member):
-            return member.handle.read.remote(self.key, self.sender.loan(member))
-        if not self.parts:
+        if self.reads(member) and (asked := self.sender.read_by(member, self.key)) is not None:
+            return asked
+        if len(self.parts) < len(self.sender.parcel.parts):
             self.sender.put(self, ())
         self.send(member)
         return member.handle.acknowledge.remote(self.key)
 
     def check(self, answer: tuple[int, str] | None, member: Member) -> bool:
-        self.acknowledged = time.perf_counter()
         if answer == (self.key, self.checksum):
+            self.acknowledged = time.perf_counter()
             return True
         if answer is None:
             member.near = False
@@ -89,13 +89,14 @@ class Sender:
         """The weights as they are now. If `live`, actors that are ready have begun to take them when this returns."""
         sent = SentWeights(self._policy.version, live, self)
         ready = pool.ready() if live else []
+        readers = [member for member in ready if sent.reads(member)]
         with phase("put the weights"):
-            if ready and all(sent.reads(member) for member in ready):
-                self._settle()
-                pool.charge(sent)
-                sent.checksum = self.parcel.checksum_now()
+            self._settle()
+            pool.charge(readers, sent)
+            if live and len(readers) == len(ready):
+                sent.checksum = self.parcel.checksum_now()  # whoever comes later, and cannot read, has them put
             else:
-                self.put(sent, ready)
+                self.put(sent, [member for member in ready if member not in readers])
         return sent
 
     def _settle(self) -> None:
@@ -103,25 +104,28 @@ class Sender:
         if self._policy.device.type == "cuda":
             torch.cuda.current_stream(self._policy.device).synchronize()
 
-    def loan(self, member: Member) -> list[Handle] | None:
-        """What it needs to read them; None: it has that already."""
-        if member.lent:
-            return None
-        member.lent = True
-        try:
-            return lent([entry.tensor for entry in self.parcel.entries])
-        except RuntimeError:  # memory of a kind that CUDA has no handles of: the actor says that it cannot read
-            return []
+    def read_by(self, member: Member, version: int) -> Any:
+        """It begins to read; None: there are no handles of our memory."""
+        handles: list[Handle] | None = None
+        if not member.lent:
+            try:
+                handles = lent([entry.tensor for entry in self.parcel.entries])
+            except Exception:  # the edge to torch's own way of sharing: whatever fails there, the store is left
+                member.near = False
+                return None
+        member.lent, member.sent = True, (None, 0)
+        return member.handle.read.remote(version, handles)
 
     def take_back(self, members: Sequence[Member]) -> None:
         """Before the actors are killed: torch would say at our end that somebody still has our memory."""
         with suppress(Exception):  # they are dead already, or the cluster is
-            told = [member.handle.let_go.remote() for member in members if member.lent]
-            self._ray.wait(told, num_returns=len(told), timeout=GIVE_BACK_S)
+            if told := [member.handle.let_go.remote() for member in members if member.lent]:
+                self._ray.wait(told, num_returns=len(told), timeout=GIVE_BACK_S)
 
     @torch.no_grad()
     def put(self, sent: SentWeights, ready: Sequence[Member]) -> None:
-        """Into the object store."""
+        """Into the object store. Those who are ready load a part while the next is put."""
+        sent.parts.clear()
         prints: list[Tensor] = []
         leaving: list[tuple[Tensor, Any]] = []
         for part in range(len(self.parcel.parts) + STAGES):
@@ -151,5 +155,5 @@ class Sender:
             left.synchronize()
         sent.parts.append(self._ray.put(part.numpy()))
         for member in ready:
-            if member.asked is None and not sent.reads(member):
+            if member.asked is None:
                 sent.send(member)

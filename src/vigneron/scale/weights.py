@@ -86,8 +86,8 @@ class Parcel:
         torch._foreach_copy_([entry.tensor for entry in entries], [entry.within(flat) for entry in entries])
 
     @torch.no_grad()
-    def copy(self, tensors: Sequence[Tensor]) -> None:
-        """From those of another of the same kind, in the order of its entries."""
+    def copy_from(self, tensors: Sequence[Tensor]) -> None:
+        """Those of another of the same kind, in the order of its entries."""
         torch._foreach_copy_([entry.tensor for entry in self.entries], list(tensors))
 
     def checksum(self, prints: Sequence[Tensor]) -> str:
