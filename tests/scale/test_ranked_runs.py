@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from helpers import tiny_recipe, write_data
 
+AT_LENGTH = [pytest.mark.slow, pytest.mark.cluster]
 REWARD = """
 import os, signal
 from pathlib import Path
@@ -140,6 +141,8 @@ def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list
     check_the_same(run, place / "runs" / "whole")
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 def test_weights_that_are_tied_by_their_values_are_tied_on_all_ranks(place: Path, tiny_folder: Path) -> None:
     """A checkpoint that holds both of two tied weights: only who reads them can know that they are one."""
     folder = shutil.copytree(tiny_folder, place / "tied")
@@ -221,8 +224,8 @@ def test_bad_input_is_one_line(place: Path) -> None:
         ("none", None),
         ("model", "rank 1: model: the folder"),
         ("version", "rank 1, on "),
-        ("weights", "has other weights here than on rank 0"),
-        ("shapes", "other names or shapes here than on rank 0: model.embed_tokens.weight"),
+        pytest.param("weights", "has other weights here than on rank 0", marks=AT_LENGTH),
+        pytest.param("shapes", "other names or shapes here than on rank 0: model.embed_tokens.weight", marks=AT_LENGTH),
     ],
 )
 def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, expected: str | None) -> None:
