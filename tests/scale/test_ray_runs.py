@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from conftest import GROUPED_HEADS, byte_tokenizer
 from vigneron import api
 from vigneron.config import Config, HereSamplingConfig, ScaleConfig
+from vigneron.folder.notices import kept_notices
 from vigneron.folder.run_folder import RunFolder
 from vigneron.folder.samples import SampleStore
 from vigneron.scale.ray_sampler import RaySampler
@@ -116,6 +117,9 @@ def test_actors_and_a_node_die_and_the_run_is_the_same(nodes: Any, tmp_path: Pat
     assert sum(record["replaced"] for record in records if record["version"] in (2, 3)) == 1
     assert sum(record["replaced"] for record in records if record["version"] >= 4) > 0
     assert sum(record["resampled"] for record in records if record["version"] == 4) > 0
+    lost = [notice for notice in kept_notices(disturbed) if " was lost (" in notice.text]
+    assert len(lost) == sum(record["replaced"] for record in records)
+    assert {notice.kind for notice in lost} == {"warning"}
     # Weights come out the same on a CPU: a version has the same checksum whoever died before it.
     keys = ("step", "version", "greedy", "checksum", "samples")
     assert [[record[key] for key in keys] for record in records] == [

@@ -53,6 +53,8 @@ class Cluster:
 
         self.ray: Any = ray
         self.facts = facts.node_facts()
+        self.losses: list[str] = []
+        """What pools say of actors that were lost, until somebody takes it."""
         self._ours = not ray.is_initialized()
         if self._ours:
             _connect(ray, address)
@@ -143,6 +145,7 @@ def _connect(ray: Any, address: str | None) -> None:
         quiet |= {"address": address}
     main = threading.current_thread() is threading.main_thread()
     on_term = signal.getsignal(signal.SIGTERM)
+    ray._private.worker._worker_logs_enabled = False  # of an actor that dies, Ray would write a page on stdout
     try:
         ray.init(**quiet)
     except Exception as error:  # the edge to somebody's cluster, or to this machine's limits

@@ -19,6 +19,8 @@ IN_FLIGHT = 2
 PLACE_S = 300.0
 # So often, for each actor of the pool, one may be replaced in one piece of work.
 REPLACEMENTS = 2
+# Ray explains at length, the cause first.
+LONGEST_WHY = 120
 # How often we look whether somebody is overdue.
 LOOK_S = 1.0
 
@@ -225,6 +227,10 @@ class Pool:
     def _replace(self, member: Member, why: str, work: Work, waiting: deque[int]) -> None:
         """What it had begun is done again; should it answer after all, nobody listens."""
         work.replaced += 1
+        self._cluster.losses.append(
+            f"{self._wanted.key}: the actor {member.name} was lost ({why[:LONGEST_WHY].rstrip('.')}): another takes its "
+            "place, and what it had begun is done again"
+        )
         if work.replaced > REPLACEMENTS * self._size:
             raise UserError(
                 f"{self._wanted.key}: {work.replaced} actors were lost in one request, the last one on "

@@ -88,6 +88,13 @@ class Scale:
         self._open.callback(pool.close)
         self._used[f"{key}: has no effect, as {idle}"] = used
 
+    def complaints(self) -> list[str]:
+        """Of actors that were lost since the last time."""
+        if self._cluster is None:
+            return []
+        said, self._cluster.losses = self._cluster.losses, []
+        return said
+
     def check_used(self) -> None:
         """Once rewards are made: a pool that nobody has asked for anything would stay idle."""
         for line, used in self._used.items():

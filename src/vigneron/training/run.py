@@ -190,6 +190,7 @@ class Run:
         said = [Notice(self.step, t, "warning") for t in (*self.method.explain(metrics), *explain_canaries(metrics))]
         said += [Notice(self.step, text, "warning", about) for about, text in self.history.warnings().items()]
         said += [Notice(self.step, text, "warning") for text in self.tracking.complaints()] if self.tracking else []
+        said += [Notice(self.step, text, "warning") for text in self.scale.complaints()] if self.scale else []
         for notice in said:
             if notice.key not in self.said:
                 self.said.add(notice.key)
