@@ -227,10 +227,8 @@ class Pool:
     def _replace(self, member: Member, why: str, work: Work, waiting: deque[int]) -> None:
         """What it had begun is done again; should it answer after all, nobody listens."""
         work.replaced += 1
-        self._cluster.losses.append(
-            f"{self._wanted.key}: the actor {member.name} was lost ({why[:LONGEST_WHY].rstrip('.')}): another takes its "
-            "place, and what it had begun is done again"
-        )
+        lost = f"{self._wanted.key}: the actor {member.name} was lost ({why[:LONGEST_WHY].rstrip('.')})"
+        self._cluster.losses.append(f"{lost}: another takes its place, and what it had begun is done again")
         if work.replaced > REPLACEMENTS * self._size:
             raise UserError(
                 f"{self._wanted.key}: {work.replaced} actors were lost in one request, the last one on "
