@@ -25,7 +25,7 @@ HERE: dict[str, Any] = {"sampling": {"kind": "here"}}
 TWO_ACTORS: dict[str, Any] = {"sampling": {"kind": "ray", "actors": 2, "gpus": 0.3}}
 
 
-def low_letters(completions: list[str], **_: Any) -> list[float]:
+def letters_by_seven(completions: list[str], **_: Any) -> list[float]:
     """Differs within nearly every group, so that each step changes the weights."""
     return [sum(map(ord, text)) % 7 / 6 for text in completions]
 
@@ -36,7 +36,7 @@ def trained(folder: Path, runs: Path, name: str, scale: dict[str, Any], dtype: s
         write_data(runs),
         model={"name": str(folder), "device": "cuda", "dtype": dtype},
         method={"name": "grpo"},
-        reward={"kind": "python", "function": f"{__name__}:low_letters"},
+        reward={"kind": "python", "function": f"{__name__}:letters_by_seven"},
         optimizer={"actor_lr": 1e-2},
         group_size=8,
         steps=STEPS,

@@ -57,7 +57,9 @@ def pool_of(cluster: Cluster, actors: int, **options: Any) -> Pool:
     return Pool(cluster, Wanted("scale.embedding", size), lambda: made.remote(cluster.facts), **options)
 
 
-def test_pieces_come_back_in_order_whoever_dies(cluster: Cluster, tmp_path: Any) -> None:
+def test_pieces_come_back_in_order_whoever_dies(
+    cluster: Cluster, tmp_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     pool = pool_of(cluster, 2)
     pool.start()
     deaths = {3: str(tmp_path / "first"), 7: str(tmp_path / "second")}
@@ -65,12 +67,15 @@ def test_pieces_come_back_in_order_whoever_dies(cluster: Cluster, tmp_path: Any)
     assert [double for double, _ in work.results] == [2 * n for n in range(10)]
     assert work.replaced == 2
     assert {3, 7} <= work.again
+    assert [" was lost (" in line for line in cluster.losses] == [True, True]
     assert [name.split("/")[-1] for name in work.by] == [str(pid) for _, pid in work.results]
     again = pool.work("double", [(1, None)])
     assert (again.results[0][0], again.replaced) == (2, 0)
     with pytest.raises(UserError, match=r"scale.embedding: 5 actors were lost in one request, the last one on "):
         pool.work("double", [(1, None), (2, str(tmp_path / "no" / "folder"))])
     pool.close()
+    time.sleep(2.0)  # Ray itself would speak of them by now
+    assert "raylet" not in capfd.readouterr().out
 
 
 def test_no_room_is_said_and_never_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from vigneron.scale.ray_sampler import RaySampler, actors_of
 from vigneron.scale.sampling_actor import SamplingActor
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
-no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 REQUEST = Request([[5 + g, 9, 33] for g in range(8) for _ in range(4)], 6, Sampling(), 7, 3, range(32), 4096)
@@ -42,7 +42,7 @@ def nodes() -> Iterator[Any]:
         yield cluster
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=no_gpu)])
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_gpu)])
 def config(request: pytest.FixtureRequest, tmp_path: Path, tiny_folder: Path) -> Config:
     gpus = {"gpus": 0.3} if request.param == "cuda" else {}
     return ray_config(tiny_folder, write_data(tmp_path), model={"device": request.param}, sampling_on_ray=gpus)

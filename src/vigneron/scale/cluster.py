@@ -121,6 +121,7 @@ class Cluster:
     def close(self) -> None:
         if self._ours and self.ray.is_initialized():
             self.ray.shutdown()
+            _let_ray_speak(self.ray, True)
 
 
 def _fit(resources: dict[str, float], pool: PoolConfig) -> bool:
@@ -145,7 +146,7 @@ def _connect(ray: Any, address: str | None) -> None:
         quiet |= {"address": address}
     main = threading.current_thread() is threading.main_thread()
     on_term = signal.getsignal(signal.SIGTERM)
-    ray._private.worker._worker_logs_enabled = False  # of an actor that dies, Ray would write a page on stdout
+    _let_ray_speak(ray, False)
     try:
         ray.init(**quiet)
     except Exception as error:  # the edge to somebody's cluster, or to this machine's limits
@@ -156,6 +157,11 @@ def _connect(ray: Any, address: str | None) -> None:
     finally:
         if main and on_term is not None:
             signal.signal(signal.SIGTERM, on_term)  # Ray puts its own in its place
+
+
+def _let_ray_speak(ray: Any, may: bool) -> None:
+    """Of an actor that dies, Ray writes a page on stdout, where we write a line."""
+    ray._private.worker._worker_logs_enabled = may
 
 
 def _check_answers(address: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-# What a tensor is rebuilt from; the borrower may count its GPUs otherwise than the lender.
+# Where the GPU's number stands among what a tensor is rebuilt from: the borrower may count its GPUs otherwise.
 NUMBER = list(signature(rebuild_cuda_tensor).parameters).index("storage_device")
 
 Handle = tuple[Any, ...]

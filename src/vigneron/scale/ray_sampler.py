@@ -39,7 +39,7 @@ class RaySampler:
         make: Callable[[], Any] | None = None,
     ) -> None:
         assert isinstance(config.scale.sampling, RaySamplingConfig)
-        self._policy, self._ray, self._record = policy, cluster.ray, record
+        self._policy, self._record = policy, record
         self._options = config.scale.sampling
         self.notice: str | None = None
         self.seconds: dict[str, float] = {}
