@@ -74,7 +74,7 @@ def difference(one: Path, other: Path) -> dict[str, Any]:
 
 
 def _completions(run: Path) -> list[str]:
-    from vigneron.folder.samples import SampleStore
+    from vigneron.run_store.samples import SampleStore
 
     store = SampleStore(run, read_only=True)
     return [sample.completion for step in store.steps("train") for sample in store.page(step=step)]

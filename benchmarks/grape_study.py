@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.study import SEEDS
-from vigneron.folder.run_folder import RunFolder
 from vigneron.rubric.read import read_rubric
+from vigneron.run_store.folder import RunFolder
 
 CORRECTED = "method.correction=truncated"
 ARMS: dict[str, tuple[str, ...]] = {

@@ -10,12 +10,12 @@ and how often it gives a written answer more than a bad one of the same question
 import argparse
 from collections.abc import Sequence
 
+from vigneron.commands.rubric_try import Tried, tried_answers
 from vigneron.config import LocalJudgeConfig
-from vigneron.report.rubric_try import Tried, tried_answers
+from vigneron.data.tasks import load_task
 from vigneron.rewards.rubric_build import Graders
-from vigneron.rubric.book import StandingBook
+from vigneron.rubric.live_rubric import StandingBook
 from vigneron.rubric.read import read_rubric
-from vigneron.tasks.task import load_task
 
 CATEGORY, ITEM = "explanations", "true reason"
 KINDS = ("written", "of another question", "the question again", "nothing")

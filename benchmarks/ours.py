@@ -22,15 +22,15 @@ from benchmarks.work import Work
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.methods import METHODS
-from vigneron.policy.scoring import score
+from vigneron.policy.logprobs import score
 from vigneron.recipe import check_config
 from vigneron.timing import Stopwatch, listening
 from vigneron.training import loop
+from vigneron.training.callbacks import Silent
+from vigneron.training.method import Method, Metrics, Parts
 from vigneron.training.run import Run
-from vigneron.training.slots import Method, Metrics, Parts
-from vigneron.training.starting import start_run
+from vigneron.training.setup.start import start_run
 from vigneron.training.update import GradientUpdate
-from vigneron.training.view import Silent
 
 
 def recipe(work: Work, model: Path, data: Path) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from benchmarks.parity import Verdict
 from benchmarks.prompts import prompt_rows
 from benchmarks.work import Work
 from vigneron.rewards.semantic import similarity_reward
-from vigneron.rewards.text import letters_only
 from vigneron.sources.embedders import Embedder, load_embedder
+from vigneron.text import letters_only
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ DISTINCT_STEPS = 4
 def prompt_rows(work: Work, tokenizer: Any) -> list[dict[str, str]]:
     """The rows of a work's dataset: made of words, or the antonym task's with the parent's answers."""
     if work.prompt_tokens is None:
-        from vigneron.tasks.task import load_task
+        from vigneron.data.tasks import load_task
 
         rows = load_task("antonyms").rows("train")
         return [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]

@@ -87,10 +87,10 @@ def measured(folder: Path, steps: int) -> dict[str, float]:
     from vigneron.methods import METHODS
     from vigneron.recipe import check_config
     from vigneron.timing import WHOLE, listening
+    from vigneron.training.callbacks import Silent
     from vigneron.training.loop import train
-    from vigneron.training.slots import Method, Parts
-    from vigneron.training.starting import start_run
-    from vigneron.training.view import Silent
+    from vigneron.training.method import Method, Parts
+    from vigneron.training.setup.start import start_run
 
     def build(parts: Parts) -> Method:
         parts.policy.eos_ids = frozenset()  # lengths are forced

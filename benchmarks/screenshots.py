@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from benchmarks.browser import chromium, reason_to_skip, served
-from vigneron.labels.label import Asked, open_session
+from vigneron.commands.label import Asked, open_session
 from vigneron.report.html import write_report
 from vigneron.web.label import label_app
 from vigneron.web.view import view_app

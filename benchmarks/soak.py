@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.status import status_of
-from vigneron.training.checkpoint import checkpoint_step, checkpoints, fault_of
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.status import status_of
+from vigneron.training.checkpoint.read import checkpoint_step, checkpoints, fault_of
 
 TESTS = Path(__file__).parent.parent / "tests"
 SAVE_EVERY = 3

@@ -120,8 +120,8 @@ def train_one(runs: Path, name: str, recipe: str, *changes: str) -> str:
     from vigneron.methods import METHODS
     from vigneron.recipe import load_config
     from vigneron.training import loop
-    from vigneron.training.starting import start_run
-    from vigneron.training.view import Silent
+    from vigneron.training.callbacks import Silent
+    from vigneron.training.setup.start import start_run
 
     config = load_config(recipe, list(changes))
     run = start_run(config, runs, METHODS[config.method.name], name=name, view=Silent())

@@ -18,10 +18,9 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from benchmarks.browser import chromium, reason_to_skip, served
-from vigneron.folder.curve_index import CurveIndex
-from vigneron.folder.curves import CURVES
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import Sample, SampleStore
+from vigneron.run_store.curves import CURVES, CurveIndex
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.web.view import view_app
 
 FIGURES = (

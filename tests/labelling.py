@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vigneron.folder.samples import Sample, SampleStore
-from vigneron.labels.label import Asked, open_session
+from vigneron.commands.label import Asked, open_session
 from vigneron.labels.session import Session
+from vigneron.run_store.samples import Sample, SampleStore
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:

@@ -1,39 +1,92 @@
-"""Imports point one way, and every package that is imported is declared."""
+"""Imports follow the layers, no two modules import each other, and every imported package is declared."""
 
 import ast
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "vigneron"
 
-# Each layer may import those before it, and what stands beside the layers (batch, config, errors, files, …).
-LAYERS = ["core", "policy", "rollout", "rewards", "training", "methods", "api", "report", "cli"]
+# From the bottom. A package may import those of its own row and of the rows above it in this list.
+LAYERS = [
+    {"core", "config", "redaction", "threads", "timing"},
+    {"errors"},
+    {"files", "validation", "yaml_text", "text", "user_code", "distributed"},
+    {"batch", "recipe", "trackers"},
+    {"policy"},
+    {"data"},
+    {"rollout"},
+    {"sources"},
+    {"rubric"},
+    {"rewards", "run_data"},
+    {"run_store"},
+    {"remote"},
+    {"training"},
+    {"methods", "report"},
+    {"api"},
+    {"labels"},
+    {"web"},
+    {"commands"},
+    {"cli"},
+]
+LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
+OUTSIDE_LAYERS = {"__init__", "__main__", "recipes"}  # the flat public API, `python -m vigneron`, YAML files
 NAMES = {"PyYAML": "yaml", "sentence-transformers": "sentence_transformers"}
 
 
-def imports_of(path: Path) -> set[str]:
-    found: set[str] = set()
+def module_name(path: Path) -> str:
+    parts = ["vigneron", *path.relative_to(SOURCE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in SOURCE.rglob("*.py")}
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file imports, at its top or inside of a function."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else node.module for name in inner)
 
 
-def test_layers_import_only_what_is_below_them() -> None:
-    for path in SOURCE.rglob("*.py"):
-        layer = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-        if layer not in LAYERS:
-            continue
-        above = LAYERS[LAYERS.index(layer) + 1 :]
-        for module in imports_of(path):
-            parts = module.split(".")
-            if parts[0] == "vigneron" and len(parts) > 1:
-                assert parts[1] not in above, f"{path.name} imports {module}"
+def package_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_every_package_has_a_layer() -> None:
+    packages = {package_of(name) for name in MODULES if name != "vigneron"} - OUTSIDE_LAYERS
+    assert packages == set(LEVEL)
+
+
+def test_no_import_against_the_layers() -> None:
+    wrong = [
+        f"{name} imports {target}"
+        for name, path in MODULES.items()
+        if name != "vigneron" and package_of(name) not in OUTSIDE_LAYERS
+        for target in imports_of(path)
+        if target in MODULES and target != "vigneron"
+        if LEVEL[package_of(target)] > LEVEL[package_of(name)]
+    ]
+    assert not wrong, "\n".join(sorted(set(wrong)))
+
+
+def test_no_circle_between_modules() -> None:
+    graph = {
+        name: {target for target in imports_of(path) if target in MODULES and target != name}
+        for name, path in MODULES.items()
+        if name != "vigneron"
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" imports ".join(reversed(error.args[1]))) from None
 
 
 def test_core_knows_neither_transformers_nor_a_config() -> None:
@@ -44,7 +97,7 @@ def test_core_knows_neither_transformers_nor_a_config() -> None:
 
 
 def test_every_imported_package_is_declared() -> None:
-    """Triton comes with the builds of torch that have CUDA, Ray by an extra: both are looked for before."""
+    """Triton comes with the builds of torch that have CUDA, Ray by an extra: both are optional."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=]", line)[0] for line in project["dependencies"]}
     declared = {NAMES.get(name, name).lower().replace("-", "_") for name in declared}

@@ -13,9 +13,9 @@ from benchmarks.fuzzing.kinds import Case
 from benchmarks.fuzzing.mutations import changed_bytes, changed_json, changed_safetensors, changed_text, garbage
 from benchmarks.fuzzing.tiny import make_runs
 from vigneron.files import sha256_of
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import SampleStore
-from vigneron.folder.status import last_records, status_of
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import SampleStore
+from vigneron.run_store.status import last_records, status_of
 
 TRICKS = ("../../outside", "/proc/version", "/dev/zero", "state/../../../x", "", ".", "a\x00b", "x" * 5000, "state")
 
@@ -97,8 +97,8 @@ def damage_checkpoint(checkpoint: Path, random: Random) -> None:
 @cache
 def loaded(run: Path) -> tuple[Any, dict[str, str]]:
     """The run's policy, and its base: loaded once, and written over by every case."""
-    from vigneron.training.checkpoint import weights_identity
-    from vigneron.training.child import load_child
+    from vigneron.policy.from_config import load_child
+    from vigneron.training.checkpoint.read import weights_identity
 
     config = RunFolder.open(run).config()
     policy = load_child(config)
@@ -114,7 +114,7 @@ def checkpoint_case(random: Random, folder: Path) -> Case:
     damage_checkpoint(checkpoint, random)
 
     def case() -> None:
-        from vigneron.training.checkpoint import check_manifest, checkpoints, load_checkpoint
+        from vigneron.training.checkpoint.read import check_manifest, checkpoints, load_checkpoint
 
         for path in checkpoints(folder):
             check_manifest(path, weights_only=True)
@@ -182,7 +182,7 @@ def resume_case(random: Random, folder: Path) -> Case:
 
     def case() -> None:
         from vigneron.methods import METHODS
-        from vigneron.training.starting import resume_run
+        from vigneron.training.setup.start import resume_run
 
         found = RunFolder.open(run)
         try:
@@ -205,8 +205,8 @@ def model_case(random: Random, folder: Path) -> Case:
         (model / "model.safetensors").rename(model / "pytorch_model.bin")
 
     def case() -> None:
+        from vigneron.data.prompts import prompts_token_ids
         from vigneron.policy.load import load_policy
-        from vigneron.rollout.prompts import prompts_token_ids
 
         policy = load_policy(str(model), device="cpu")
         prompts_token_ids(policy.tokenizer, ["hello", [{"role": "user", "content": "hello"}]])

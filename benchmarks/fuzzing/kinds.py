@@ -13,14 +13,14 @@ import yaml
 
 from benchmarks.fuzzing.mutations import as_bytes, changed_bytes, changed_text, changed_tree, garbage
 from vigneron.config import Config
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.status import status_of
 from vigneron.recipe import check_config, config_yaml, load_config, parse_yaml, recipe_names, recipe_text
 from vigneron.rubric.formats.convert import Options, converted
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import example_names, normalised, read_rubric, rubric_text, rubric_version
 from vigneron.rubric.rows import check_rubric_rows
-from vigneron.tasks.source import load_data, load_rows
+from vigneron.run_data.load import load_data, load_rows
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.status import status_of
 
 Case = Callable[[], Any]
 Make = Callable[[Random, Path], Case]
@@ -211,7 +211,7 @@ def dataset_case(random: Random, folder: Path) -> Case:
     tokenizer()
 
     def case() -> None:
-        from vigneron.tasks.source import Data
+        from vigneron.run_data.load import Data
 
         found, _ = load_rows(config, path)
         run = RunFolder(folder / "run")
@@ -254,11 +254,11 @@ def tokenizer() -> Any:
 
 
 def _tokens(rows: list[dict[str, Any]], config: Config) -> None:
-    from vigneron.rollout.prompts import prompts_token_ids
+    from vigneron.data.prompts import prompts_token_ids
 
     prompts_token_ids(tokenizer(), [row["prompt"] for row in rows], "the data")
     if config.method.reads == "demonstrations":
-        from vigneron.rollout.formats import conversation_of
+        from vigneron.data.formats import conversation_of
 
         for row in rows:
             if not isinstance(row["prompt"], str):

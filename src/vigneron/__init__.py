@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from vigneron.config import Config
     from vigneron.errors import UserError
     from vigneron.recipe import load_config
-    from vigneron.rewards.elsewhere import for_verl, semantic_reward
-    from vigneron.rewards.exact import exact_reward
-    from vigneron.training.view import Progress
+    from vigneron.rewards.checkers import exact_reward
+    from vigneron.rewards.interop import for_verl, semantic_reward
+    from vigneron.training.callbacks import Progress
 
 __all__ = [
     "Config",
@@ -42,12 +42,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Config": "vigneron.config",
-    "Progress": "vigneron.training.view",
+    "Progress": "vigneron.training.callbacks",
     "Trained": "vigneron.api",
     "UserError": "vigneron.errors",
-    "exact_reward": "vigneron.rewards.exact",
-    "for_verl": "vigneron.rewards.elsewhere",
-    "semantic_reward": "vigneron.rewards.elsewhere",
+    "exact_reward": "vigneron.rewards.checkers",
+    "for_verl": "vigneron.rewards.interop",
+    "semantic_reward": "vigneron.rewards.interop",
     "load_config": "vigneron.recipe",
     "load_run": "vigneron.api",
     "resume": "vigneron.api",

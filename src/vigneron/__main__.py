@@ -1,6 +1,6 @@
 """`python -m vigneron` is the command line."""
 
-from vigneron.cli import main
+from vigneron.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -6,33 +6,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vigneron import ranks
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
+from vigneron.data.prompts import Row, completion_text
+from vigneron.distributed import ranks
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder, default_runs_folder
-from vigneron.folder.samples import Sample
 from vigneron.methods import METHODS
+from vigneron.policy.from_config import load_child
 from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import changed_config, load_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import build_check, load_checker
 from vigneron.rollout.on_policy import OnPolicy
-from vigneron.rollout.prompts import Row, completion_text
-from vigneron.tasks.source import checker_name
+from vigneron.run_data.load import checker_name
+from vigneron.run_store.folder import RunFolder, default_runs_folder
+from vigneron.run_store.samples import Sample
 from vigneron.timing import telling
 from vigneron.training import loop
-from vigneron.training.checkpoint import checkpoint_step, load_weights
-from vigneron.training.child import load_child
-from vigneron.training.going_on import checkpoint_to_look_at
-from vigneron.training.held_out import evaluate
-from vigneron.training.resolving import newest_weights
+from vigneron.training.callbacks import AnyView, View, as_view
+from vigneron.training.checkpoint.read import checkpoint_step, load_weights
+from vigneron.training.checkpoint.select import checkpoint_to_look_at
+from vigneron.training.evaluate import evaluate
+from vigneron.training.method import Parts
 from vigneron.training.run import Run
-from vigneron.training.samples import samples_of
-from vigneron.training.slots import Parts
-from vigneron.training.starting import resume_run, start_run
-from vigneron.training.view import AnyView, View, as_view
+from vigneron.training.sample_records import samples_of
+from vigneron.training.setup.resolve import newest_weights
+from vigneron.training.setup.start import resume_run, start_run
 
 
 @dataclass

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vigneron import ranks
 from vigneron.core.masked import length_mask
+from vigneron.distributed import ranks
 
 Span = tuple[int, int]
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import yaml
 
-from vigneron.cli import main
+from vigneron.cli.main import main
 
 
 @dataclass(frozen=True)

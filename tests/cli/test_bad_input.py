@@ -13,7 +13,7 @@ from command_line import Answer, vigneron, write_jsonl, write_recipe
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.training import building
+from vigneron.training.setup import build as building
 
 
 @pytest.fixture(autouse=True)

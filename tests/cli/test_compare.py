@@ -15,14 +15,14 @@ import yaml
 from command_line import Answer, vigneron, write_jsonl
 
 from vigneron import api
-from vigneron.folder.run_folder import RunFolder
-from vigneron.report.plan import LONGEST_NAME, default_name
+from vigneron.commands.compare_plan import LONGEST_NAME, default_name
 from vigneron.report.terminal import TerminalView
+from vigneron.run_store.folder import RunFolder
 
 # The command line in a process of its own, which kills itself right after a step of one run: no handler runs.
 KILLED = """
 import os, signal, sys
-from vigneron.cli import main
+from vigneron.cli.main import main
 from vigneron.report.terminal import TerminalView
 
 run, step = sys.argv[1], int(sys.argv[2])
@@ -344,7 +344,7 @@ def test_a_bad_recipe_is_refused_before_anything_heavy_is_imported() -> None:
     code = """
 import sys
 from vigneron.errors import UserError
-from vigneron.report.plan import plan_comparison
+from vigneron.commands.compare_plan import plan_comparison
 try:
     plan_comparison(["demo", "no-such-recipe"], seeds=None, runs=None, name=None, out=None)
 except UserError:

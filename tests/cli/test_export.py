@@ -11,11 +11,11 @@ from command_line import vigneron, write_jsonl, write_recipe
 from fake_hub import hub
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 
-from vigneron import exporting
 from vigneron.api import load_run
+from vigneron.commands import export as exporting
+from vigneron.commands.export import said
 from vigneron.errors import UserError
-from vigneron.policy.scorer import scorer_kind
-from vigneron.pushing import said
+from vigneron.policy.reward_model import scorer_kind
 
 TOKEN = "hf_canaryCANARYcanary1234567890"
 PAIRS = [f'{{"prompt": "say {w}:", "chosen": " {w}!", "rejected": " {w}?"}}' for w in ("a", "b", "c", "d")]
@@ -188,7 +188,7 @@ def test_a_hub_gets_the_folder(whole: Path, tmp_path: Path, token: str, monkeypa
 def test_a_hub_that_misbehaves_is_one_line(
     whole: Path, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch, fault: str | int
 ) -> None:
-    monkeypatch.setattr("vigneron.pushing.SILENT_FOR", 1.0)
+    monkeypatch.setattr("vigneron.commands.export.SILENT_FOR", 1.0)
     with hub(fault) as there:
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9" if fault == "closed" else there.url)
         answer = vigneron("export", whole, tmp_path / "out", "--push", "me/mine")

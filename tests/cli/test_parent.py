@@ -15,9 +15,9 @@ from command_line import Answer, vigneron, write_jsonl, write_recipe
 sys.path.insert(0, str(Path(__file__).parent.parent / "sources"))
 from servers import Seen, Sent, chat, refusal, serving, vectors
 
+from vigneron.data.tasks import load_task
 from vigneron.recipe import load_config
-from vigneron.tasks.answers import rows_to_evaluate
-from vigneron.tasks.task import load_task
+from vigneron.run_data.reference_answers import rows_to_evaluate
 
 KEY = "sk-secret-4f9a1c77e2"
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from command_line import Answer, vigneron, write_jsonl
 
-from vigneron.folder.samples import Sample, SampleStore
 from vigneron.rubric.read import read_rubric
+from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.sources import client as client_module
 
 sys.path.append(str(Path(__file__).parent.parent / "sources"))

@@ -13,16 +13,15 @@ import pytest
 from command_line import vigneron
 from rich.console import Console
 
-from vigneron.folder.metrics_file import READ_WHOLE, records_of
-from vigneron.folder.notices import Notice, keep_notice, kept_notices
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.sizes import readable
-from vigneron.folder.status import write_status
-from vigneron.folder.watched import answers_are_free, headline, watched_in, whole_sparkline
+from vigneron.commands.runs import ago, list_runs, print_runs
+from vigneron.commands.show import print_run
 from vigneron.recipe import load_config
-from vigneron.report.looked_at import look_at
-from vigneron.report.run_list import ago, list_runs, print_runs
-from vigneron.report.show import print_run
+from vigneron.report.run_details import look_at
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.headline_metrics import answers_are_free, headline, watched_in, whole_sparkline
+from vigneron.run_store.metrics_file import READ_WHOLE, records_of
+from vigneron.run_store.notices import Notice, keep_notice, kept_notices
+from vigneron.run_store.status import readable, write_status
 
 RECORDS: list[dict[str, Any]] = [
     {"step": 0, "eval/accuracy": 0.125, "eval/reward": 0.25},
@@ -130,7 +129,7 @@ def test_hundreds_of_runs_are_listed_without_torch(tmp_path: Path) -> None:
         (folder / "config.yaml").write_bytes((template / "config.yaml").read_bytes())
         (folder / "metrics.jsonl").write_text(records)
     code = (
-        "import sys\nfrom vigneron.cli import app\n"
+        "import sys\nfrom vigneron.cli.main import app\n"
         f"app(['runs', {str(tmp_path / 'runs')!r}], standalone_mode=False)\n"
         "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     )

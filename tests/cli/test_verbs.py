@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import vigneron as package
 from vigneron.api import load_run
 from vigneron.api import train as train_in_python
+from vigneron.commands.demo import verdict
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import SampleStore
 from vigneron.recipe import load_config, recipe_names
-from vigneron.report.demo import verdict
 from vigneron.report.terminal import TerminalView, say
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import SampleStore
 
 ESCAPE = "\x1b"
 HEAVY = {"torch", "transformers", "numpy", "matplotlib", "yaml", "vigneron.config", "vigneron.recipe", "vigneron.api"}
@@ -109,7 +109,7 @@ def test_help_imports_nothing_heavy() -> None:
         timeout=60,
     )
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "vigneron.cli" in imported
+    assert "vigneron.cli.main" in imported
     assert not imported & HEAVY
 
 

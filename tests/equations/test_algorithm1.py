@@ -13,7 +13,7 @@ from vigneron.batch import Batch
 from vigneron.methods import METHODS
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
-from vigneron.training.slots import Method, Parts
+from vigneron.training.method import Method, Parts
 
 PROMPTS = ((5, 9, 33, 2), (7, 8), (40, 41, 42, 43, 44, 45))
 COMPLETIONS = ((11, 12, 0), (13,), (14, 15))

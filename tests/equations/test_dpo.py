@@ -12,7 +12,7 @@ from conftest import tiny_policy
 from vigneron.methods import METHODS
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
-from vigneron.training.slots import Parts
+from vigneron.training.method import Parts
 
 # Unequal lengths, and one prompt twice.
 ROWS = [

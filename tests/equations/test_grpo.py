@@ -15,7 +15,7 @@ from vigneron.batch import Batch
 from vigneron.methods import METHODS
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
-from vigneron.training.slots import Parts
+from vigneron.training.method import Parts
 
 # Three prompts, and three samples of each, of different lengths; the rewards of the last group do not differ.
 PROMPTS = tuple(prompt for prompt in ((5, 9, 33, 2), (7, 8), (40, 41, 42, 43, 44, 45)) for _ in range(3))

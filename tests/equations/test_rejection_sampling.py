@@ -12,7 +12,7 @@ from vigneron.batch import Batch
 from vigneron.methods import METHODS
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
-from vigneron.training.slots import Method, Parts
+from vigneron.training.method import Method, Parts
 
 PROMPTS = tuple(prompt for prompt in ((5, 9, 33, 2), (7, 8), (40, 41)) for _ in range(3))
 COMPLETIONS = ((11, 12, 0), (13,), (14, 15), (16, 17, 18), (0,), (19, 20, 0), (21,), (22, 23), (24, 0))

@@ -11,10 +11,10 @@ from torch import Tensor
 from conftest import tiny_scorer
 from vigneron.methods import METHODS
 from vigneron.policy.model import Reference
-from vigneron.policy.scorer import scores
+from vigneron.policy.reward_model import scores
 from vigneron.recipe import check_config
 from vigneron.rollout.pairs import Pairs
-from vigneron.training.slots import Method, Parts
+from vigneron.training.method import Method, Parts
 
 ROWS = [
     {"prompt": "say hot:", "chosen": "hot", "rejected": "a cold word"},

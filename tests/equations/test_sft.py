@@ -10,14 +10,14 @@ import torch
 from conftest import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.losses import nll, policy_gradient
+from vigneron.data.formats import with_prompts_and_answers
+from vigneron.data.prompts import Row
 from vigneron.methods import METHODS
 from vigneron.policy.chat import MODEL, USER, mint
 from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import check_config
 from vigneron.rollout.demonstrations import Demonstrations
-from vigneron.rollout.formats import with_prompts_and_answers
-from vigneron.rollout.prompts import Row
-from vigneron.training.slots import Parts
+from vigneron.training.method import Parts
 
 ROWS = [
     {"prompt": "say hot:", "answer": "hot"},

@@ -166,7 +166,7 @@ def command(log: str, words: list[str], limit: tuple[int, int] | None = None, ui
         codecs.lookup("utf-8-sig")  # loaded when it is first needed, from where somebody else may not read
         os.setgid(uid)
         os.setuid(uid)
-    from vigneron.cli import main
+    from vigneron.cli.main import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["vigneron", *words]

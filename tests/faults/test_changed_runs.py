@@ -12,7 +12,7 @@ from test_damaged_checkpoints import Listener
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
+from vigneron.run_store.folder import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.training.checkpoint import MANIFEST, TENSORS, checkpoints, fault_of
+from vigneron.training.checkpoint.read import MANIFEST, TENSORS, checkpoints, fault_of
 
 
 class Listener:

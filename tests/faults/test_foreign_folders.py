@@ -14,8 +14,8 @@ import pytest
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.status import status_of
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.status import status_of
 
 NOBODY = 65534
 

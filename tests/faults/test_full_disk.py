@@ -12,8 +12,8 @@ from helpers import final_state
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.folder.status import status_of
-from vigneron.training.checkpoint import checkpoints, fault_of
+from vigneron.run_store.status import status_of
+from vigneron.training.checkpoint.read import checkpoints, fault_of
 
 SIZE = 1_500_000
 

@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from vigneron.commands.rubric_try import judge_of
 from vigneron.config import Config
+from vigneron.data.dataset import LONGEST_LINE as LONGEST_ROW
+from vigneron.data.dataset import read_rows
 from vigneron.errors import LONGEST_LINE, MOST_LINES, UserError
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import Sample, SampleStore
-from vigneron.folder.status import status_of
-from vigneron.labels.cells import to_cell
 from vigneron.recipe import load_config
-from vigneron.report.arms import Arm, CollectedRun
-from vigneron.report.compared import write_comparison
+from vigneron.report.comparison_files import write_comparison
+from vigneron.report.experiment_arms import Arm, CollectedRun
 from vigneron.report.html import write_report
 from vigneron.report.tables import metrics_table, samples_table
 from vigneron.report.terminal import TerminalView, say
-from vigneron.rollout.dataset import LONGEST_LINE as LONGEST_ROW
-from vigneron.rollout.dataset import read_rows
-from vigneron.rubric.judge_option import judge_of
 from vigneron.rubric.read import read_rubric
-from vigneron.training.checkpoint import check_manifest
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import Sample, SampleStore
+from vigneron.run_store.status import status_of
+from vigneron.text import to_cell
+from vigneron.training.checkpoint.read import check_manifest
 
 PYTHON = "!!python/object/apply:os.system ['touch pwned']"
 ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -94,7 +94,7 @@ def test_a_hostile_yaml_is_one_line_wherever_it_is_read(here: Path, read: Any, k
 def test_a_list_of_runs_survives_a_file_that_ends_libyaml(here: Path) -> None:
     """Composed by libyaml, so many brackets are more than the process's stack."""
     (here / "config.yaml").write_text("[" * 200_000)
-    code = "import sys; from pathlib import Path; from vigneron.folder.status import status_of; status_of(Path('.'))"
+    code = "import sys; from pathlib import Path; from vigneron.run_store.status import status_of; status_of(Path('.'))"
     assert subprocess.run([sys.executable, "-c", code], cwd=here, timeout=60).returncode == 0
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from conftest import byte_tokenizer
 from vigneron.errors import UserError
-from vigneron.policy import rendering
+from vigneron.policy import chat_template as rendering
 from vigneron.policy.chat import Conversation
 from vigneron.policy.load import load_policy
 

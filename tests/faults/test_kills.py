@@ -11,9 +11,9 @@ import pytest
 from helpers import final_state
 
 from vigneron import api
-from vigneron.folder.samples import SampleStore
-from vigneron.folder.status import status_of
-from vigneron.training.checkpoint import checkpoints
+from vigneron.run_store.samples import SampleStore
+from vigneron.run_store.status import status_of
+from vigneron.training.checkpoint.read import checkpoints
 
 QUICK = (("grape", "at a step"), ("ppo", "in a save"))
 CASES = [(method, when) for method in fault_runs.METHODS for when in ("at a step", "in a save")]

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.status import status_of
-from vigneron.training.checkpoint import checkpoints
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.status import status_of
+from vigneron.training.checkpoint.read import checkpoints
 
 # By the count of calls in this process: a reward that is broken at one step, or so large that the gradient overflows.
 BROKEN = """

@@ -11,9 +11,9 @@ import pytest
 from helpers import final_state
 
 from vigneron import api
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.status import status_of
-from vigneron.training.checkpoint import checkpoints
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.status import status_of
+from vigneron.training.checkpoint.read import checkpoints
 
 
 def wait_for(log: Path, text: str) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from vigneron import Progress, api
 from vigneron.errors import UserError
-from vigneron.folder.notices import kept_notices
 from vigneron.recipe import check_config
+from vigneron.run_store.notices import kept_notices
 from vigneron.trackers import child, tracking
 from vigneron.trackers.tracking import Tracker, Tracking
 

@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigneron.folder.curve_index import CurveIndex
-from vigneron.folder.curve_log import CurveLog, curves_of, read_log
-from vigneron.folder.curve_points import joined, points, thinned
-from vigneron.folder.curves import CURVES, CurveStore
-from vigneron.folder.run_folder import RunFolder
+from vigneron.run_store.curves import (
+    CURVES,
+    CurveIndex,
+    CurveLog,
+    CurveStore,
+    curves_of,
+    joined,
+    points,
+    read_log,
+    thinned,
+)
+from vigneron.run_store.folder import RunFolder
 
 
 def records(first: int, last: int) -> list[dict[str, Any]]:

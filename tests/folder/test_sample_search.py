@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigneron.folder.sample_search import SORTS, WHICH, Asked, SampleSearch
-from vigneron.folder.samples import Kind, Sample, SampleStore
+from vigneron.run_store.sample_search import SORTS, WHICH, Asked, SampleSearch
+from vigneron.run_store.samples import Kind, Sample, SampleStore
 
 
 def sample(step: int, number: int, kind: Kind = "train", **changes: object) -> Sample:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vigneron.errors import UserError
-from vigneron.folder import status
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.status import last_records, run_folders, status_of, write_status
+from vigneron.run_store import status
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.status import last_records, run_folders, status_of, write_status
 
 
 def made(path: Path, *records: dict[str, object], steps: int = 10) -> Path:
@@ -44,8 +44,8 @@ def test_an_end_that_was_said(tmp_path: Path, state: status.State) -> None:
 def test_alive_while_its_process_is_and_killed_after(tmp_path: Path) -> None:
     path = made(tmp_path / "a")
     code = (
-        "import sys; from pathlib import Path; from vigneron.folder.run_folder import RunFolder;"
-        "from vigneron.folder.status import write_status;"
+        "import sys; from pathlib import Path; from vigneron.run_store.folder import RunFolder;"
+        "from vigneron.run_store.status import write_status;"
         "f = RunFolder(Path(sys.argv[1])); f.lock(); print('locked', flush=True); sys.stdin.readline();"
         "write_status(f, 'running'); print('running', flush=True); sys.stdin.readline()"
     )
@@ -69,7 +69,7 @@ def test_alive_while_its_process_is_and_killed_after(tmp_path: Path) -> None:
 def test_looking_never_keeps_a_run_from_starting(tmp_path: Path) -> None:
     path = made(tmp_path / "a")
     code = (
-        "import sys; from pathlib import Path; from vigneron.folder.run_folder import RunFolder\n"
+        "import sys; from pathlib import Path; from vigneron.run_store.folder import RunFolder\n"
         "print('looking', flush=True)\nwhile True: RunFolder(Path(sys.argv[1])).is_locked()"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)

@@ -14,15 +14,15 @@ from helpers import tiny_config, write_data
 from conftest import tiny_model
 from vigneron import api
 from vigneron.batch import parts_of
-from vigneron.compiling import has_triton, set_compiling
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
-from vigneron.folder.status import status_of
+from vigneron.policy.compiling import has_triton, set_compiling
 from vigneron.policy.load import Lora, _add_lora, make_policy, speed_up
+from vigneron.policy.logprobs import reference_view, score
 from vigneron.policy.model import Policy, Reference
-from vigneron.policy.scoring import reference_view, score
+from vigneron.rollout.engine.sample import sample
 from vigneron.rollout.on_policy import OnPolicy
-from vigneron.rollout.sample import sample
+from vigneron.run_store.status import status_of
 from vigneron.training.memory import find_microbatch_tokens
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -44,7 +44,7 @@ def cuda_policy(kind: str, *, lora: bool = False, dtype: torch.dtype = torch.flo
 def test_the_decode_kernel_is_attention(heads: int, key_heads: int, size: int, slots: int, dtype: torch.dtype) -> None:
     if not has_triton():
         pytest.skip("needs Triton")
-    from vigneron.rollout.decode_kernel import decode_attention
+    from vigneron.rollout.engine.decode_kernel import decode_attention
 
     torch.manual_seed(0)
     query = torch.randn(7, heads, size, device=CUDA, dtype=dtype)

@@ -14,8 +14,8 @@ sys.path.append(str(Path(__file__).parent.parent / "training"))
 from helpers import tiny_config, tiny_recipe, write_data
 
 from vigneron import api
-from vigneron.folder.run_folder import RunFolder
-from vigneron.scale import sending
+from vigneron.remote.ray import weight_sync as sending
+from vigneron.run_store.folder import RunFolder
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -27,10 +27,10 @@ from vigneron.core.draws import Sampling
 from vigneron.core.kl import k3
 from vigneron.core.losses import aggregate, bradley_terry, clipped_ratio, dpo, importance_ratio, nll
 from vigneron.core.masked import masked_sum
-from vigneron.policy.layout import lay_out
 from vigneron.policy.load import make_policy
+from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
-from vigneron.policy.scoring import score
+from vigneron.policy.packing import lay_out
 
 COMMON: dict[str, Any] = {"report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no", "max_steps": 1}
 PAIRS = [

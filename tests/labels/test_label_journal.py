@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
 from vigneron.errors import UserError
-from vigneron.labels.cells import of_cell, to_cell
+from vigneron.labels.export import OutFile, winner
 from vigneron.labels.items import Comparison
 from vigneron.labels.journal import Labels, label_entry, read_entries, undo_entry
 from vigneron.labels.judgements import Judgement
-from vigneron.labels.outcome import OutFile, winner
 from vigneron.labels.session import JudgedOtherwise, Session
+from vigneron.text import of_cell, to_cell
 
 ITEMS = [Comparison(f"p{n}", ("a", "b")) for n in range(3)]
 

@@ -11,9 +11,7 @@ from labelling import make_run, sample, write_rows
 from vigneron.errors import UserError
 from vigneron.labels.from_file import comparisons_of_file
 from vigneron.labels.from_run import comparisons_of_run, spread
-from vigneron.labels.items import Comparison, shuffled
-from vigneron.labels.pairing import compared
-from vigneron.labels.shown import LONGEST_SHOWN, shown_text
+from vigneron.labels.items import LONGEST_SHOWN, Comparison, compared, shown_text, shuffled
 
 
 def texts(items: list[Comparison]) -> set[tuple[str, frozenset[str]]]:

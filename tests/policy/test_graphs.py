@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vigneron.policy.graphs import repeatable
+from vigneron.policy.cuda_graphs import repeatable
 
 
 @given(st.integers(1, 10**6), st.sampled_from([4, 8]))

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigneron.policy import head
-from vigneron.policy.head import Head, token_statistics
+from vigneron.policy import fused_head as head
+from vigneron.policy.fused_head import Head, token_statistics
 
 
 def plainly(hidden, weight, ids, temperature, other_hidden, other_weight, from_other):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from conftest import byte_tokenizer, tiny_model, tiny_policy
-from vigneron import ranks
 from vigneron.core.draws import Sampling
+from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.load import (
     Lora,
@@ -19,7 +19,7 @@ from vigneron.policy.load import (
     resolve_device,
 )
 from vigneron.policy.model import Policy, Reference
-from vigneron.rollout.sample import sample
+from vigneron.rollout.engine.sample import sample
 
 
 def test_a_folder_loads_with_its_end_ids_and_without_dropout(tiny_folder: Path) -> None:

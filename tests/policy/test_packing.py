@@ -11,9 +11,9 @@ from test_padding import batch_of
 from conftest import tiny_policy
 from vigneron.batch import Batch, packed_rows, parts_of
 from vigneron.core.draws import Sampling
-from vigneron.policy.layout import lay_out
+from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
-from vigneron.policy.scoring import score
+from vigneron.policy.packing import lay_out
 
 PAIRS = [([3, 4, 5], [6, 7, 8, 9, 0]), ([3], [10, 0]), ([11, 12], [13, 14, 0]), ([15, 16, 17, 18, 19, 20], [21])]
 

@@ -11,11 +11,12 @@ from transformers import Lfm2Config, Lfm2ForCausalLM
 from conftest import tiny_policy
 from vigneron.batch import Batch, map_parts, parts_of
 from vigneron.core.draws import Sampling
-from vigneron.policy import head, scoring
-from vigneron.policy.layout import can_share_prompts
+from vigneron.policy import fused_head as head
+from vigneron.policy import logprobs as scoring
 from vigneron.policy.load import make_policy
+from vigneron.policy.logprobs import Critic, score
 from vigneron.policy.model import Policy, ValueHead
-from vigneron.policy.scoring import Critic, score
+from vigneron.policy.packing import can_share_prompts
 
 token = st.integers(1, 250)
 rows_of_tokens = st.lists(st.lists(token, min_size=2, max_size=12), min_size=1, max_size=5)

@@ -9,7 +9,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from conftest import byte_tokenizer, tiny_scorer
 from vigneron.errors import UserError
-from vigneron.policy.scorer import load_scorer, scorer_kind, set_scorer_kind
+from vigneron.policy.reward_model import load_scorer, scorer_kind, set_scorer_kind
 
 
 def test_a_new_head_depends_on_the_seed_alone(tiny_folder: Path) -> None:

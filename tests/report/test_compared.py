@@ -11,14 +11,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from vigneron.commands.compare import print_whole
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
 from vigneron.recipe import load_config
-from vigneron.report.arms import Arm, CollectedRun, arms_of, differences, first_change, identity, refuse_twins
-from vigneron.report.compare import print_whole
-from vigneron.report.compared import comparison_table, write_comparison
+from vigneron.report.comparison_files import comparison_table, write_comparison
+from vigneron.report.experiment_arms import (
+    Arm,
+    CollectedRun,
+    arms_of,
+    differences,
+    first_change,
+    identity,
+    refuse_twins,
+)
 from vigneron.report.figures import COLOURS, COMPARED, comparison_figure, on_a_page
-from vigneron.report.final import Spread, held_out_values, number, shown, spreads, training_values
+from vigneron.report.final_metrics import Spread, held_out_values, number, shown, spreads, training_values
+from vigneron.run_store.folder import RunFolder
 
 HARM = "<script>alert(1)</script>"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vigneron.cli import app
-from vigneron.report.profile import profile_rows
+from vigneron.cli.main import app
+from vigneron.report.terminal import profile_rows
 from vigneron.timing import WHOLE, first_lap, listening, next_lap, phase
 
 

@@ -8,13 +8,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import Sample, SampleStore
 from vigneron.recipe import load_config
 from vigneron.report.curves import series, smoothed
 from vigneron.report.figures import PANELS, as_svg, comparison_figure
 from vigneron.report.html import before_and_after, summary, write_report
 from vigneron.report.terminal import BARS, sparkline
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import Sample, SampleStore
 
 HARM = "<script>alert(1)</script>"
 

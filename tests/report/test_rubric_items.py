@@ -9,16 +9,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from vigneron.folder.samples import Sample
 from vigneron.report.figures import DASHES, comparison_figure
-from vigneron.report.rubric_final import held_out_keys, held_out_titles, training_keys, training_titles
-from vigneron.report.rubric_items import Ends, category_rows, ends, item_rows, items_in_order, never_varies, source_of
-from vigneron.report.rubric_keys import HELD_OUT, ITEM_FIGURES, TRAINING, ItemKey, canaries, category_rewards, items_of
-from vigneron.report.rubric_origins import origin_rows
-from vigneron.report.rubric_part import MOST_LINES, category_drawn
+from vigneron.report.final_metrics import held_out_keys, held_out_titles, training_keys, training_titles
+from vigneron.report.rubric_items import (
+    HELD_OUT_PREFIX,
+    ITEM_FIGURES,
+    TRAINING_PREFIX,
+    Ends,
+    ItemKey,
+    canaries,
+    category_rewards,
+    category_rows,
+    ends,
+    item_rows,
+    items_in_order,
+    items_of,
+    never_varies,
+    source_of,
+)
+from vigneron.report.rubric_part import MOST_LINES, category_drawn, origin_rows
 from vigneron.report.rubric_samples import picked
 from vigneron.report.terminal import TerminalView, weakest
 from vigneron.rubric.model import Rubric
+from vigneron.run_store.samples import Sample
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9 _.-]{0,20}\Z")
 
@@ -41,10 +54,15 @@ def item_figures(prefix: str, key: str, **values: float) -> dict[str, float]:
 @given(st.dictionaries(NAMES, st.lists(NAMES, min_size=1, max_size=4, unique=True), min_size=1, max_size=4))
 def test_names_are_found_again(named: dict[str, list[str]]) -> None:
     wanted = [ItemKey(category, item) for category, items in named.items() for item in items]
-    keys = [key.under(prefix, figure) for prefix in (TRAINING, HELD_OUT) for key in wanted for figure in ITEM_FIGURES]
-    keys += [f"{prefix}{category}/reward" for prefix in (TRAINING, HELD_OUT) for category in named]
+    keys = [
+        key.under(prefix, figure)
+        for prefix in (TRAINING_PREFIX, HELD_OUT_PREFIX)
+        for key in wanted
+        for figure in ITEM_FIGURES
+    ]
+    keys += [f"{prefix}{category}/reward" for prefix in (TRAINING_PREFIX, HELD_OUT_PREFIX) for category in named]
     keys += ["reward", "reward_std", "eval/reward", "eval/canary/largest", "loss/policy"]
-    assert items_of(keys) == items_of(keys, HELD_OUT) == wanted
+    assert items_of(keys) == items_of(keys, HELD_OUT_PREFIX) == wanted
     assert category_rewards(keys) == {category: f"reward/{category}/reward" for category in named}
     assert canaries(keys) == {}
 
@@ -55,10 +73,21 @@ def test_names_are_found_again(named: dict[str, list[str]]) -> None:
 def test_an_item_by_hand() -> None:
     """Two evaluations: scores are theirs; confidence, share and failures are of the run."""
     records = [
-        {"step": 0, "eval/reward/a/reward": 0.1, **item_figures(HELD_OUT, "a/x", score=0.2, spread=0.3, failed=1)},
-        {"step": 1, **item_figures(TRAINING, "a/x", score=0.0, spread=0.5, confidence=0.8, failed=2, share=0.25)},
-        {"step": 2, **item_figures(TRAINING, "a/x", score=1.0, spread=0.0, confidence=0.4, failed=0)},
-        {"step": 2, "eval/reward/a/reward": 0.1, **item_figures(HELD_OUT, "a/x", score=0.6, spread=0.1, failed=0)},
+        {
+            "step": 0,
+            "eval/reward/a/reward": 0.1,
+            **item_figures(HELD_OUT_PREFIX, "a/x", score=0.2, spread=0.3, failed=1),
+        },
+        {
+            "step": 1,
+            **item_figures(TRAINING_PREFIX, "a/x", score=0.0, spread=0.5, confidence=0.8, failed=2, share=0.25),
+        },
+        {"step": 2, **item_figures(TRAINING_PREFIX, "a/x", score=1.0, spread=0.0, confidence=0.4, failed=0)},
+        {
+            "step": 2,
+            "eval/reward/a/reward": 0.1,
+            **item_figures(HELD_OUT_PREFIX, "a/x", score=0.6, spread=0.1, failed=0),
+        },
     ]
     (row,) = item_rows(records, rubric(a={"x": 0.75, "gone": 0.25}), {ItemKey("a", "x"): 100})
     assert (row.weight, row.flow, row.score, row.spread) == (0.75, "length", Ends(0.2, 0.6), 0.1)
@@ -71,7 +100,7 @@ def test_an_item_by_hand() -> None:
 def test_weak_items_are_marked() -> None:
     def weak(asked: int = 100, **values: float) -> tuple[str, ...]:
         figures = {"score": 0.5, "spread": 0.1, "confidence": 1.0, "failed": 0} | values
-        records = [{"step": step, **item_figures(TRAINING, "a/x", **figures)} for step in (1, 2)]
+        records = [{"step": step, **item_figures(TRAINING_PREFIX, "a/x", **figures)} for step in (1, 2)]
         return item_rows(records, None, {ItemKey("a", "x"): asked})[0].weak
 
     assert weak() == ()
@@ -87,9 +116,9 @@ def test_weak_items_are_marked() -> None:
 
 def test_held_out_is_shown_from_two_evaluations_on() -> None:
     one = [{"step": 0, "eval/reward/a/reward": 0.5}, {"step": 1, "reward/a/reward": 0.5}]
-    assert source_of(one, "a") == TRAINING
-    assert source_of([*one, {"step": 2, "eval/reward/a/reward": 0.5}], "a") == HELD_OUT
-    assert source_of([*one, {"step": 2, "eval/reward/a/reward": 0.5}], "b") == TRAINING
+    assert source_of(one, "a") == TRAINING_PREFIX
+    assert source_of([*one, {"step": 2, "eval/reward/a/reward": 0.5}], "a") == HELD_OUT_PREFIX
+    assert source_of([*one, {"step": 2, "eval/reward/a/reward": 0.5}], "b") == TRAINING_PREFIX
 
 
 def test_the_order_is_the_rubric_s_and_what_left_it_comes_last() -> None:

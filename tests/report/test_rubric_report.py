@@ -13,13 +13,13 @@ import pytest
 import yaml
 
 from vigneron import api
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import SampleStore
 from vigneron.recipe import check_config, load_config
-from vigneron.report.arms import CollectedRun, arms_of
-from vigneron.report.compared import write_comparison
+from vigneron.report.comparison_files import write_comparison
+from vigneron.report.experiment_arms import CollectedRun, arms_of
 from vigneron.report.html import plain, write_report
 from vigneron.report.rubric_part import rubric_part
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import SampleStore
 
 SCRIPT = "<script>alert(1)</script>"
 IMAGE = "</td></table><img src=http://x.invalid/a onerror=alert(1)>"

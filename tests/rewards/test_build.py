@@ -7,7 +7,7 @@ import pytest
 from vigneron.config import BinaryRewardConfig, GuardsConfig, PythonRewardConfig, SemanticRewardConfig
 from vigneron.errors import UserError
 from vigneron.rewards.build import build_reward
-from vigneron.rewards.exact import exact_reward
+from vigneron.rewards.checkers import exact_reward
 from vigneron.rewards.sentiment import inversion_reward
 
 

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from small_batch import make_batch
 from vigneron.batch import Batch
+from vigneron.data.prompts import Row
+from vigneron.data.tasks import TASKS
 from vigneron.errors import UserError
 from vigneron.recipe import load_config, recipe_names
 from vigneron.rewards.apply import RewardFailed
-from vigneron.rewards.checkers import build_check, load_checker
-from vigneron.rewards.exact import exact_reward
+from vigneron.rewards.checkers import build_check, exact_reward, load_checker
 from vigneron.rewards.sentiment import inversion_reward, is_about, is_inverted, is_one_sentence, mood
-from vigneron.rollout.prompts import Row
-from vigneron.tasks import TASKS
-from vigneron.tasks.source import checker_name
+from vigneron.run_data.load import checker_name
 
 HAPPY = "I love my new job."
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vigneron.rewards.exact import exact_reward, includes, is_exact
+from vigneron.rewards.checkers import exact_reward, includes, is_exact
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vigneron.rewards.guards import Guards
-from vigneron.rewards.semantic import SemanticReward
+from vigneron.rewards.semantic import Guards, SemanticReward
 from vigneron.sources.embedders import WordVectors
 
 VECTORS = "4 2\nhot 1 0\ncold 0.6 0.8\nicy 0 1\nwarm 0.8 0.6\n"

@@ -10,9 +10,9 @@ import yaml
 
 from vigneron.errors import UserError
 from vigneron.rewards.rubric_reward import RubricReward
-from vigneron.rubric.book import Book
+from vigneron.rubric.live_rubric import Book
 from vigneron.rubric.model import AnyItem
-from vigneron.rubric.verdict import Answered, Verdict
+from vigneron.sources.verdict import Answered, Verdict
 
 
 class Recorded:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vigneron.rewards.text import letters_only, normalise
+from vigneron.text import letters_only, normalise
 
 
 @pytest.mark.parametrize(

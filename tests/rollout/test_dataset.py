@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from vigneron.data.dataset import LONGEST_LINE, check_rows, read_rows
 from vigneron.errors import UserError
-from vigneron.rollout.dataset import LONGEST_LINE, check_rows, read_rows
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -8,14 +8,14 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from conftest import tiny_policy
+from vigneron.data.formats import with_prompts_and_answers
+from vigneron.data.prompts import prompts_token_ids
 from vigneron.errors import UserError
 from vigneron.policy.bundled import SMOLLM2
 from vigneron.policy.chat import MODEL, USER, mint
 from vigneron.policy.load import make_policy, model_source
 from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations, demonstrations
-from vigneron.rollout.formats import with_prompts_and_answers
-from vigneron.rollout.prompts import prompts_token_ids
 
 
 def turn(role: str, content: str) -> dict[str, str]:

@@ -9,10 +9,10 @@ from conftest import tiny_model, tiny_policy
 from vigneron.core.draws import Sampling
 from vigneron.policy.load import Lora, _add_lora, make_policy
 from vigneron.policy.model import Policy
-from vigneron.rollout import engine as engine_module
-from vigneron.rollout.engine import Engine
-from vigneron.rollout.generate import Generate
-from vigneron.rollout.sample import sample, sampler_of
+from vigneron.rollout.engine import engine as engine_module
+from vigneron.rollout.engine.engine import Engine
+from vigneron.rollout.engine.generate_fallback import Generate
+from vigneron.rollout.engine.sample import sample, sampler_of
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.6), Sampling(top_k=5), Sampling(temperature=1.5, top_p=0.7), None]
 

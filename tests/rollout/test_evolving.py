@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from conftest import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
-from vigneron.policy.scoring import score
-from vigneron.rollout.evolving import Earlier, Evolving, Memory, Mix, proportioned
+from vigneron.policy.logprobs import score
+from vigneron.rollout.grape import Earlier, Evolving, Memory, Mix, proportioned
 from vigneron.rollout.on_policy import OnPolicy
 
 ROWS = [{"prompt": f"say {word}: ", "answer": word} for word in ("hot", "cold", "wet")]

@@ -14,7 +14,7 @@ from vigneron.batch import bundles, parts_of
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
 from vigneron.rollout.pairs import OrderedPairs, Pairs, paired_up, read_pairs, sequences_of
-from vigneron.tasks.source import load_data
+from vigneron.run_data.load import load_data
 
 USER, GOOD, BAD = (
     {"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "yo"), ("assistant", "no"))

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from conftest import tiny_policy
 from vigneron.core.draws import Sampling
+from vigneron.data.prompts import texts_of
 from vigneron.errors import UserError
+from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
-from vigneron.policy.scoring import score
+from vigneron.rollout.engine.sample import sample
 from vigneron.rollout.on_policy import OnPolicy
-from vigneron.rollout.prompts import texts_of
-from vigneron.rollout.sample import sample
 
 PROMPTS = [[5, 9, 33, 2], [7, 8], [40, 41, 42, 43, 44, 45], [1], [100, 101, 102]]
 SAMPLINGS = [Sampling(), Sampling(temperature=0.6), Sampling(top_k=5), Sampling(temperature=1.5, top_p=0.7)]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vigneron.commands.rubric_atomize import asked_for, chosen
 from vigneron.config.judges import PythonJudgeConfig
 from vigneron.errors import UserError
-from vigneron.report.rubric_atomize import asked_for, chosen
 from vigneron.rewards.graders.build import build_grader
 from vigneron.rubric.atomize import (
     MOST_PROPOSALS,

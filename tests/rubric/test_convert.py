@@ -15,9 +15,9 @@ from vigneron.errors import UserError
 from vigneron.rewards.rubric import grape_reward
 from vigneron.rubric.formats import healthbench, openai_read, openai_write, verifiers
 from vigneron.rubric.formats.convert import Options, converted
-from vigneron.rubric.formats.formula import weighted_sum
+from vigneron.rubric.formats.openai_messages import to_ours, to_theirs
+from vigneron.rubric.formats.openai_read import weighted_sum
 from vigneron.rubric.formats.parts import NoCounterpart, fitting_name
-from vigneron.rubric.formats.variables import to_ours, to_theirs
 from vigneron.rubric.formats.written import rubric_file_text
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.prompts import SCORE

@@ -18,8 +18,8 @@ from vigneron.rubric.prompts import (
     score_messages,
     verify_messages,
 )
-from vigneron.rubric.verdict import Answered, Verdict
 from vigneron.sources.parents import Conversation
+from vigneron.sources.verdict import Answered, Verdict
 
 JUDGE = JudgeItem(
     name="style",

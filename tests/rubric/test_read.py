@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vigneron.errors import UserError
-from vigneron.rubric.lines import LARGEST_FILE
-from vigneron.rubric.model import Rubric
+from vigneron.rubric.model import Rubric, rubric_schema, rubric_schema_text
 from vigneron.rubric.read import example_names, normalised, parse_rubric, read_rubric, rubric_version
-from vigneron.rubric.schema import rubric_schema, rubric_schema_text
+from vigneron.rubric.yaml_positions import LARGEST_FILE
 
 ROOT = Path(__file__).parent.parent.parent
 LENGTH = {"name": "length", "description": "short", "flow": "length", "at_most": 9}

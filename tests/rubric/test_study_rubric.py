@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from vigneron.rewards.text import normalise, words
+from vigneron.data.tasks import load_task
 from vigneron.rubric.model import DEFAULT_CANARIES, Category, Rubric
-from vigneron.tasks import load_task
+from vigneron.text import normalise, words
 
 PATH = resources.files("vigneron") / "rubric" / "examples" / "study.yaml"
 RUBRIC = Rubric.model_validate(yaml.safe_load(PATH.read_text(encoding="utf-8")))

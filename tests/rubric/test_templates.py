@@ -15,7 +15,7 @@ from vigneron.rubric.fences import LONGEST_FENCED, fenced, visible
 from vigneron.rubric.model import JudgeItem, Rubric, StringCheckItem, VerifyItem
 from vigneron.rubric.template_language import LONGEST_OUTPUT
 from vigneron.rubric.templates import check_templates, needed_columns, render_plain, render_prompt
-from vigneron.rubric.verdict import Answered
+from vigneron.sources.verdict import Answered
 
 ANSWERED = Answered("What is rain?", "Water.", {"answer": "water", "tests": ["a", "b"], "meta": {"year": 1999}})
 

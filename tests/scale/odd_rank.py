@@ -18,6 +18,6 @@ if os.environ["RANK"] == "1" and what == "version":
     importlib.metadata.version = lambda name: "5.0.1" if name == "transformers" else known(name)
 
 sys.argv = ["vigneron", "train", recipe, "--runs", "runs", "--name", "odd"]
-from vigneron.cli import main  # noqa: E402
+from vigneron.cli.main import main  # noqa: E402
 
 main()

@@ -20,19 +20,19 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from conftest import tiny_policy, tiny_scorer
-from vigneron import ranks
 from vigneron.config import Config
+from vigneron.data.prompts import PromptOrder
+from vigneron.distributed import ranks
 from vigneron.methods import METHODS
 from vigneron.policy.load import Lora, _add_lora, checkpoint_activations
 from vigneron.policy.model import Policy, Reference
+from vigneron.policy.sharding import shard_policy
 from vigneron.recipe import check_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
-from vigneron.rewards.on_first_rank import OnFirstRank
-from vigneron.rollout.prompts import PromptOrder
-from vigneron.scale.sharding import shard_policy
+from vigneron.rewards.rank0_reward import OnFirstRank
 from vigneron.training.loop import one_step
-from vigneron.training.slots import Parts
+from vigneron.training.method import Parts
 from vigneron.training.trust_region import TrustRegionUpdate
 from vigneron.training.update import Player
 

@@ -13,9 +13,9 @@ sys.path.append(str(Path(__file__).parent.parent / "training"))
 from helpers import tiny_config, write_data
 
 from vigneron.config import Config
+from vigneron.policy.from_config import load_child, seed_everything
 from vigneron.policy.model import Policy
-from vigneron.rollout.request import Completions
-from vigneron.training.child import load_child, seed_everything
+from vigneron.rollout.engine.request import Completions
 
 __all__ = ["assert_same", "local_cluster", "nudge", "policy_of", "ray_config", "write_data"]
 

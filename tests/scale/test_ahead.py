@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from vigneron.errors import NonFinite, UserError
 from vigneron.recipe import check_config
-from vigneron.training.ahead import Ahead, check_staleness, next_boundary
-from vigneron.training.correction import importance
+from vigneron.training.async_rollout import Ahead, check_staleness, next_boundary
+from vigneron.training.importance_weights import importance
 
 
 def versions(steps: int, staleness: int, eval_every: int, save_every: int) -> list[int]:

@@ -14,7 +14,7 @@ from test_ranked_runs import vigneron
 from test_ray_runs import Here, samples_of
 
 from vigneron import api
-from vigneron.folder.run_folder import RunFolder
+from vigneron.run_store.folder import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from helpers import final_state

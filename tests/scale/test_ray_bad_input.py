@@ -16,8 +16,8 @@ from servers import chat, serving
 from minimal_recipe import line_of
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.scale import cluster as clusters
-from vigneron.scale.cluster import Cluster
+from vigneron.remote.ray import cluster as clusters
+from vigneron.remote.ray.cluster import Cluster
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 

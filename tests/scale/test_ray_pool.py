@@ -11,10 +11,10 @@ import pytest
 
 from vigneron.config import PoolConfig
 from vigneron.errors import UserError
-from vigneron.scale import pool as pools
-from vigneron.scale.cluster import FREE_AFTER, FREE_AFTER_MS, Cluster, Wanted
-from vigneron.scale.pool import Pool
-from vigneron.scale.splitting import pieces, sample_pieces
+from vigneron.remote.ray import pool as pools
+from vigneron.remote.ray.cluster import FREE_AFTER, FREE_AFTER_MS, Cluster, Wanted
+from vigneron.remote.ray.pool import Pool
+from vigneron.remote.ray.splitting import pieces, sample_pieces
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 

@@ -20,12 +20,13 @@ from torch import Tensor
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.policy.model import Policy
-from vigneron.rollout.engine import Engine
-from vigneron.rollout.request import Request
-from vigneron.scale import sampling_actor, sending
-from vigneron.scale.cluster import Cluster
-from vigneron.scale.ray_sampler import RaySampler, actors_of
-from vigneron.scale.sampling_actor import SamplingActor
+from vigneron.remote.ray import sampling_actor
+from vigneron.remote.ray import weight_sync as sending
+from vigneron.remote.ray.cluster import Cluster
+from vigneron.remote.ray.sampler import RaySampler, actors_of
+from vigneron.remote.ray.sampling_actor import SamplingActor
+from vigneron.rollout.engine.engine import Engine
+from vigneron.rollout.engine.request import Request
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from conftest import GROUPED_HEADS, byte_tokenizer
 from vigneron import api
 from vigneron.config import Config, HereSamplingConfig, ScaleConfig
-from vigneron.folder.notices import kept_notices
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import SampleStore
-from vigneron.scale.ray_sampler import RaySampler
+from vigneron.remote.ray.sampler import RaySampler
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.notices import kept_notices
+from vigneron.run_store.samples import SampleStore
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]

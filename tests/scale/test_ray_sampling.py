@@ -16,12 +16,12 @@ from ray_clusters import assert_same, local_cluster, nudge, policy_of, ray_confi
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
-from vigneron.rollout.engine import Engine
-from vigneron.rollout.request import Request
-from vigneron.scale.cluster import Cluster
-from vigneron.scale.pool import Member
-from vigneron.scale.ray_sampler import RaySampler, actors_of
-from vigneron.scale.sampling_actor import SamplingActor
+from vigneron.remote.ray.cluster import Cluster
+from vigneron.remote.ray.pool import Member
+from vigneron.remote.ray.sampler import RaySampler, actors_of
+from vigneron.remote.ray.sampling_actor import SamplingActor
+from vigneron.rollout.engine.engine import Engine
+from vigneron.rollout.engine.request import Request
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]

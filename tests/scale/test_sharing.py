@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from small_batch import make_batch
-from vigneron import ranks
 from vigneron.batch import Batch, dealt, shared_out
-from vigneron.cli import without_option
+from vigneron.cli.main import without_option
 from vigneron.config import Config, RewardConfig
+from vigneron.distributed import ranks
+from vigneron.distributed.checks import check_ranks, resume_command
 from vigneron.errors import UserError
 from vigneron.recipe import changed_config, check_config, load_config
 from vigneron.rewards.build import build_reward
-from vigneron.scale.fits import check_ranks, resume_command
-from vigneron.scale.places import NOWHERE
-from vigneron.training import starting
+from vigneron.sources.placement import NOWHERE
+from vigneron.training.setup import start as starting
 
 sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=24)
 

@@ -21,17 +21,17 @@ from vigneron.errors import UserError
 from vigneron.methods import METHODS
 from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
+from vigneron.remote.vllm.json_server import JsonServer
+from vigneron.remote.vllm.sampler import MOVED, VllmSampler, _mean_gap, request_seeds
+from vigneron.remote.vllm.server_api import VllmServer, reach
 from vigneron.rewards.apply import ApplyReward
-from vigneron.rollout.request import Completions, Request
-from vigneron.rollout.sample import sample
-from vigneron.scale.json_server import JsonServer
-from vigneron.scale.vllm import MOVED, VllmSampler, _mean_gap, request_seeds
-from vigneron.scale.vllm_server import VllmServer, reach
+from vigneron.rollout.engine.request import Completions, Request
+from vigneron.rollout.engine.sample import sample
 from vigneron.sources import client
+from vigneron.training.callbacks import Silent
 from vigneron.training.loop import train
 from vigneron.training.run import Run
-from vigneron.training.starting import start_run
-from vigneron.training.view import Silent
+from vigneron.training.setup.start import start_run
 
 sys.path.append(str(Path(__file__).parent.parent / "training"))
 

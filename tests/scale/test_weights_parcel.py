@@ -5,8 +5,8 @@ import torch
 
 from conftest import tiny_policy
 from vigneron.policy.model import Policy
-from vigneron.scale import weights
-from vigneron.scale.weights import Parcel, fingerprint
+from vigneron.remote.ray import weight_packer as weights
+from vigneron.remote.ray.weight_packer import Parcel, fingerprint
 
 
 def travel(one: Policy, other: Policy) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from servers import Seen, Sent, Server, chat, free_port, refusal, serving, vecto
 from minimal_recipe import check, line_of
 from vigneron.errors import UserError
 from vigneron.rewards.build import build_reward
-from vigneron.rewards.exact import exact_reward
+from vigneron.rewards.checkers import exact_reward
 from vigneron.sources import client as client_module
 from vigneron.sources.embedders import load_embedder
 from vigneron.sources.embedding_cache import CachedEmbedder

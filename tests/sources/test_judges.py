@@ -18,11 +18,11 @@ from servers import Seen, Sent, chat, free_port, interrupted_twice, refusal, ser
 
 from vigneron.config.judges import EndpointJudgeConfig, PythonJudgeConfig
 from vigneron.errors import UserError
-from vigneron.rubric.verdict import Verdict
 from vigneron.sources import client as client_module
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.client import Failure
 from vigneron.sources.judges import Asked, Conversation, Judge, build_judge
+from vigneron.sources.verdict import Verdict
 
 KEY = "sk-secret-4f9a1c77e2"
 

@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaC
 from conftest import byte_tokenizer
 from vigneron.config.judges import LocalJudgeConfig
 from vigneron.errors import UserError
-from vigneron.rewards.graders.judged import Judged
+from vigneron.rewards.graders.models import Judged
 from vigneron.rubric.model import JudgeItem, VerifyItem
-from vigneron.rubric.verdict import Answered, Verdict
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import Asked, Conversation, Judge, build_judge
 from vigneron.sources.local_judge import one_token_ids
 from vigneron.sources.local_model import LocalModel
+from vigneron.sources.verdict import Answered, Verdict
 
 OPENS, HIGH, LOW, ENDS = '{"reasoning": "so", "score": ', "0.75", "0.25", ', "confidence": 0.5}'
 YES, NO = ("yes", " Yes"), ("no",)

@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 import pytest
 from transformers import AutoTokenizer
 
+from vigneron.data.prompts import Row
+from vigneron.data.tasks import TASKS, load_task
 from vigneron.policy.bundled import SMOLLM2, bundled_model_folder
 from vigneron.recipe import load_config, recipe_names
-from vigneron.rewards.exact import is_exact
-from vigneron.rollout.prompts import Row
-from vigneron.tasks import TASKS, load_task
-from vigneron.tasks.source import load_data
+from vigneron.rewards.checkers import is_exact
+from vigneron.run_data.load import load_data
 
 TASK = load_task("antonyms")
 TRAIN, HELD_OUT = TASK.rows("train"), TASK.rows("held_out")

@@ -8,8 +8,8 @@ from importlib import resources
 import pytest
 from transformers import AutoTokenizer
 
+from vigneron.data.tasks import TASKS, load_task
 from vigneron.policy.bundled import SMOLLM2, bundled_model_folder
-from vigneron.tasks import TASKS, load_task
 
 FOLDER = resources.files("vigneron") / "tasks" / "data"
 ROWS: list[dict[str, str]] = [

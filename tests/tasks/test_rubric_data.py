@@ -8,8 +8,8 @@ from importlib import resources
 import pytest
 from transformers import AutoTokenizer
 
+from vigneron.data.tasks import load_task
 from vigneron.policy.bundled import SMOLLM2, bundled_model_folder
-from vigneron.tasks import load_task
 
 FOLDER = resources.files("vigneron") / "tasks" / "data"
 Rows = list[dict[str, str]]

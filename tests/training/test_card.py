@@ -11,9 +11,8 @@ from helpers import tiny_config, write_data
 from vigneron import api
 from vigneron.methods import METHODS
 from vigneron.recipe import load_config, recipe_names
-from vigneron.training.card import Rows, model_card, without_places
-from vigneron.training.card_texts import ABOUT_METHOD, ABOUT_REWARD
-from vigneron.training.checkpoint import check_manifest
+from vigneron.training.checkpoint.read import check_manifest
+from vigneron.training.model_card import ABOUT_METHOD, ABOUT_REWARD, Rows, model_card, without_places
 
 METRICS = [
     {"step": 0, "eval/accuracy": 0.25},

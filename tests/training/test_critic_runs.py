@@ -18,11 +18,11 @@ from vigneron.methods import METHODS
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
 from vigneron.rewards.apply import ApplyReward
+from vigneron.training.callbacks import Silent
 from vigneron.training.loop import train
+from vigneron.training.method import Parts
 from vigneron.training.run import Run
-from vigneron.training.slots import Parts
-from vigneron.training.starting import start_run
-from vigneron.training.view import Silent
+from vigneron.training.setup.start import start_run
 
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "reinforce, critic": {"name": "reinforce"},

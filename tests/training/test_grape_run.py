@@ -18,15 +18,14 @@ from conftest import tiny_scorer
 from vigneron import api
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
-from vigneron.folder.samples import SampleStore
 from vigneron.methods import METHODS
-from vigneron.policy.scorer import set_scorer_kind
-from vigneron.policy.scoring import score
+from vigneron.policy.logprobs import score
+from vigneron.policy.reward_model import set_scorer_kind
 from vigneron.recipe import check_config
-from vigneron.training.loop import train
-from vigneron.training.overlap import rewarded
-from vigneron.training.starting import start_run
-from vigneron.training.view import Silent
+from vigneron.run_store.samples import SampleStore
+from vigneron.training.callbacks import Silent
+from vigneron.training.loop import rewarded, train
+from vigneron.training.setup.start import start_run
 
 VOWELS = """
 def vowels(prompts, completions, **columns):

@@ -18,7 +18,7 @@ from servers import Seen, Sent, chat, interrupted_twice, refusal, serving, verdi
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.folder.samples import SampleStore
+from vigneron.run_store.samples import SampleStore
 from vigneron.sources import client as client_module
 
 RUBRIC = {

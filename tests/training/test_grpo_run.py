@@ -8,15 +8,15 @@ import pytest
 from helpers import tiny_config, write_data
 
 from vigneron import api
-from vigneron.folder.run_folder import RunFolder
 from vigneron.methods import METHODS
 from vigneron.recipe import load_config
 from vigneron.report.html import write_report
 from vigneron.rewards.apply import ApplyReward
+from vigneron.run_store.folder import RunFolder
+from vigneron.training.callbacks import Silent
 from vigneron.training.loop import train
 from vigneron.training.run import Run
-from vigneron.training.starting import start_run
-from vigneron.training.view import Silent
+from vigneron.training.setup.start import start_run
 
 QUIET: dict[str, Any] = {"eval_every": 0, "save_every": 0}
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_batch import make_batch
-from vigneron.rewards.text import length_ratio, repetition, share_in
-from vigneron.training.instruments import instruments
+from vigneron.text import length_ratio, repetition, share_in
+from vigneron.training.metrics import instruments
 
 
 def test_by_hand() -> None:

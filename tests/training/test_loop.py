@@ -15,11 +15,11 @@ from vigneron.batch import Batch
 from vigneron.errors import UserError
 from vigneron.methods import METHODS
 from vigneron.rewards.apply import ApplyReward
+from vigneron.training.callbacks import Silent
 from vigneron.training.loop import train
 from vigneron.training.run import Run
-from vigneron.training.starting import start_run
+from vigneron.training.setup.start import start_run
 from vigneron.training.update import NonFinite
-from vigneron.training.view import Silent
 
 
 def start(tmp_path: Path, model: Path, **changes: Any) -> Run:

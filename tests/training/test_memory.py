@@ -11,10 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from conftest import GROUPED_HEADS, byte_tokenizer
 from vigneron.errors import UserError
 from vigneron.methods import METHODS
-from vigneron.training.checkpoint import checkpoints, load_checkpoint
+from vigneron.training.callbacks import Silent
+from vigneron.training.checkpoint.read import checkpoints, load_checkpoint
 from vigneron.training.loop import train
-from vigneron.training.starting import start_run
-from vigneron.training.view import Silent
+from vigneron.training.setup.start import start_run
 
 
 def test_running_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_path: Path) -> None:

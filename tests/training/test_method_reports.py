@@ -11,13 +11,12 @@ from test_score_model import config as score_config
 from test_score_model import rows as score_rows
 
 from vigneron import api
-from vigneron.folder.notices import Notice, keep_notice
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.status import write_status
 from vigneron.recipe import check_config, load_config
 from vigneron.report.figures import on_a_page, panels_of
-from vigneron.report.html import write_report
-from vigneron.report.summary import hidden_keys, summary_of
+from vigneron.report.html import hidden_keys, summary_of, write_report
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.notices import Notice, keep_notice
+from vigneron.run_store.status import write_status
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 KEPT = {

@@ -11,8 +11,8 @@ from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.rewards.apply import ApplyReward, RewardFailed
 from vigneron.rollout.on_policy import OnPolicy
-from vigneron.training.overlap import PARTS, drawn
-from vigneron.training.slots import Method
+from vigneron.training.loop import PARTS, drawn
+from vigneron.training.method import Method
 
 ROWS = [{"prompt": f"word {i}", "answer": str(i)} for i in range(6)]
 

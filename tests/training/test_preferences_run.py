@@ -14,12 +14,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
-from vigneron.policy.scorer import load_scorer, scorer_kind
+from vigneron.policy.reward_model import load_scorer, scorer_kind
 from vigneron.recipe import check_config
 from vigneron.report.html import write_report
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
+from vigneron.run_store.folder import RunFolder
 
 WORDS = ("hot", "big", "up", "wet", "rich", "cold", "low", "dry")
 LOSS = {"dpo": "loss/dpo", "reward_model": "loss/bradley_terry", "preference_model": "loss/preference"}

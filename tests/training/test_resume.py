@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import SampleStore
 from vigneron.methods import METHODS
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import SampleStore
 from vigneron.training import loop
-from vigneron.training.checkpoint import checkpoints
-from vigneron.training.starting import resume_run, start_run
-from vigneron.training.view import Silent
+from vigneron.training.callbacks import Silent
+from vigneron.training.checkpoint.read import checkpoints
+from vigneron.training.setup.start import resume_run, start_run
 
 LORA = {"lora": {"rank": 4}}
 GRPO = {
@@ -161,7 +161,7 @@ def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: P
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1)
     run = start_run(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
     folder = run.folder
-    code = "import sys; from vigneron.folder.run_folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
+    code = "import sys; from vigneron.run_store.folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
     other = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True)
     assert "another process is training" in other.stderr
     run.close()
@@ -293,7 +293,7 @@ def test_a_full_disk_while_tensors_are_written_leaves_no_draft(
     def full(*_: Any, **__: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("vigneron.training.saving.save_file", full)
+    monkeypatch.setattr("vigneron.training.checkpoint.write.save_file", full)
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1, eval_every=0)
     with pytest.raises(UserError, match=r"cannot write the checkpoint .*No space left on device"):
         api.train(config, runs=tmp_path, name="run")

@@ -12,14 +12,15 @@ from minimal_recipe import line_of
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.methods import METHODS
-from vigneron.training import loop, saving
-from vigneron.training.checkpoint import checkpoints
-from vigneron.training.keeping import best_checkpoint
+from vigneron.training import loop
+from vigneron.training.callbacks import Silent
+from vigneron.training.checkpoint.read import checkpoints
+from vigneron.training.checkpoint.read import write as saving
+from vigneron.training.checkpoint.retention import best_checkpoint
+from vigneron.training.checkpoint.snapshot import take_snapshot
+from vigneron.training.checkpoint.write import save_checkpoint, sweep
 from vigneron.training.run import Run
-from vigneron.training.saving import save_checkpoint, sweep
-from vigneron.training.snapshot import take_snapshot
-from vigneron.training.starting import start_run
-from vigneron.training.view import Silent
+from vigneron.training.setup.start import start_run
 
 REWARD = {"kind": "binary"}
 
@@ -70,7 +71,7 @@ def _written_at_once(run: Run, folder: Path) -> dict[str, bytes]:
     """As it stands, without a copy, in this thread."""
     taken: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vigneron.training.snapshot.free_host_memory", lambda: 0.0)
+        patch.setattr("vigneron.training.checkpoint.snapshot.free_host_memory", lambda: 0.0)
         patch.setattr(run.saver, "save", taken.append)
         run.save()
     assert not taken[0].copied
@@ -84,7 +85,7 @@ def test_without_room_for_a_copy_the_state_is_written_at_once(
     made(run, 1)
     copied = take_snapshot(run.policy, 1, {}, {})
     assert all(copied.weights[k].data_ptr() != v.data_ptr() for k, v in run.policy.model.state_dict().items())
-    monkeypatch.setattr("vigneron.training.snapshot.free_host_memory", lambda: 0.0)
+    monkeypatch.setattr("vigneron.training.checkpoint.snapshot.free_host_memory", lambda: 0.0)
     run.save()
     assert [path.name for path in checkpoints(run.folder.checkpoints)] == ["step-1"]  # nobody waited
     run.close()

@@ -12,7 +12,7 @@ from vigneron import api
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
 from vigneron.rewards.rubric_build import build_rubric_reward
-from vigneron.training.resolving import newest_weights
+from vigneron.training.setup.resolve import newest_weights
 
 WORDS = ("hot", "cold", "big", "small", "up", "down", "wet", "dry")
 

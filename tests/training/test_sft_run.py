@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from conftest import byte_tokenizer, tiny_model
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
 from vigneron.recipe import check_config
-from vigneron.tasks.source import load_data
-from vigneron.training.view import Silent
+from vigneron.run_data.load import load_data
+from vigneron.run_store.folder import RunFolder
+from vigneron.training.callbacks import Silent
 
 SFT: dict[str, Any] = {
     "method": {"name": "sft"},

@@ -13,10 +13,10 @@ from helpers import tiny_config, write_data
 from rich.console import Console
 
 from vigneron import Progress, api
-from vigneron.folder.notices import kept_notices
-from vigneron.folder.samples import Sample
 from vigneron.report.tables import samples_lines, samples_table
 from vigneron.report.terminal import TerminalView
+from vigneron.run_store.notices import kept_notices
+from vigneron.run_store.samples import Sample
 from vigneron.timing import phase, progress, telling
 
 SFT = {"method": {"name": "sft"}, "reward": {"kind": "binary"}, "group_size": 1, "optimizer": {}}

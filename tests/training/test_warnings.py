@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vigneron.training.warnings import CHECKS, FIRST, LAST, LONGEST_LOOK, History, warnings_of
+from vigneron.training.alerts import CHECKS, FIRST, LAST, LONGEST_LOOK, History, warnings_of
 
 ROOT = Path(__file__).parent.parent.parent
 HEALTHY = {

@@ -6,9 +6,9 @@ import pytest
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
 from vigneron.recipe import load_config
-from vigneron.training.resolving import resolved
+from vigneron.run_store.folder import RunFolder
+from vigneron.training.setup.resolve import resolved
 
 SMALL = ("model.device=cpu", "steps=2", "eval_every=2")
 METHODS_AFTER = ("grpo", "ppo", "reinforce", "trpo", "trust", "dpo", "rejection")

@@ -12,10 +12,10 @@ from browser import served
 from cli.command_line import vigneron
 from labelling import make_run, read_jsonl, sample, session_of, write_rows
 from vigneron import api
-from vigneron.folder.run_folder import RunFolder
 from vigneron.labels.items import Kind
 from vigneron.labels.session import Session
 from vigneron.recipe import check_config
+from vigneron.run_store.folder import RunFolder
 from vigneron.web.label import label_app
 
 HOSTILE = " <script>alert(1)</script>\u202e"

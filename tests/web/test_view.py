@@ -9,9 +9,9 @@ from starlette.testclient import TestClient
 from view_data import HOSTILE, write_run
 
 from vigneron.errors import UserError
-from vigneron.folder.curves import CURVES
-from vigneron.web.differences import differences
-from vigneron.web.groups import groups
+from vigneron.run_store.curves import CURVES
+from vigneron.web.answers import groups
+from vigneron.web.runs import differences
 from vigneron.web.view import view_app
 
 

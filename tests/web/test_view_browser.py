@@ -21,7 +21,7 @@ from vigneron.web.view import view_app
 PACED = """
 import sys, time
 from vigneron import api
-from vigneron.training.view import Silent
+from vigneron.training.callbacks import Silent
 
 class Paced(Silent):
     def step(self, run, metrics, batch, seconds):

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from vigneron.folder.curves import CurveStore
-from vigneron.folder.samples import Sample, SampleStore
+from vigneron.run_store.curves import CurveStore
+from vigneron.run_store.samples import Sample, SampleStore
 
 SCRIPT = "<script>alert('owned')</script>"
 IMAGE = "<img src=x onerror=alert('owned')>"

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from vigneron.data.dataset import read_rows
+from vigneron.data.formats import is_conversation
+from vigneron.data.texts import Row
 from vigneron.errors import UserError
-from vigneron.labels.items import Comparison
-from vigneron.labels.pairing import Found, compared, different, in_order
-from vigneron.rollout.dataset import read_rows
-from vigneron.rollout.formats import is_conversation
-from vigneron.rollout.texts import Row
+from vigneron.labels.items import Comparison, Found, compared, different, in_order
 
 TWO = (("chosen", "rejected"), ("completion_a", "completion_b"))
 NEEDED = "`completions` (a list), `chosen` and `rejected`, or `completion_a` and `completion_b`"

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import Kind
 from vigneron.labels.from_run import open_samples, refuse_unknown_step, samples_of_steps
 from vigneron.labels.items import digest
 from vigneron.labels.judgements import Judgement
 from vigneron.rubric.read import read_rubric
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import Kind
 
 KINDS: tuple[Kind, ...] = ("train", "eval")
 SAID = ("score", "confidence", "critique", "reasoning")

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from vigneron.data.dataset import read_rows
+from vigneron.data.formats import is_conversation
+from vigneron.data.texts import prompt_text
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import Kind, Sample, SampleStore
-from vigneron.labels.pairing import Found, compared, in_order
-from vigneron.rollout.dataset import read_rows
-from vigneron.rollout.formats import is_conversation
-from vigneron.rollout.texts import prompt_text
+from vigneron.labels.items import Found, compared, in_order
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import Kind, Sample, SampleStore
 
 MANY_SAMPLES, FEWEST_STEPS = 5_000, 50
 """Of a long run so many samples are read, of steps that are evenly spread, its first and last among them."""

@@ -7,13 +7,27 @@ by its place in the item, never by where it was shown.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
-from vigneron.labels.shown import shown_prompt, shown_text
-from vigneron.rollout.formats import is_conversation
-from vigneron.rollout.texts import completion_text
+from vigneron.data.formats import is_conversation
+from vigneron.data.texts import completion_text, prompt_text
+from vigneron.text import plain
+
+LONGEST_SHOWN = 100_000
+
+
+def shown_text(text: str) -> str:
+    rest = len(text) - LONGEST_SHOWN
+    return plain(text[:LONGEST_SHOWN]) + (f"\n… and {rest:,} more characters" if rest > 0 else "")
+
+
+def shown_prompt(prompt: Any) -> str:
+    """Of a conversation with one turn, its words."""
+    one_turn = not isinstance(prompt, str) and len(prompt) == 1
+    return shown_text(prompt[0]["content"] if one_turn else prompt_text(prompt))
+
 
 Kind = Literal["pairs", "best", "scores"]
 Choice = int | float | str
@@ -111,3 +125,35 @@ class Comparison:
 
 def _is_form(value: Any) -> bool:
     return isinstance(value, str) or (is_conversation(value) and bool(value))
+
+
+@dataclass
+class Found:
+    """What a source has to compare, and what it had to leave out."""
+
+    items: list[Comparison] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def different(completions: Sequence[Any]) -> list[Any]:
+    """The first of those with the same text; an empty one teaches nothing, and no trainer takes it."""
+    found: dict[str, Any] = {}
+    for completion in completions:
+        text = completion_text(completion).strip()
+        if text:
+            found.setdefault(text, completion)
+    return list(found.values())
+
+
+def compared(prompt: Any, completions: Sequence[Any], kind: Literal["pairs", "best"], seed: int) -> list[Comparison]:
+    """Pairs in which every completion stands at most once; or one group, of as many as there are digits."""
+    order = sorted(different(completions), key=lambda text: digest(seed, prompt, text))
+    if kind == "best":
+        return [Comparison(prompt, tuple(order[:MOST_AT_ONCE]), "best")] if len(order) > 1 else []
+    return [Comparison(prompt, tuple(order[at : at + 2])) for at in range(0, len(order) - 1, 2)]
+
+
+def in_order(items: Sequence[Comparison], seed: int) -> list[Comparison]:
+    """As they are judged: by chance, the same for everybody, each once."""
+    by_id = {item.id: item for item in items}
+    return [by_id[each] for each in sorted(by_id, key=lambda each: digest(seed, each))]

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from vigneron.labels.items import SKIP, BadChoice, Choice, digest
-from vigneron.labels.shown import shown_text
+from vigneron.labels.items import SKIP, BadChoice, Choice, digest, shown_text
 
 SCORES = (0, 10)
 """What a page sends: a key's number, tenths of the score."""

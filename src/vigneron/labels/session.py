@@ -8,9 +8,9 @@ from typing import Any
 
 from vigneron.errors import UserError
 from vigneron.labels.agreement import agreement
+from vigneron.labels.export import OutFile
 from vigneron.labels.items import SKIP, TIE, Choice, Item, shuffled
 from vigneron.labels.journal import Journal, label_entry, undo_entry
-from vigneron.labels.outcome import OutFile
 
 
 class UnknownItem(LookupError):

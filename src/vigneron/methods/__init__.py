@@ -16,7 +16,7 @@ from vigneron.methods import (
     sft,
     trpo,
 )
-from vigneron.training.slots import Method, Parts
+from vigneron.training.method import Method, Parts
 
 METHODS: dict[str, Callable[[Parts], Method]] = {
     "actor_critic": actor_critic.build,

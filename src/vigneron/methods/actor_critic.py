@@ -23,10 +23,10 @@ from vigneron.methods.shared import (
     mismatch_figure,
     movement,
 )
-from vigneron.policy.scoring import Critic, ExactKl, Scores, reference_view, score, values_before
+from vigneron.policy.logprobs import Critic, ExactKl, Scores, reference_view, score, values_before
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.training.kl_controller import KlController
-from vigneron.training.slots import Method, Parts
+from vigneron.training.method import Method, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
 
 

@@ -14,10 +14,10 @@ from vigneron.config import DpoConfig
 from vigneron.core.losses import dpo
 from vigneron.core.masked import masked_sum
 from vigneron.methods.shared import pair_term, sides
-from vigneron.policy.scoring import Scores, reference_view, score
+from vigneron.policy.logprobs import Scores, reference_view, score
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.rollout.pairs import Pairs, paired_up
-from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.method import Method, Metrics, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
 
 

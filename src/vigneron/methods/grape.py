@@ -16,18 +16,18 @@ from torch import Tensor
 
 from vigneron.batch import Batch
 from vigneron.config import GrapeConfig
+from vigneron.data.prompts import Row
 from vigneron.methods import grpo
 from vigneron.methods.trained_text import behind_trained_text, corrected
-from vigneron.policy.scoring import score
+from vigneron.policy.logprobs import score
 from vigneron.rewards.rubric_reward import RubricReward
-from vigneron.rollout.evolving import Earlier, Evolving, Memory, Mix
+from vigneron.rollout.grape import Earlier, Evolving, Memory, Mix
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
-from vigneron.rollout.prompts import Row
 from vigneron.rubric.model import Category
 from vigneron.rubric.prompts import feedback_on, generation_prompt, revision_prompt
 from vigneron.rubric.rows import category_of
-from vigneron.rubric.verdict import Verdict
-from vigneron.training.slots import Method, Parts
+from vigneron.sources.verdict import Verdict
+from vigneron.training.method import Method, Parts
 
 
 def build(parts: Parts) -> Method:

@@ -23,10 +23,10 @@ from vigneron.methods.shared import (
     mismatch_figure,
     movement,
 )
-from vigneron.policy.scoring import ExactKl, Scores, reference_view, score
+from vigneron.policy.logprobs import ExactKl, Scores, reference_view, score
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.training.kl_controller import KlController
-from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.method import Method, Metrics, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
 
 

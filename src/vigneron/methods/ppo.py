@@ -21,10 +21,10 @@ from vigneron.methods.shared import (
     movement,
 )
 from vigneron.methods.token_critic import seen_before, token_critic, value_term, with_returns
-from vigneron.policy.scoring import Scores, score
+from vigneron.policy.logprobs import Scores, score
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.training.kl_controller import KlController
-from vigneron.training.slots import Method, Parts
+from vigneron.training.method import Method, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
 
 

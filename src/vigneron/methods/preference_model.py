@@ -12,11 +12,11 @@ from torch import Tensor
 from vigneron.batch import Batch
 from vigneron.config import PreferenceModelConfig
 from vigneron.core.losses import preference_bce
+from vigneron.data.prompts import Row
 from vigneron.methods.shared import held_out_pairs, sides
-from vigneron.policy.scorer import scores, scores_in_parts, set_scorer_kind
+from vigneron.policy.reward_model import scores, scores_in_parts, set_scorer_kind
 from vigneron.rollout.pairs import OrderedPairs
-from vigneron.rollout.prompts import Row
-from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.method import Method, Metrics, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
 
 

@@ -17,9 +17,9 @@ from vigneron.config import ReinforceConfig
 from vigneron.core.losses import policy_gradient
 from vigneron.methods.shared import entropy_terms, kl_figure, kl_penalty, mismatch_figure, movement
 from vigneron.methods.token_critic import token_critic, value_term, with_returns
-from vigneron.policy.scoring import ExactKl, Scores, reference_view, score, values_before
+from vigneron.policy.logprobs import ExactKl, Scores, reference_view, score, values_before
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
-from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.method import Method, Metrics, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
 
 

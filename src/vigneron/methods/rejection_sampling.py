@@ -12,10 +12,10 @@ from vigneron.config import RejectionSamplingConfig
 from vigneron.core.draws import Sampling
 from vigneron.core.losses import nll
 from vigneron.core.selection import best_of_group
-from vigneron.policy.scoring import Scores, score
+from vigneron.data.prompts import completion_text
+from vigneron.policy.logprobs import Scores, score
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
-from vigneron.rollout.prompts import completion_text
-from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.method import Method, Metrics, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
 
 

@@ -9,10 +9,10 @@ from vigneron.batch import Batch
 from vigneron.config import SftConfig
 from vigneron.core.draws import Sampling
 from vigneron.core.losses import nll
-from vigneron.policy.scoring import Scores, score
+from vigneron.data.prompts import Row
+from vigneron.policy.logprobs import Scores, score
 from vigneron.rollout.demonstrations import Demonstrations
-from vigneron.rollout.prompts import Row
-from vigneron.training.slots import Method, Metrics, Parts
+from vigneron.training.method import Method, Metrics, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
 
 

@@ -11,9 +11,9 @@ from vigneron.core import kl
 from vigneron.core.draws import Sampling
 from vigneron.core.losses import AggregateMode, clipped, clipped_ratio
 from vigneron.core.preferences import expected_calibration_error, pair_accuracy
+from vigneron.policy.logprobs import Scores, score
 from vigneron.policy.model import Policy
-from vigneron.policy.scoring import Scores, score
-from vigneron.training.slots import Metrics
+from vigneron.training.method import Metrics
 from vigneron.training.update import Term
 
 

@@ -11,8 +11,8 @@ from vigneron.config import Config, TokenCriticConfig
 from vigneron.core.advantages import explained_variance
 from vigneron.core.draws import Sampling
 from vigneron.core.losses import clipped_squared_error, squared_error
+from vigneron.policy.logprobs import Critic, Scores, reference_view, score
 from vigneron.policy.model import Policy, Reference
-from vigneron.policy.scoring import Critic, Scores, reference_view, score
 from vigneron.training.update import Term
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vigneron.batch import Batch, map_parts
-from vigneron.rollout.evolving import behind_drawn_text
+from vigneron.rollout.grape import behind_drawn_text
 
 Look = Callable[[Batch], dict[str, Tensor]]
 # Samples of a step that are scored behind the text they were drawn under.

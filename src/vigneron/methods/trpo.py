@@ -15,11 +15,11 @@ from vigneron.core.losses import importance_ratio
 from vigneron.methods.shared import idle_notice, kl_figure, mismatch_figure
 from vigneron.methods.token_critic import seen_before, token_critic, value_term, with_returns
 from vigneron.policy.fisher import fisher_product
+from vigneron.policy.logprobs import ExactKl, Scores, reference_view, score
 from vigneron.policy.model import Reference
-from vigneron.policy.scoring import ExactKl, Scores, reference_view, score
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.training.kl_controller import KlController
-from vigneron.training.slots import Method, Parts, Update
+from vigneron.training.method import Method, Parts, Update
 from vigneron.training.trust_region import TrustRegionUpdate
 from vigneron.training.update import GradientUpdate, Term, players_of
 

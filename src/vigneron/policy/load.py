@@ -7,15 +7,14 @@ from typing import Any, Literal
 
 import torch
 
-from vigneron import ranks
-from vigneron.compiling import can_compile, compile_layers, set_compiling
+from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.files import parsed_json, user_path
-from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights
+from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights, quiet_transformers
 from vigneron.policy.chat import mint
-from vigneron.policy.layout import can_share_prompts
+from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
 from vigneron.policy.model import Policy, Reference, check_head
-from vigneron.quiet import quiet_transformers
+from vigneron.policy.packing import can_share_prompts
 
 LARGEST_CONFIG = 2**24
 MOST_LAYERS = 10_000

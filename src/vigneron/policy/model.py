@@ -18,8 +18,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from vigneron.errors import UserError
-from vigneron.policy.graphs import GraphedTrunk, Graphs
-from vigneron.policy.head import Head, wide_product
+from vigneron.policy.cuda_graphs import GraphedTrunk, Graphs
+from vigneron.policy.fused_head import Head, wide_product
 
 PLAIN_ATTENTION = "vigneron_plain"
 AttentionInterface.register(PLAIN_ATTENTION, sdpa_attention_forward)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,89 @@ from markupsafe import Markup
 from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.files import write_for_user
-from vigneron.folder.notices import kept_notices
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import Sample, SampleStore
-from vigneron.folder.status import status_of
-from vigneron.folder.watched import answers_are_free
 from vigneron.recipe import config_yaml
-from vigneron.report.curves import Records
+from vigneron.report.curves import Records, series
 from vigneron.report.figures import REWARD, as_svg, comparison_figure, on_a_page, panels_of
 from vigneron.report.rubric_part import rubric_part
-from vigneron.report.summary import has_reward, hidden_keys, summary_of
-from vigneron.report.tables import plain
-from vigneron.training.second_look import FOOLED
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.headline_metrics import Shown, answers_are_free, watched_in
+from vigneron.run_store.notices import kept_notices
+from vigneron.run_store.samples import Sample, SampleStore
+from vigneron.run_store.status import status_of
+from vigneron.text import plain
+from vigneron.training.rubric_audit import FOOLED
+
+INCLUDED = Shown("answer included", "eval/answer_included", False)
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    name: str
+    method: str
+    reward: str
+    steps: int
+    values: list[float | None]
+
+
+@dataclass(frozen=True)
+class Summary:
+    headings: list[str]
+    rows: list[SummaryRow]
+    rewarded: bool
+    """Whether any of the runs has a reward."""
+
+
+def summary_of(names: Sequence[str], configs: Sequence[Config], metrics: Sequence[Records]) -> Summary:
+    """Columns for all figures that at least one of the runs has: of what is held out before and after."""
+    written = [config.model_dump(mode="json") for config in configs]
+    shown = [figures_of(config, records) for config, records in zip(written, metrics, strict=True)]
+    figures = list(dict.fromkeys(figure for some in shown for figure in some))
+    figures.sort(key=lambda figure: not figure.key.startswith("eval/"))
+    headings: list[str] = []
+    for figure in figures:
+        held_out = figure.key.startswith("eval/")
+        headings += [f"{figure.label} before", "after"] if held_out else [figure.label]
+    rows = [
+        SummaryRow(
+            name,
+            config.method.name,
+            config.reward.kind if has_reward(config) else "–",
+            records[-1]["step"] if records else 0,
+            [value for figure in figures for value in _values(figure, records if figure in own else [])],
+        )
+        for name, config, records, own in zip(names, configs, metrics, shown, strict=True)
+    ]
+    return Summary(headings, rows, any(has_reward(config) for config in configs))
+
+
+def figures_of(written: Mapping[str, Any], records: Records) -> list[Shown]:
+    found = watched_in(written, records)
+    included = any(series(records, INCLUDED.key)[1]) or (
+        not answers_are_free(written) and bool(series(records, INCLUDED.key)[1])
+    )
+    return [*found, INCLUDED] if included else found
+
+
+def hidden_keys(written: Mapping[str, Any], records: Records) -> set[str]:
+    """Accuracies, and held-out rewards, that say nothing in a run of this config."""
+    shown = {figure.key for figure in watched_in(written, records)}
+    return {"accuracy", "eval/accuracy", "eval/reward"} - shown
+
+
+def has_reward(config: Config) -> bool:
+    """Texts that are given are rewarded only where somebody asked for it: else the checker's verdict stands in."""
+    return config.method.reads == "prompts" or (
+        config.method.reads == "demonstrations" and config.reward.kind != "binary"
+    )
+
+
+def _values(figure: Shown, records: Records) -> list[float | None]:
+    _, values = series(records, figure.key)
+    last = values[-1] if values else None
+    if not figure.key.startswith("eval/"):
+        return [last]
+    return [values[0] if values else None, last if len(values) > 1 else None]
+
 
 COMPLETIONS_SHOWN = 40
 

@@ -3,25 +3,51 @@
 Pure: a run's logged values in, rows of a table out. None: there was nothing to measure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
 from vigneron.report.curves import Records, series
-from vigneron.report.rubric_keys import (
-    CANARY,
-    HELD_OUT,
-    SECOND,
-    TRAINING,
-    ItemKey,
-    all_keys,
-    canaries,
-    category_rewards,
-    items_of,
-)
 from vigneron.report.stability import final_window
 from vigneron.rubric.model import AnyItem, Rubric
+
+TRAINING_PREFIX, HELD_OUT_PREFIX, SECOND_PREFIX = "reward/", "eval/reward/", "eval/held_out_rubric/"
+CANARY_PREFIX, LARGEST_CANARY = "eval/canary/", "eval/canary/largest"
+ITEM_FIGURES = ("score", "spread", "confidence", "failed", "share")
+OF_ORIGIN = ("origin/revised", "origin/demonstrated", "origin/too_long", "drawn/gap")
+
+
+class ItemKey(NamedTuple):
+    category: str
+    item: str
+
+    def under(self, prefix: str, figure: str) -> str:
+        return f"{prefix}{self.category}/{self.item}/{figure}"
+
+
+def all_keys(records: Iterable[Mapping[str, object]]) -> dict[str, None]:
+    """Each once, as they first came."""
+    return dict.fromkeys(key for record in records for key in record)
+
+
+def items_of(keys: Iterable[str], prefix: str = TRAINING_PREFIX) -> list[ItemKey]:
+    parts = [key.removeprefix(prefix).split("/") for key in keys if key.startswith(prefix)]
+    return list(dict.fromkeys(ItemKey(p[0], p[1]) for p in parts if len(p) == 3 and p[2] in ITEM_FIGURES))
+
+
+def category_rewards(keys: Iterable[str], prefix: str = TRAINING_PREFIX) -> dict[str, str]:
+    """Each category with the key of its mean reward."""
+    parts = {key: key.removeprefix(prefix).split("/") for key in keys if key.startswith(prefix)}
+    return {p[0]: key for key, p in parts.items() if len(p) == 2 and p[1] == "reward"}
+
+
+def canaries(keys: Iterable[str]) -> dict[str, str]:
+    """Each category with the key of what its canaries earn."""
+    return {
+        key.removeprefix(CANARY_PREFIX): key for key in keys if key.startswith(CANARY_PREFIX) and key != LARGEST_CANARY
+    }
+
 
 LOW_CONFIDENCE = 0.5
 FAILS_OFTEN = 0.05
@@ -61,7 +87,7 @@ class CategoryRow:
 def items_in_order(records: Records, rubric: Rubric | None) -> list[ItemKey]:
     """What was scored, category by category, in the rubric's order; what it no longer has comes last."""
     keys = all_keys(records)
-    found = list(dict.fromkeys((*items_of(keys), *items_of(keys, HELD_OUT))))
+    found = list(dict.fromkeys((*items_of(keys), *items_of(keys, HELD_OUT_PREFIX))))
     places = {key: place for place, key in enumerate(_known(rubric))}
     categories = list(dict.fromkeys(key.category for key in (*places, *found)))
     return sorted(found, key=lambda key: (categories.index(key.category), places.get(key, len(places))))
@@ -74,8 +100,8 @@ def _known(rubric: Rubric | None) -> dict[ItemKey, AnyItem]:
 
 def source_of(records: Records, category: str) -> str:
     """Where a category is looked at: held out where it was evaluated at least twice, else in training."""
-    key = category_rewards(all_keys(records), HELD_OUT).get(category)
-    return HELD_OUT if key is not None and len(series(records, key)[1]) > 1 else TRAINING
+    key = category_rewards(all_keys(records), HELD_OUT_PREFIX).get(category)
+    return HELD_OUT_PREFIX if key is not None and len(series(records, key)[1]) > 1 else TRAINING_PREFIX
 
 
 def item_rows(records: Records, rubric: Rubric | None, asked: Mapping[ItemKey, int] | None = None) -> list[ItemRow]:
@@ -94,10 +120,10 @@ def _row(records: Records, key: ItemKey, source: str, item: AnyItem | None, aske
     def values(prefix: str, figure: str) -> list[float]:
         return series(records, key.under(prefix, figure))[1]
 
-    trained = TRAINING if values(TRAINING, "score") else HELD_OUT
-    confidences, shares = values(trained, "confidence"), values(TRAINING, "share")
+    trained = TRAINING_PREFIX if values(TRAINING_PREFIX, "score") else HELD_OUT_PREFIX
+    confidences, shares = values(trained, "confidence"), values(TRAINING_PREFIX, "share")
     confidence = fmean(confidences) if confidences else None
-    failed = int(sum(values(TRAINING, "failed")) + sum(values(HELD_OUT, "failed")))
+    failed = int(sum(values(TRAINING_PREFIX, "failed")) + sum(values(HELD_OUT_PREFIX, "failed")))
     scores = values(trained, "score")
     marks = {
         "never varies": never_varies(scores, values(trained, "spread")),
@@ -109,8 +135,8 @@ def _row(records: Records, key: ItemKey, source: str, item: AnyItem | None, aske
         key.item,
         item.flow if item is not None else None,
         item.weight if item is not None else None,
-        ends(values(source, "score"), exact=source == HELD_OUT),
-        ends(values(source, "spread"), exact=source == HELD_OUT).last,
+        ends(values(source, "score"), exact=source == HELD_OUT_PREFIX),
+        ends(values(source, "spread"), exact=source == HELD_OUT_PREFIX).last,
         confidence,
         failed,
         asked,
@@ -136,14 +162,14 @@ def ends(values: Sequence[float], *, exact: bool) -> Ends:
 def category_rows(records: Records) -> list[CategoryRow]:
     """Of all together first, then of each category."""
     keys = all_keys(records)
-    by_place = {prefix: category_rewards(keys, prefix) for prefix in (TRAINING, HELD_OUT, SECOND)} | {
-        CANARY: canaries(keys)
-    }
+    by_place = {
+        prefix: category_rewards(keys, prefix) for prefix in (TRAINING_PREFIX, HELD_OUT_PREFIX, SECOND_PREFIX)
+    } | {CANARY_PREFIX: canaries(keys)}
 
     def row(name: str, *columns: str | None) -> CategoryRow:
         found = [series(records, key)[1] if key is not None else [] for key in columns]
         return CategoryRow(name, *(ends(values, exact=place > 0) for place, values in enumerate(found)))
 
     names = dict.fromkeys(name for place in by_place.values() for name in place)
-    whole = row("all categories", "reward", "eval/reward", f"{SECOND}reward", None)
+    whole = row("all categories", "reward", "eval/reward", f"{SECOND_PREFIX}reward", None)
     return [whole, *(row(name, *(place.get(name) for place in by_place.values())) for name in names)]

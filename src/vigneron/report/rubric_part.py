@@ -3,22 +3,65 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from markupsafe import Markup
 
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import SampleStore
 from vigneron.report.curves import Records, series
 from vigneron.report.figures import Panel, as_svg, comparison_figure, on_a_page
-from vigneron.report.rubric_items import CategoryRow, Ends, ItemRow, category_rows, ends, item_rows, source_of
-from vigneron.report.rubric_keys import HELD_OUT, LARGEST_CANARY, TRAINING, ItemKey
-from vigneron.report.rubric_origins import OriginRow, origin_rows
+from vigneron.report.rubric_items import (
+    HELD_OUT_PREFIX,
+    LARGEST_CANARY,
+    TRAINING_PREFIX,
+    CategoryRow,
+    Ends,
+    ItemKey,
+    ItemRow,
+    category_rows,
+    ends,
+    item_rows,
+    source_of,
+)
 from vigneron.report.rubric_samples import Stage, stages
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import normalised, read_rubric
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import SampleStore
+
+
+@dataclass(frozen=True)
+class OriginRow:
+    when: str
+    fresh: int
+    revised: int
+    demonstrated: int
+    gap: float | None
+    """Nats a token between the text that a response was drawn under and the one it is trained under."""
+
+
+def origin_rows(records: Records, responses_per_step: int) -> list[OriginRow]:
+    """The first step, the last and all of them; nothing for a run that did not mix."""
+    steps = [record for record in records if record.get("origin/revised") is not None]
+    if not steps:
+        return []
+    several = {"last step": steps[-1:], f"all {len(steps):,} steps": steps} if len(steps) > 1 else {}
+    parts = {"first step": steps[:1], **several}
+    return [_row(when, some, responses_per_step) for when, some in parts.items()]
+
+
+def _row(when: str, steps: Records, size: int) -> OriginRow:
+    revised, demonstrated = (
+        sum(round(share * size) for share in series(steps, f"origin/{origin}")[1])
+        for origin in ("revised", "demonstrated")
+    )
+    gaps = series(steps, "drawn/gap")[1]
+    return OriginRow(
+        when, len(steps) * size - revised - demonstrated, revised, demonstrated, fmean(gaps) if gaps else None
+    )
+
 
 MOST_FIGURES = 12
 MOST_LINES = 12
@@ -91,7 +134,7 @@ def _kept(folder: Path, some_failed: bool) -> tuple[dict[ItemKey, int], list[Sta
 def category_drawn(records: Records, category: str, rows: Sequence[ItemRow]) -> Drawn:
     """One colour an item: its mean score, its confidence, and its share of the advantages."""
     source = source_of(records, category)
-    held_out = source == HELD_OUT
+    held_out = source == HELD_OUT_PREFIX
     panels = (
         Panel(f"mean score ({'held out, greedy' if held_out else 'training'})", "score", measured=held_out),
         Panel(f"mean confidence ({'held out' if held_out else 'training'})", "confidence", measured=held_out),
@@ -107,6 +150,6 @@ def _of_item(records: Records, key: ItemKey, source: str) -> list[Mapping[str, A
     names = {
         "score": key.under(source, "score"),
         "confidence": key.under(source, "confidence"),
-        "share": key.under(TRAINING, "share"),
+        "share": key.under(TRAINING_PREFIX, "share"),
     }
     return [{"step": record["step"], **{name: record.get(k) for name, k in names.items()}} for record in records]

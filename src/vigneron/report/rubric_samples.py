@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vigneron.folder.samples import Kind, Sample, SampleStore
+from vigneron.run_store.samples import Kind, Sample, SampleStore
 
 KINDS: dict[Kind, str] = {"train": "training", "eval": "held out, greedy"}
 LOOKED_AT = 5_000

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.errors import visible
-from vigneron.folder.samples import Sample
+from vigneron.run_store.samples import Sample
 
 SIDE = "side"
 NARROW = 70
@@ -36,11 +36,6 @@ def samples_lines(samples: Sequence[Sample], width: int, *, rewarded: bool = Tru
 
 def shortened(text: str, longest: int | None) -> str:
     return text if longest is None or len(text) <= longest else text[: max(0, longest - 1)] + "…"
-
-
-def plain(text: str) -> str:
-    """Lines stay lines; what could hide or turn text around is shown as an escape."""
-    return "\n".join("\t".join(visible(part) for part in line.split("\t")) for line in text.split("\n"))
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:

@@ -2,6 +2,8 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -13,16 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.batch import Batch
-from vigneron.folder.metrics_file import records_of
-from vigneron.folder.samples import Sample
-from vigneron.folder.watched import BARS, WATCHED, short, sparkline, watched_in
+from vigneron.errors import visible
 from vigneron.redaction import redacted
 from vigneron.report.curves import is_number
-from vigneron.report.rubric_keys import category_rewards
-from vigneron.report.tables import NARROW, samples_lines, samples_table, visible
-from vigneron.training.run import Run
-from vigneron.training.samples import samples_of
-from vigneron.training.slots import Metrics
+from vigneron.report.rubric_items import category_rewards
+from vigneron.report.tables import NARROW, samples_lines, samples_table
+from vigneron.run_store.headline_metrics import BARS, WATCHED, short, sparkline, watched_in
+from vigneron.run_store.metrics_file import records_of
+from vigneron.run_store.samples import Sample
+from vigneron.timing import WHOLE
+from vigneron.training.callbacks import RunInfo
+from vigneron.training.method import Metrics
+from vigneron.training.sample_records import samples_of
 
 __all__ = ["BARS", "TerminalView", "say", "sparkline", "weakest"]
 
@@ -92,7 +96,7 @@ class TerminalView:
     def phase(self, text: str | None) -> None:
         self._doing = None if text is None else (text, time.monotonic())
 
-    def step(self, run: Run, metrics: Metrics, batch: Batch, seconds: float) -> None:
+    def step(self, run: RunInfo, metrics: Metrics, batch: Batch, seconds: float) -> None:
         self._take_pace(len(batch), seconds)
         config = run.config.model_dump(mode="json")
         if not self._labels:
@@ -212,3 +216,49 @@ def say(console: Console, text: str) -> None:
 def shown(text: str) -> str:
     """Lines stay lines; no other control characters, and no secrets."""
     return "\n".join(visible(line) for line in redacted(text).split("\n"))
+
+
+Laps = Sequence[Mapping[str, float]]
+
+
+def profile_rows(laps: Laps) -> list[tuple[str, float, float]]:
+    """(phase, median seconds, share of a step), in the order they came; what no phase covers is `other`.
+
+    The first steps load, compile and capture: with five or more, two of them are left out. A phase that is not in
+    every step (an evaluation, a checkpoint) counts with its mean over all of them.
+    """
+    steady = laps[2:] if len(laps) >= 5 else laps
+    names = dict.fromkeys(name for lap in steady for name in lap if name != WHOLE)
+    seconds = {name: _typical([lap.get(name, 0.0) for lap in steady]) for name in names}
+    whole = sum(lap[WHOLE] for lap in steady) / len(steady)
+    other = max(0.0, whole - sum(value for name, value in seconds.items() if "/" not in name))
+    rows = [*seconds.items(), ("other", other), (WHOLE, whole)]
+    return [(name, value, value / whole) for name, value in sorted(rows, key=_after_its_parent(list(names)))]
+
+
+def _typical(values: Sequence[float]) -> float:
+    return median(values) if all(values) else sum(values) / len(values)
+
+
+def _after_its_parent(names: Sequence[str]):  # type: ignore[no-untyped-def]
+    """Inner phases end before outer ones: list them under these."""
+    parents = [name for name in names if "/" not in name]
+
+    def key(row: tuple[str, float]) -> tuple[int, int]:
+        parent = row[0].split("/")[0]
+        if parent not in parents:
+            return (len(parents) + (row[0] == WHOLE), 0)
+        return (parents.index(parent), 0 if "/" not in row[0] else 1 + names.index(row[0]))
+
+    return key
+
+
+def profile_table(laps: Laps) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="dim", title=f"a step's time ({len(laps)} steps)")
+    table.add_column("phase")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    for name, seconds, share in profile_rows(laps):
+        depth = name.count("/")
+        table.add_row("  " * depth + name.rsplit("/")[-1], f"{seconds:.4f}", f"{share:.0%}")
+    return table

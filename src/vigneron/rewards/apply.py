@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from vigneron.batch import Batch, concatenated
-from vigneron.rewards.calling import NonFiniteReward, RewardFailed, begun, guarded, is_asynchronous, numbers
+from vigneron.rewards.user_reward import NonFiniteReward, RewardFailed, begun, guarded, is_asynchronous, numbers
 from vigneron.timing import phase
 
 RewardFunction = Callable[..., Any]

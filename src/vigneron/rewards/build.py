@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vigneron.config import (
     ModelRewardConfig,
@@ -12,14 +12,10 @@ from vigneron.config import (
     RewardConfig,
     RubricRewardConfig,
     SemanticRewardConfig,
-    is_api_embedder,
 )
 from vigneron.rewards.apply import RewardFunction
-from vigneron.rewards.functions import python_function
-from vigneron.scale.places import HERE, Places
-
-if TYPE_CHECKING:
-    from vigneron.sources.embedding_cache import CachedEmbedder
+from vigneron.sources.placement import HERE, Places
+from vigneron.user_code import python_function
 
 
 def build_reward(
@@ -52,15 +48,15 @@ def build_reward(
             places=places,
         )
     if isinstance(config, SemanticRewardConfig):
-        from vigneron.rewards.guards import Guards
-        from vigneron.rewards.semantic import SemanticReward
+        from vigneron.rewards.semantic import Guards, SemanticReward
+        from vigneron.sources.embedding_cache import cached_embedder
 
         options = config.guards
-        kept = partial(kept_embedder, url=config.url, cache=cache, device=device, places=places)
-        second = None if options.second_embedder is None else kept(options.second_embedder)
+        embedder = partial(cached_embedder, url=config.url, cache=cache, device=device, places=places)
+        second = None if options.second_embedder is None else embedder(options.second_embedder)
         guards = Guards(options.input_weight, options.max_length_ratio, options.max_repetition, second)
         return SemanticReward(
-            kept(config.embedder), alpha=config.alpha, form=config.form, clean=config.clean, guards=guards
+            embedder(config.embedder), alpha=config.alpha, form=config.form, clean=config.clean, guards=guards
         )
     if isinstance(config, PythonRewardConfig):
         return python_function(config.function, "reward.function")
@@ -72,21 +68,3 @@ def build_reward(
             return ModelReward(load(config.model, "reward", device))
         return PreferenceReward(load(config.model, "first_is_better", device), config.ranking)
     return checker
-
-
-def kept_embedder(
-    name: str, *, url: str | None = None, cache: Path | None, device: str, places: Places = HERE
-) -> "CachedEmbedder":
-    """An embedder that is ready, and whose vectors are kept."""
-    from vigneron.sources.api_embedder import ApiEmbedder
-    from vigneron.sources.embedders import SentenceEmbedder, load_embedder
-    from vigneron.sources.embedding_cache import CachedEmbedder
-
-    if places.embedder is not None and not is_api_embedder(name):
-        return CachedEmbedder(places.embedder(name), cache)
-    embedder = load_embedder(name, url)
-    if isinstance(embedder, SentenceEmbedder):
-        embedder.move(device)
-    if isinstance(embedder, ApiEmbedder) and cache is not None:
-        embedder.preflight()
-    return CachedEmbedder(embedder, cache)

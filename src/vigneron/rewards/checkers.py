@@ -1,13 +1,37 @@
 """Checkers: what counts as right. A checker is a reward that gives 1 or 0, or None where nothing can be said."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from vigneron.batch import Batch
+from vigneron.data.prompts import completion_text
 from vigneron.rewards.apply import ApplyReward, RewardFailed, RewardFunction
-from vigneron.rewards.exact import exact_reward
-from vigneron.rewards.functions import python_function
 from vigneron.rewards.sentiment import inversion_reward
+from vigneron.text import normalise
+from vigneron.user_code import python_function
+
+
+def is_exact(completion: Any, answer: Any) -> bool:
+    return normalise(completion_text(completion)) == normalise(completion_text(answer))
+
+
+def includes(completion: Any, answer: Any) -> bool:
+    """Whether the answer stands in the completion, as whole words, with anything around it."""
+    wanted = re.escape(normalise(completion_text(answer)))
+    return re.search(rf"(?<!\w){wanted}(?!\w)", completion_text(completion).casefold()) is not None
+
+
+def exact_reward(
+    prompts: Sequence[Any], completions: Sequence[Any], *, answer: Sequence[Any], **columns: Any
+) -> list[float | None]:
+    """String equality after normalisation; a missing answer gives a missing reward."""
+    return [
+        None if wanted is None else float(is_exact(completion, wanted))
+        for completion, wanted in zip(completions, answer, strict=True)
+    ]
+
 
 CHECKERS: dict[str, RewardFunction] = {"equality": exact_reward, "sentiment_inversion": inversion_reward}
 NEEDS = {"equality": "answer", "sentiment_inversion": "input"}

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 
+from vigneron.data.prompts import completion_text
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
-from vigneron.policy.scorer import ScorerKind, load_scorer, scorer_kind, scores_in_parts
+from vigneron.policy.reward_model import ScorerKind, load_scorer, scorer_kind, scores_in_parts
 from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.rollout.pairs import two_texts
-from vigneron.rollout.prompts import completion_text
 
 # Tokens in a pass: without a gradient it takes little memory.
 TOKENS_AT_ONCE = 16384

@@ -9,15 +9,15 @@ from vigneron.config import JudgeConfig, RubricRewardConfig
 from vigneron.errors import UserError
 from vigneron.policy.bundled import cache_folder
 from vigneron.rewards.graders.build import build_grader
-from vigneron.rewards.graders.judged import Judged
+from vigneron.rewards.graders.models import Judged
 from vigneron.rewards.rubric_reward import RubricReward
-from vigneron.rubric.book import Book
+from vigneron.rubric.live_rubric import Book
 from vigneron.rubric.model import AnyItem, JudgeItem, RewardModelItem, Rubric, VerifyItem
 from vigneron.rubric.templates import render_plain
-from vigneron.rubric.verdict import Grader
-from vigneron.scale.places import HERE, Places
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import Judge, build_judge
+from vigneron.sources.placement import HERE, Places
+from vigneron.sources.verdict import Grader
 
 Notice = Callable[[str], None]
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from vigneron.rewards.text import normalise, repetition
-from vigneron.rollout.prompts import completion_text
+from vigneron.data.prompts import completion_text
+from vigneron.text import normalise, repetition
 
 NEGATIVE = -0.05
 MOST_REPETITION = 0.25

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 
 from vigneron.batch import Batch, Span
+from vigneron.data.formats import conversation_of
+from vigneron.data.prompts import Row, columns_of, completion_text, in_row
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation
 from vigneron.policy.model import Policy
-from vigneron.rollout.formats import conversation_of
-from vigneron.rollout.prompts import Row, columns_of, completion_text, in_row
 
 LossOn = Literal["answers", "text"]
 

@@ -7,9 +7,9 @@ from typing import Any
 from vigneron.batch import Batch, to_device
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
+from vigneron.data.prompts import Row, columns_of, prompts_token_ids, texts_of
 from vigneron.policy.model import Policy
-from vigneron.rollout.prompts import Row, columns_of, prompts_token_ids, texts_of
-from vigneron.rollout.sample import sample, sample_together
+from vigneron.rollout.engine.sample import sample, sample_together
 from vigneron.timing import phase
 
 

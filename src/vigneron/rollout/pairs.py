@@ -13,12 +13,12 @@ import torch
 
 from vigneron.batch import Batch
 from vigneron.core.selection import best_and_worst
+from vigneron.data.dataset import check_rows
+from vigneron.data.formats import is_conversation
+from vigneron.data.prompts import Row, completion_text, prompt_text
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
-from vigneron.rollout.dataset import check_rows
 from vigneron.rollout.demonstrations import Demonstrations, demonstrations
-from vigneron.rollout.formats import is_conversation
-from vigneron.rollout.prompts import Row, completion_text, prompt_text
 
 SIDES = ("chosen", "rejected")
 

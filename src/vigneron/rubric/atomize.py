@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from vigneron.errors import UserError, did_you_mean
-from vigneron.rubric.checking import checked_item
 from vigneron.rubric.fences import fenced
 from vigneron.rubric.model import (
     AnyItem,
@@ -20,6 +19,7 @@ from vigneron.rubric.model import (
     Rubric,
     VerifyItem,
 )
+from vigneron.rubric.read import checked_item
 from vigneron.rubric.templates import needed_columns
 from vigneron.sources.client import Failure
 from vigneron.sources.judges import Conversation, Judge

@@ -3,6 +3,7 @@
 Light on purpose: no torch, no templates engine; a broken file is refused at once.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -195,3 +196,20 @@ class Rubric(Described):
         if self.category_column is None and len(self.categories) > 1:
             raise ValueError("with several categories, `category_column` names the column that tells them apart")
         return self
+
+
+ABOUT = "What a good answer is, category by category. Files are YAML, or JSON of the same shape."
+
+
+def rubric_schema() -> dict[str, Any]:
+    schema = Rubric.model_json_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "A rubric of Vigneron",
+        "description": ABOUT,
+    }
+
+
+def rubric_schema_text() -> str:
+    return json.dumps(rubric_schema(), indent=2, ensure_ascii=False) + "\n"

@@ -10,9 +10,9 @@ from vigneron.errors import UserError
 from vigneron.rubric.fences import as_text, fenced
 from vigneron.rubric.model import Category, Item, JudgeItem, VerifyItem
 from vigneron.rubric.templates import NAMES, render, render_prompt
-from vigneron.rubric.verdict import Answered, Verdict
 from vigneron.sources.client import Message
 from vigneron.sources.parents import Conversation
+from vigneron.sources.verdict import Answered, Verdict
 
 Asks = Literal["json", "yes_no"]
 

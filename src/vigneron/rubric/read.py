@@ -3,6 +3,7 @@
 Light on purpose: no torch here, so that a broken file is refused at once.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
@@ -19,9 +20,9 @@ from vigneron.errors import UserError, did_you_mean
 from vigneron.files import user_path
 from vigneron.recipe import config_text
 from vigneron.rubric.fences import one_line
-from vigneron.rubric.lines import NO_TEXTS, Read, read_text
-from vigneron.rubric.model import Category, Rubric
+from vigneron.rubric.model import AnyItem, Category, Rubric
 from vigneron.rubric.templates import rubric_faults
+from vigneron.rubric.yaml_positions import NO_TEXTS, Read, read_text
 from vigneron.validation import Fault, faults, said
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -138,3 +139,19 @@ def rubric_version(rubric: Rubric) -> str:
     """As in `1@3fa2b1c4`: what the file says, and a hash of what it holds, so that an edited file is seen."""
     held = normalised(rubric)[0].model_dump(mode="json", exclude_defaults=True, exclude={"version"})
     return f"{rubric.version}@{sha256(dumps(held, sort_keys=True).encode()).hexdigest()[:8]}"
+
+
+HERE = "categories.one.items[0]"
+
+
+def checked_item(given: Mapping[str, Any]) -> AnyItem:
+    """As it would be checked in a file, templates and patterns too. Everything wrong is one error, a line each."""
+    whole = {"categories": {"one": {"items": [dict(given)]}}}
+    try:
+        rubric = parse_rubric(json.dumps(whole, allow_nan=False), "item", json=True)
+    except UserError as error:
+        lines = [re.sub(r"^item(, line \d+)?: ", "", line) for line in str(error).splitlines()]
+        raise UserError("\n".join(line.replace(f"{HERE}.", "").replace(HERE, "the item") for line in lines)) from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the item cannot be written as JSON: {error}") from error
+    return rubric.categories["one"].items[0]

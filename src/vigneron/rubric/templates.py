@@ -23,7 +23,7 @@ from vigneron.rubric.template_language import (
     columns_of,
     template_faults,
 )
-from vigneron.rubric.verdict import Answered
+from vigneron.sources.verdict import Answered
 from vigneron.validation import Path, said
 
 __all__ = ["LONGEST_FENCED", "check_templates", "fenced", "render_plain", "render_prompt", "rubric_faults", "visible"]

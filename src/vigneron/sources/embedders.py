@@ -15,8 +15,7 @@ from torch.nn.functional import normalize
 from vigneron.config import is_api_embedder
 from vigneron.errors import UserError, did_you_mean
 from vigneron.files import sha256_of, user_path
-from vigneron.packages import package_folder
-from vigneron.quiet import quiet_transformers
+from vigneron.policy.bundled import package_folder, quiet_transformers
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 

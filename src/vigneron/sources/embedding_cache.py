@@ -14,7 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vigneron.sources.embedders import Embedder
+from vigneron.config import is_api_embedder
+from vigneron.sources.embedders import Embedder, SentenceEmbedder, load_embedder
+from vigneron.sources.placement import HERE, Places
 
 # Texts whose vectors are kept in memory too.
 IN_MEMORY = 50_000
@@ -69,3 +71,19 @@ class CachedEmbedder:
             "SELECT vector FROM vectors WHERE embedder = ? AND text = ?", (self.name, text)
         ).fetchone()
         return None if row is None else np.frombuffer(row[0], dtype=np.float32)
+
+
+def cached_embedder(
+    name: str, *, url: str | None = None, cache: Path | None, device: str, places: Places = HERE
+) -> CachedEmbedder:
+    """A loaded embedder with a cache for its vectors."""
+    from vigneron.sources.api_embedder import ApiEmbedder
+
+    if places.embedder is not None and not is_api_embedder(name):
+        return CachedEmbedder(places.embedder(name), cache)
+    embedder = load_embedder(name, url)
+    if isinstance(embedder, SentenceEmbedder):
+        embedder.move(device)
+    if isinstance(embedder, ApiEmbedder) and cache is not None:
+        embedder.preflight()
+    return CachedEmbedder(embedder, cache)

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from vigneron.config.judges import EndpointJudgeConfig
 from vigneron.errors import UserError
-from vigneron.rubric.verdict import Verdict
 from vigneron.sources.client import Client, Failure, Reply, base_url
 from vigneron.sources.judge_asking import Asked, AskingJudge
 from vigneron.sources.judge_questions import Answering, Question, Told, Turn
 from vigneron.sources.judge_reading import SCORE_FORMAT
 from vigneron.sources.parents import Conversation
+from vigneron.sources.verdict import Verdict
 from vigneron.threads import DaemonPool
 
 NOT_ASKED = "not asked: the judge was stopped"

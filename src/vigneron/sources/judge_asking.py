@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Literal
 
-from vigneron.rubric.verdict import Verdict
 from vigneron.sources.client import Failure
 from vigneron.sources.judge_questions import Answering, Question, Told
 from vigneron.sources.judge_reading import agreed
 from vigneron.sources.parents import Conversation
+from vigneron.sources.verdict import Verdict
 
 
 @dataclass(frozen=True)

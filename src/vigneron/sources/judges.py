@@ -7,12 +7,12 @@ from typing import Literal, Protocol
 
 from vigneron.config.judges import EndpointJudgeConfig, LocalJudgeConfig, PythonJudgeConfig
 from vigneron.errors import UserError
-from vigneron.rubric.verdict import Verdict
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.client import Failure, Reply
 from vigneron.sources.judge_asking import Asked, AskingJudge
 from vigneron.sources.judge_questions import Answering, Manner, Turn, Voice
 from vigneron.sources.parents import Conversation
+from vigneron.sources.verdict import Verdict
 
 __all__ = ["Asked", "Conversation", "Judge", "build_judge"]
 
@@ -53,7 +53,7 @@ class PythonVoice:
     notice: str | None = None
 
     def __init__(self, path: str, where: str) -> None:
-        from vigneron.rewards.functions import python_function
+        from vigneron.user_code import python_function
 
         self.source, self._where = path, f"{where}.function"
         self._function = python_function(path, self._where)

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.core.draws import Sampling
+from vigneron.data.prompts import prompts_token_ids, texts_of
 from vigneron.errors import UserError
 from vigneron.files import sha256_of, user_path
-from vigneron.policy.bundled import BUNDLED_MODELS, CONVERSION, bundled_weights
+from vigneron.policy.bundled import BUNDLED_MODELS, CONVERSION, bundled_weights, quiet_transformers
 from vigneron.policy.load import check_model_name, load_policy, model_source
 from vigneron.policy.model import Policy
-from vigneron.quiet import quiet_transformers
-from vigneron.rollout.prompts import prompts_token_ids, texts_of
-from vigneron.rollout.request import Completions
-from vigneron.rollout.sample import sample
+from vigneron.rollout.engine.request import Completions
+from vigneron.rollout.engine.sample import sample
 from vigneron.sources.client import Failure, Message, Reply
 
 # Prompt tokens in one pass.

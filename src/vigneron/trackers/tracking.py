@@ -1,5 +1,6 @@
 """A run's side of its trackers: what they are given goes through a queue that is never waited for."""
 
+import importlib.util
 import json
 import os
 import queue
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vigneron.errors import UserError
 from vigneron.files import write_atomically
 
 QUEUED = 1000
@@ -167,3 +169,21 @@ def _identity(folder: Path) -> str:
         made = uuid.uuid4().hex[:12]
         write_atomically(path, json.dumps({"id": made}))
         return made
+
+
+def missing_trackers(names: Sequence[str]) -> list[str]:
+    return [name for name in names if not _is_installed(name)]
+
+
+def _is_installed(name: str) -> bool:
+    """A folder of that name, as wandb makes one where it runs, is no package."""
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin is not None
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    if missing := missing_trackers(names):
+        raise UserError(
+            f"trackers: {' and '.join(missing)} not installed: run `pip install {' '.join(missing)}`, "
+            "or leave out `trackers`"
+        )

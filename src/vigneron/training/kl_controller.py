@@ -5,7 +5,7 @@ from typing import Any
 
 from vigneron.config import AdaptiveKlConfig, KlConfig, PenaltyConfig, RewardKlConfig
 from vigneron.core.kl import adapted_coefficient
-from vigneron.training.slots import Metrics
+from vigneron.training.method import Metrics
 
 FACTORS = {"pgsrm": 1.5, "ppo": 2.0}
 

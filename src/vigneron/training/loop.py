@@ -1,24 +1,65 @@
 """The loop. Every method is these four lines with the slots filled differently."""
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vigneron import ranks
-from vigneron.batch import Batch, shared_out
+from vigneron.batch import Batch, concatenated, shared_out
+from vigneron.core.advantages import without_variance
+from vigneron.data.prompts import PromptOrder, Row
+from vigneron.distributed import ranks
+from vigneron.distributed.checks import resume_command
 from vigneron.errors import NonFinite, UserError
 from vigneron.files import full_disk_said
-from vigneron.folder.curve_index import CurveIndex
-from vigneron.folder.status import State, write_status
-from vigneron.scale.fits import resume_command
+from vigneron.run_store.curves import CurveIndex
+from vigneron.run_store.status import State, write_status
 from vigneron.timing import first_lap, next_lap, phase
+from vigneron.training.callbacks import View
 from vigneron.training.memory import explained_memory
+from vigneron.training.method import Method, Metrics
 from vigneron.training.metrics import batch_metrics
-from vigneron.training.overlap import rewarded
 from vigneron.training.run import Run
 from vigneron.training.signals import Stopped, StopRequest
-from vigneron.training.slots import Metrics
-from vigneron.training.view import View
+
+# Fewer and larger parts sample faster, more and smaller ones hide more of the reward's waiting.
+PARTS = 4
+
+
+def rewarded(method: Method, prompts: PromptOrder, step: int) -> Batch:
+    """A step's samples with their rewards. Groups that teach nothing are replaced, as often as the method says."""
+    batch = drawn(method, prompts.at(step), step, 0)
+    replaced = 0
+    for attempt in range(1, method.resamples + 1):
+        idle_B = without_variance(batch.teaching_B, batch.group_B)
+        lacking = len(batch.group_B[idle_B].unique())
+        if not lacking:
+            break
+        first = attempt * prompts.prompts_per_step
+        more = drawn(method, prompts.more(step, attempt)[:lacking], step, first)
+        kept = [i for i, idle in enumerate(idle_B.tolist()) if not idle]
+        batch = concatenated([batch.rows(kept), more]) if kept else more
+        replaced += lacking
+    return replace(batch, figures={**batch.figures, "groups_replaced": replaced}) if method.resamples else batch
+
+
+def drawn(method: Method, rows: Sequence[Row], step: int, first: int = 0) -> Batch:
+    """The same batch with and without overlap: a sample's draws do not depend on its part, and no group is split."""
+    some = {"whole_step": False} if first else {}
+    if not getattr(method.reward, "overlaps", False):
+        with phase("rollout"):
+            batch = method.rollout(rows, step, first)
+        with phase("reward"):
+            return method.reward(batch, **some)
+    return method.reward.of_parts(_sampled_in_parts(method, rows, step, first), **some)  # type: ignore[attr-defined]
+
+
+def _sampled_in_parts(method: Method, rows: Sequence[Row], step: int, first: int) -> Iterator[Batch]:
+    size = -(-len(rows) // PARTS)
+    for start in range(0, len(rows), size):
+        with phase("rollout"):
+            part = method.rollout(rows[start : start + size], step, first + start)
+        yield part
 
 
 def train(run: Run, view: View) -> None:

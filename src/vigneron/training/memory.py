@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vigneron import ranks
 from vigneron.batch import Batch
 from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config
 from vigneron.core.draws import Sampling
+from vigneron.distributed import ranks
 from vigneron.errors import UserError
-from vigneron.policy.head import HEAD_CHUNK
+from vigneron.policy.fused_head import HEAD_CHUNK
+from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
-from vigneron.policy.scorer import scores
-from vigneron.policy.scoring import score
-from vigneron.rollout.engine import cache_bytes
+from vigneron.policy.reward_model import scores
+from vigneron.rollout.engine.engine import cache_bytes
 
 # What a pass may take of the memory that is free once optimizer, gradients and the sampler have theirs.
 SHARE = 0.7

@@ -5,40 +5,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vigneron import ranks
 from vigneron.batch import Batch
 from vigneron.config import Config
+from vigneron.data.prompts import PromptOrder
+from vigneron.distributed import ranks
+from vigneron.distributed.checks import resume_command
 from vigneron.errors import NonFinite, UserError, did_you_mean
-from vigneron.folder.metrics_file import records_of
-from vigneron.folder.notices import Notice, keep_notice
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.samples import Kind, SampleStore
 from vigneron.policy.model import Policy, Reference
+from vigneron.remote.setup import Scale
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.checkers import Check
-from vigneron.rewards.on_first_rank import OnFirstRank
-from vigneron.rollout.prompts import PromptOrder
-from vigneron.scale.fits import resume_command
-from vigneron.scale.run_scale import Scale
-from vigneron.tasks.source import Data
-from vigneron.trackers.installed import missing_trackers
-from vigneron.trackers.tracking import Tracking
-from vigneron.training.ahead import Ahead
-from vigneron.training.card import Rows, model_card
-from vigneron.training.checkpoint import State, checkpoint_step, load_checkpoint, load_weights
-from vigneron.training.correction import Correction
-from vigneron.training.dumps import dump_batch
-from vigneron.training.held_out import evaluate
-from vigneron.training.manifest import damage_explained
+from vigneron.rewards.rank0_reward import OnFirstRank
+from vigneron.run_data.load import Data
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.metrics_file import records_of
+from vigneron.run_store.notices import Notice, keep_notice
+from vigneron.run_store.samples import Kind, SampleStore
+from vigneron.trackers.tracking import Tracking, missing_trackers
+from vigneron.training.alerts import History
+from vigneron.training.async_rollout import Ahead
+from vigneron.training.callbacks import View, tell
+from vigneron.training.checkpoint.manifest import damage_explained
+from vigneron.training.checkpoint.read import State, checkpoint_step, load_checkpoint, load_weights
+from vigneron.training.checkpoint.shards import placed
+from vigneron.training.checkpoint.snapshot import take_snapshot
+from vigneron.training.checkpoint.write import Saver
+from vigneron.training.evaluate import evaluate
+from vigneron.training.importance_weights import Correction
+from vigneron.training.method import Method, Metrics
 from vigneron.training.metrics import batch_metrics
-from vigneron.training.samples import samples_of
-from vigneron.training.saving import Saver
-from vigneron.training.second_look import SecondLook, explain_canaries
-from vigneron.training.shards import placed
-from vigneron.training.slots import Method, Metrics
-from vigneron.training.snapshot import take_snapshot
-from vigneron.training.view import View, tell
-from vigneron.training.warnings import History
+from vigneron.training.model_card import Rows, model_card
+from vigneron.training.nan_dump import dump_batch
+from vigneron.training.rubric_audit import SecondLook, explain_canaries
+from vigneron.training.sample_records import samples_of
 
 
 @dataclass

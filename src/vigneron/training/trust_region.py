@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vigneron import ranks
 from vigneron.batch import Batch
 from vigneron.config import ConstraintConfig
 from vigneron.core.trust_region import conjugate_gradient, largest_step, line_search
+from vigneron.distributed import ranks
+from vigneron.policy.logprobs import Scores
 from vigneron.policy.model import Policy
-from vigneron.policy.scoring import Scores
 from vigneron.timing import phase
-from vigneron.training.slots import Metrics
+from vigneron.training.method import Metrics
 from vigneron.training.update import Figure, GradientUpdate, Term, check_finite
 
 

@@ -10,16 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vigneron import ranks
 from vigneron.batch import Batch, passes, shared_out
 from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config, OptimizerConfig
 from vigneron.core.draws import keyed_permutation
 from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
 from vigneron.core.schedule import Shape, learning_rate_factor
+from vigneron.distributed import ranks
 from vigneron.errors import NonFinite
 from vigneron.timing import phase
-from vigneron.training.shards import placed
-from vigneron.training.slots import Metrics
+from vigneron.training.checkpoint.shards import placed
+from vigneron.training.method import Metrics
 
 # Keeps these draws apart from those of the prompts' order.
 MINIBATCHES = 2**40

@@ -2,17 +2,18 @@
 
 import math
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from vigneron.errors import UserError
-from vigneron.folder.curve_points import Curve
-from vigneron.report.tables import plain, visible
+from vigneron.errors import UserError, visible
+from vigneron.report.rubric_items import CANARY_PREFIX, HELD_OUT_PREFIX, SECOND_PREFIX, TRAINING_PREFIX, items_of
+from vigneron.run_store.curves import Curve
+from vigneron.text import plain
 from vigneron.web.runs import NoSuchRun
 
 LONGEST = 20_000
@@ -96,3 +97,72 @@ def choice(request: Request, name: str, known: Sequence[Choice]) -> Choice:
     if found is None:
         raise UserError(f"{name}: {text[:40]!r} is none of {', '.join(known)}")
     return found
+
+
+FIRST = (
+    "eval/reward",
+    "eval/accuracy",
+    "reward",
+    "accuracy",
+    "eval/loss",
+    "loss",
+    "kl",
+    "entropy",
+    "completions/mean_length",
+)
+"""What one looks at first, as far as a run has it."""
+TITLES = {
+    "eval": "Held out",
+    "": "Training",
+    "completions": "Completions",
+    "loss": "Losses",
+    "clip_ratio": "Losses",
+    "reward": "Reward, in parts",
+    "grad_norm": "Optimizer",
+    "learning_rate": "Optimizer",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    title: str
+    names: tuple[str, ...]
+    open: bool
+
+
+def groups(names: Iterable[str]) -> list[Group]:
+    """Each name once. A rubric's many figures are folded, a group for each category."""
+    names = list(names)
+    first = [name for name in FIRST if name in names]
+    of_items = {
+        key.category for prefix in (TRAINING_PREFIX, HELD_OUT_PREFIX, SECOND_PREFIX) for key in items_of(names, prefix)
+    }
+    by_title: dict[str, list[str]] = {}
+    for name in names:
+        if name not in first:
+            by_title.setdefault(_title(name, of_items), []).append(name)
+    rubric = [title for title in by_title if title.startswith("Rubric: ")]
+    others = sorted((title for title in by_title if title not in rubric), key=_place)
+    opened = [Group("Overview", tuple(first), True)] if first else []
+    return [
+        *opened,
+        *(Group(title, tuple(by_title[title]), not opened) for title in others),
+        *(Group(title, tuple(by_title[title]), False) for title in sorted(rubric)),
+    ]
+
+
+def _title(name: str, categories: set[str]) -> str:
+    for prefix in (HELD_OUT_PREFIX, SECOND_PREFIX, TRAINING_PREFIX):
+        if name.startswith(prefix) and name.removeprefix(prefix).split("/")[0] in categories:
+            return f"Rubric: {name.removeprefix(prefix).split('/')[0]}"
+    if name.startswith(CANARY_PREFIX):
+        return "Canaries"
+    head = name.split("/")[0]
+    if "/" not in name and head not in TITLES:
+        return TITLES[""]
+    return TITLES.get(head, head)
+
+
+def _place(title: str) -> tuple[int, str]:
+    order: Sequence[str] = list(dict.fromkeys((TITLES["eval"], TITLES[""], *TITLES.values())))
+    return (order.index(title) if title in order else len(order)), title

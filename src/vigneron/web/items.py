@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.errors import UserError
-from vigneron.folder.curve_log import Curves, curves_of
-from vigneron.folder.run_folder import RunFolder
-from vigneron.folder.sample_search import SampleSearch
-from vigneron.report.rubric_items import ItemRow, item_rows
-from vigneron.report.rubric_keys import HELD_OUT, TRAINING, ItemKey, items_of
+from vigneron.report.rubric_items import HELD_OUT_PREFIX, TRAINING_PREFIX, ItemKey, ItemRow, item_rows, items_of
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import normalised, read_rubric
+from vigneron.run_store.curves import Curves, curves_of
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.sample_search import SampleSearch
 
 COUNTED_AMONG = 20_000
 """How often an item was asked is counted only among so few samples: it reads them all."""
@@ -35,8 +34,8 @@ def items_of_run(folder: Path) -> list[ItemRow]:
 
 def _records(curves: Curves) -> list[Mapping[str, Any]]:
     """As metrics.jsonl has them: a long run's are means of stretches, and its failures are counted together."""
-    names = [name for name in curves.names() if name.startswith((TRAINING, HELD_OUT))]
-    if not items_of(names) and not items_of(names, HELD_OUT):
+    names = [name for name in curves.names() if name.startswith((TRAINING_PREFIX, HELD_OUT_PREFIX))]
+    if not items_of(names) and not items_of(names, HELD_OUT_PREFIX):
         return []
     records: dict[float, dict[str, Any]] = {}
     for name, curve in curves.read(names).items():

@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, HTMLResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from vigneron.report.tables import visible
+from vigneron.errors import visible
 
 
 @cache

@@ -10,18 +10,16 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from vigneron.errors import UserError
-from vigneron.folder.curve_log import curves_of
-from vigneron.folder.sample_search import SORTS, WHICH, Asked, SampleSearch
-from vigneron.folder.samples import Kind
-from vigneron.folder.status import RunStatus
-from vigneron.folder.watched import headline
 from vigneron.report.rubric_samples import KINDS
-from vigneron.web.answers import answering, choice, number, whole
-from vigneron.web.differences import differences, read_config, written_config
-from vigneron.web.groups import groups
+from vigneron.run_store.curves import curves_of
+from vigneron.run_store.headline_metrics import headline
+from vigneron.run_store.sample_search import SORTS, WHICH, Asked, SampleSearch
+from vigneron.run_store.samples import Kind
+from vigneron.run_store.status import RunStatus
+from vigneron.web.answers import answering, choice, groups, number, whole
 from vigneron.web.items import items_of_run
 from vigneron.web.pages import page, static_routes
-from vigneron.web.runs import NoSuchRun, Runs
+from vigneron.web.runs import NoSuchRun, Runs, differences, read_config, written_config
 
 MOST_RUNS = 12
 """More of them in one figure nobody can tell apart."""

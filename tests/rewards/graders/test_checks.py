@@ -13,7 +13,7 @@ from vigneron.errors import UserError
 from vigneron.rewards.graders.build import build_grader
 from vigneron.rewards.graders.similarity import longest_common, similarity
 from vigneron.rubric.model import AnyItem, JudgeItem
-from vigneron.rubric.verdict import Answered, Grader, Verdict
+from vigneron.sources.verdict import Answered, Grader, Verdict
 
 ITEM: TypeAdapter[Any] = TypeAdapter(AnyItem)
 CITY = {

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from conftest import tiny_scorer
 from vigneron.errors import UserError
-from vigneron.policy.scorer import set_scorer_kind
+from vigneron.policy.reward_model import set_scorer_kind
 from vigneron.rewards.graders.build import build_grader
 from vigneron.rewards.graders.models import Semantic
 from vigneron.rubric.model import Item, PythonItem, RewardModelItem, SemanticItem
-from vigneron.rubric.verdict import Answered, Grader
+from vigneron.sources.verdict import Answered, Grader
 
 
 def render(template: str, answered: Answered) -> str:

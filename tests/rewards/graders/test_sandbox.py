@@ -29,7 +29,7 @@ from vigneron.rewards.graders.sandbox import Container, Limits
 from vigneron.rewards.graders.seccomp import REFUSED, SOCKET, seccomp_filter
 from vigneron.rewards.graders.trial import trial
 from vigneron.rubric.model import CodeItem
-from vigneron.rubric.verdict import Answered, Verdict
+from vigneron.sources.verdict import Answered, Verdict
 
 try:
     find_sandbox()

@@ -20,8 +20,8 @@ from vigneron.rubric.model import (
     StringCheckItem,
     TextSimilarityItem,
 )
-from vigneron.rubric.verdict import Grader
-from vigneron.scale.places import HERE, Places
+from vigneron.sources.placement import HERE, Places
+from vigneron.sources.verdict import Grader
 
 
 def build_grader(
@@ -57,11 +57,11 @@ def build_grader(
 
         return Python(item)
     if isinstance(item, SemanticItem):
-        from vigneron.rewards.build import kept_embedder
         from vigneron.rewards.graders.models import Semantic
+        from vigneron.sources.embedding_cache import cached_embedder
 
         name = item.embedder
-        kept = partial(kept_embedder, name, cache=cache, device=device, places=places)
+        kept = partial(cached_embedder, name, cache=cache, device=device, places=places)
         embedder = _once(loaded, item, "embedder", name, kept)
         return Semantic(item, render, embedder)
     if isinstance(item, RewardModelItem):

@@ -6,9 +6,9 @@ from typing import Any
 
 from vigneron.errors import UserError
 from vigneron.rewards.graders.similarity import similarity
-from vigneron.rewards.text import normalise
 from vigneron.rubric.model import LengthItem, RegexItem, StringCheckItem, TextSimilarityItem
-from vigneron.rubric.verdict import Answered, Verdict
+from vigneron.sources.verdict import Answered, Verdict
+from vigneron.text import normalise
 
 Render = Callable[[str, Answered], str]
 """A template's text for one sample."""

@@ -27,7 +27,7 @@ from vigneron.rewards.graders.find import find_sandbox
 from vigneron.rewards.graders.sandbox import Limits, Sandbox
 from vigneron.rewards.graders.trial import Outcome, one_line, probe, trial
 from vigneron.rubric.model import CodeItem
-from vigneron.rubric.verdict import Answered, Verdict
+from vigneron.sources.verdict import Answered, Verdict
 from vigneron.threads import DaemonPool
 
 MOST_TESTS = 100

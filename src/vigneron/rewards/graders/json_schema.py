@@ -9,7 +9,7 @@ from typing import Any
 from vigneron.errors import UserError
 from vigneron.rewards.graders.checks import REGEX_S, EachAlone, compiled
 from vigneron.rubric.model import JsonSchemaItem
-from vigneron.rubric.verdict import Answered, Verdict
+from vigneron.sources.verdict import Answered, Verdict
 
 LONGEST = 200_000
 DEEPEST = 64

@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from vigneron.rewards.calling import begun, guarded, is_asynchronous, numbers
-from vigneron.rewards.functions import python_function
 from vigneron.rewards.graders.checks import Render
 from vigneron.rewards.model import ModelReward, sigmoid
 from vigneron.rewards.semantic import SemanticReward
-from vigneron.rubric.model import PythonItem, RewardModelItem, SemanticItem
-from vigneron.rubric.verdict import Answered, Verdict
+from vigneron.rewards.user_reward import begun, guarded, is_asynchronous, numbers
+from vigneron.rubric.model import JudgeItem, PythonItem, RewardModelItem, SemanticItem, VerifyItem
+from vigneron.rubric.prompts import critique_messages, score_messages, verify_messages
 from vigneron.sources.embedders import Embedder
+from vigneron.sources.judges import Asked, Judge
+from vigneron.sources.verdict import Answered, Verdict
+from vigneron.user_code import python_function
 
 
 class Semantic:
@@ -90,3 +93,24 @@ def _completions(samples: Sequence[Answered]) -> list[Any]:
         sample.response if isinstance(prompt, str) else [{"role": "assistant", "content": sample.response}]
         for sample, prompt in zip(samples, _prompts(samples), strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class Judged:
+    item: JudgeItem | VerifyItem
+    judge: Judge
+
+    @property
+    def waits(self) -> bool:
+        return self.judge.waits
+
+    def __call__(self, samples: Sequence[Answered]) -> list[Verdict]:
+        return self.judge.verdicts([self._asked(sample) for sample in samples])
+
+    def _asked(self, sample: Answered) -> Asked:
+        item, asks = self.item, self.judge.asks
+        if isinstance(item, VerifyItem):
+            return Asked(None, lambda _: verify_messages(item, sample, asks=asks))
+        return Asked(
+            critique_messages(item, sample), lambda critique: score_messages(item, sample, critique, asks=asks)
+        )

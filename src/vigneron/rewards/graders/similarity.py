@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from vigneron.rewards.text import normalise, words
+from vigneron.text import normalise, words
 
 
 def ratio(one: str, other: str) -> float:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vigneron.rewards.graders.assertions import NotPlain, PreparedTest, prepared
-from vigneron.rewards.graders.sandbox import MIB, Limits, Running, Sandbox
-from vigneron.rewards.graders.usage import used_by
+from vigneron.rewards.graders.sandbox import MIB, Limits, Running, Sandbox, used_by
 
 # For the sandbox to come up, on a machine with other things to do.
 START_S = 30.0

@@ -12,9 +12,9 @@ from vigneron.recipe import config_text
 from vigneron.rubric.formats import healthbench, openai_read, openai_write, verifiers
 from vigneron.rubric.formats.parts import json_text
 from vigneron.rubric.formats.written import rubric_file_text
-from vigneron.rubric.lines import LARGEST_FILE
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import SUFFIXES, read_rubric
+from vigneron.rubric.yaml_positions import LARGEST_FILE
 
 Format = Literal["vigneron", "openai", "healthbench", "verifiers"]
 READS = {"openai": (".json",), "healthbench": (".jsonl",), "verifiers": (".json", ".toml")}
@@ -68,7 +68,7 @@ def _read(path: Path, source: str, options: Options) -> tuple[Rubric, list[str]]
         return read_rubric(path), []
     _check_suffix(path, READS[source], source)
     if source == "healthbench":
-        from vigneron.rollout.dataset import read_rows
+        from vigneron.data.dataset import read_rows
 
         return healthbench.rubric_of(read_rows(path), where, generic=options.generic)
     given = _data(path, where)

@@ -4,10 +4,9 @@ import re
 from keyword import iskeyword
 from typing import Any
 
-from vigneron.rubric.formats.openai_messages import messages_of
+from vigneron.rubric.formats.openai_messages import ANSWER, messages_of, to_theirs
 from vigneron.rubric.formats.openai_read import ANY_CASE, COSINE_BY, METRICS, OPERATIONS
 from vigneron.rubric.formats.parts import NoCounterpart, kept_apart, left_out, none_left, one_category, said_of
-from vigneron.rubric.formats.variables import ANSWER, to_theirs
 from vigneron.rubric.model import (
     AnyItem,
     JudgeItem,

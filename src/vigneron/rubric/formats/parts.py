@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from vigneron.errors import UserError, did_you_mean
-from vigneron.rubric.checking import checked_item
 from vigneron.rubric.model import DEFAULT_CANARIES, AnyItem, Category, Rubric
+from vigneron.rubric.read import checked_item
 
 LONGEST_NAME = 60
 ONLY = "answers"

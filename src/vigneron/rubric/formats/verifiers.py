@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vigneron.errors import UserError
+from vigneron.rubric.formats.openai_messages import plain
 from vigneron.rubric.formats.parts import (
     ONLY,
     NoCounterpart,
@@ -23,7 +24,6 @@ from vigneron.rubric.formats.parts import (
     one_category,
     renamed,
 )
-from vigneron.rubric.formats.variables import plain
 from vigneron.rubric.model import AnyItem, Category, JudgeItem, Rubric, VerifyItem
 from vigneron.rubric.prompts import SCORE
 

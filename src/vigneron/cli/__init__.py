@@ -1,0 +1,1 @@
+"""Parses the command line; `commands/` does the work."""

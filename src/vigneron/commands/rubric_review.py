@@ -1,0 +1,121 @@
+"""`vigneron rubric review`: a run's items, the weak ones first."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vigneron.commands.compare import print_whole
+from vigneron.data.dataset import read_rows
+from vigneron.data.formats import is_conversation
+from vigneron.data.prompts import completion_text, prompt_text
+from vigneron.errors import UserError, visible
+from vigneron.files import write_for_user
+from vigneron.labels.from_run import open_samples
+from vigneron.report.terminal import say
+from vigneron.rubric.review import Judged, Label, Reviewed, judged, labels_of, review, unmatched
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import Kind
+from vigneron.text import of_cell, to_cell
+
+EVERY = 10**9
+KINDS: tuple[Kind, ...] = ("train", "eval")
+
+
+def review_run(console: Console, run: Path, *, labels: Path | None, step: int | None, out: Path | None) -> None:
+    """`step` None: all steps of which samples are kept, held-out samples among them."""
+    if out is not None:
+        _check_out(out)
+    found = list(judged_in(RunFolder.open(run).path, step))
+    given = [] if labels is None else _labels(labels)
+    lost = unmatched(found, given)
+    if given and lost == len(given):
+        raise UserError(
+            f"labels: none of the {lost} rows of '{labels}' matches a score of '{run}': `prompt`, `completion` and "
+            "`item` stand there as in the run's samples"
+        )
+    reviewed = review(found, given)
+    print_whole(console, review_table(reviewed, labelled=bool(given)))
+    weak = [one for one in reviewed if one.weak]
+    for one in weak:
+        say(console, f"{one.category}.{one.item}: {', '.join(one.weak)}")
+    if not weak:
+        say(console, "nothing speaks against any of them")
+    if lost:
+        say(console, f"note: {lost} of {len(given)} labels match no score")
+    if out is not None:
+        write_for_user(out, review_csv(reviewed))
+        say(console, f"wrote {out}")
+
+
+def judged_in(folder: Path, step: int | None = None) -> Iterator[Judged]:
+    with open_samples(folder) as store:
+        kept = sorted({number for kind in KINDS for number in store.steps(kind)})
+        if step is not None and step not in kept:
+            raise UserError(f"--step: no samples of step {step} are kept (there are: {', '.join(map(str, kept))})")
+        some = False
+        for number in kept if step is None else [step]:
+            for kind in KINDS:
+                for sample in store.page(step=number, kind=kind, limit=EVERY):
+                    for one in judged(sample.prompt, sample.completion, sample.extras.get("rubric")):
+                        some = True
+                        yield one
+        if not some:
+            raise UserError(f"'{folder}': its samples were not scored by a rubric (reward.kind: rubric)")
+
+
+def _labels(path: Path) -> list[Label]:
+    """Messages are texts as a sample's are; a cell's are what they were before they were put there."""
+    rows = []
+    for row in read_rows(path):
+        row = {name: of_cell(value) for name, value in row.items()} if path.suffix == ".csv" else row
+        readers = (("prompt", prompt_text), ("completion", completion_text))
+        texts = {column: text(row[column]) for column, text in readers if is_conversation(row.get(column))}
+        rows.append({**row, **texts})
+    return labels_of(rows, f"'{path}'")
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix != ".csv":
+        raise UserError(f"'{out}' should end in .csv")
+    if out.exists():
+        raise UserError(f"'{out}' exists: choose another name")
+
+
+def review_table(reviewed: Sequence[Reviewed], *, labelled: bool) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for heading in ("category", "item", "version"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("confidence", "score", "spread", "scored", "failed"):
+        table.add_column(heading, justify="right")
+    for heading in ("disagreement", "correlation", "labels") if labelled else ():
+        table.add_column(heading, justify="right")
+    for one in reviewed:
+        cells = [one.category, one.item, one.version, *map(_number, (one.confidence, one.score, one.spread))]
+        cells += [str(one.scored), str(one.failed)]
+        if labelled:
+            cells += [_number(one.disagreement), _number(one.correlation), str(one.labelled)]
+        table.add_row(
+            *(Text(visible(cell), style="red" if one.weak and n == 1 else "") for n, cell in enumerate(cells))
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def review_csv(reviewed: Sequence[Reviewed]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [field.name for field in fields(Reviewed)]
+    writer.writerow(names)
+    for one in reviewed:
+        cells = {**vars(one), "weak": "; ".join(one.weak)}
+        writer.writerow(["" if cells[name] is None else to_cell(cells[name]) for name in names])
+    return text.getvalue()

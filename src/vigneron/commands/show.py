@@ -1,0 +1,121 @@
+"""`vigneron show RUN`: what a run is, how it goes, what it said, and how to go on with it."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from vigneron.commands.runs import STATE_STYLES, ago
+from vigneron.distributed.checks import resume_command
+from vigneron.errors import visible
+from vigneron.report.curves import series
+from vigneron.report.run_details import LookedAt, ends_of
+from vigneron.run_store.headline_metrics import short, whole_sparkline
+from vigneron.run_store.status import RunStatus, Saved, readable
+
+CHANGES_SHOWN = 12
+
+
+def print_run(console: Console, run: LookedAt) -> None:
+    for line in lines_of(run, min(console.width, 100)):
+        console.print(line, soft_wrap=not console.is_terminal)
+
+
+def lines_of(run: LookedAt, width: int) -> Iterator[Text]:
+    yield from _head(run)
+    if ends := ends_of(run):
+        yield from _section("held out", ((e.label, f"{short(e.before)} → {short(e.after)}") for e in ends))
+    curves = [(figure, series(run.records, figure.key)[1]) for figure in run.figures]
+    room = max(8, width - 32)
+    yield from _section(
+        "curves", ((f.label, f"{values[-1]:>9.3f}  {whole_sparkline(values, room)}") for f, values in curves)
+    )
+    for kind, title in (("warning", "warnings"), ("note", "notes")):
+        said = [(f"step {n.step}", visible(n.text)) for n in run.notices if n.kind == kind]
+        yield from _section(title, said, "yellow" if kind == "warning" else "")
+    yield from _section("checkpoints", ((f"step {one.step}", _described(run, one)) for one in run.saved))
+    yield from _section("go on", _ways_on(run))
+
+
+def _head(run: LookedAt) -> Iterator[Text]:
+    status, config = run.status, run.config
+    yield Text.assemble(
+        (visible(status.name), "bold"), "  ", (status.state, STATE_STYLES[status.state]), f"  {_progress(status)}"
+    )
+    if status.error:
+        yield Text(f"error: {visible(status.error)}", style="red")
+    data = config.data.task or Path(config.data.train or "").name
+    reward = "" if config.method.reads == "pairs" else f"   reward {config.reward.kind}"
+    lora = ", an adapter" if config.model.lora is not None else ""
+    for name, value in (
+        ("recipe", config.recipe),
+        ("method", config.method.name + reward),
+        ("model", _model_said(config.model.name) + lora),
+        ("data", f"{data}: {run.rows[0]} rows, {run.rows[1]} held out"),
+        ("changed", _changes_said(run.changes)),
+        ("size", readable(run.bytes)),
+    ):
+        if value:
+            yield Text(f"{name:<9}{visible(value)}")
+
+
+def _progress(status: RunStatus) -> str:
+    ended = status.ended or (status.changed if not status.alive else time.time())
+    took = f", {_duration(ended - status.began)}" if status.began and ended and ended > status.began else ""
+    changed = f", {ago(time.time() - status.changed)}" if status.changed else ""
+    return f"step {status.step} of {status.steps}{took}{changed}"
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{rest} s"
+
+
+def _model_said(name: str) -> str:
+    """Of a run's checkpoint, the run and its step."""
+    parts = Path(name).parts
+    if len(parts) > 2 and parts[-2] == "checkpoints":
+        return f"the run {parts[-3]} after {parts[-1].replace('-', ' ')}"
+    return name
+
+
+def _changes_said(changes: Mapping[str, Any] | None) -> str:
+    if changes is None:
+        return ""
+    shown = [f"{key}={value}" for key, value in list(changes.items())[:CHANGES_SHOWN]]
+    more = f", and {len(changes) - CHANGES_SHOWN} more" if len(changes) > CHANGES_SHOWN else ""
+    return ", ".join(shown) + more if shown else "nothing"
+
+
+def _described(run: LookedAt, one: Saved) -> str:
+    said = [readable(one.bytes), *["newest"] * (one is run.saved[-1]), *["best, held out"] * (one.step == run.best)]
+    return "  ".join(said)
+
+
+def _ways_on(run: LookedAt) -> Iterator[tuple[str, str]]:
+    status, path = run.status, run.status.path
+    resume = resume_command(path, run.config.scale.shard)
+    if not status.alive and status.state != "finished":
+        yield "resume", resume
+    if status.state == "finished" and run.saved:
+        yield "further", f"{resume} steps={2 * status.steps}"
+    if run.saved and run.config.method.trains == "policy":
+        yield "talk", f"vigneron chat {path}"
+    if status.step:
+        yield "look", f"vigneron view {path}"
+        yield "report", f"vigneron report {path}"
+    if run.saved:
+        yield "export", f"vigneron export {path} DIR"
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]], style: str = "") -> Iterator[Text]:
+    rows = list(rows)
+    if not rows:
+        return
+    yield Text()
+    yield Text(title, style="dim")
+    for name, value in rows:
+        yield Text(f"  {name:<17} {value}", style=style)

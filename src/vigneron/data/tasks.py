@@ -1,0 +1,210 @@
+"""A task: its prompts and recorded parent answers, split into train and held-out."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+from vigneron.data.prompts import Row
+from vigneron.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Task:
+    """In PGSRM's tasks `child_prompt` is the paper's; `parent_instruction` is in our words, with the paper's rules."""
+
+    name: str
+    about: str
+    child_prompt: str
+    parent_instruction: str
+    input: str
+    """What the parent is shown of a row."""
+    reads: Literal["json", "text"] = "json"
+    """How the parent is told to answer."""
+    checker: str = "equality"
+    answer: str = "answer"
+    """The file's column that holds the answer."""
+
+    def rows(self, split: str, template: str | None = None) -> list[Row]:
+        """Prompts with the `input` and the parent's `answer`; `split` is `train`, `tuning` or `held_out`."""
+        prompt = template or self.child_prompt
+        try:
+            return [
+                {"prompt": prompt.format(**row), "input": self.input.format(**row), **row, "answer": row[self.answer]}
+                for row in _recorded(self.name)
+                if row["split"] == split
+            ]
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
+            raise UserError(f"data.template: {prompt!r} cannot be filled from the task's columns: {error!r}") from error
+
+
+@cache
+def _recorded(name: str) -> list[Row]:
+    lines = (resources.files("vigneron") / "data" / "task_files" / f"{name}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+COLORS = Task(
+    name="colors",
+    about="two colours, answered with their mixture",
+    child_prompt="Mix the two colors and output only one lowercase color name: {first} and {second} is => ",
+    input="{first} + {second} = ",
+    reads="text",
+    parent_instruction="""\
+You mix two colours and name the colour that results.
+
+For example:
+- "red + blue = " → "purple"
+- "red + yellow = " → "orange"
+- "blue + yellow = " → "green"
+- "white + black = " → "gray"
+
+Where the two are alike ("red + pink"), name the one that dominates or what they blend to ("light red", "pink").
+Answer with the colour and nothing else: one lowercase name, or a simple blend such as "light blue" or "dark green".
+""",
+)
+
+ANTONYMS = Task(
+    name="antonyms",
+    about="a word, answered with its opposite",
+    child_prompt="The opposite of '{word}' is ",
+    input="{word}",
+    parent_instruction="""\
+You give the opposite of a word.
+The INPUT is one English word. Answer with the one word that most people would call its opposite.
+
+For example:
+- "hot" → "cold"
+- "up" → "down"
+- "empty" → "full"
+- "old" → "young"
+
+Rules:
+- One word, in lowercase letters.
+- Nothing else: no punctuation, no explanation, no second choice.
+- The answer has the form {"OUTPUT": "<word>"}.
+""",
+)
+
+CATEGORIES = Task(
+    name="categories",
+    about="a thing, answered with the kind of thing it is",
+    child_prompt="What category does this word belong to: '{word}'?",
+    input="{word}",
+    parent_instruction="""\
+You say what kind of thing a word names.
+The INPUT is one English noun. Answer with the simple, everyday category that it belongs to.
+
+For example:
+- "apple" → "fruit"
+- "tiger" → "animal"
+- "rose" → "flower"
+- "guitar" → "instrument"
+- "carrot" → "vegetable"
+- "eagle" → "bird"
+- "shirt" → "clothing"
+
+Rules:
+- One category word, in lowercase letters.
+- Never the INPUT itself.
+- Nothing else: no punctuation, no explanation.
+- The answer has the form {"OUTPUT": "<category>"}.
+""",
+)
+
+COPYING = Task(
+    name="copying",
+    about="a sentence, answered with the same sentence",
+    child_prompt="Copy this sentence: '{sentence}'",
+    input="Copy this sentence: {sentence}",
+    parent_instruction="""\
+You repeat a sentence.
+The INPUT begins with 'Copy this sentence: '. Answer with what stands after it, and only that.
+
+Rules:
+- Change nothing: no other words, no summary, no correction.
+- Punctuation, capital letters and spaces stay as they are.
+- The answer has the form {"OUTPUT": "<sentence>"}.
+""",
+)
+
+SENTIMENT = Task(
+    name="sentiment",
+    about="a happy sentence, answered with a sad one about the same thing",
+    child_prompt="Rewrite this as sad: '{sentence}'",
+    input="{sentence}",
+    checker="sentiment_inversion",
+    parent_instruction="""\
+You turn a happy sentence into a sad one.
+The INPUT is a short English sentence in a happy tone. Answer with a sad, negative or upsetting sentence about the same
+thing.
+
+For example:
+- "I feel excited about today." → "I feel empty today."
+- "I'm grateful for everything I have." → "I feel like I have nothing left."
+- "I woke up feeling full of energy." → "I woke up feeling drained and tired."
+- "I feel confident about my future." → "I feel unsure and scared about my future."
+
+Rules:
+- One short sentence.
+- The same idea, with the opposite mood.
+- No swearing.
+- The answer has the form {"OUTPUT": "<sentence>"}.
+""",
+)
+
+INSTRUCTIONS = Task(
+    name="instructions",
+    about="an instruction, answered with one short sentence; with a worse answer, for preference pairs",
+    child_prompt="Instruction: {instruction}\nAnswer:",
+    input="{instruction}",
+    answer="chosen",
+    parent_instruction="""\
+You are a helpful assistant who answers in one short sentence.
+The INPUT is a question, a request, or something that a person tells you. Answer it directly and kindly.
+
+For example:
+- "What do squirrels eat?" → "Squirrels eat mostly nuts and seeds."
+- "Say in fewer words: The hat that he wears is blue." → "His hat is blue."
+- "I am worried about my sick cat." → "I hope your cat feels better soon."
+
+Rules:
+- One whole sentence of 4 to 14 words that ends in a full stop.
+- Only what is true. No question, no list, no refusal, no words that are not needed.
+- When you are asked to choose, choose. When you are asked to shorten, keep the meaning.
+- When someone speaks to you, reply to them, politely; when someone is worried or proud, encourage them.
+- The answer has the form {"OUTPUT": "<sentence>"}.
+""",
+)
+
+RUBRIC = Task(
+    name="rubric",
+    about="questions of four categories, for the rubric `study`: sums, opposites, JSON, and reasons in one sentence",
+    child_prompt="Question: {question}\nAnswer:",
+    input="{question}",
+    reads="text",
+    parent_instruction="""\
+You answer short questions of four categories: sums, opposites, JSON objects, and reasons.
+
+For example:
+- "What is 20 plus 30?" → 50
+- "Give the opposite of 'noisy' in one word." → quiet
+- "Write a JSON object with the key "size" for the size large." → {"size": "large"}
+- "Explain in one sentence why clocks have hands." → Clocks have hands so that people can read the time.
+
+Rules:
+- A sum: the number in digits and nothing else.
+- An opposite: one word in lowercase letters and nothing else.
+- A JSON object: on one line, with the keys in the order asked and nothing around it.
+- A reason: one true sentence of 5 to 20 words that says because, so that, or to.
+""",
+)
+
+TASKS = {task.name: task for task in (COLORS, ANTONYMS, CATEGORIES, COPYING, SENTIMENT, INSTRUCTIONS, RUBRIC)}
+
+
+def load_task(name: str) -> Task:
+    if name not in TASKS:
+        raise UserError(f"data.task: there is no task '{name}'{did_you_mean(name, TASKS)}")
+    return TASKS[name]

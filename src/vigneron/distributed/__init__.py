@@ -1,0 +1,1 @@
+"""Ranks of a run: launch, collective operations, facts about nodes."""

@@ -1,0 +1,51 @@
+"""The model that a run trains, as its config asks for it."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from vigneron.config import Config
+from vigneron.policy.load import Lora, load_policy
+from vigneron.policy.model import Policy
+from vigneron.policy.reward_model import load_scorer
+
+
+def load_child(config: Config, *, shared: bool = False) -> Policy:
+    """`shared`: for `shard_policy`, as in `load_policy`."""
+    model = config.model
+    if config.method.trains == "scorer":
+        return load_scorer(
+            model.name,
+            start=True,
+            seed=config.seed,
+            device=model.device,
+            dtype=model.dtype,
+            activation_checkpointing=model.activation_checkpointing,
+            allow_pickle=model.allow_pickle,
+            trust_remote_code=model.trust_remote_code,
+            shared=shared,
+        )
+    lora: Any = model.lora
+    if lora is not None:
+        targets = lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
+        lora = Lora(lora.rank, lora.alpha, targets)
+    return load_policy(
+        model.name,
+        device=model.device,
+        dtype=model.dtype,
+        chat=model.chat,
+        lora=lora,
+        activation_checkpointing=model.activation_checkpointing,
+        allow_pickle=model.allow_pickle,
+        trust_remote_code=model.trust_remote_code,
+        shared=shared,
+    )
+
+
+def seed_everything(seed: int) -> None:
+    """Our own draws are keyed; this is for an adapter's first weights, and for a user's reward."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,196 @@
+"""The head over completion positions: log-prob of the chosen token, entropy, and the exact KL to a reference.
+
+Tokens go through in chunks and logits are computed again in the backward pass, so that [B, T, V] never exists. The
+gradient with respect to the logits z (p = softmax z) is written out instead of taped:
+
+    ∂ log p_c / ∂z_v = 1[v = c] − p_v
+    ∂ H / ∂z_v       = −p_v (log p_v + H)                  H  = −Σ p log p
+    ∂ KL / ∂z_v      = p_v (log p_v − log q_v − KL)        KL = Σ p (log p − log q), to a reference q
+    ∂ KL / ∂z_v      = p_v − q_v                           KL = Σ q (log q − log p), from another policy q
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vigneron.policy.compiling import compiled_on_gpu
+
+HEAD_CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class Head:
+    """A linear head without bias: logits = states · weightᵀ, the product in `compute_dtype`, its sums in float32."""
+
+    weight_VH: Float[Tensor, "V H"]
+    compute_dtype: torch.dtype
+
+
+class TokenStatistics(NamedTuple):
+    chosen_N: Float[Tensor, " N"]
+    entropy_N: Float[Tensor, " N"]
+    exact_kl_N: Float[Tensor, " N"] | None
+
+
+def token_statistics(
+    head: Head,
+    hidden_NH: Float[Tensor, "N H"],
+    ids_N: Int[Tensor, " N"],
+    temperature: float,
+    other: Head | None = None,
+    other_NH: Float[Tensor, "N H"] | None = None,
+    *,
+    from_other: bool = False,
+) -> TokenStatistics:
+    """Of softmax(logits / temperature); with `other` and its states, also KL(this ‖ other), or KL(other ‖ this)."""
+    other_VH = other.weight_VH if other is not None else None
+    found = _Statistics.apply(
+        hidden_NH, head.weight_VH, ids_N, temperature, head.compute_dtype, other_NH, other_VH, from_other
+    )
+    return TokenStatistics(found[0], found[1], found[2] if other is not None else None)
+
+
+def wide_product(left: Float[Tensor, "N K"], right: Float[Tensor, "K M"]) -> Float[Tensor, "N M"]:
+    """A product of bfloat16 matrices with its float32 sums kept: a logit of 20 in bfloat16 is off by up to 0.06."""
+    return _WideProduct.apply(left, right) if torch.is_grad_enabled() else _wide_product(left, right)
+
+
+class _WideProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return _wide_product(left, right)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = ctx.saved_tensors
+        grad = grads[0].to(left.dtype)
+        return grad @ right.t(), left.t() @ grad
+
+
+def _wide_product(left: Tensor, right: Tensor) -> Tensor:
+    if left.dtype in (torch.bfloat16, torch.float16):
+        if left.is_cuda:
+            return torch.mm(left, right, out_dtype=torch.float32)
+        return left.float() @ right.float()
+    return left @ right
+
+
+class _Statistics(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        ids_N: Tensor,
+        temperature: float,
+        dtype: torch.dtype,
+        other_NH: Tensor | None,
+        other_VH: Tensor | None,
+        from_other: bool,
+    ) -> tuple[Tensor, ...]:
+        dtype = dtype if dtype == torch.bfloat16 else weight_VH.dtype
+        hidden_NH, cast_VH = hidden_NH.to(dtype), weight_VH.to(dtype)
+        if other_NH is not None and other_VH is not None:
+            other_NH, other_VH = other_NH.to(dtype), other_VH.to(dtype)
+        parts = []
+        for at in _chunks(len(ids_N)):
+            logits_NV = wide_product(hidden_NH[at], cast_VH.t())
+            others_NV = wide_product(other_NH[at], other_VH.t()) if other_NH is not None else None  # type: ignore[union-attr]
+            parts.append(_forward_statistics(logits_NV, ids_N[at], temperature, others_NV, from_other))
+        found = [torch.cat(values) for values in zip(*parts, strict=True)]
+        chosen_N, entropy_N, log_sum_N = found[:3]
+        kl_N, other_log_sum_N = found[3:] if other_NH is not None else (torch.zeros_like(chosen_N), None)
+        # One chunk is small enough to keep; more are computed again.
+        kept_NV = logits_NV if len(parts) == 1 else None
+        ctx.save_for_backward(
+            hidden_NH, weight_VH, ids_N, entropy_N, log_sum_N, kl_N, other_NH, other_VH, other_log_sum_N, kept_NV
+        )
+        ctx.temperature, ctx.from_other = temperature, from_other
+        ctx.set_materialize_grads(False)
+        return chosen_N, entropy_N, kl_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_NH, weight_VH, ids_N, entropy_N, log_sum_N, kl_N, other_NH, other_VH, other_log_sum_N, kept_NV = (
+            ctx.saved_tensors
+        )
+        to_chosen_N, to_entropy_N, to_kl_N = (g if g is not None else torch.zeros_like(entropy_N) for g in grads)
+        cast_VH = weight_VH.to(hidden_NH.dtype)
+        to_hidden_NH = torch.empty_like(hidden_NH)
+        to_weight_VH = torch.zeros_like(weight_VH) if ctx.needs_input_grad[1] else None
+        for at in _chunks(len(ids_N)):
+            logits_NV = kept_NV if kept_NV is not None else wide_product(hidden_NH[at], cast_VH.t())
+            others: tuple[Tensor, ...] = ()
+            if other_NH is not None and grads[2] is not None:
+                others = (wide_product(other_NH[at], other_VH.t()), other_log_sum_N[at], kl_N[at], to_kl_N[at])
+            to_logits_NV = _logit_gradient(
+                logits_NV,
+                ids_N[at],
+                ctx.temperature,
+                (log_sum_N[at], entropy_N[at], to_chosen_N[at], to_entropy_N[at]),
+                others,
+                ctx.from_other,
+                hidden_NH.dtype,
+            )
+            to_hidden_NH[at] = to_logits_NV @ cast_VH
+            if to_weight_VH is not None:
+                to_weight_VH += wide_product(to_logits_NV.t(), hidden_NH[at])
+        return to_hidden_NH, to_weight_VH, None, None, None, None, None, None
+
+
+def _chunks(count: int) -> list[slice]:
+    return [slice(start, start + HEAD_CHUNK) for start in range(0, count, HEAD_CHUNK)] or [slice(0, 0)]
+
+
+@compiled_on_gpu
+def _forward_statistics(
+    logits_NV: Tensor, ids_N: Tensor, temperature: float, others_NV: Tensor | None, from_other: bool
+) -> tuple[Tensor, ...]:
+    """Chosen log-prob, entropy, log Σ exp; with a reference also KL and the reference's log Σ exp."""
+    z_NV = logits_NV / temperature
+    log_sum_N = z_NV.logsumexp(-1)
+    logprobs_NV = z_NV - log_sum_N[:, None]
+    p_NV = logprobs_NV.exp()
+    chosen_N = logprobs_NV.gather(-1, ids_N[:, None]).squeeze(-1)
+    entropy_N = -(p_NV * logprobs_NV).sum(-1)
+    if others_NV is None:
+        return chosen_N, entropy_N, log_sum_N
+    y_NV = others_NV / temperature
+    other_log_sum_N = y_NV.logsumexp(-1)
+    others_logprobs_NV = y_NV - other_log_sum_N[:, None]
+    if from_other:
+        kl_N = (others_logprobs_NV.exp() * (others_logprobs_NV - logprobs_NV)).sum(-1)
+    else:
+        kl_N = (p_NV * (logprobs_NV - others_logprobs_NV)).sum(-1)
+    return chosen_N, entropy_N, log_sum_N, kl_N, other_log_sum_N
+
+
+@compiled_on_gpu
+def _logit_gradient(
+    logits_NV: Tensor,
+    ids_N: Tensor,
+    temperature: float,
+    own: tuple[Tensor, ...],
+    others: tuple[Tensor, ...],
+    from_other: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    log_sum_N, entropy_N, to_chosen_N, to_entropy_N = (values[:, None] for values in own)
+    logprobs_NV = logits_NV / temperature - log_sum_N
+    factor_NV = -to_chosen_N - to_entropy_N * (logprobs_NV + entropy_N)
+    is_chosen_NV = torch.arange(logits_NV.shape[-1], device=logits_NV.device) == ids_N[:, None]
+    added_NV = torch.where(is_chosen_NV, to_chosen_N, 0.0)
+    if others:
+        others_NV, (other_log_sum_N, kl_N, to_kl_N) = others[0], (values[:, None] for values in others[1:])
+        others_logprobs_NV = others_NV / temperature - other_log_sum_N
+        if from_other:
+            factor_NV = factor_NV + to_kl_N
+            added_NV = added_NV - to_kl_N * others_logprobs_NV.exp()
+        else:
+            factor_NV = factor_NV + to_kl_N * (logprobs_NV - others_logprobs_NV - kl_N)
+    to_logits_NV = logprobs_NV.exp() * factor_NV + added_NV
+    return (to_logits_NV / temperature).to(dtype)

@@ -1,0 +1,206 @@
+"""A teacher-forced pass: what a policy thinks of given completions, at their positions only.
+
+Head, log-probs, entropy and KL are computed in chunks of tokens and recomputed in the backward pass: [B, T, V]
+never exists.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vigneron.batch import Batch
+from vigneron.core import kl
+from vigneron.core.draws import Sampling, chosen_logprobs, entropy, sampled_logprobs
+from vigneron.policy.fused_head import HEAD_CHUNK, token_statistics
+from vigneron.policy.model import Policy, Reference, ValueHead
+from vigneron.policy.packing import Layout, lay_out
+
+ValuePosition = Literal["last_prompt", "last_completion", "every_token"]
+
+
+@dataclass(frozen=True)
+class Critic:
+    """A value head and where it reads: V(s) before the answer, or (Algorithm 1) after its last token, or before each.
+
+    It reads the policy's states, which it does not shape, or those of a network of its own, which it trains.
+    """
+
+    head: ValueHead
+    position: ValuePosition
+    network: Policy | None = None
+
+    @classmethod
+    def of(cls, policy: Policy, position: ValuePosition, *, own_network: bool = False) -> "Critic":
+        head = ValueHead(policy.hidden_size).to(policy.device, policy.causal.dtype)
+        return cls(head, position, policy.trainable_copy() if own_network else None)
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        trunk = self.network.trunk_parameters() if self.network is not None else []
+        return [*self.head.named_parameters(prefix="head"), *((f"network.{name}", weight) for name, weight in trunk)]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(self.parameters())
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.parameters():
+                parameter.copy_(state[name])
+
+
+@dataclass(frozen=True)
+class ExactKl:
+    """The exact KL over the vocabulary between the policy and another, whose states the batch holds."""
+
+    other: Reference
+    states: Literal["reference_hidden_BTH", "previous_hidden_BTH"] = "reference_hidden_BTH"
+    from_other: bool = False
+    """KL(other ‖ π), as eq. 8-10 have it, instead of KL(π ‖ other)."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per completion token, under the policy as it is now: 0 where there is no token."""
+
+    logprobs_BT: Float[Tensor, "B T"]
+    """Of the distribution that was sampled from."""
+    untruncated_BT: Float[Tensor, "B T"]
+    """The same without top-k and top-p: what a KL to the reference compares."""
+    entropy_BT: Float[Tensor, "B T"]
+    # Where another policy and a critic were given.
+    exact_kl_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
+    values_B: Float[Tensor, " B"] = None  # type: ignore[assignment]
+    values_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
+
+
+def forward(policy: Policy, batch: Batch, *, with_last: bool = False) -> tuple[Layout, Float[Tensor, "M H"]]:
+    """How the samples were laid out, and all hidden states."""
+    layout = lay_out(batch, policy.pad_id, policy.device, with_last=with_last, for_graphs=policy.graphed)
+    return layout, policy.hidden(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS).flatten(0, 1)
+
+
+def critic_values(critic: Critic, layout: Layout, hidden_MH: Float[Tensor, "M H"], batch: Batch) -> dict[str, Tensor]:
+    """V of each sample, or before each of its tokens, by its name in `Scores`. `hidden` are the policy's states."""
+    # The critic learns from the policy's states and does not shape them (Algorithm 1, line 18: a step on φ).
+    states_MH = hidden_MH.detach()
+    if critic.network is not None:
+        states_MH = critic.network.hidden(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS).flatten(0, 1)
+    if critic.position == "every_token":
+        return {"values_BT": _spread(critic.head(states_MH[layout.predicts_N]), layout, batch)}
+    after_last = critic.position == "last_completion"
+    return {"values_B": critic.head(states_MH[layout.completion_end_B if after_last else layout.prompt_end_B])}
+
+
+def values_before(policy: Policy, batch: Batch, critic: Critic) -> dict[str, Tensor]:
+    """V before the update. What reads the prompt alone reads the state kept while sampling."""
+    if critic.position == "last_prompt" and critic.network is None and batch.prompt_hidden_BH is not None:
+        return {"values_B": critic.head(batch.prompt_hidden_BH)}
+    return critic_values(critic, *forward(policy, batch, with_last=critic.position == "last_completion"), batch)
+
+
+def score(
+    policy: Policy,
+    batch: Batch,
+    sampling: Sampling,
+    *,
+    critic: Critic | None = None,
+    exact_kl: ExactKl | None = None,
+) -> Scores:
+    """Log-probs of given tokens, entropy, and the values.
+
+    With `exact_kl` (and the other policy's hidden states in the batch) also the exact KL over the vocabulary. Top-k
+    and top-p change what is sampled, not what is compared: equal policies have a KL of 0.
+    """
+    after_last = critic is not None and critic.position == "last_completion"
+    layout, hidden_MH = forward(policy, batch, with_last=after_last)
+    hidden_NH = hidden_MH[layout.predicts_N]
+    other_NH = None
+    if exact_kl is not None:
+        other_NH = getattr(batch, exact_kl.states).flatten(0, 1)[layout.into_N]
+    found = _statistics(policy, hidden_NH, layout.token_N, sampling, exact_kl, other_NH)
+    values = critic_values(critic, layout, hidden_MH, batch) if critic is not None else {}
+    return replace(Scores(*(_spread(values_N, layout, batch) for values_N in found)), **values)
+
+
+def reference_view(
+    reference: Reference,
+    batch: Batch,
+    sampling: Sampling,
+    *,
+    keep_hidden: bool,
+    name: Literal["reference", "previous"] = "reference",
+) -> dict[str, Tensor]:
+    """The reference's log-probs, without top-k and top-p, and its hidden states where the exact KL will need them."""
+    with reference.active() as policy:
+        layout, hidden_MH = forward(policy, batch)
+        hidden_NH = hidden_MH[layout.predicts_N]
+        seen_N = _statistics(policy, hidden_NH, layout.token_N, untruncated(sampling), None, None)[0]
+    seen = {f"{name}_BT": _spread(seen_N, layout, batch)}
+    if not keep_hidden:
+        return seen
+    blank_MH = hidden_NH.new_zeros(batch.completion_BT.numel(), hidden_NH.shape[1])
+    kept_BTH = blank_MH.index_copy(0, layout.into_N, hidden_NH).unflatten(0, batch.completion_BT.shape)
+    return {**seen, f"{name}_hidden_BTH": kept_BTH}
+
+
+def untruncated(sampling: Sampling) -> Sampling:
+    return Sampling(temperature=sampling.temperature)
+
+
+def _statistics(
+    policy: Policy,
+    hidden_NH: Tensor,
+    ids_N: Tensor,
+    sampling: Sampling,
+    exact_kl: ExactKl | None,
+    other_NH: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Per token, the fields of `Scores` in their order."""
+    head = policy.head()
+    other = exact_kl.other.policy.head() if exact_kl is not None else None
+    if head is not None and sampling == untruncated(sampling) and (exact_kl is None or other is not None):
+        from_other = exact_kl is not None and exact_kl.from_other
+        found = token_statistics(head, hidden_NH, ids_N, sampling.temperature, other, other_NH, from_other=from_other)
+        kl_N = () if found.exact_kl_N is None else (found.exact_kl_N,)
+        return found.chosen_N, found.chosen_N, found.entropy_N, *kl_N
+    parts = [
+        _taped_statistics(
+            policy, hidden_NH[at], ids_N[at], sampling, exact_kl, None if other_NH is None else other_NH[at]
+        )
+        for at in (slice(start, start + HEAD_CHUNK) for start in range(0, len(ids_N), HEAD_CHUNK))
+    ]
+    return tuple(torch.cat(values) for values in zip(*parts, strict=True))
+
+
+def _taped_statistics(
+    policy: Policy,
+    hidden_NH: Tensor,
+    ids_N: Tensor,
+    sampling: Sampling,
+    exact_kl: ExactKl | None,
+    other_NH: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """One chunk, by autograd: for heads that are more than a matrix, and where top-k or top-p cut the distribution."""
+
+    def compute(hidden_NH: Tensor) -> tuple[Tensor, ...]:
+        logits_NV = policy.logits(hidden_NH)
+        full_NV = sampled_logprobs(logits_NV, untruncated(sampling))
+        logprobs_NV = full_NV if sampling == untruncated(sampling) else sampled_logprobs(logits_NV, sampling, ids_N)
+        chosen = (chosen_logprobs(logprobs_NV, ids_N), chosen_logprobs(full_NV, ids_N), entropy(logprobs_NV))
+        if exact_kl is None or other_NH is None:
+            return chosen
+        with exact_kl.other.active() as other:
+            other_NV = sampled_logprobs(other.logits(other_NH), untruncated(sampling))
+        return *chosen, kl.exact(other_NV, full_NV) if exact_kl.from_other else kl.exact(full_NV, other_NV)
+
+    if not torch.is_grad_enabled():
+        return compute(hidden_NH)
+    return checkpoint(compute, hidden_NH, use_reentrant=False, preserve_rng_state=False)
+
+
+def _spread(values_N: Tensor, layout: Layout, batch: Batch) -> Float[Tensor, "B T"]:
+    blank_M = values_N.new_zeros(batch.completion_BT.numel())
+    return blank_M.index_copy(0, layout.into_N, values_N).view(batch.completion_BT.shape)

@@ -1,0 +1,133 @@
+"""How samples are laid out for a teacher-forced pass: a prompt once, then several of its completions in one row.
+
+    row:       p p p p a a a b b b b q q c c ·        a and b continue the prompt p, c another one, q; · is padding
+    position:  0 1 2 3 4 5 6 4 5 6 7 0 1 2 3 0
+    sees:      its prompt, and what stands before it in its own completion
+
+A prompt with its completions is a bundle. A row holds one, or with packing several.
+A completion's last token is left out where nobody reads the state after it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from vigneron.batch import Batch, packed_rows, to_device
+from vigneron.policy.cuda_graphs import repeatable, rounded_up
+from vigneron.policy.model import Policy, has_full_attention
+
+# Kernels read masks of a width that is a multiple of this.
+MASK_ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows R of width S for the model, and where in R · S each of the N completion tokens and each sample is found."""
+
+    ids_RS: Int[Tensor, "R S"]
+    positions_RS: Int[Tensor, "R S"]
+    allowed_R1SS: Bool[Tensor, "R 1 S S"] | None
+    predicts_N: Int[Tensor, " N"]
+    """The state that predicts each token the policy wrote."""
+    token_N: Int[Tensor, " N"]
+    into_N: Int[Tensor, " N"]
+    """The token's place in B · T."""
+    prompt_end_B: Int[Tensor, " B"]
+    completion_end_B: Int[Tensor, " B"]
+
+
+def lay_out(
+    batch: Batch, pad_id: int, device: torch.device, *, with_last: bool = False, for_graphs: bool = False
+) -> Layout:
+    """`with_last`: also the last token of each completion, for a critic that reads the state after it.
+
+    `for_graphs`: rows and width are rounded up, so that few shapes occur and each can be a graph.
+    """
+    completions = batch.completion_lists()
+    rows = packed_rows(batch)
+    fed = [len(c) if with_last else len(c) - 1 for c in completions]
+    shared = any(len(row) > 1 or len(row[0]) > 1 for row in rows)
+    width = max(sum(len(batch.prompt_ids[b[0]]) + sum(fed[i] for i in b) for b in row) for row in rows)
+    if for_graphs or shared:
+        width = repeatable(width, per_doubling=8, smallest_step=16) if for_graphs else rounded_up(width, MASK_ALIGNMENT)
+    count = repeatable(len(rows)) if for_graphs else len(rows)
+
+    # Plain lists, filled row by row: for thousands of short pieces they are several times faster than arrays.
+    ids: list[int] = []
+    positions: list[int] = []
+    owner: list[int] = []
+    bundle_of: list[int] = []
+    prompt_end, first, completion_end = ([0] * len(batch) for _ in range(3))
+    for r, row in enumerate(rows, start=1):
+        for k, bundle in enumerate(row):
+            prompt = batch.prompt_ids[bundle[0]]
+            size, begin = len(prompt), len(ids)
+            ids += prompt
+            positions += range(size)
+            owner += [0] * size
+            for j, i in enumerate(bundle, start=1):
+                prompt_end[i] = begin + size - 1
+                first[i] = len(ids)
+                ids += completions[i][: fed[i]]
+                positions += range(size, size + fed[i])
+                owner += [j] * fed[i]
+                completion_end[i] = len(ids) - 1
+            bundle_of += [k] * (len(ids) - begin)
+        spare = (r if r < len(rows) else count) * width - len(ids)
+        ids += [pad_id] * spare
+        positions += [0] * spare
+        owner += [-1] * spare
+        bundle_of += [-1] * spare
+
+    predicts: list[int] = []
+    tokens: list[int] = []
+    into: list[int] = []
+    columns = batch.completion_BT.shape[1]
+    for i, spans in enumerate(batch.spans):
+        for start, stop in spans:
+            start, stop = start - spans[0][0], stop - spans[0][0]
+            if start == 0:  # the first token is predicted by the prompt's last state
+                predicts.append(prompt_end[i])
+            predicts += range(first[i] + max(start - 1, 0), first[i] + stop - 1)
+            tokens += completions[i][start:stop]
+            into += range(i * columns + start, i * columns + stop)
+
+    lists = [ids, positions, owner, bundle_of, predicts, tokens, into, prompt_end, completion_end]
+    packed = to_device([number for numbers in lists for number in numbers], device)
+    cut = packed.split([len(numbers) for numbers in lists])
+    shape = (count, width)
+    allowed_R1SS = _allowed(cut[2].view(shape), cut[3].view(shape)) if shared else None
+    return Layout(cut[0].view(shape), cut[1].view(shape), allowed_R1SS, *cut[4:])
+
+
+def _allowed(owner_RS: Int[Tensor, "R S"], bundle_RS: Int[Tensor, "R S"]) -> Bool[Tensor, "R 1 S S"]:
+    """Who sees whom: in its bundle the prompt (owner 0) and one's own completion, never forward."""
+    mine_RSS = owner_RS[:, :, None] == owner_RS[:, None, :]
+    prompt_RSS = (owner_RS == 0)[:, None, :]
+    bundle_RSS = bundle_RS[:, :, None] == bundle_RS[:, None, :]
+    before_SS = torch.ones(owner_RS.shape[1], owner_RS.shape[1], dtype=torch.bool, device=owner_RS.device).tril()
+    return ((mine_RSS | prompt_RSS) & bundle_RSS & before_SS)[:, None]
+
+
+@torch.no_grad()
+def can_share_prompts(policy: Policy) -> bool:
+    """Two completions behind one prompt, the second compared with itself alone: some layers look past a mask."""
+    if not has_full_attention(policy.causal.config):
+        return False
+
+    def ids(*numbers: int) -> Tensor:
+        return to_device([numbers], policy.device)
+
+    size = policy.causal.config.vocab_size
+    prompt, one, two = ([i % size for i in numbers] for numbers in (range(1, 4), range(4, 9), range(9, 14)))
+    owner_RS = ids(*[0] * 3, *[1] * 5, *[2] * 5)
+    try:
+        together = policy.hidden(
+            ids(*prompt, *one, *two), ids(*range(8), *range(3, 8)), _allowed(owner_RS, owner_RS * 0)
+        )
+        alone = policy.hidden(ids(*prompt, *two), ids(*range(8)))
+    except Exception:  # the edge to any model there is: one that cannot take such a mask goes without
+        return False
+    return torch.allclose(together[0, 8:], alone[0, 3:], atol=1e-3, rtol=1e-3)

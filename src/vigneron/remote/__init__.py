@@ -1,0 +1,1 @@
+"""Sampling, judging and embedding outside of the training process."""

@@ -1,0 +1,1 @@
+"""Sampling by a vLLM server."""

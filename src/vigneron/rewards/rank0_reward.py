@@ -1,0 +1,88 @@
+"""The reward slot of several ranks: the first one asks, and tells the others."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vigneron.batch import Batch, concatenated
+from vigneron.distributed import ranks
+from vigneron.errors import NonFinite, UserError
+from vigneron.rewards.apply import ApplyReward, RewardFunction
+
+Told = tuple[list[float], dict[str, tuple[Any, ...]], dict[str, float]]
+
+
+class OnFirstRank:
+    """An `ApplyReward` whose judges, embedders and caches are asked by one rank."""
+
+    def __init__(self, inner: ApplyReward) -> None:
+        self._inner = inner
+
+    @property
+    def overlaps(self) -> bool:
+        return self._inner.overlaps
+
+    @property
+    def function(self) -> RewardFunction:
+        return self._inner.function
+
+    def __call__(self, batch: Batch, *, whole_step: bool = True) -> Batch:
+        return _told(batch, lambda: self._inner(batch, whole_step=whole_step))
+
+    def of_parts(self, parts: Iterable[Batch], *, whole_step: bool = True) -> Batch:
+        if not ranks.is_first():
+            return _told(concatenated(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]
+        rest, sampled = iter(parts), list[Batch]()
+        sampling = False
+
+        def kept() -> Iterable[Batch]:
+            nonlocal sampling
+            while True:
+                sampling = True
+                part = next(rest, None)
+                sampling = False
+                if part is None:
+                    return
+                sampled.append(part)
+                yield part
+
+        failed: UserError | None = None
+        try:
+            found = self._inner.of_parts(kept(), whole_step=whole_step)
+        except UserError as error:
+            if sampling:
+                raise
+            failed = error
+            sampled.extend(rest)  # the others sample all of it too
+
+        def ask() -> Batch:
+            if failed is not None:
+                raise failed
+            return found
+
+        return _told(concatenated(sampled), ask)
+
+    def scalars(self) -> dict[str, Any]:
+        return self._inner.scalars()
+
+    def load(self, scalars: dict[str, Any]) -> None:
+        self._inner.load(scalars)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _told(batch: Batch, ask: Callable[[], Batch]) -> Batch:
+    def tell() -> Told:
+        found = ask()
+        return found.rewards_B.tolist(), found.extras, found.metrics
+
+    try:
+        rewards, extras, metrics = ranks.from_first(tell)
+    except NonFinite as error:
+        error.batch = error.batch or batch
+        raise
+    rewards_B = torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device)
+    return replace(batch, rewards_B=rewards_B, extras=extras, metrics=metrics)

@@ -1,0 +1,105 @@
+"""Sampling by transformers' own `generate`, for models that the engine cannot take. The draws are ours all the same."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from vigneron.batch import length_buckets
+from vigneron.core.draws import Sampling, draw_keys
+from vigneron.policy.model import Policy
+from vigneron.rollout.engine.decode_state import choose
+from vigneron.rollout.engine.request import Completions, Request, blank_completions
+from vigneron.timing import phase
+
+
+class Generate:
+    exact = True
+
+    def __init__(self, policy: Policy, why: str) -> None:
+        self._policy = policy
+        self.notice = f"sampling by transformers' generate, which is slower than the engine: the model has {why}"
+
+    @torch.no_grad()
+    def sample(self, request: Request) -> Completions:
+        whole = blank_completions(request, self._policy)
+        lengths = [len(ids) + request.max_new_tokens for ids in request.prompt_ids]
+        for rows in length_buckets(lengths, request.tokens_at_once):
+            with phase("generate"):
+                self._sample_rows(request, rows, whole)
+        return whole
+
+    def _sample_rows(self, request: Request, rows: Sequence[int], whole: Completions) -> None:
+        policy = self._policy
+        policy.model.eval()  # checkpointing trains in train(), where transformers has no cache
+        prompts = [request.prompt_ids[i] for i in rows]
+        width = max(len(prompt) for prompt in prompts)
+        ids_BS = torch.full((len(prompts), width), policy.pad_id)
+        real_BS = torch.zeros_like(ids_BS)
+        for i, prompt in enumerate(prompts):
+            ids_BS[i, width - len(prompt) :] = torch.tensor(prompt)
+            real_BS[i, width - len(prompt) :] = 1
+        keys = draw_keys(request.seed, request.step, torch.tensor([request.sample_ids[i] for i in rows]))
+        drawn = _OurDraws(keys.to(policy.device), request.sampling)
+        settings = GenerationConfig(
+            max_new_tokens=request.max_new_tokens,
+            do_sample=False,
+            eos_token_id=sorted(policy.eos_ids) or None,
+            pad_token_id=policy.pad_id,
+        )
+        with policy._precision(), _only(settings, policy.causal):
+            out = policy.causal.generate(
+                ids_BS.to(policy.device),
+                attention_mask=real_BS.to(policy.device),
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([drawn]),
+                return_dict_in_generate=True,
+            )
+        new_BT = out.sequences[:, width:]
+        ends = torch.tensor(sorted(policy.eos_ids), device=policy.device)
+        at_end_BT = torch.isin(new_BT, ends)
+        ended_B = at_end_BT.any(1)
+        lengths_B = torch.where(ended_B, at_end_BT.int().argmax(1) + 1, new_BT.shape[1])
+        real_BT = torch.arange(new_BT.shape[1], device=policy.device) < lengths_B[:, None]
+        behaviour_BT = torch.stack(drawn.logprobs, 1)
+        whole.ids_BT[rows, : new_BT.shape[1]] = torch.where(real_BT, new_BT, policy.pad_id)
+        whole.behaviour_BT[rows, : new_BT.shape[1]] = torch.where(real_BT, behaviour_BT, 0.0).to(whole.behaviour_BT)
+        whole.lengths_B[rows] = lengths_B
+        whole.truncated_B[rows] = ~ended_B
+        whole.prompt_hidden_BH[rows] = self._prompt_states(prompts).to(whole.prompt_hidden_BH.dtype)
+
+    def _prompt_states(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        device = self._policy.device
+        width = max(len(prompt) for prompt in prompts)
+        ids_BS = torch.tensor([[*prompt, *[self._policy.pad_id] * (width - len(prompt))] for prompt in prompts])
+        positions_BS = torch.arange(width, device=device).expand(ids_BS.shape)
+        hidden_BSH = self._policy.hidden(ids_BS.to(device), positions_BS)
+        last_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+        return hidden_BSH[torch.arange(len(prompts), device=device), last_B]
+
+
+@contextmanager
+def _only(settings: GenerationConfig, causal: Any) -> Iterator[None]:
+    """transformers fills what is not given from the model's own settings: a penalty would change what is drawn from."""
+    own, causal.generation_config = causal.generation_config, settings
+    try:
+        yield
+    finally:
+        causal.generation_config = own
+
+
+class _OurDraws(LogitsProcessor):
+    """Draws as the engine does, and leaves greedy decoding one choice."""
+
+    def __init__(self, keys_B: Tensor, sampling: Sampling | None) -> None:
+        self._keys_B, self._sampling = keys_B, sampling
+        self.logprobs: list[Tensor] = []
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        written_B = torch.full_like(self._keys_B, len(self.logprobs))
+        token_B, logprob_B = choose(scores.float(), self._keys_B, written_B, self._sampling)
+        self.logprobs.append(logprob_B)
+        return torch.full_like(scores, -torch.inf).scatter(1, token_B[:, None], 0.0)

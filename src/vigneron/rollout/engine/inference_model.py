@@ -1,0 +1,137 @@
+"""The model that samples: the policy's own weights, or bfloat16 copies of its matrices, adapters merged.
+
+The masters are never touched, so there is nothing to restore. `refresh` writes into the same addresses.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from vigneron.distributed import ranks
+from vigneron.policy.model import Policy, model_logits, precision
+from vigneron.rollout.engine import cached_attention
+from vigneron.rollout.engine.cached_attention import Unsupported
+
+Source = Callable[[], Tensor]
+
+
+class Twin:
+    """A copy of the model's structure whose attention keeps a static cache; see `cached_attention`."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.dtype = policy.compute_dtype
+        self.device = policy.device
+        self._copies: list[tuple[nn.Parameter, Source]] = []
+        causal, self._gathered = _whole(policy)
+        self._refresh(self._gathered)
+        self._policy, self._version = policy, policy.version
+        self.model = deepcopy(causal, {id(p): p for p in causal.parameters()}).eval()
+        self.model.config._attn_implementation = cached_attention.NAME
+        self._merge_adapters(causal)
+        if self.dtype == torch.bfloat16:
+            self._copy_matrices()
+        self.refresh()
+        self.attentions = self._find_attentions()
+
+    def _merge_adapters(self, causal: Any) -> None:
+        """Each adapted layer becomes a plain one whose weight is base + delta."""
+        for name, module in list(causal.named_modules()):
+            if not hasattr(module, "get_delta_weight"):
+                continue
+            parent, _, child = name.rpartition(".")
+            plain = self.model.get_submodule(name).base_layer
+            plain.weight = self._copy_of(plain.weight, partial(merged_weight, module))
+            setattr(self.model.get_submodule(parent), child, plain)
+
+    def _copy_matrices(self) -> None:
+        """What autocast would cast at every call is cast once; embeddings and norms stay the float32 masters."""
+        merged = {id(copy): (copy, source) for copy, source in self._copies}
+        self._copies = []
+        for module in self.model.modules():
+            if isinstance(module, nn.Linear | Conv1D):
+                for name, master in list(module.named_parameters(recurse=False)):
+                    if master.dtype == self.dtype:  # gathered so
+                        continue
+                    _, source = merged.pop(id(master), (master, partial(_itself, master)))
+                    setattr(module, name, self._copy_of(master, source))
+        self._copies += merged.values()  # an adapter on something that stays in float32: an embedding
+
+    def _copy_of(self, master: Tensor, source: Source) -> nn.Parameter:
+        dtype = self.dtype if self.dtype == torch.bfloat16 else master.dtype
+        copy = nn.Parameter(torch.empty_like(master, dtype=dtype), requires_grad=False)
+        self._copies.append((copy, source))
+        return copy
+
+    @torch.no_grad()
+    def _find_attentions(self) -> list[tuple[nn.Module, int, int]]:
+        """The modules that call our attention, in their order, with their numbers of key heads and sizes."""
+        found: list[tuple[nn.Module, int, int]] = []
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        self.hidden(one, one, discover=found)
+        if len(found) != self.model.config.num_hidden_layers or len({(heads, size) for _, heads, size in found}) != 1:
+            raise Unsupported("attention of its own kind")
+        return found
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the masters as they are now."""
+        if self._gathered and self._version != self._policy.version:
+            self._refresh(self._gathered)
+            self._version = self._policy.version
+        self._refresh(self._copies)
+
+    def _refresh(self, copies: list[tuple[nn.Parameter, Source]]) -> None:
+        for start in range(0, len(copies), 32):  # what is merged or gathered is made on the way: never all at once
+            some = copies[start : start + 32]
+            torch._foreach_copy_([copy for copy, _ in some], [source() for _, source in some])
+
+    def attach(self, keys: Tensor, values: Tensor) -> None:
+        """Give each layer its part of a cache [L, rows, key heads, slots, D]."""
+        for layer, (module, _, _) in enumerate(self.attentions):
+            module.vigneron_keys, module.vigneron_values = keys[layer], values[layer]
+
+    def hidden(self, ids_RS: Int[Tensor, "R S"], positions_RS: Int[Tensor, "R S"], **cache: Any) -> Tensor:
+        with precision(self.device, self.dtype):
+            out = self.model.base_model(
+                input_ids=ids_RS, position_ids=positions_RS, use_cache=False, attention_mask=None, **cache
+            )
+        return out.last_hidden_state
+
+    def logits(self, hidden_NH: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
+        return model_logits(self.model, hidden_NH, self.dtype)
+
+
+def _whole(policy: Policy) -> tuple[Any, list[tuple[nn.Parameter, Source]]]:
+    """The policy's own model; or where ranks share its weights, one whose matrices are gathered copies."""
+    if policy.sharding is None:
+        return policy.causal, []
+    adapted = hasattr(policy.model, "peft_config")  # merged in the masters' precision
+    weights: dict[str, nn.Parameter] = {}
+    gathered: list[tuple[nn.Parameter, Source]] = []
+    for name, master in policy.model.named_parameters():
+        weights[name] = master
+        if ranks.is_sharded(master):
+            dtype = policy.compute_dtype if policy.compute_dtype == torch.bfloat16 and not adapted else master.dtype
+            empty = torch.empty(master.shape, dtype=dtype, device=policy.device)
+            weights[name] = nn.Parameter(empty, requires_grad=False)
+            gathered.append((weights[name], partial(ranks.whole, master)))
+    model = policy.sharding.filled(weights)
+    return (model.get_base_model() if adapted else model), gathered
+
+
+def _itself(master: Tensor) -> Tensor:
+    return master
+
+
+def merged_weight(adapted: Any) -> Tensor:
+    """Base and adapters, as they are now: switched off, an adapter adds nothing."""
+    weight = adapted.base_layer.weight
+    for adapter in () if adapted.disable_adapters else adapted.active_adapters:
+        weight = weight + adapted.get_delta_weight(adapter).to(weight.dtype)
+    return weight

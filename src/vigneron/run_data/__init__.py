@@ -1,0 +1,1 @@
+"""The rows that a run trains on, with the reference answers."""

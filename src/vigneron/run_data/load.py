@@ -1,0 +1,168 @@
+"""The rows a config asks for: a built-in task's, or a file's."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vigneron.config import Config, RubricRewardConfig
+from vigneron.data.dataset import check_rows, distinct_rows, not_apart, read_rows
+from vigneron.data.formats import with_prompts_and_answers, without_demonstrations
+from vigneron.data.prompts import Row, completion_text
+from vigneron.data.tasks import load_task
+from vigneron.errors import UserError
+from vigneron.rollout.pairs import read_pairs
+from vigneron.rubric.model import Rubric, needs_judge
+from vigneron.rubric.read import read_rubric
+from vigneron.rubric.rows import check_rubric_rows
+from vigneron.text import letters_only
+
+
+@dataclass(frozen=True)
+class Data:
+    train: list[Row]
+    held_out: list[Row]
+    notices: tuple[str, ...] = ()
+    """What the user should know of how the rows were read."""
+
+
+def load_data(config: Config) -> Data:
+    """Both parts, checked: a row without a column that the reward needs is named by its number."""
+    data = _load_parts(config)
+    if config.reward.kind == "rubric":
+        _check_rubric(config.reward, data)
+    if config.method.shows_answers and not any(row.get("answer") for row in data.train):
+        raise UserError("method.mix.demonstrated: no row has an `answer` to show: leave it out, or add them")
+    if config.model.chat == "minted" and all(isinstance(row["prompt"], str) for row in [*data.train, *data.held_out]):
+        raise UserError(
+            "model.chat: minted has no effect on prompts that are plain texts: leave it out, or give them as "
+            '[{"role": "user", "content": …}]'
+        )
+    return data
+
+
+def _check_rubric(reward: RubricRewardConfig, data: Data) -> None:
+    rubric = read_rubric(reward.file)
+    check_rubric_data(rubric, data)
+    judged = [item for category in rubric.categories.values() for item in category.items if needs_judge(item)]
+    if reward.judge is not None and not judged:
+        raise UserError(f"reward.judge has no effect: no item of the rubric '{reward.file}' is scored by a judge")
+    if reward.held_out_file is not None and data.held_out:
+        check_rubric_rows(read_rubric(reward.held_out_file), data.held_out, "`held_out`, for reward.held_out_file")
+
+
+def check_rubric_data(rubric: Rubric, data: Data) -> None:
+    """Every row has a known category, and the columns that its items need."""
+    for rows, of in ((data.train, "train"), (data.held_out, "held_out")):
+        if rows:
+            check_rubric_rows(rubric, rows, f"`{of}`")
+
+
+def _load_parts(config: Config) -> Data:
+    data = config.data
+    if data.task is not None:
+        task = load_task(data.task)
+        train, held_out = (task.rows(part, data.template) for part in ("train", data.held_out or "held_out"))
+        if config.method.reads == "pairs":
+            train, held_out = (_task_pairs(rows, data.task) for rows in (train, held_out))
+        if (column := config.method.score_column) is not None:
+            train, held_out = (_with_scores(rows, column, f"the task {data.task}") for rows in (train, held_out))
+        return Data(train, held_out)
+    assert data.train is not None
+    train, notices = load_rows(config, data.train)
+    if data.held_out is None:
+        return Data(train, [], tuple(notices))
+    held_out, more = load_rows(config, data.held_out)
+    return Data(train, held_out, (*notices, *more, *not_apart(train, held_out)))
+
+
+def check_own_rows(config: Config, data: Data, where: str) -> None:
+    """The rows in a run's folder, which were checked when it began, and may have been changed since."""
+    for rows, part in ((data.train, "train"), (data.held_out, "held_out")):
+        of = f"'{where}/{part}.jsonl'"
+        if part == "held_out" and not rows:
+            continue
+        if config.method.reads == "pairs":
+            read_pairs(rows, of)
+        else:
+            check_rows(rows, ["prompt", *(["answer"] if config.method.reads == "demonstrations" else [])], of)
+        if config.method.score_column is not None:
+            _with_scores(rows, config.method.score_column, of)
+
+
+def _task_pairs(rows: list[Row], task: str) -> list[Row]:
+    if not all({"chosen", "rejected"} <= set(row) for row in rows):
+        raise UserError(
+            f"data.task: the task '{task}' has no preference pairs: give `data.train`, a file with the columns "
+            "`prompt`, `chosen` and `rejected`, or the task `instructions`"
+        )
+    return read_pairs(rows, f"the task '{task}'")[0]
+
+
+def checker_name(config: Config) -> str:
+    """What counts as right in this run."""
+    data = config.data
+    return data.checker or ("equality" if data.task is None else load_task(data.task).checker)
+
+
+def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
+    """A file's rows, with prompts made by the config's template and every column that its reward needs; and notices."""
+    rows = _with_prompts(read_rows(path), config.data.template, path)
+    if config.method.reads == "pairs":
+        pairs, notices = read_pairs(rows, f"'{path}'")
+        distinct, more = distinct_rows(pairs, f"'{path}'", one_answer=False)
+        return distinct, [*notices, *more]
+    rows = with_prompts_and_answers(rows, f"'{path}'")
+    compares, shown = config.reward.kind in ("semantic", "binary"), config.method.reads == "demonstrations"
+    recorded = config.parent is None and (compares or shown)
+    if config.parent is not None:
+        rows = [without_demonstrations(row) if {"messages", "completion"} & set(row) else row for row in rows]
+    needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checks_the_input(config) else [])]
+    check_rows(rows, needed, f"'{path}'")
+    if config.method.score_column is not None:
+        rows = _with_scores(rows, config.method.score_column, path)
+    if recorded:
+        for number, row in enumerate(rows, start=1):
+            if not can_be_compared(config, row["answer"]):
+                raise UserError(f"data: '{path}', row {number}: the answer has no letters: set `reward.clean: none`")
+            if shown and not completion_text(row["answer"]).strip():
+                raise UserError(f"data: '{path}', row {number}: the answer is empty: leave out the row, or complete it")
+    return distinct_rows(rows, f"'{path}'", one_answer=recorded and not shown)
+
+
+def _with_scores(rows: Sequence[Row], column: str, path: str | Path) -> list[Row]:
+    """A CSV's scores are texts; each must be a number from 0 to 1."""
+    check_rows(rows, [column], f"'{path}'")
+    made = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            score = float(row[column])
+        except (TypeError, ValueError, OverflowError):
+            score = math.nan
+        if not 0 <= score <= 1:
+            raise UserError(f"data: '{path}', row {number}: {column} is {row[column]!r}, not a number from 0 to 1")
+        made.append({**row, column: score})
+    return made
+
+
+def _checks_the_input(config: Config) -> bool:
+    return checker_name(config) == "sentiment_inversion"
+
+
+def can_be_compared(config: Config, answer: Any) -> bool:
+    """Cleaned of everything but letters, an answer must have some left."""
+    reward = config.reward
+    return reward.kind != "semantic" or reward.clean == "none" or bool(letters_only(completion_text(answer)))
+
+
+def _with_prompts(rows: Sequence[Row], template: str | None, path: str | Path) -> list[Row]:
+    if template is None:
+        return list(rows)
+    made = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            made.append({**row, "prompt": template.format(**row)})
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
+            raise UserError(f"data: '{path}', row {number} cannot fill the template: {error!r}") from error
+    return made

@@ -1,0 +1,1 @@
+"""A run's folder: samples, status, metrics, curves."""

@@ -1,0 +1,250 @@
+"""A run is its folder: config, metrics, samples, checkpoints, report. Whoever has it can watch it and go on with it.
+
+Light on purpose: whoever only looks loads no torch.
+"""
+
+import fcntl
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from vigneron.config import Config
+from vigneron.errors import UserError
+from vigneron.files import append_line, parsed_json, user_path, write_atomically, writing
+from vigneron.recipe import check_config, config_text, config_yaml, parse_yaml
+from vigneron.rubric.read import rubric_text
+
+if TYPE_CHECKING:
+    from vigneron.run_data.load import Data
+
+
+LOCK = ".lock"
+LOGS = ("metrics.jsonl", "timings.jsonl", "sampling.jsonl")
+# So often the lock is tried: who looks whether a run is alive holds it for an instant.
+LOOKS = 10
+
+
+@dataclass
+class RunFolder:
+    path: Path
+    _lock: IO[str] | None = field(default=None, repr=False)
+
+    @classmethod
+    def create(cls, runs: Path, name: str, *, exact_name: bool) -> "RunFolder":
+        """A new folder `runs/name`; a taken name is refused if it was asked for, else numbered."""
+        check_name(name)
+        for number in range(1, 10_000):
+            path = runs / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                if exact_name:
+                    cls.refuse_taken(runs, name)
+                continue
+            except OSError as error:
+                raise UserError(f"cannot create the run's folder '{path}': {error.strerror}") from error
+            return cls(path)
+        raise UserError(f"there are too many runs named '{name}' in '{runs}'")
+
+    @staticmethod
+    def check_can_be_created(runs: Path) -> None:
+        """Before anything that takes long."""
+        there = next(path for path in (runs, *runs.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise UserError(f"cannot create a run in '{runs}': '{there}' is not a folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UserError(f"cannot create a run in '{runs}': '{there}' cannot be written")
+
+    @staticmethod
+    def refuse_taken(runs: Path, name: str) -> None:
+        path = runs / name
+        if path.exists():
+            raise UserError(f"'{path}' exists: `vigneron resume {path}`, or choose another --name")
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        path = user_path(path)
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"'{path}' is not a run's folder: it has no config.yaml")
+        if (link := leads_out(path)) is not None:
+            raise UserError(f"'{link}' is a link that leads out of the run's folder: put the file itself in its place")
+        return cls(path)
+
+    def lock(self) -> None:
+        """One run writes at a time. The lock is the process's: it goes with it, however it ends."""
+        try:
+            self._lock = (self.path / LOCK).open("a")  # were it a link, nothing would be lost
+            for left in reversed(range(LOOKS)):
+                try:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not left:
+                        raise
+                    time.sleep(0.05)  # someone may only be looking
+        except BlockingIOError as error:
+            raise UserError(f"another process is training in '{self.path}'") from error
+        except OSError as error:
+            raise UserError(f"cannot write in '{self.path}': {error.strerror}") from error
+        for name in ("", "checkpoints", *LOGS, "samples.sqlite", "config.yaml"):
+            if (self.path / name).exists() and not os.access(self.path / name, os.W_OK):
+                self.unlock()
+                raise UserError(f"cannot write '{self.path / name}': it belongs to somebody else, or is read-only")
+
+    def is_locked(self) -> bool:
+        """Whether a process is training here. Looking takes the lock for a moment, and leaves no file."""
+        try:
+            with (self.path / LOCK).open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_config(self, config: Config) -> None:
+        with writing(self.path / "config.yaml"):
+            write_atomically(self.path / "config.yaml", config_yaml(config))
+
+    def config(self) -> Config:
+        where = self.path / "config.yaml"
+        return check_config(parse_yaml(config_text(where, f"'{where}'"), str(where)), str(where))
+
+    @property
+    def rubric(self) -> Path:
+        """The run's own copy, which may be changed while it runs."""
+        return self.path / "rubric.yaml"
+
+    @property
+    def held_out_rubric(self) -> Path:
+        return self.path / "held-out-rubric.yaml"
+
+    def write_rubrics(self, file: str, held_out: str | None) -> None:
+        write_atomically(self.rubric, rubric_text(file))
+        if held_out is not None:
+            write_atomically(self.held_out_rubric, rubric_text(held_out))
+
+    @contextmanager
+    def rubric_replaced(self, file: str | None) -> Iterator[None]:
+        """By another one, where it is given. Should what is done with it fail, the old one is back in its place."""
+        if file is None:
+            yield
+            return
+        before = self.rubric.read_text(encoding="utf-8")
+        write_atomically(self.rubric, rubric_text(file))
+        try:
+            yield
+        except BaseException:  # whatever it was: raised on
+            write_atomically(self.rubric, before)
+            raise
+
+    def write_data(self, data: "Data") -> None:
+        """The rows themselves: whoever has the folder needs no other file."""
+        with writing(self.path / "data"):
+            (self.path / "data").mkdir(exist_ok=True)
+            for part in ("train", "held_out"):
+                lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in getattr(data, part)]
+                write_atomically(self.path / "data" / f"{part}.jsonl", "".join(lines))
+
+    def data(self) -> "Data":
+        from vigneron.data.dataset import read_rows
+        from vigneron.run_data.load import Data, check_own_rows
+
+        train, held_out = (read_rows(self.path / "data" / f"{part}.jsonl") for part in ("train", "held_out"))
+        data = Data(train, held_out)
+        check_own_rows(self.config(), data, str(self.path / "data"))
+        return data
+
+    def remove(self) -> None:
+        """For a run that could not start: its name is free again."""
+        self.unlock()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """One line of JSON. NaN (a figure that was not there) is null."""
+        line = json.dumps({k: _number(v) for k, v in record.items()}, ensure_ascii=False)
+        with writing(self.path / name):
+            append_line(self.path / name, line)
+
+    def records(self, name: str) -> Iterator[dict[str, Any]]:
+        """The whole lines of a file, each with its step; one that a kill cut short is left out."""
+        path = self.path / name
+        if not path.is_file():
+            return
+        try:
+            with path.open(encoding="utf-8") as file:
+                for number, line in enumerate(file, start=1):
+                    if line.endswith("\n"):
+                        yield _record(parsed_json(line), path, number)
+        except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
+            reason = getattr(error, "strerror", None) or "not lines of JSON"
+            raise UserError(f"cannot read '{path}': {reason}") from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return list(self.records("metrics.jsonl"))
+
+    def forget_after(self, step: int) -> None:
+        """Drop what was logged after a checkpoint, and lines that are damaged: the resumed run writes it again."""
+        for name in (*LOGS, "notices.jsonl"):
+            path = self.path / name
+            if path.is_file():
+                *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+                with writing(path):
+                    write_atomically(path, "".join(f"{line}\n" for line in lines if _step_of(line) <= step))
+
+
+def _record(record: Any, path: Path, number: int) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise UserError(f"cannot read '{path}': line {number} is not a JSON object")
+    if type(record.get("step")) is not int:
+        raise UserError(f"cannot read '{path}': line {number} has no step")
+    return record
+
+
+def _step_of(line: str) -> float:
+    try:
+        step = parsed_json(line)["step"]
+    except (ValueError, TypeError, KeyError):
+        return math.inf
+    return float(step) if type(step) is int and abs(step) < 2**53 else math.inf
+
+
+def leads_out(path: Path) -> Path | None:
+    """What in a run's folder leads out of it. It may come from somebody else: nothing is read or written elsewhere."""
+    here = path.resolve()
+    for entry in (*path.iterdir(), *path.glob("data/*"), *path.glob("checkpoints/*")):
+        try:
+            if entry.is_symlink() and not entry.resolve().is_relative_to(here):
+                return entry
+        except (OSError, RuntimeError):  # a link that leads to itself
+            return entry
+    return None
+
+
+def _number(value: Any) -> Any:
+    return None if isinstance(value, float) and value != value else value
+
+
+def check_name(name: str) -> None:
+    if not name or name.startswith(".") or "/" in name or not name.isprintable():
+        raise UserError(f"{name!r} is no name for a run: it names a folder, without '/' and not hidden")
+
+
+def default_runs_folder() -> Path:
+    return Path(os.environ.get("VIGNERON_RUNS", "runs"))

@@ -1,0 +1,48 @@
+"""A run's metrics, without reading all of a long file."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from vigneron.files import parsed_json
+from vigneron.run_store.status import last_records
+
+READ_WHOLE = 2**22
+"""A smaller file is read whole."""
+SPREAD_OVER = 400
+"""Of a larger one so many lines are read, as evenly spread as can be."""
+HEAD_BYTES = 2**16
+
+Record = dict[str, Any]
+
+
+def records_of(run: Path) -> list[Record]:
+    """In the order of their steps: all of them, or of a long run the first ones, some between, and the last."""
+    path = run / "metrics.jsonl"
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            if size <= READ_WHOLE:
+                lines = file.read().splitlines(keepends=True)
+            else:
+                lines = file.read(HEAD_BYTES).splitlines(keepends=True)
+                for part in range(1, SPREAD_OVER):
+                    file.seek(size * part // SPREAD_OVER)
+                    file.readline()  # the rest of the line it fell into
+                    lines.append(file.readline())
+    except OSError:
+        return []
+    found = {record["step"]: record for line in lines if (record := _record(line)) is not None}
+    found |= {record["step"]: record for record in last_records(path)}
+    return [found[step] for step in sorted(found)]
+
+
+def _record(line: bytes) -> Record | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = parsed_json(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None

@@ -1,0 +1,175 @@
+"""Samples of a run, in SQLite: a viewer pages, filters and sorts without reading all of them."""
+
+import hashlib
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vigneron.errors import UserError
+from vigneron.files import writing
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """Whoever looks changes nothing. Of a folder that cannot be written in, SQLite is told that nobody writes."""
+    address = path.resolve().as_uri()
+    db = sqlite3.connect(f"{address}?mode=ro", uri=True)
+    try:
+        db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+    except sqlite3.OperationalError:
+        db.close()
+        if not path.is_file() or path.with_name(f"{path.name}-wal").exists():
+            raise
+        db = sqlite3.connect(f"{address}?immutable=1", uri=True)
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+Kind = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt with one completion, as a person looks at it."""
+
+    step: int
+    kind: Kind
+    sample: int
+    prompt: str
+    completion: str
+    answer: str | None
+    reward: float | None
+    advantage: float | None
+    correct: bool | None
+    truncated: bool
+    extras: dict[str, Any]
+
+
+# What finds samples without going through them: the steps there are, and where each prompt's samples are, by a short
+# hash (a tenth of what an index of whole prompts would weigh).
+FINDERS = {
+    "steps": "kind, step, PRIMARY KEY (kind, step)",
+    "prompts": "key INTEGER, step, kind, sample, PRIMARY KEY (key, step, kind, sample)",
+}
+FILLED = {
+    "steps": "SELECT DISTINCT kind, step FROM samples",
+    "prompts": "SELECT prompt_key(prompt), step, kind, sample FROM samples",
+}
+
+
+class SampleStore:
+    """`samples.sqlite` in the run's folder."""
+
+    COLUMNS = tuple(Sample.__dataclass_fields__)
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        self._path = path = folder / "samples.sqlite"
+        with readable(path):
+            self._db = open_read_only(path) if read_only else sqlite3.connect(path)
+        if not read_only:
+            with readable(path), writing(path):
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                self._db.execute(
+                    f"CREATE TABLE IF NOT EXISTS samples ({', '.join(self.COLUMNS)}, PRIMARY KEY (step, kind, sample))"
+                )
+                self._begin_finders()
+
+    def _begin_finders(self) -> None:
+        """Once; in a store of an older version they are made of its samples."""
+        self._db.create_function("prompt_key", 1, prompt_key, deterministic=True)
+        with self._db:
+            for name, columns in FINDERS.items():
+                if not self._has(name):
+                    self._db.execute(f"CREATE TABLE {name} ({columns}) WITHOUT ROWID")
+                    self._db.execute(f"INSERT INTO {name} {FILLED[name]}")
+
+    def _has(self, table: str) -> bool:
+        return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        rows = [
+            tuple(json.dumps(v, default=str) if name == "extras" else v for name, v in vars(s).items()) for s in samples
+        ]
+        keys = {prompt: prompt_key(prompt) for prompt in {s.prompt for s in samples}}
+        places = [(keys[s.prompt], s.step, s.kind, s.sample) for s in samples]
+        marks = ", ".join("?" * len(self.COLUMNS))
+        with writing(self._path), self._db:
+            self._db.executemany(f"INSERT OR REPLACE INTO samples VALUES ({marks})", rows)
+            self._db.executemany("INSERT OR REPLACE INTO prompts VALUES (?, ?, ?, ?)", places)
+            self._db.executemany("INSERT OR IGNORE INTO steps VALUES (?, ?)", {(s.kind, s.step) for s in samples})
+
+    def page(self, *, step: int, kind: Kind = "train", limit: int = 100, offset: int = 0) -> list[Sample]:
+        with readable(self._path):
+            rows = self._db.execute(
+                "SELECT * FROM samples WHERE step = ? AND kind = ? ORDER BY sample LIMIT ? OFFSET ?",
+                (step, kind, limit, offset),
+            )
+            return [self._sample(row) for row in rows]
+
+    def steps(self, kind: Kind) -> list[int]:
+        with readable(self._path):
+            found = self._db.execute(f"SELECT DISTINCT step FROM {self._steps} WHERE kind = ? ORDER BY step", (kind,))
+            return [int(step) for (step,) in found]
+
+    @property
+    def _steps(self) -> str:
+        return "steps" if self._has("steps") else "samples"
+
+    def times_asked(self) -> dict[tuple[str, str], int]:
+        """Of how many samples each item of a rubric was asked, by category and item."""
+        counts: Counter[tuple[str, str]] = Counter()
+        with readable(self._path):
+            for (extras,) in self._db.execute("SELECT extras FROM samples"):  # quicker than SQLite's own JSON
+                said = json.loads(extras).get("rubric") or {"items": ()}
+                counts.update((said["category"], item) for item in said["items"])
+        return dict(counts)
+
+    def forget_after(self, step: int) -> None:
+        with readable(self._path), writing(self._path), self._db:
+            for table in ("samples", *FINDERS):
+                self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _sample(self, row: tuple[Any, ...]) -> Sample:
+        values = dict(zip(self.COLUMNS, row, strict=True))
+        correct, answer, extras = values["correct"], values["answer"], json.loads(values["extras"])
+        return Sample(
+            step=int(values["step"]),
+            kind="eval" if values["kind"] == "eval" else "train",
+            sample=int(values["sample"]),
+            prompt=str(values["prompt"]),
+            completion=str(values["completion"]),
+            answer=None if answer is None else str(answer),
+            reward=_number(values["reward"]),
+            advantage=_number(values["advantage"]),
+            correct=None if correct is None else bool(correct),
+            truncated=bool(values["truncated"]),
+            extras=extras if isinstance(extras, dict) else {},
+        )
+
+
+def prompt_key(prompt: str) -> int:
+    return int.from_bytes(hashlib.blake2b(prompt.encode(errors="replace"), digest_size=8).digest(), signed=True)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Around whatever reads a database: it may be damaged, or hold something else than was written."""
+    try:
+        yield
+    except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"cannot read '{path}': {reason}; moved away, the run goes on without its samples") from error

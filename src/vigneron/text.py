@@ -1,0 +1,79 @@
+"""Text: normalisation for comparison, safe display, CSV cells."""
+
+import re
+import unicodedata
+from typing import Any
+
+from vigneron.errors import visible
+
+
+def normalise(text: str) -> str:
+    """For equality: case, surrounding space and surrounding punctuation do not count.
+
+    A minus sign before a digit is no punctuation, and a text of punctuation alone stays what it is.
+    """
+    text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    start, stop = 0, len(text)
+    while start < stop and _is_edge(text[start]) and not _is_sign(text, start):
+        start += 1
+    while stop > start and _is_edge(text[stop - 1]):
+        stop -= 1
+    return text[start:stop] or text
+
+
+def letters_only(text: str) -> str:
+    """As the released PGSRM code embeds: lowercase, everything but letters and the spaces between words removed."""
+    kept = "".join(c if c.isalpha() or c.isspace() else "" for c in text.lower())
+    return " ".join(kept.split())
+
+
+def words(text: str) -> list[str]:
+    """Runs of letters and digits, lowercase."""
+    return re.findall(r"\w+", text.casefold())
+
+
+def repetition(text: str) -> float:
+    """The share of a text's words that stood in it before: 0 for none, near 1 for one word over and over."""
+    said = words(text)
+    return 1 - len(set(said)) / len(said) if said else 0.0
+
+
+def length_ratio(text: str, answer: str) -> float:
+    """Words of a text for each word of the answer."""
+    return len(words(text)) / max(1, len(words(answer)))
+
+
+def share_in(text: str, source: str) -> float:
+    """The share of a text's words that stand in the source: 1 for an echo."""
+    said, there = words(text), set(words(source))
+    return sum(word in there for word in said) / len(said) if said else 0.0
+
+
+def _is_edge(character: str) -> bool:
+    kind = unicodedata.category(character)
+    return character.isspace() or character in "`´" or kind[0] == "P" or kind in ("Cc", "Cf")
+
+
+def _is_sign(text: str, at: int) -> bool:
+    return text[at] in "-−" and text[at + 1 : at + 2].isdigit()
+
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def to_cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and _risky(value) else value
+
+
+def of_cell(value: Any) -> Any:
+    return value[1:] if isinstance(value, str) and value.startswith("'") and _risky(value) else value
+
+
+def _risky(text: str) -> bool:
+    """Behind however many quotes, so that one can be put before a text and taken away again."""
+    return text.lstrip("'").startswith(FORMULA)
+
+
+def plain(text: str) -> str:
+    """Lines stay lines; what could hide or turn text around is shown as an escape."""
+    return "\n".join("\t".join(visible(part) for part in line.split("\t")) for line in text.split("\n"))

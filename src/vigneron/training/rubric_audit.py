@@ -1,0 +1,100 @@
+"""What is looked at beside a rubric's reward: answers that deserve nothing, and another rubric or judge."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vigneron.batch import Batch
+from vigneron.config import Config, RubricRewardConfig
+from vigneron.data.prompts import Row
+from vigneron.rewards.apply import ApplyReward
+from vigneron.rewards.rubric_build import build_rubric_reward
+from vigneron.rewards.rubric_reward import RubricReward
+from vigneron.rubric.rows import category_of
+from vigneron.run_data.load import Data
+from vigneron.run_store.folder import RunFolder
+from vigneron.sources.placement import HERE, Places
+from vigneron.training.method import Metrics
+
+# Questions of a category that every canary answers.
+QUESTIONS = 2
+# A canary that earns more than this share of a perfect answer's reward is worth a line.
+FOOLED = 0.5
+
+
+@dataclass(frozen=True)
+class SecondLook:
+    reward: RubricReward
+    questions: Sequence[Row]
+    other: ApplyReward | None = None
+    """By `held_out_file` or `held_out_judge`, which nothing is trained on."""
+
+    def __call__(self, batch: Batch) -> Metrics:
+        found = self._canaries()
+        if self.other is not None:
+            seen = self.other(replace(batch, metrics={}))  # or the trained rubric's figures would count as the other's
+            present = seen.rewards_B[~seen.rewards_B.isnan()]
+            if len(present):
+                found["held_out_rubric/reward"] = float(present.mean())
+            found |= {f"held_out_rubric/{name}": value for name, value in seen.metrics.items()}
+        return found
+
+    def _canaries(self) -> Metrics:
+        """What they earn of a perfect answer's reward: the mean of each category, and the most of all."""
+        texts = self.reward.book.rubric.canaries
+        rows = [row for row in self.questions for _ in texts]
+        said = [text for _ in self.questions for text in texts]
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: [row.get(name) for row in rows] for name in names if name != "prompt"}
+        earned: defaultdict[str, list[float]] = defaultdict(list)
+        for category, reward in self.reward.looked_at([row["prompt"] for row in rows], said, columns) if rows else []:
+            if reward is not None:
+                earned[category].append(reward)
+        if not earned:
+            return {}
+        means = {f"canary/{category}": sum(values) / len(values) for category, values in earned.items()}
+        return {**means, "canary/largest": max(max(values) for values in earned.values())}
+
+
+def second_look(
+    config: Config,
+    reward: Any,
+    data: Data,
+    folder: RunFolder,
+    *,
+    notice: Callable[[str], None] = lambda text: None,
+    places: Places = HERE,
+) -> SecondLook | None:
+    if not isinstance(reward, RubricReward) or not isinstance(config.reward, RubricRewardConfig):
+        return None
+    options, rubric = config.reward, reward.book.rubric
+    by_category: defaultdict[str, list[Row]] = defaultdict(list)
+    for number, row in enumerate(data.held_out or data.train, start=1):
+        by_category[category_of(rubric, row, number, "the data")].append(row)
+    other = None
+    if options.held_out_file is not None or options.held_out_judge is not None:
+        built = build_rubric_reward(
+            options,
+            file=folder.held_out_rubric if options.held_out_file is not None else reward.book.path,
+            judge=options.held_out_judge,
+            cache=folder.path / "embeddings.sqlite",
+            device=config.model.device,
+            notice=notice,
+            missing_limit=1.0,
+            where="reward.held_out_judge" if options.held_out_judge is not None else "reward.judge",
+            places=places,
+        )
+        other = ApplyReward(built, missing_limit=1.0)
+    return SecondLook(reward, [row for rows in by_category.values() for row in rows[:QUESTIONS]], other)
+
+
+def explain_canaries(metrics: Metrics) -> tuple[str, ...]:
+    """A judge that pays for nothing pays for anything."""
+    largest = metrics.get("eval/canary/largest")
+    if largest is None or largest <= FOOLED:
+        return ()
+    return (
+        f"an answer that deserves nothing earns more than {FOOLED:.0%} of a perfect one's reward (eval/canary/… has "
+        "the categories): look at the rubric's judged items before you trust their scores",
+    )

@@ -1,0 +1,247 @@
+"""How a run begins, and how it goes on."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vigneron.config import Config
+from vigneron.distributed import ranks
+from vigneron.distributed.checks import check_ranks
+from vigneron.errors import UserError
+from vigneron.files import write_atomically
+from vigneron.policy.compiling import can_compile
+from vigneron.policy.load import resolve_device
+from vigneron.remote.setup import check_scale
+from vigneron.rubric.read import read_rubric
+from vigneron.run_data.load import Data, check_rubric_data, load_data
+from vigneron.run_data.reference_answers import answered
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.notices import Notice, keep_notice, kept_notices
+from vigneron.timing import phase
+from vigneron.trackers.tracking import check_trackers, missing_trackers
+from vigneron.training.alerts import History
+from vigneron.training.async_rollout import check_staleness
+from vigneron.training.callbacks import View
+from vigneron.training.checkpoint.manifest import damage_explained
+from vigneron.training.checkpoint.read import SCALARS, checkpoint_step, read_scalars
+from vigneron.training.checkpoint.select import checkpoint_to_resume, set_aside
+from vigneron.training.checkpoint.write import sweep
+from vigneron.training.run import Run
+from vigneron.training.setup.build import Build, build_run
+from vigneron.training.setup.resolve import check_held_out, resolved
+from vigneron.training.setup.resume_checks import check_changes
+
+Files = dict[str, str]
+
+
+def files_of(folder: RunFolder) -> Files:
+    """What a rank needs of a run's folder to build the run, by path."""
+    names = ("config.yaml", "data/train.jsonl", "data/held_out.jsonl", folder.rubric.name, folder.held_out_rubric.name)
+    paths = [folder.path / name for name in names]
+    return {str(p.relative_to(folder.path)): p.read_text(encoding="utf-8") for p in paths if p.is_file()}
+
+
+def scratch_folder(files: Files) -> RunFolder:
+    """A folder that goes when the rank does."""
+    path = Path(tempfile.mkdtemp(prefix="vigneron-rank-"))
+    for name, text in files.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        write_atomically(path / name, text)
+    return RunFolder(path)
+
+
+@dataclass(frozen=True)
+class GoingOn:
+    """What a run that goes on begins with."""
+
+    config: Config
+    data: Data
+    saved: Path | None
+    """The checkpoint; None where there is none yet."""
+    notices: tuple[str, ...]
+
+
+def start_run(config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> Run:
+    """A new run, from the base model. What can fail fails before a model is loaded, and leaves no folder.
+
+    Of several ranks the first one begins it, and tells the others.
+    """
+    _join(config)
+    folder: RunFolder | None = None
+
+    def begin() -> tuple[Config, Data, Files]:
+        nonlocal folder
+        chosen, data = _looked_at(config, runs, name, view)
+        folder = RunFolder.create(runs, name or chosen.recipe, exact_name=name is not None)
+        folder.lock()
+        folder.write_config(chosen)
+        folder.write_data(data)
+        if chosen.reward.kind == "rubric":
+            folder.write_rubrics(chosen.reward.file, chosen.reward.held_out_file)
+        return chosen, data, files_of(folder) if ranks.count() > 1 else {}
+
+    try:
+        chosen, data, files = ranks.from_first(begin)
+        folder = folder or scratch_folder(files)
+        return build_run(chosen, folder, data, build, view)
+    except BaseException:  # Ctrl-C too: a run that never began leaves its name free; raised on
+        if folder is not None:
+            folder.remove()
+        raise
+
+
+def resume_run(
+    folder: RunFolder,
+    build: Build,
+    *,
+    config: Config | None = None,
+    device: str | None = None,
+    rubric: str | None = None,
+    weights_only: bool = False,
+    allow_changes: bool = False,
+    view: View,
+) -> Run:
+    """Go on from the newest whole checkpoint, or from the start where there is none yet; by another config or rubric if
+    one is given. `weights_only`: with new optimizers, and whatever else a checkpoint's state holds."""
+    _join(config or folder.config(), device)
+
+    def begin() -> GoingOn:
+        folder.lock()
+        return _look_back(
+            folder,
+            config,
+            device=device,
+            rubric=rubric,
+            weights_only=weights_only,
+            allow_changes=allow_changes,
+            view=view,
+        )
+
+    try:
+        going = ranks.from_first(begin)
+        with folder.rubric_replaced(rubric if ranks.is_first() else None):
+            run = _built_again(going, folder, build, weights_only=weights_only, view=view)
+        if ranks.is_first():
+            _go_on(run, going, new_config=config is not None, view=view)
+        return run
+    except BaseException:  # whatever it was: raised on
+        folder.unlock()
+        raise
+
+
+def _join(config: Config, device: str | None = None) -> None:
+    try:
+        check_ranks(config, ranks.asked_for())
+        check_staleness(config, ranks.asked_for())
+    except UserError as error:
+        error.said_elsewhere = not ranks.is_first()
+        raise
+    ranks.join(resolve_device(device or config.model.device))
+
+
+def _looked_at(config: Config, runs: Path, name: str | None, view: View) -> tuple[Config, Data]:
+    """What a run begins with, its parent's answers among it."""
+    if config.model.compile is True and config.scale.shard > 1:
+        raise UserError("model.compile: true has no effect on weights that ranks share: leave it out")
+    if config.model.compile is True and not can_compile(resolve_device(config.model.device)):
+        raise UserError("model.compile: true has an effect on a CUDA device only: leave it out here")
+    check_trackers(config.trackers)
+    config = resolved(config)
+    check_scale(config)
+    data = load_data(config)
+    check_held_out(config, data)
+    RunFolder.check_can_be_created(runs)  # before a parent is asked for minutes
+    if name is not None:
+        RunFolder.refuse_taken(runs, name)
+    with phase("ask the parent"):
+        return config, answered(config, data, view.notice)
+
+
+def _look_back(
+    folder: RunFolder,
+    new: Config | None,
+    *,
+    device: str | None,
+    rubric: str | None,
+    weights_only: bool,
+    allow_changes: bool,
+    view: View,
+) -> GoingOn:
+    """What a run goes on with, and what is to be said of it."""
+    sweep(folder.path)
+    config = new or folder.config()
+    if rubric is not None and config.reward.kind != "rubric":
+        raise UserError("--rubric: this run's reward is no rubric")
+    if device is not None:
+        config = resolved(config.model_copy(update={"model": config.model.model_copy(update={"device": device})}))
+    if missing := missing_trackers(config.trackers):
+        view.notice(
+            f"goes on without {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+        )
+    data = folder.data()
+    check_held_out(config, data)
+    saved, notices = checkpoint_to_resume(folder.path, weights_only=weights_only)
+    scalars = known_state(folder, saved, weights_only=weights_only)
+    with damage_explained(saved or folder.path):
+        notices += check_changes(folder.path, scalars, config, data, allow=allow_changes)
+    done = 0 if saved is None else checkpoint_step(saved)
+    if config.steps < done:
+        raise UserError(f"steps: {done} are done already, which is more than {config.steps}")
+    if rubric is not None:
+        if saved is not None and done == config.steps:
+            raise UserError(f"--rubric: the run is finished, at step {config.steps}: nothing would go by it")
+        check_rubric_data(read_rubric(rubric), data)
+        notices.append(f"goes on by the rubric '{rubric}'")
+    if weights_only and saved is not None:
+        notices.append("weights only: optimizers, and what else a checkpoint keeps beside weights, begin anew")
+    for text in notices:
+        view.notice(text)
+    return GoingOn(config, data, saved, tuple(notices))
+
+
+def _built_again(going: GoingOn, folder: RunFolder, build: Build, *, weights_only: bool, view: View) -> Run:
+    files = ranks.from_first(lambda: files_of(folder)) if ranks.count() > 1 else {}
+    run = build_run(going.config, folder if ranks.is_first() else scratch_folder(files), going.data, build, view)
+    try:
+        if (saved := going.saved) is not None:
+            ranks.agreed(lambda: run.take_over(saved, weights_only=weights_only))
+            run.policy.version = run.step
+    except BaseException:  # whatever it was: raised on
+        run.close()
+        raise
+    return run
+
+
+def _go_on(run: Run, going: GoingOn, *, new_config: bool, view: View) -> None:
+    """The run's folder as it was at the checkpoint, with what was done to the run since."""
+    folder, saved = run.folder, going.saved
+    if new_config:
+        folder.write_config(run.config)
+    if saved is not None:
+        set_aside(saved)
+    folder.forget_after(run.step if saved else -1)
+    run.samples.forget_after(run.step if saved else -1)
+    for text in going.notices:
+        keep_notice(folder, Notice(run.step, text))
+    run.said = {notice.key for notice in kept_notices(folder.path)}
+    run.history = History(folder.records("metrics.jsonl"))
+    if run.step == run.config.steps:
+        view.notice(f"finished already, at step {run.step}")
+    else:
+        view.notice(f"going on after step {run.step} of {run.config.steps}")
+
+
+def known_state(folder: RunFolder, saved: Path | None, *, weights_only: bool) -> dict[str, Any]:
+    """What a run is compared with before it goes on: a checkpoint's scalars, or its config where there is none yet.
+
+    With weights alone, state that cannot be read is none.
+    """
+    if saved is None:
+        return {"config": folder.config().model_dump(mode="json")}
+    try:
+        return read_scalars(saved)
+    except (OSError, ValueError) as error:
+        if weights_only:
+            return {}
+        raise UserError(f"the checkpoint '{saved}' is damaged: {SCALARS} cannot be read") from error
