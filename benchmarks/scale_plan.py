@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md: what the cost model and the simulator say, beside what was measured.
+"""The tables of docs/guides/scale.md: what the cost model and the simulator say, beside what was measured.
 
 python -m benchmarks.scale_plan [--write]     prints them; --write puts them into the page
 """
@@ -30,7 +30,7 @@ from benchmarks.simulator.predict import (
     trace_of,
 )
 
-PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "scale.md"
 GB = 1e9
 
 

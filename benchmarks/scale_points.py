@@ -1,6 +1,6 @@
-"""Measure what the simulator is checked against, on this machine, and keep it in docs/scale-points.json.
+"""Measure what the simulator is checked against, on this machine, and keep it in docs/results/scale-points.json.
 
-python -m benchmarks.scale_points [--steps N] [--out docs/scale-points.json]
+python -m benchmarks.scale_points [--steps N] [--out docs/results/scale-points.json]
 
 A small Llama, GRPO through the real training loop, each run in a process of its own: without a judge, with judges that
 have time enough, and with two that everybody waits for. A judge works on one part of a step while the next is sampled.
@@ -124,7 +124,9 @@ def on_processes(folder: Path, processes: int, steps: int) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale_points")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "docs" / "scale-points.json")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent.parent / "docs" / "results" / "scale-points.json"
+    )
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.folder:

@@ -1,6 +1,6 @@
 """Sampling ahead against waiting: the same recipe with several bounds of staleness, the same seeds, the same actor.
 
-    python -m benchmarks.staleness run --seeds 3 --staleness 0 1 3     trains, and keeps docs/staleness.json
+    python -m benchmarks.staleness run --seeds 3 --staleness 0 1 3     trains, and keeps docs/results/staleness.json
     python -m benchmarks.staleness table                               what it came to
 
 The demo's recipe, longer: Algorithm 1 on SmolLM2-135M with the lexical reward, one Ray actor that samples. Held-out
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-KEPT = Path(__file__).parent.parent / "docs" / "staleness.json"
+KEPT = Path(__file__).parent.parent / "docs" / "results" / "staleness.json"
 SHOWN = ("eval/reward", "eval/accuracy")
 FIGURES = ("step", "reward", "version", "staleness", "importance/gap", "importance/limited", "importance/max", *SHOWN)
 

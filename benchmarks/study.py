@@ -1,4 +1,4 @@
-"""The study of docs/pgsrm.md: its runs as a list, workers that take from it, and what is kept of their logs.
+"""The study of docs/results/pgsrm.md: its runs as a list, workers that take from it, and what is kept of their logs.
 
 python -m benchmarks.study plan QUEUE [--only word-paper,ours,…]     writes the list, one run a line
 python -m benchmarks.study work QUEUE RUNS                           trains what is left of it, one run after the other

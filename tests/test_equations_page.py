@@ -1,4 +1,4 @@
-"""docs/equations.md is complete and points at what exists."""
+"""docs/reference/equations.md is complete and points at what exists."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "equations.md").read_text(encoding="utf-8")
 SPANS = re.findall(r"`([^`\n]+)`", PAGE)
 CODE = sorted({span for span in SPANS if re.match(r"[\w/]+\.py(: |$)", span) and not span.startswith("tests/")})
 TESTS = sorted({span for span in SPANS if span.startswith("tests/")})

@@ -1,4 +1,4 @@
-"""Every number on docs/information.md is what its expression gives, and none stands outside a table or its code."""
+"""Every number on docs/reference/information.md is what its expression gives, and none stands outside a table or its code."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-PAGE = (Path(__file__).parent.parent / "docs" / "information.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "information.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
 ROWS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \|$", PAGE, flags=re.M)
 # What holds a digit and is no number to check: sections, equations, the lemma, the estimators and k3's formula.

@@ -28,7 +28,9 @@ def test_the_script_trains_evaluates_and_samples_the_real_child(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_the_page_on_a_task_of_ones_own_works_from_an_empty_folder(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "own-task.md").read_text(encoding="utf-8").partition("## Prompts without answers")[0]
+    page = (
+        (ROOT / "docs" / "start" / "own-task.md").read_text(encoding="utf-8").partition("## Prompts without answers")[0]
+    )
     files = re.findall(r"^`([\w.-]+)`[^\n]*:\n\n((?:    [^\n]*\n)+)", page, flags=re.M)
     assert [name for name, _ in files] == ["capitals.csv", "more-capitals.csv", "capitals.yaml"]
     for name, lines in files:
@@ -45,7 +47,7 @@ def test_the_page_on_a_task_of_ones_own_works_from_an_empty_folder(tmp_path: Pat
 
 @pytest.mark.slow
 def test_the_page_on_fine_tuning_works_from_an_empty_folder(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "sft.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "sft.md").read_text(encoding="utf-8")
     files = re.findall(r"^`([\w.-]+)`[^\n]*:\n\n((?:    [^\n]*\n)+)", page, flags=re.M)
     assert [name for name, _ in files] == ["talks.jsonl", "talks.yaml"]
     for name, lines in files:

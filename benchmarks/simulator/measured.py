@@ -10,12 +10,12 @@ from benchmarks.simulator.plant import Plant, Service
 from benchmarks.simulator.simulate import simulate
 from benchmarks.simulator.timing import Rates, reference_s, sampling_s, update_s
 
-POINTS = Path(__file__).parents[2] / "docs" / "scale-points.json"
+POINTS = Path(__file__).parents[2] / "docs" / "results" / "scale-points.json"
 
 SMOLLM2 = Decoder("SmolLM2-135M", 30, 106_168_320, 576, 49_152, 3, 64, tied=True)
 GPT2 = Decoder("GPT-2 Small's shape", 12, 84_934_656, 768, 50_257, 12, 64, tied=True)
 
-# Ceilings as docs/performance.md has them. Shares: the geometric mean of 64x8x64 and 64x8x256. Overheads of decoding:
+# Ceilings as docs/results/performance.md has them. Shares: the geometric mean of 64x8x64 and 64x8x256. Overheads of decoding:
 # from 64x8x64 and 7x8x16. So 64x8x256's sampling and 7x8x16's training are predictions, and all of PGSRM's loop.
 H200 = Rates("H200", 783e12, 4.13e12, update=0.170, forward=0.200, layer_s=57.5e-6, logit_s=2.34e-11)
 # From cpu-4x4x16 alone.
@@ -50,7 +50,7 @@ ON_H200 = {
     "gpu-7x8x16": (SMOLLM2, Work(7, 8, 32, 16), Step(0.03016, 0.00491, 0.01857), 0.05378),
     "pgsrm-50x2": (GPT2, Work(50, 1, 12, 2), Step(0.01078, 0.01095, 0.01945), 0.04178),
 }
-"""As docs/performance.md has them: the parts, and the whole step."""
+"""As docs/results/performance.md has them: the parts, and the whole step."""
 
 ON_TWO_CORES = {
     (6, 384, 1, 4, 16): (28.3e6, 1.005),
@@ -64,7 +64,7 @@ ON_TWO_CORES = {
     (2, 192, 2, 4, 16): (10.2e6, 0.7927),
     (12, 576, 2, 4, 16): (70.8e6, 3.179),
 }
-"""Layers, width, prompts, group, tokens: parameters, and seconds of a step as docs/performance.md has them."""
+"""Layers, width, prompts, group, tokens: parameters, and seconds of a step as docs/results/performance.md has them."""
 
 
 def llama(layers: int, width: int, parameters: float) -> Decoder:

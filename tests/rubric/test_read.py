@@ -305,8 +305,8 @@ def test_the_version_shows_an_edit_and_nothing_else() -> None:
 
 
 def test_the_published_schema_is_current() -> None:
-    published = (ROOT / "docs" / "rubric.schema.json").read_text(encoding="utf-8")
-    assert published == rubric_schema_text(), "run: vigneron rubric schema > docs/rubric.schema.json"
+    published = (ROOT / "docs" / "reference" / "rubric.schema.json").read_text(encoding="utf-8")
+    assert published == rubric_schema_text(), "run: vigneron rubric schema > docs/reference/rubric.schema.json"
 
 
 def test_the_schema_has_a_title_and_describes_its_keys() -> None:

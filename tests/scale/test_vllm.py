@@ -358,7 +358,9 @@ def test_nobody_at_the_address(tmp_path: Path, tiny_folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(UserError, match=r"scale.sampling.url: no vLLM server at .*Connection refused.*docs/vllm.md"):
+    with pytest.raises(
+        UserError, match=r"scale.sampling.url: no vLLM server at .*Connection refused.*docs/guides/vllm.md"
+    ):
         start(tmp_path, tiny_folder, url)
     assert not (tmp_path / "run").exists()
 

@@ -1,7 +1,7 @@
 """A vLLM server as its HTTP API has it: who it is, completions by token ids, log-probs of a text, new weights.
 
 Written from vLLM's documentation of 0.20 to 0.32, for `vllm serve` with VLLM_SERVER_DEV_MODE=1 (which opens the
-endpoints that change weights) and `--logprobs-mode processed_logprobs`. See docs/vllm.md.
+endpoints that change weights) and `--logprobs-mode processed_logprobs`. See docs/guides/vllm.md.
 """
 
 import math
@@ -20,7 +20,7 @@ from vigneron.remote.vllm.json_server import JsonServer, Trouble
 
 WHERE = "scale.sampling"
 OLDEST = (0, 20)
-GUIDE = "docs/vllm.md has the command that starts it"
+GUIDE = "docs/guides/vllm.md has the command that starts it"
 
 
 @dataclass(frozen=True)
