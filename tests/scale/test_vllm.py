@@ -18,7 +18,7 @@ import torch
 from vigneron.config.scale import VllmSamplingConfig
 from vigneron.core.draws import Sampling, chosen_logprobs, sampled_logprobs
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
 from vigneron.remote.vllm.json_server import JsonServer
@@ -237,7 +237,7 @@ def start(tmp_path: Path, folder: Path, url: str, **changes: Any) -> Run:
         "scale": {"sampling": {"kind": "vllm", "url": url}},
     }
     config = tiny_config(folder, write_data(tmp_path), **(options | changes))
-    run = start_run(config, tmp_path, METHODS[config.method.name], name="run", view=Silent())
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     run.method = replace(run.method, reward=ApplyReward(lengths_reward, missing_limit=1.0))
     run.reward = ApplyReward(lengths_reward, missing_limit=1.0)
     return run

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import SampleStore
 from vigneron.training import loop
@@ -41,7 +41,7 @@ class Killer:
     def notice(self, text): pass
     def step(self, run, metrics, batch, seconds):
         if run.step == step:
-            run.saver.wait()  # the checkpoint before is whole
+            run.output.saver.wait()  # the checkpoint before is whole
             os.kill(os.getpid(), signal.SIGKILL)
 api.train(recipe, name="killed", runs=runs, view=Killer())
 """
@@ -85,7 +85,7 @@ def test_killed_and_resumed_equals_uninterrupted(
 
 
 def lose_optimizers(run: Any) -> None:
-    for player in run.method.update.players:
+    for player in run.method.update.optimized:
         player.optimizer.state.clear()
 
 
@@ -124,7 +124,7 @@ def check_third_arm(config: Any, runs: Path, lose: Any) -> None:
     whole = api.train(config, name="whole", runs=runs).folder
     other = api.train(config, name="other", runs=runs).folder
     shutil.rmtree(other / "checkpoints" / "step-8")
-    run = resume_run(RunFolder.open(other), METHODS[config.method.name], view=Silent())
+    run = resume_run(RunFolder.open(other), build_method, view=Silent())
     assert run.step == 4
     lose(run)
     loop.train(run, Silent())
@@ -159,7 +159,7 @@ def test_sigterm_finishes_the_step_saves_and_exits_143(tiny_folder: Path, tmp_pa
 
 def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1)
-    run = start_run(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     folder = run.folder
     code = "import sys; from vigneron.run_store.folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
     other = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True)
@@ -256,7 +256,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it_whole(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=2, save_every=1, eval_every=0)
-    run = start_run(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     folder = run.folder
     rename = Path.rename
 
