@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import vigneron
 from rich.console import Console
 
+from support.command_line import vigneron
 from vigneron.commands.runs import ago, list_runs, print_runs
 from vigneron.commands.show import print_run
 from vigneron.recipe import load_config

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from small_batch import make_batch
+from support.small_batch import make_batch
 from vigneron.batch import Batch
 from vigneron.policy.microbatches import bundles, length_buckets
 from vigneron.policy.rank_batches import map_microbatches

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import tiny_policy
+from support.tiny_models import tiny_policy
 from vigneron.methods import build_method
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import tiny_policy
+from support.tiny_models import tiny_policy
 from vigneron.batch import Batch, Samples, Signals
 from vigneron.methods import build_method
 from vigneron.policy.model import Reference

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import tiny_scorer
+from support.tiny_models import tiny_scorer
 from vigneron.methods import build_method
 from vigneron.policy.model import Reference
 from vigneron.policy.reward_model import scores

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import tiny_policy
+from support.tiny_models import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.losses import nll, policy_gradient
 from vigneron.data.formats import with_prompts_and_answers

@@ -1,6 +1,5 @@
 """What exists on a CUDA device only: graphs, the decode kernel, compiled layers, the search for a microbatch."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-sys.path.append(str(Path(__file__).parent.parent / "training"))
-from helpers import tiny_config, write_data
-
-from conftest import tiny_model
+from support.tiny_models import tiny_model
+from support.tiny_runs import tiny_config, write_data
 from vigneron import api
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
@@ -31,7 +28,7 @@ PROMPTS = [[5, 6, 7]] * 4 + [[8, 9]] * 4
 
 
 def cuda_policy(kind: str, *, lora: bool = False, dtype: torch.dtype = torch.float32) -> Policy:
-    from conftest import byte_tokenizer
+    from support.tiny_models import byte_tokenizer
 
     model = tiny_model(kind)
     if lora:

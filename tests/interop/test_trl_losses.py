@@ -20,8 +20,8 @@ from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from conftest import SHAPES, byte_tokenizer, tiny_model
-from small_batch import changed
+from support.small_batch import changed
+from support.tiny_models import SHAPES, byte_tokenizer, tiny_model
 from vigneron.batch import Batch, Samples
 from vigneron.core.advantages import group_relative
 from vigneron.core.draws import Sampling

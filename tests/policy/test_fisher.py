@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from conftest import tiny_policy
-from small_batch import make_batch
+from support.small_batch import make_batch
+from support.tiny_models import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.policy.fisher import fisher_product

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_padding import batch_of
 
-from conftest import tiny_policy
+from support.small_batch import batch_of
+from support.tiny_models import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.policy.logprobs import score

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Lfm2Config, Lfm2ForCausalLM
 
-from conftest import tiny_policy
-from vigneron.batch import Batch, Samples
+from support.small_batch import batch_of
+from support.tiny_models import tiny_policy
+from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.policy import fused_head as head
 from vigneron.policy import logprobs as scoring
@@ -96,26 +97,6 @@ def test_the_head_in_chunks_gives_the_same_values_and_gradients(
     torch.testing.assert_close(results[0][0], results[1][0])
     for a, b in zip(results[0][1], results[1][1], strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
-
-
-def batch_of(pairs: list[tuple[list[int], list[int]]]) -> Batch:
-    width = max(len(completion) for _, completion in pairs)
-    ids = torch.zeros(len(pairs), width, dtype=torch.long)
-    for row, (_, completion) in enumerate(pairs):
-        ids[row, : len(completion)] = torch.tensor(completion)
-    return Batch(
-        Samples(
-            prompt_ids=tuple(tuple(prompt) for prompt, _ in pairs),
-            completion_BT=ids,
-            spans=tuple(((len(p), len(p) + len(c)),) for p, c in pairs),
-            behaviour_BT=torch.zeros(len(pairs), width),
-            truncated_B=torch.zeros(len(pairs), dtype=torch.bool),
-            group_B=torch.arange(len(pairs)),
-            sample_B=torch.arange(len(pairs)),
-            prompts=("",) * len(pairs),
-            completions=("",) * len(pairs),
-        )
-    )
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen"])

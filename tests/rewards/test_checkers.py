@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from small_batch import make_batch
+from support.small_batch import make_batch
 from vigneron.batch import Batch
 from vigneron.data.prompts import Row
 from vigneron.data.tasks import TASKS

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from conftest import tiny_policy
+from support.tiny_models import tiny_policy
 from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.prompts import prompts_token_ids
 from vigneron.errors import UserError

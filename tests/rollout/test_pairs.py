@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import tiny_policy
-from small_batch import make_batch
+from support.small_batch import make_batch
+from support.tiny_models import tiny_policy
 from vigneron.errors import UserError
 from vigneron.policy.microbatches import bundles, microbatches
 from vigneron.recipe import check_config

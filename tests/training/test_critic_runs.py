@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import tiny_config, write_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_resume import check_third_arm, drawing_reward, lose_nothing
 
-from conftest import tiny_policy
-from small_batch import make_batch
+from support.resuming import check_third_arm, drawing_reward, lose_nothing
+from support.small_batch import make_batch
+from support.tiny_models import tiny_policy
+from support.tiny_runs import tiny_config, write_data
 from vigneron.batch import Batch
 from vigneron.methods import build_method
 from vigneron.policy.model import Reference

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from helpers import final_state, held_out_of, tiny_recipe, write_data
-from test_resume import KILLED
 
-from conftest import tiny_scorer
+from support.resuming import KILLED
+from support.tiny_models import tiny_scorer
+from support.tiny_runs import final_state, held_out_of, tiny_recipe, write_data
 from vigneron import api
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError

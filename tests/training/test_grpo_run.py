@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny_config, write_data
 
+from support.tiny_runs import tiny_config, write_data
 from vigneron import api
 from vigneron.methods import build_method
 from vigneron.recipe import load_config

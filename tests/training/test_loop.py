@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import tiny_config, write_data
 
+from support.tiny_runs import tiny_config, write_data
 from vigneron import api
 from vigneron.batch import Batch
 from vigneron.errors import UserError

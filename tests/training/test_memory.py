@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import tiny_config, write_data
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from conftest import GROUPED_HEADS, byte_tokenizer
+from support.tiny_models import GROUPED_HEADS, byte_tokenizer
+from support.tiny_runs import tiny_config, write_data
 from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.training.callbacks import Silent

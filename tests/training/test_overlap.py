@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from conftest import tiny_policy
+from support.tiny_models import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.rewards.apply import ApplyReward, RewardFailed

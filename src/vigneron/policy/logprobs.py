@@ -119,7 +119,7 @@ def score(
     hidden_NH = hidden_MH[layout.predicts_N]
     other_NH = None
     if exact_kl is not None:
-        other_NH = getattr(batch, exact_kl.states).flatten(0, 1)[layout.into_N]
+        other_NH = getattr(batch.signals, exact_kl.states).flatten(0, 1)[layout.into_N]
     found = _statistics(policy, hidden_NH, layout.token_N, sampling, exact_kl, other_NH)
     values = critic_values(critic, layout, hidden_MH, batch) if critic is not None else {}
     return replace(Scores(*(_spread(values_N, layout, batch) for values_N in found)), **values)
