@@ -13,6 +13,7 @@ something differs, or a case could not be run. Of the package only public entry 
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -188,6 +189,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that worktrees and processes are cleaned up
     given = arguments()
     cases = [case for name, case in all_cases().items() if not given.only or name in given.only]
     if given.list:

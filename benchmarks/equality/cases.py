@@ -110,7 +110,7 @@ TRAINED: dict[str, Recipe] = {
     "grape-truncated": grape(mix=MIX, correction="truncated", updates_per_step=2),
     "grape-sequence": grape(mix=MIX, level="sequence", aggregation="sum_over_samples", updates_per_step=2),
     "grpo": grpo(kl={"coefficient": 0.04, "estimator": "exact"}),
-    "ppo-gae": {**method("ppo", updates_per_step=2, minibatches=2), "optimizer": CRITIC},
+    "ppo-gae": {**method("ppo", updates_per_step=2, minibatches=2, gamma=0.9), "optimizer": CRITIC},
     "ppo-own-critic": method("ppo", updates_per_step=2, critic={"network": "own"}),
     "reinforce-critic": method("reinforce", baseline="critic", entropy_coefficient=0.01),
     "rejection_sampling": method("rejection_sampling", keep=2, updates_per_round=2),

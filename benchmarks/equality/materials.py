@@ -91,6 +91,8 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         vocab_size=260, n_positions=2048, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     ),
 }
+ENDS = [0, *range(3, 260, 12)]
+"""Tokens that end a completion: so many that nearly half of the completions end before the limit."""
 
 
 def write_materials(place: Path) -> None:
@@ -99,7 +101,9 @@ def write_materials(place: Path) -> None:
     disable_progress_bar()
     for shape, config in SHAPES.items():
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config()).save_pretrained(place / shape)
+        model = AutoModelForCausalLM.from_config(config())
+        model.generation_config.eos_token_id = ENDS
+        model.save_pretrained(place / shape)
         byte_tokenizer().save_pretrained(place / shape)
     (place / "equality_functions.py").write_text(FUNCTIONS, encoding="utf-8")
     write_data(place)

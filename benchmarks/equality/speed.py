@@ -107,7 +107,8 @@ class Stepper:
 def compare_speed(old: Side, new: Side, steps: int) -> int:
     """A B, then B A, and so on: neither is always the first. A table of medians, and their ratio."""
     write_speed_materials(old.place.parent / "shared")
-    one, other = Stepper(old, steps), Stepper(new, steps)
+    one = Stepper(old, steps)
+    other = Stepper(new, steps)
     try:
         for turn in range(WORK.warmups + steps):
             for stepper in (one, other) if turn % 2 == 0 else (other, one):

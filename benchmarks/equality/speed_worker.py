@@ -5,6 +5,7 @@ python speed_worker.py RECIPE.yaml
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import vigneron
@@ -25,6 +26,8 @@ def after_step(progress: Any) -> None:
 
 
 if __name__ == "__main__":
+    if not Path(str(vigneron.__file__)).is_relative_to(os.environ["PYTHONPATH"].split(os.pathsep)[0]):
+        raise SystemExit(f"vigneron comes from '{vigneron.__file__}'")
     say("ready")
     wait()
     vigneron.train(sys.argv[1], name="speed", runs="runs", view=after_step)
