@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Literal
 
+from PIL import Image
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
@@ -23,7 +24,7 @@ from vigneron.web.view import view_app
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
-LARGEST = 200_000
+LARGEST = 100_000
 """Bytes of a picture."""
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
@@ -129,10 +130,18 @@ def _take(browser: Any, shot: Shot, address: str, scheme: Literal["light", "dark
     shot.act(page)
     page.screenshot(path=file)
     context.close()
+    quantize(file)
     size = file.stat().st_size
     print(f"wrote {file.name}: {size // 1000} KB")
     if size > LARGEST:
         raise SystemExit(f"{file.name} is larger than {LARGEST // 1000} KB")
+
+
+def quantize(file: Path) -> None:
+    """A palette of 256 colours instead of 16 million: a third of the bytes, with no difference that can be seen."""
+    with Image.open(file) as image:
+        few = image.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
+    few.save(file, optimize=True)
 
 
 def main() -> None:
