@@ -12,6 +12,7 @@ from rich.table import Table
 
 from vigneron import api
 from vigneron.errors import UserError
+from vigneron.folder.archive import write_archive
 from vigneron.folder.run_folder import RunFolder
 from vigneron.policy.load import check_model_name
 from vigneron.report.arms import CollectedRun, arms_of, first_change, refuse_twins
@@ -41,6 +42,8 @@ def carry_out(console: Console, plan: Plan) -> None:
         train_or_resume(console, run)
     arms = arms_of([*(CollectedRun.read(run.path) for run in plan.planned), *given])
     files = write_comparison(arms, plan.out)
+    if plan.archive is not None:
+        files.append(write_archive([run.path for arm in arms for run in arm.runs], plan.archive))
     print_whole(console, comparison_table(arms))
     for path in files:
         say(console, f"wrote   {path}")
