@@ -1,12 +1,14 @@
 """Pictures of the pages for the docs, light and dark: python -m benchmarks.screenshots
 
 Two short real runs are made with the bundled model, unless --runs names a folder that has them already. Curves are
-those of the kept runs in docs/study. Another page is one more `Shot`.
+those of the study of docs/pgsrm.md. Another page is one more `Shot`.
 """
 
 import argparse
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Literal
@@ -17,12 +19,14 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from benchmarks.browser import chromium, reason_to_skip, served
+from vigneron.folder.archive import unpacked
 from vigneron.labels.label import Asked, open_session
 from vigneron.report.html import write_report
 from vigneron.web.label import label_app
 from vigneron.web.view import view_app
 
 ROOT = Path(__file__).parent.parent
+STUDY = ROOT / "docs" / "results" / "logs" / "pgsrm-study.tar.xz"
 IMAGES = ROOT / "docs" / "images"
 LARGEST = 100_000
 """Bytes of a picture."""
@@ -50,7 +54,14 @@ class Shot:
 
 
 def _view(runs: Path) -> Starlette:
-    return view_app([runs, ROOT / "docs" / "study"])
+    return view_app([runs, study()])
+
+
+@cache
+def study() -> Path:
+    """Its logs, in a folder that is forgotten."""
+    with unpacked(STUDY) as folder:
+        return Path(shutil.copytree(folder, Path(mkdtemp()) / folder.name))
 
 
 def _label(**asked: Any) -> Callable[[Path], Starlette]:
