@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from benchmarks.study import keep
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -271,6 +272,22 @@ def test_any_bytes_are_read_or_refused(
 
 
 # ---------------------------------------------------------------------------------------------- the studies
+
+
+def test_a_study_keeps_every_tenth_step_and_all_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, last in (("whole", 30), ("stopped", 20)):
+        folder = RunFolder.create(tmp_path / "runs", name, exact_name=True)
+        folder.write_config(load_config("demo", keys={"steps": 30}))
+        for step in range(1, last + 1):
+            evaluated = {"eval/accuracy": 0.123456} if step == 15 else {}
+            folder.append("metrics.jsonl", {"step": step, "reward": 1 / 3, **evaluated})
+    keep(tmp_path / "runs", tmp_path / "kept.tar.xz")
+    assert capsys.readouterr().out == "not finished: stopped\n"
+    with unpacked(tmp_path / "kept.tar.xz") as study:
+        assert [path.name for path in study.iterdir()] == ["whole"]
+        records = RunFolder.open(study / "whole").metrics()
+    assert [record["step"] for record in records] == [10, 15, 20, 30]
+    assert records[1] == {"step": 15, "reward": 0.3333, "eval/accuracy": 0.1235}
 
 
 @pytest.mark.parametrize(("name", "count"), [("pgsrm-study", 73), ("grape-study", 13), ("methods-study", 20)])
