@@ -27,7 +27,8 @@ from vigneron.recipe import check_config
 from vigneron.timing import Stopwatch, listening
 from vigneron.training import loop
 from vigneron.training.callbacks import Silent
-from vigneron.training.method import Method, Metrics, Parts
+from vigneron.training.method import Method, Metrics
+from vigneron.training.parts import Parts
 from vigneron.training.run import Run
 from vigneron.training.setup.start import start_run
 from vigneron.training.update import GradientUpdate
@@ -103,7 +104,7 @@ class StepTimes:
 
     def notice(self, text: str) -> None: ...
 
-    def step(self, run: Run, metrics: Metrics, batch: Batch, seconds: float) -> None:
+    def step(self, run: Any, metrics: Metrics, batch: Batch, seconds: float) -> None:
         check_lengths(batch, self._work)
         if run.policy.device.type == "cuda":
             self.held = torch.cuda.memory_allocated()
