@@ -140,7 +140,7 @@ def train_one(runs: Path, name: str, recipe: str, *changes: str) -> str:
 
 def keep(runs: Path, file: Path) -> None:
     """Finished runs' configs and every tenth step, in four digits, in one file that `vigneron compare` reads."""
-    from vigneron.folder.archive import write_archive
+    from vigneron.run_store.archive import write_archive
 
     with TemporaryDirectory() as place:
         thin(runs, Path(place))

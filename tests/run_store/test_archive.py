@@ -12,7 +12,7 @@ import pytest
 from benchmarks.study import keep
 from hypothesis import given
 from hypothesis import strategies as st
-from vigneron.folder import archive
+from vigneron.run_store import archive
 
 from vigneron.cli.main import main
 from vigneron.errors import UserError
