@@ -42,6 +42,13 @@ def test_links(page: Path) -> None:
             assert anchor in anchors(target), f"{page.name}: {link}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tests_that_it_names(page: Path) -> None:
+    """As `tests/faults/test_kills.py`, or without `tests/`."""
+    for name in re.findall(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)", page.read_text(encoding="utf-8")):
+        assert (ROOT / "tests" / name).exists(), f"{page.name}: {name}"
+
+
 def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(text_of(index))}
