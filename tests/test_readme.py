@@ -57,11 +57,6 @@ def test_the_page_on_fine_tuning_works_from_an_empty_folder(tmp_path: Path) -> N
     assert (tmp_path / "runs" / "talks" / "checkpoints" / "step-1").is_dir()
 
 
-def test_pictures_and_pages_it_names_are_there() -> None:
-    for name in re.findall(r"\]\(([^)]+)\)", README):
-        assert (ROOT / name).exists(), name
-
-
 def test_the_two_commands_are_the_makefiles() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in ("demo", "test"):
