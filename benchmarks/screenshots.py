@@ -1,7 +1,7 @@
 """Pictures of the pages for the docs, light and dark: python -m benchmarks.screenshots
 
 Two short real runs are made with the bundled model, unless --runs names a folder that has them already. Curves are
-those of the study of docs/pgsrm.md. Another page is one more `Shot`.
+those of the study of docs/results/pgsrm.md. Another page is one more `Shot`.
 """
 
 import argparse

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from vigneron.batch import Batch
 from vigneron.config import SlotOptions
+from vigneron.config.kl import GrpoKlConfig
 from vigneron.config.options import MethodOptions
 from vigneron.core.advantages import group_relative, group_sizes
 from vigneron.core.losses import policy_gradient
@@ -28,7 +29,6 @@ from vigneron.training.kl_penalty import KlPenalty
 from vigneron.training.method import Method
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
-from vigneron.config.kl import GrpoKlConfig
 
 
 class RlooOptions(MethodOptions):
