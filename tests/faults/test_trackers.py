@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     said: list[str] = []
     for step in range(50):
         made.log(step, {"reward": 0.5})
-    assert within(60, lambda: bool(said.extend(made.complaints()) or said))
+    assert within(60, lambda: bool(said.extend(made.take_warnings()) or said))
     said += made.close()
     (line,) = said
     assert line.startswith("the tracker tensorboard stopped (")
@@ -192,7 +192,7 @@ def test_one_that_hangs_is_never_waited_for(tmp_path: Path, monkeypatch: pytest.
         made.log(step, {f"figure/{n}": 0.123456 for n in range(40)})
         taken.append(time.perf_counter() - began)
     assert statistics.median(taken) < 0.05, "nobody waits for it"
-    assert made.complaints() == [
+    assert made.take_warnings() == [
         "the tracker tensorboard does not keep up, and misses steps; the run's own logs are whole"
     ]
     began = time.perf_counter()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class Pinned(threading.local):
+class PinnedWeights(threading.local):
     """By thread: evaluation, in the one that trains, samples from the weights as they are."""
 
     weights: Any = None

@@ -130,7 +130,7 @@ class Tracking:
         until = time.monotonic() + (0.0 if at_once else FINISH_WITHIN)
         for tracker in self._trackers:
             tracker.close(until)
-        found = self.complaints()
+        found = self.take_warnings()
         self._trackers = []
         return found
 

@@ -12,7 +12,7 @@ from vigneron.distributed import ranks
 from vigneron.distributed.checks import resume_command
 from vigneron.errors import NonFinite, UserError, did_you_mean
 from vigneron.policy.model import Policy, Reference
-from vigneron.remote.setup import Scale
+from vigneron.remote.setup import RemoteWorkers
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.checkers import Check
 from vigneron.rewards.rank0_reward import OnFirstRank
@@ -63,7 +63,7 @@ class Run:
     """Where what samples is not the policy itself."""
     ahead: Ahead | None = None
     """Where the next steps are sampled while weights are updated."""
-    scale: Scale | None = None
+    scale: RemoteWorkers | None = None
     """What it has beyond its own process."""
     step: int = 0
     skipped: int = 0
@@ -188,8 +188,8 @@ class Run:
         self.history.add({"step": self.step, **metrics})
         said = [Notice(self.step, t, "warning") for t in (*self.method.explain(metrics), *explain_canaries(metrics))]
         said += [Notice(self.step, text, "warning", about) for about, text in self.history.warnings().items()]
-        said += [Notice(self.step, text, "warning") for text in self.tracking.complaints()] if self.tracking else []
-        said += [Notice(self.step, text, "warning") for text in self.scale.complaints()] if self.scale else []
+        said += [Notice(self.step, text, "warning") for text in self.tracking.take_warnings()] if self.tracking else []
+        said += [Notice(self.step, text, "warning") for text in self.scale.take_warnings()] if self.scale else []
         for notice in said:
             if notice.key not in self.said:
                 self.said.add(notice.key)

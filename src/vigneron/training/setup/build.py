@@ -14,7 +14,7 @@ from vigneron.policy.from_config import load_child, seed_everything
 from vigneron.policy.load import speed_up
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.sharding import shard_policy
-from vigneron.remote.setup import Scale
+from vigneron.remote.setup import RemoteWorkers
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import build_check, load_checker
@@ -45,7 +45,7 @@ Build = Callable[[Parts], Method]
 
 def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> Run:
     with explained_memory(config):
-        scale = ranks.run_on_all_ranks(lambda: Scale(config, here=ranks.is_rank0()))
+        scale = ranks.run_on_all_ranks(lambda: RemoteWorkers(config, here=ranks.is_rank0()))
         try:
             return _put_together(config, folder, data, build, view, scale)
         except BaseException:  # whatever it was: raised on
@@ -53,7 +53,7 @@ def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view:
             raise
 
 
-def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, view: View, scale: Scale) -> Run:
+def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, view: View, scale: RemoteWorkers) -> Run:
     built, look, policy = ranks.run_on_all_ranks(lambda: _loaded(config, folder, data, view, scale))
     asked = ApplyReward(built, missing_limit=config.reward.missing_limit)
     reward = asked if ranks.world_size() == 1 else OnFirstRank(asked)
@@ -66,7 +66,7 @@ def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, v
     # Shared weights come and go during a pass, at addresses that no graph knows.
     one = config.scale.shard == 1
     speed_up(policy, reference, graphs=config.model.graphs and one, compiled=config.model.compile is True and one)
-    scale.give_sampler(policy, folder)
+    scale.attach_sampler(policy, folder)
     longest, cut = lengths(config, policy, data, built)
     if config.microbatch_tokens == "auto":
         with phase("see what fits into memory"):
@@ -103,7 +103,7 @@ def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, v
 
 
 def _loaded(
-    config: Config, folder: RunFolder, data: Data, view: View, scale: Scale
+    config: Config, folder: RunFolder, data: Data, view: View, scale: RemoteWorkers
 ) -> tuple[Any, SecondLook | None, Policy]:
     """What comes of files, each of which may be missing on some node."""
     built = build_reward(
