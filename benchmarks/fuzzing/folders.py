@@ -97,11 +97,11 @@ def damage_checkpoint(checkpoint: Path, random: Random) -> None:
 @cache
 def loaded(run: Path) -> tuple[Any, dict[str, str]]:
     """The run's policy, and its base: loaded once, and written over by every case."""
-    from vigneron.policy.from_config import load_child
+    from vigneron.policy.from_config import policy_from_config
     from vigneron.training.checkpoint.read import weights_identity
 
     config = RunFolder.open(run).config()
-    policy = load_child(config)
+    policy = policy_from_config(config)
     return policy, weights_identity(config.model.name, policy)
 
 

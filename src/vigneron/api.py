@@ -12,7 +12,7 @@ from vigneron.data.prompts import Row, completion_text
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.methods import METHODS
-from vigneron.policy.from_config import load_child
+from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import changed_config, load_config
 from vigneron.rewards.apply import ApplyReward
@@ -152,7 +152,7 @@ def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
     chosen = checkpoint_to_look_at(found.path, step)
     # Wherever it was trained, it is looked at here.
     here = config.model.model_copy(update={"device": "auto", "dtype": "auto"})
-    policy = load_child(config.model_copy(update={"model": here}))
+    policy = policy_from_config(config.model_copy(update={"model": here}))
     reference = Reference.of(policy)
     load_weights(chosen, policy)
     return Trained(found.path, config, checkpoint_step(chosen), policy, reference)

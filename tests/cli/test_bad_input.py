@@ -30,8 +30,8 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*_: Any, **__: Any) -> None:
         pytest.fail("a model was loaded")
 
-    monkeypatch.setattr(building, "load_child", reached)
-    monkeypatch.setattr(api, "load_child", reached)
+    monkeypatch.setattr(building, "policy_from_config", reached)
+    monkeypatch.setattr(api, "policy_from_config", reached)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", reached)
 
 

@@ -12,7 +12,7 @@ from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.prompts import prompts_token_ids
 from vigneron.errors import UserError
 from vigneron.policy.bundled import SMOLLM2
-from vigneron.policy.chat import MODEL, USER, mint
+from vigneron.policy.chat import MODEL, USER, add_chat_tokens
 from vigneron.policy.load import make_policy, model_source
 from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations, demonstrations
@@ -44,7 +44,7 @@ def smollm2_shaped() -> Policy:
 
 def minted() -> Policy:
     policy = tiny_policy("llama")
-    mint(policy.model, policy.tokenizer)
+    add_chat_tokens(policy.model, policy.tokenizer)
     return policy
 
 

@@ -225,7 +225,9 @@ def test_bad_input_is_one_line(place: Path) -> None:
         ("model", "rank 1: model: the folder"),
         ("version", "rank 1, on "),
         pytest.param("weights", "has other weights here than on rank 0", marks=AT_LENGTH),
-        pytest.param("shapes", "other names or shapes here than on rank 0: model.embed_tokens.weight", marks=AT_LENGTH),
+        pytest.param(
+            "shapes", "weight names or shapes differ from those on rank 0: model.embed_tokens.weight", marks=AT_LENGTH
+        ),
     ],
 )
 def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, expected: str | None) -> None:

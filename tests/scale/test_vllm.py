@@ -22,7 +22,7 @@ from vigneron.methods import METHODS
 from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
 from vigneron.remote.vllm.json_server import JsonServer
-from vigneron.remote.vllm.sampler import MOVED, VllmSampler, _mean_gap, request_seeds
+from vigneron.remote.vllm.sampler import CHANGED, VllmSampler, _mean_gap, request_seeds
 from vigneron.remote.vllm.server_api import VllmServer, connect
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rollout.engine.request import Completions, Request
@@ -314,12 +314,12 @@ def test_a_server_that_ignored_an_update_is_refused(tiny_folder: Path, served: S
             policy.causal.lm_head.weight.add_(5e-4 * direction)
         return _mean_gap(sampler._own_logprobs(), first)
 
-    while changed() <= MOVED:
+    while changed() <= CHANGED:
         sampler.update_weights()  # it goes on while it cannot know
     with pytest.raises(UserError, match=r"not have the weights of version \d+.*did not change, while the policy"):
         sampler.update_weights()
     assert policy.version > 2
-    assert MOVED < _mean_gap(sampler._own_logprobs(), first) < sampler._config.probe_limit
+    assert CHANGED < _mean_gap(sampler._own_logprobs(), first) < sampler._config.probe_limit
     served.misbehave("ignore update")
     with torch.no_grad():
         policy.causal.lm_head.weight.mul_(20)

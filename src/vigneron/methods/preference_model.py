@@ -14,7 +14,7 @@ from vigneron.config import PreferenceModelConfig
 from vigneron.core.losses import preference_bce
 from vigneron.data.prompts import Row
 from vigneron.methods.shared import held_out_pairs, sides
-from vigneron.policy.reward_model import scores, scores_in_parts, set_scorer_kind
+from vigneron.policy.reward_model import scores, scores_in_parts, set_reward_model_kind
 from vigneron.rollout.pairs import OrderedPairs
 from vigneron.training.method import Method, Metrics, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
@@ -23,7 +23,7 @@ from vigneron.training.update import GradientUpdate, Term, players_of
 def build(parts: Parts) -> Method:
     config, policy = parts.config, parts.policy
     assert isinstance(config.method, PreferenceModelConfig)
-    set_scorer_kind(policy, "first_is_better")
+    set_reward_model_kind(policy, "first_is_better")
     rollout = OrderedPairs(policy)
 
     def score_now(batch: Batch) -> Tensor:

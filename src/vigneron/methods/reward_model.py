@@ -12,7 +12,7 @@ from vigneron.config import RewardModelConfig
 from vigneron.core.losses import bradley_terry
 from vigneron.data.prompts import Row
 from vigneron.methods.shared import held_out_pairs, pair_term, sides
-from vigneron.policy.reward_model import scores, scores_in_parts, set_scorer_kind
+from vigneron.policy.reward_model import scores, scores_in_parts, set_reward_model_kind
 from vigneron.rollout.pairs import Pairs
 from vigneron.training.method import Method, Metrics, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
@@ -21,7 +21,7 @@ from vigneron.training.update import GradientUpdate, Term, players_of
 def build(parts: Parts) -> Method:
     config, policy = parts.config, parts.policy
     assert isinstance(config.method, RewardModelConfig)
-    set_scorer_kind(policy, "reward")
+    set_reward_model_kind(policy, "reward")
     rollout = Pairs(policy)
 
     def score_now(batch: Batch) -> Tensor:

@@ -13,7 +13,7 @@ from vigneron.batch import Batch
 from vigneron.config import ScoreModelConfig
 from vigneron.core.losses import preference_bce
 from vigneron.data.prompts import Row
-from vigneron.policy.reward_model import scores, scores_in_parts, set_scorer_kind
+from vigneron.policy.reward_model import scores, scores_in_parts, set_reward_model_kind
 from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.training.method import Method, Metrics, Parts
 from vigneron.training.update import GradientUpdate, Term, players_of
@@ -22,7 +22,7 @@ from vigneron.training.update import GradientUpdate, Term, players_of
 def build(parts: Parts) -> Method:
     config, policy, options = parts.config, parts.policy, parts.config.method
     assert isinstance(options, ScoreModelConfig)
-    set_scorer_kind(policy, "reward")
+    set_reward_model_kind(policy, "reward")
     rollout = Demonstrations(policy)
 
     def wanted(batch: Batch) -> Tensor:

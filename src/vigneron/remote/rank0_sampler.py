@@ -22,7 +22,7 @@ class UnshardedCopy:
                 name: nn.Parameter(torch.empty(one.shape, dtype=one.dtype), one.requires_grad)
                 for name, one in policy.model.named_parameters()
             }
-            model = policy.sharding.filled(weights).eval().to("cpu")
+            model = policy.sharding.with_weights(weights).eval().to("cpu")
             self.policy = replace(policy, model=model, device=torch.device("cpu"), sharding=None, sampler=None)
         self._version: int | None = None
 

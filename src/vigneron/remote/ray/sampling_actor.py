@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vigneron.config import Config
 from vigneron.policy.compiling import can_compile, set_compiling
-from vigneron.policy.from_config import load_child
+from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.model import Policy
 from vigneron.remote.ray.cuda_ipc import Handle, gpu_uuid, open_handles
 from vigneron.remote.ray.pool import PoolActor, UnusableActor
@@ -46,7 +46,7 @@ class SamplingActor(PoolActor):
         self._shared: list[Tensor] = []
 
     def setup(self) -> ActorInfo:
-        policy = load_child(self._config)
+        policy = policy_from_config(self._config)
         policy.compiled = self._config.model.compile is True and can_compile(policy.device)
         set_compiling(policy.compiled)
         self._policy: Policy = policy

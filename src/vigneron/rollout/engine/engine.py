@@ -1,6 +1,6 @@
 """The sampling engine: a static cache, prompts computed once a group, rows refilled as they end.
 
-On a CUDA device a step of all rows is one graph, with sampling in it, captured once for each number of rows; the host
+On a CUDA device a step of all rows is one graph, with sampling in it, capture once for each number of rows; the host
 looks every few steps which rows have ended. On a CPU the same steps run one by one.
 """
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from vigneron.batch import to_device
 from vigneron.core.draws import Sampling
 from vigneron.policy.compiling import compile_layers
-from vigneron.policy.cuda_graphs import Graphs, repeatable, rounded_up
+from vigneron.policy.cuda_graphs import CudaGraphs, round_to_bucket, round_up
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.decode_state import Rows, choose
-from vigneron.rollout.engine.inference_model import Twin
+from vigneron.rollout.engine.inference_model import InferenceModel
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
 from vigneron.rollout.engine.schedule import Schedule
 from vigneron.timing import phase
@@ -39,8 +39,8 @@ class Engine:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.device, self.pad_id = policy.device, policy.pad_id
-        self._twin = Twin(policy)
-        self._graphs = Graphs(policy.device)
+        self._twin = InferenceModel(policy)
+        self._graphs = CudaGraphs(policy.device)
         self.graphed = self._graphs.available
         self._set_ends()
         self._slots = 0
@@ -71,7 +71,7 @@ class Engine:
 
     def rows_for(self, count: int) -> int:
         """Where a number of rows needs a graph, it is rounded up a little: few different ones occur."""
-        return rounded_up(count, 8 if count <= 128 else 32) if self.graphed else count
+        return round_up(count, 8 if count <= 128 else 32) if self.graphed else count
 
     def _rows_at_once(self, slots: int) -> int:
         _, heads, size = self._twin.attentions[0]
@@ -89,7 +89,7 @@ class Engine:
         """
         rows, has = self.rows_for(rows), (self._capacity, self._slots, self.rows.ids.shape[1] - 1)
         if self.graphed:
-            slots = rounded_up(slots, 64)
+            slots = round_up(slots, 64)
             if all(have >= need for have, need in zip(has, (rows, slots, tokens), strict=True)):
                 return
             grown = max(rows, self._capacity), max(slots, self._slots)
@@ -116,7 +116,7 @@ class Engine:
         """Keys and values of prompts into cache rows; the state after each prompt."""
         count, width = len(prompts), max(len(prompt) for prompt in prompts)
         if self.graphed:
-            count, width = repeatable(count), min(rounded_up(width, 16), self._policy.context_length or self._slots)
+            count, width = round_to_bucket(count), min(round_up(width, 16), self._policy.context_length or self._slots)
         ids = torch.full((count, width), self._policy.pad_id)
         into = torch.full((count,), self._capacity)
         last = torch.zeros(count, dtype=torch.long)
@@ -124,7 +124,7 @@ class Engine:
             ids[i, : len(prompt)] = torch.tensor(prompt)
             into[i], last[i] = row, len(prompt) - 1
         with torch.compiler.set_stance("force_eager"):  # many shapes: compiling for each would cost more than it gives
-            return self._graphs.replayed((count, width), self._prefill, [ids, into, last])[: len(prompts)]
+            return self._graphs.run((count, width), self._prefill, [ids, into, last])[: len(prompts)]
 
     def _prefill(self, ids_PS: Tensor, rows_P: Tensor, last_P: Tensor) -> Tensor:
         positions_PS = torch.arange(ids_PS.shape[1], device=ids_PS.device).expand_as(ids_PS)
@@ -143,7 +143,7 @@ class Engine:
 
     def decode(self, count: int, sampling: Sampling | None) -> None:
         """One more token in each of the first `count` rows."""
-        self._graphs.stepped(("decode", count, sampling), lambda: self._decode(count, sampling), self.rows.tensors())
+        self._graphs.run_step(("decode", count, sampling), lambda: self._decode(count, sampling), self.rows.tensors())
 
     def _decode(self, count: int, sampling: Sampling | None) -> None:
         rows = self.rows.first(count)

@@ -21,7 +21,7 @@ from vigneron.rollout.engine.cached_attention import Unsupported
 Source = Callable[[], Tensor]
 
 
-class Twin:
+class InferenceModel:
     """A copy of the model's structure whose attention keeps a static cache; see `cached_attention`."""
 
     def __init__(self, policy: Policy) -> None:

@@ -10,7 +10,7 @@ from vigneron.config import Config
 from vigneron.data.prompts import PromptOrder
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
-from vigneron.policy.from_config import load_child, seed_everything
+from vigneron.policy.from_config import policy_from_config, seed_everything
 from vigneron.policy.load import speed_up
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.sharding import shard_policy
@@ -121,7 +121,7 @@ def _loaded(
     scale.check_used()
     seed_everything(config.seed)
     with phase("load the model"):
-        return built, look, load_child(config, shared=config.scale.shard > 1)
+        return built, look, policy_from_config(config, shared=config.scale.shard > 1)
 
 
 def _base(config: Config, policy: Policy) -> dict[str, str]:
