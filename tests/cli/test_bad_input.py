@@ -70,7 +70,7 @@ class TestRecipe:
             ("group_size=0", ("group_size: should be greater than 0", "not 0")),
             ("steps", ("'steps' is not of the form key=value",)),
             ("steps=[1", ("steps=[1", "not valid YAML")),
-            ("data.task=antonym", ("data.task: there is no task 'antonym'", "did you mean 'antonyms'?")),
+            ("data.task=antonym", ("data.task: unknown task 'antonym'", "did you mean 'antonyms'?")),
             ("data.template=Say {wrd}", ("data.template", "{wrd}", "'wrd'")),
             ("data.template=Say {}", ("data.template", "Say {}")),
             ("data.template='Say {word'", ("data.template", "Say {word")),
@@ -142,7 +142,7 @@ class TestData:
     def test_template_with_an_unknown_column(self, tmp_path: Path, tiny_folder: Path) -> None:
         recipe = write_recipe(tmp_path, tiny_folder)
         answer = vigneron("train", recipe, "data.template=Say {word}")
-        assert_one_line(answer, "rows.jsonl", "row 1 cannot fill the template", "'word'")
+        assert_one_line(answer, "rows.jsonl", "row 1 does not fit the template", "'word'")
 
 
 # ---------------------------------------------------------------------------------------------- model and reward

@@ -17,7 +17,7 @@ from servers import Seen, Sent, chat, refusal, serving, vectors
 
 from vigneron.data.tasks import load_task
 from vigneron.recipe import load_config
-from vigneron.run_data.reference_answers import rows_to_evaluate
+from vigneron.run_data.reference_answers import load_evaluation_rows
 
 KEY = "sk-secret-4f9a1c77e2"
 
@@ -130,8 +130,8 @@ def test_a_parent_that_fails_trains_nothing_and_leaves_no_folder(tmp_path: Path)
     with serving(lambda seen, n: shout(seen, n) if n == 0 else refusal(400)) as server:
         recipe = recipe_with_parent(tmp_path, "smollm2-135m", server.url)
         line = one_line(vigneron("train", recipe))
-        assert re.search(r"parent: \d+ of 14 prompts got no answer( \(\d+ were not asked any more\))?, more than", line)
-        assert "`parent.missing_limit: 0.05` allows; the first: answered 400" in line
+        assert re.search(r"parent: \d+ of 14 prompts got no answer( \(\d+ more were not sent\))?, more than", line)
+        assert "`parent.missing_limit: 0.05` allows; the first error: answered 400" in line
     line = one_line(vigneron("train", recipe, "parent.url=http://127.0.0.1:1/v1"))
     assert "parent: 'grape' at 'http://127.0.0.1:1/v1' cannot be reached (Connection refused)" in line
     assert not (tmp_path / "runs").exists()
@@ -139,7 +139,7 @@ def test_a_parent_that_fails_trains_nothing_and_leaves_no_folder(tmp_path: Path)
 
 def test_what_a_user_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_with_parent(tmp_path, "smollm2-135m", "http://127.0.0.1:1/v1")
-    assert "has no parent, its answers are recorded" in one_line(vigneron("parent", "pgsrm-antonyms"))
+    assert "has no parent, it uses recorded answers" in one_line(vigneron("parent", "pgsrm-antonyms"))
     assert "parent.input: row 1 cannot fill '{wrd}'" in one_line(vigneron("parent", recipe, "parent.input='{wrd}'"))
     (tmp_path / "there.jsonl").write_text("")
     assert "'there.jsonl' exists" in one_line(vigneron("parent", recipe, "--out", "there.jsonl"))
@@ -153,7 +153,7 @@ def test_the_parent_fills_in_only_what_a_file_lacks(tmp_path: Path) -> None:
     with serving(shout) as server:
         config = load_config(str(recipe_with_parent(tmp_path, "smollm2-135m", server.url)))
         file = write_jsonl(tmp_path / "some.jsonl", ['{"word": "a", "answer": "own"}', '{"word": "b"}'])
-        rows = rows_to_evaluate(config, file, lambda text: None)
+        rows = load_evaluation_rows(config, file, lambda text: None)
         assert [(row["word"], row["answer"]) for row in rows] == [("a", "own"), ("b", "B!")]
         assert len(server.seen) == 1
 
@@ -229,7 +229,7 @@ def test_recorded_rows_that_contradict_each_other(tmp_path: Path) -> None:
     assert "row 2 has no 'answer'" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
     assert "nor have 2 others" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
     twice = line([row("a"), row("c"), row("a", "z"), row("c", "z")])
-    assert "rows 1 and 3 have the same prompt and different answers (2 such rows in all)" in twice
+    assert "rows 1 and 3 have the same prompt and different answers (2 such rows in total)" in twice
 
 
 def test_what_is_trained_on_and_held_out_is_said_so(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_what_is_trained_on_and_held_out_is_said_so(tmp_path: Path) -> None:
     data = {name: str(write_jsonl(tmp_path / f"{name}.jsonl", rows)) for name, rows in parts.items()}
     answer = vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data))
     assert answer.code == 0, answer
-    assert "2 of 3 prompts of `held_out` stand in `train` too, the first in row 2: 'c'" in answer.out
+    assert "2 of 3 prompts of `held_out` are also in `train`, the first in row 2: 'c'" in answer.out
 
 
 def test_exact_repeats_are_left_out_and_said_so(tmp_path: Path) -> None:
@@ -245,5 +245,5 @@ def test_exact_repeats_are_left_out_and_said_so(tmp_path: Path) -> None:
     data = {"train": str(write_jsonl(tmp_path / "repeats.jsonl", rows))}
     answer = vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data))
     assert answer.code == 0, answer
-    assert "repeats.jsonl': 2 rows repeat an earlier one and are left out" in answer.out
+    assert "repeats.jsonl': 2 duplicate rows are dropped" in answer.out
     assert "3 prompts to train on" in answer.out

@@ -221,7 +221,11 @@ def test_the_minted_template_writes_several_turns_and_the_models_beginning() -> 
             "fails: unknown role tool: expected system, user or assistant",
         ),
         (minted_bytes, [{"role": "system", "content": "x"}], "fails: a system message must be the first"),
-        (minted_bytes, [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}], "refuses it: a turn is"),
+        (
+            minted_bytes,
+            [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}],
+            "fails: unknown role system",
+        ),
     ],
 )
 def test_what_a_template_refuses_is_one_line_that_names_the_row(prepare: Any, messages: Any, line: str) -> None:

@@ -66,7 +66,7 @@ def test_pieces_come_back_in_order_whoever_dies(
     work = pool.work("double", [(n, deaths.get(n)) for n in range(10)])
     assert [double for double, _ in work.results] == [2 * n for n in range(10)]
     assert work.replaced == 2
-    assert {3, 7} <= work.again
+    assert {3, 7} <= work.retried
     assert [" was lost (" in line for line in cluster.warnings] == [True, True]
     assert [name.split("/")[-1] for name in work.by] == [str(pid) for _, pid in work.results]
     again = pool.work("double", [(1, None)])

@@ -129,7 +129,7 @@ def test_greedy_completions_are_the_engines(tiny_folder: Path, served: Served, t
     assert torch.equal(ours.truncated_B, theirs.truncated_B)
     torch.testing.assert_close(ours.behaviour_BT, theirs.behaviour_BT, atol=1e-4, rtol=0)
     assert theirs.prompt_hidden_BH is None
-    assert theirs.figures["vllm/probe_gap"] < 1e-4
+    assert theirs.metrics["vllm/probe_gap"] < 1e-4
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), NARROW])
@@ -192,7 +192,7 @@ def test_it_takes_the_weights_as_they_become(
     policy.version = 1
     done = sampler.sample(request(Sampling()))
     check_logprobs(policy, done, Sampling())
-    assert done.figures["vllm/probe_gap"] < 1e-4
+    assert done.metrics["vllm/probe_gap"] < 1e-4
     assert sampler.version == 1
     assert [path.name for path in (tmp_path / "vllm").iterdir()] == ["step-1"]
     sampler.close()

@@ -164,11 +164,11 @@ class RunFolder:
 
     def data(self) -> "Data":
         from vigneron.data.dataset import read_rows
-        from vigneron.run_data.load import Data, check_own_rows
+        from vigneron.run_data.load import Data, check_saved_rows
 
         train, held_out = (read_rows(self.path / "data" / f"{part}.jsonl") for part in ("train", "held_out"))
         data = Data(train, held_out)
-        check_own_rows(self.config(), data, str(self.path / "data"))
+        check_saved_rows(self.config(), data, str(self.path / "data"))
         return data
 
     def remove(self) -> None:

@@ -162,8 +162,8 @@ class VllmSampler:
             done.behaviour_BT[row, : len(one.ids)] = torch.tensor(one.logprobs, device=device, dtype=dtype)
         lengths = torch.tensor([len(one.ids) for one in completions], device=device)
         truncated = torch.tensor([not one.ended for one in completions], device=device)
-        figures = {"vllm/probe_gap": self._gap}
-        return Completions(done.ids_BT, lengths, done.behaviour_BT, truncated, figures=figures)
+        metrics = {"vllm/probe_gap": self._gap}
+        return Completions(done.ids_BT, lengths, done.behaviour_BT, truncated, metrics=metrics)
 
     def close(self) -> None:
         """Delete the folder of weights. The server keeps what it has loaded."""

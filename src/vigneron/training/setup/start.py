@@ -15,7 +15,7 @@ from vigneron.policy.load import resolve_device
 from vigneron.remote.setup import check_scale
 from vigneron.rubric.read import read_rubric
 from vigneron.run_data.load import Data, check_rubric_data, load_data
-from vigneron.run_data.reference_answers import answered
+from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice, kept_notices
 from vigneron.timing import phase
@@ -155,7 +155,7 @@ def _looked_at(config: Config, runs: Path, name: str | None, view: View) -> tupl
     if name is not None:
         RunFolder.refuse_taken(runs, name)
     with phase("ask the parent"):
-        return config, answered(config, data, view.notice)
+        return config, with_parent_answers(config, data, view.notice)
 
 
 def _look_back(
