@@ -106,7 +106,7 @@ class TestData:
             (['{"prompt": "a", "answer": "b"}', '{"prompt": "a"}'], ("row 2 has no 'answer'",)),
             (['{"promt": "a", "answer": "b"}'], ("row 1 has no 'prompt'", "did you mean 'promt'?")),
             (['{"prompt": "", "answer": "b"}'], ("row 1 has no 'prompt'",)),
-            (['{"prompt": 5, "answer": "b"}'], ("row 1", "prompt is neither a text nor a list")),
+            (['{"prompt": 5, "answer": "b"}'], ("row 1", "prompt must be a text or a list")),
             (['{"prompt": "a", "answer": "b"}', "{oops"], ("line 2 is not JSON",)),
             (["[1, 2]"], ("line 1 is not a JSON object",)),
         ],

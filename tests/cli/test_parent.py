@@ -84,7 +84,9 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
         assert "missing: its reply 'two\\nlines': it had more than one line" in " ".join(out.split())
         assert "… and 9 more (--show 14)" in out
         assert "13 answered, 1 missing" in out
-        assert "14 prompts asked (105 tokens in, 45 out), 0 from the cache" in out, "the missing one was asked twice"
+        assert "14 prompts sent (105 tokens in, 45 out), 0 answers from the cache" in out, (
+            "the missing one was asked twice"
+        )
         rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
         assert rows[0] == {"word": "w0", "prompt": "say w0: ", "answer": "W0!"}
         assert len(rows) == 11
@@ -95,7 +97,7 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
         assert "13 answers in the cache, 1 to ask" in said[-1].out
         said.append(vigneron("train", recipe, limit, "--name", "one"))
         assert said[-1].code == 0, said[-1]
-        assert "1 of 14 prompts got no answer and are left out: 'say w3: '" in said[-1].out
+        assert "1 of 14 prompts got no answer and are dropped: 'say w3: '" in said[-1].out
         chats = [seen for seen in server.seen[asked:] if seen.path.endswith("/chat/completions")]
         assert {seen.body["messages"][1]["content"] for seen in chats} == {"w3"}, "only what is missing is asked again"
         run = tmp_path / "runs" / "one"
@@ -110,7 +112,7 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
 
         said.append(vigneron("eval", run, "--file", "held.jsonl"))
         assert said[-1].code == 0, said[-1]
-        assert "0 prompts asked, 2 from the cache" in said[-1].out
+        assert "0 prompts sent, 2 answers from the cache" in said[-1].out
 
         recorded = ["data.train=answers.jsonl", "data.held_out=answers.held_out.jsonl", "parent=null"]
         said.append(vigneron("validate", recipe, *recorded))
@@ -207,11 +209,11 @@ def test_a_local_parent_trains_a_child(tmp_path: Path, tiny_folder: Path, obligi
     )
     answer = vigneron("train", recipe, "--name", "one")
     assert answer.code == 0, answer
-    assert "14 prompts asked" in answer.out
+    assert "14 prompts sent" in answer.out
     rows = [json.loads(line) for line in (tmp_path / "runs/one/data/train.jsonl").read_text().splitlines()]
     assert {row["answer"] for row in rows} == {"xy"}
     again = vigneron("train", recipe)
-    assert "0 prompts asked, 14 from the cache" in again.out
+    assert "0 prompts sent, 14 answers from the cache" in again.out
 
 
 # ---------------------------------------------------------------------------------------------- recorded answers
@@ -227,7 +229,7 @@ def test_recorded_rows_that_contradict_each_other(tmp_path: Path) -> None:
         return one_line(vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data)))
 
     assert "row 2 has no 'answer'" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
-    assert "nor have 2 others" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
+    assert "nor do 2 other rows" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
     twice = line([row("a"), row("c"), row("a", "z"), row("c", "z")])
     assert "rows 1 and 3 have the same prompt and different answers (2 such rows in total)" in twice
 

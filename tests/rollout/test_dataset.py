@@ -83,9 +83,9 @@ GOOD = {"prompt": "x", "answer": "y"}
         ({"prompt": [], "answer": "y"}, "row 2 has no 'prompt'"),
         ({"prompt": "x", "answer": None}, "row 2 has no 'answer'"),
         ({}, "row 2 has no 'prompt'"),
-        ({"prompt": 7, "answer": "y"}, "row 2: prompt is neither a text nor a list of"),
-        ({"prompt": ["hello"], "answer": "y"}, "row 2: prompt is neither a text nor a list of"),
-        ({"prompt": [{"role": "user"}], "answer": "y"}, "row 2: prompt is neither a text nor a list of"),
+        ({"prompt": 7, "answer": "y"}, "row 2: prompt must be a text or a list of"),
+        ({"prompt": ["hello"], "answer": "y"}, "row 2: prompt must be a text or a list of"),
+        ({"prompt": [{"role": "user"}], "answer": "y"}, "row 2: prompt must be a text or a list of"),
     ],
 )
 def test_check_rows_names_the_first_bad_row(row: dict[str, object], message: str) -> None:

@@ -83,15 +83,15 @@ def test_a_runs_own_rows_read_again_stay_what_they_are(row: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("row", "line"),
     [
-        ({"messages": "hello"}, "messages is not a list of"),
-        ({"messages": [{"role": "user"}]}, "messages is not a list of"),
+        ({"messages": "hello"}, "messages must be a list of"),
+        ({"messages": [{"role": "user"}]}, "messages must be a list of"),
         ({"messages": []}, "messages has no turn of role 'assistant'"),
         ({"messages": talk("a")}, "messages has no turn of role 'assistant' to train on: add one"),
         ({"messages": [turn("assistant", "a")]}, "messages begins with role 'assistant'"),
         ({"messages": talk("a", " ", "c", "d")}, "turn 2 of messages is an empty answer: remove the row"),
         ({"prompt": "a", "completion": ""}, "the completion is empty"),
         ({"prompt": "a", "completion": " \n"}, "the completion is empty"),
-        ({"prompt": "a", "completion": 3}, "completion is neither a text nor a list of"),
+        ({"prompt": "a", "completion": 3}, "completion must be a text or a list of"),
         ({"prompt": "a", "completion": talk("a", "b")[1:]}, "completion is a list of messages and prompt is not"),
         ({"prompt": talk("a"), "completion": []}, "completion does not end with a turn of role 'assistant'"),
         ({"prompt": talk("a"), "completion": talk("a")}, "completion does not end with a turn of role 'assistant'"),
