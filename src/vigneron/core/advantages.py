@@ -18,8 +18,8 @@ def group_relative(
 ) -> Float[Tensor, " B"]:
     """A = R − mean of the group's rewards   (eq. 13).
 
-    scale "none" is eq. 13, as in Dr. GRPO; "std" is the original GRPO's A / (std + 1e-4), with the unbiased std (n − 1),
-    as in TRL. A sample whose group has no other reward gets 0, and equal rewards get exactly 0. Samples may be in any
+    scale "none" is eq. 13, as in Dr. GRPO; "std" is the original GRPO's A / (std + 1e-4), with unbiased std (n − 1), as
+    in TRL. A sample whose group has no other reward gets 0, and equal rewards get exactly 0. Samples may be in any
     order, and group numbers are arbitrary.
     """
     number_B = _numbered(group_B)
@@ -40,8 +40,8 @@ def gae(
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Aₜ = Σₖ (γλ)ᵏ δₜ₊ₖ with δₜ = rₜ + γ V(sₜ₊₁) − V(sₜ), and the returns A + V   (Schulman et al., 2016; §4.7).
 
-    `values[t]` is V before token t; after the last token it is 0. A reward for the whole text is on its last token: then
-    with γ = λ = 1 Aₜ = R − V(sₜ), which is eq. 4. Masked-out positions between tokens (a user's turn) are skipped.
+    `values[t]` is V before token t; after the last token it is 0. A reward for the whole text is on its last token; then
+    with γ = λ = 1, Aₜ = R − V(sₜ), which is eq. 4. Masked-out positions between tokens (a user's turn) are skipped.
     """
     written_BT = mask_BT.bool()
     advantages_BT = torch.zeros_like(values_BT)
@@ -78,7 +78,7 @@ def explained_variance(
 
 
 def share_without_variance(rewards_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Float[Tensor, ""]:
-    """The share of groups, among those with a reward, whose rewards are all equal or only one: they give no gradient."""
+    """The share of groups, among those with a reward, with equal rewards or only one: they give no gradient."""
     number_B = _numbered(group_B)
     equal_B, count_B = _without_variance(rewards_B, number_B)
     # Each sample with a reward counts 1/n of its group, so that all groups count equally.
@@ -104,7 +104,7 @@ def _centred(
     """Each reward minus its group's mean (0 for a missing one), and the number of rewards in the group.
 
     In float64, so that a mean does not depend on the order of summation (not on Apple GPUs, which lack it). The group's
-    lowest reward is subtracted first: a mean of equal numbers may differ from them in its last bit, a mean of zeros is 0.
+    lowest reward is subtracted first: a mean of equal numbers may differ from them in the last bit, that of zeros is 0.
     """
     present_B = ~rewards_B.isnan()
     precise_B = rewards_B if rewards_B.device.type == "mps" else rewards_B.double()
