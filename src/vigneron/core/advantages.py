@@ -40,8 +40,8 @@ def gae(
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Aₜ = Σₖ (γλ)ᵏ δₜ₊ₖ with δₜ = rₜ + γ V(sₜ₊₁) − V(sₜ), and the returns A + V   (Schulman et al., 2016; §4.7).
 
-    `values[t]` is V before token t; after the last token it is 0. A reward for the whole text is on its last token; then
-    with γ = λ = 1, Aₜ = R − V(sₜ), which is eq. 4. Masked-out positions between tokens (a user's turn) are skipped.
+    `values[t]` is V before token t; after the last token it is 0. A reward for the whole text is on its last token, and
+    with γ = λ = 1 Aₜ = R − V(sₜ), as in eq. 4. Masked-out positions between tokens (a user's turn) are skipped.
     """
     written_BT = mask_BT.bool()
     advantages_BT = torch.zeros_like(values_BT)
