@@ -117,14 +117,14 @@ def work(queue: Path, runs: Path) -> int:
 
 def train_one(runs: Path, name: str, recipe: str, *changes: str) -> str:
     """Train without checkpoints, which take more than a gigabyte each; returns a line with the result."""
-    from vigneron.methods import METHODS
+    from vigneron.methods import build_method
     from vigneron.recipe import load_config
     from vigneron.training import loop
     from vigneron.training.callbacks import Silent
     from vigneron.training.setup.start import start_run
 
     config = load_config(recipe, list(changes))
-    run = start_run(config, runs, METHODS[config.method.name], name=name, view=Silent())
+    run = start_run(config, runs, build_method, name=name, view=Silent())
     run.save = lambda metrics=None: None  # type: ignore[method-assign]
     try:
         loop.train(run, Silent())

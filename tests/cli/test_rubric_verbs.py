@@ -11,14 +11,12 @@ from unittest.mock import patch
 
 import pytest
 import yaml
-from command_line import Answer, vigneron, write_jsonl
 
+from support.command_line import Answer, vigneron, write_jsonl
+from support.servers import Seen, Sent, chat, refusal, serving, verdict
 from vigneron.rubric.read import read_rubric
 from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.sources import client as client_module
-
-sys.path.append(str(Path(__file__).parent.parent / "sources"))
-from servers import Seen, Sent, chat, refusal, serving, verdict
 
 RUBRIC = """\
 version: "2"

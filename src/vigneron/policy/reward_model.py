@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vigneron.batch import Batch, map_parts
+from vigneron.batch import Batch
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.policy.bundled import quiet_transformers
@@ -22,6 +22,7 @@ from vigneron.policy.load import (
 )
 from vigneron.policy.model import Policy
 from vigneron.policy.packing import can_share_prompts, lay_out
+from vigneron.policy.rank_batches import map_microbatches
 
 RewardModelKind = Literal["reward", "first_is_better"]
 """The meaning of the score, stored as the model's label: the reward of a text, or the log-odds that the first of two
@@ -124,5 +125,6 @@ def scores(policy: Policy, batch: Batch) -> Float[Tensor, " B"]:
 @torch.no_grad()
 def scores_in_parts(policy: Policy, batch: Batch, tokens_at_once: int) -> Float[Tensor, " B"]:
     """`scores` without gradients, for batches of any size."""
-    scores_B: Tensor = map_parts(batch, tokens_at_once, lambda part: {"scores_B": scores(policy, part)})["scores_B"]
+    results = map_microbatches(batch, tokens_at_once, lambda part: {"scores_B": scores(policy, part)})
+    scores_B: Tensor = results["scores_B"]
     return scores_B
