@@ -139,7 +139,7 @@ def test_a_parent_that_fails_trains_nothing_and_leaves_no_folder(tmp_path: Path)
 def test_what_a_user_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_with_parent(tmp_path, "smollm2-135m", "http://127.0.0.1:1/v1")
     assert "has no parent, it uses recorded answers" in one_line(vigneron("parent", "pgsrm-antonyms"))
-    assert "parent.input: row 1 cannot fill '{wrd}'" in one_line(vigneron("parent", recipe, "parent.input='{wrd}'"))
+    assert "parent.input: row 1 does not fit '{wrd}'" in one_line(vigneron("parent", recipe, "parent.input='{wrd}'"))
     (tmp_path / "there.jsonl").write_text("")
     assert "'there.jsonl' exists" in one_line(vigneron("parent", recipe, "--out", "there.jsonl"))
     assert "'a.csv' should end in .jsonl" in one_line(vigneron("parent", recipe, "--out", "a.csv"))

@@ -197,7 +197,7 @@ def test_bad_input_is_one_line(place: Path) -> None:
         return err
 
     assert "17 ranks have only 16 samples a step" in said("train", "tiny.yaml", "--nproc", "17")
-    assert "scale.shard: 3 ranks do not divide" in said("train", "tiny.yaml", "--nproc", "3", "scale.shard=2")
+    assert "scale.shard: 3 ranks are not a multiple of 2" in said("train", "tiny.yaml", "--nproc", "3", "scale.shard=2")
     constraint = ("method={name: trpo, form: constraint}", "optimizer={}", "scale.shard=2")
     assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2")
     assert "staleness" in said("train", "tiny.yaml", "scale.staleness=1")

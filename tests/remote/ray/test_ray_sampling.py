@@ -125,7 +125,7 @@ def test_weights_that_came_changed_are_noticed_and_that_actor_is_replaced(nodes:
         sampler.close()
     sampler = RaySampler(policy, config, cluster, records.append, kinds[Tampered])
     try:
-        with pytest.raises(UserError, match=r"second to which version 0 did not come whole: .* have the checksum"):
+        with pytest.raises(UserError, match=r"second that received version 0 corrupted: .* have the checksum"):
             sampler.sample(request_of(6, 4))
     finally:
         sampler.close()
