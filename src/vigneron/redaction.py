@@ -32,11 +32,11 @@ def redacted(text: str, *more: str) -> str:
 def secrets() -> list[str]:
     """Secrets in the environment: values of names such as OPENAI_API_KEY, and credentials within URLs. Longest first,
     because one may contain another."""
-    found: set[str] = set()
+    values: set[str] = set()
     for name, value in os.environ.items():
         if _NAMES.search(name):
-            found.add(value.strip())
+            values.add(value.strip())
         elif "://" in value:
-            found |= {secret for user in _USER.findall(value) for secret in user[:-1].split(":")[1:]}
-            found |= {secret for _, secret in _QUERY.findall(value)}
-    return sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)
+            values |= {secret for user in _USER.findall(value) for secret in user[:-1].split(":")[1:]}
+            values |= {secret for _, secret in _QUERY.findall(value)}
+    return sorted((secret for secret in values if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)

@@ -76,14 +76,14 @@ def _describe(error: ErrorDetails, path: Path, given: Any, model: type[BaseModel
     return f"{key}: {message}, not {shown_value(error['input'])}"
 
 
-def _describe_kind(found: Any, key: str, tag: str, kinds: Mapping[str, Any]) -> str:
+def _describe_kind(given: Any, key: str, tag: str, kinds: Mapping[str, Any]) -> str:
     """A section with several kinds is not a mapping, lacks its kind, or has an unknown one."""
     wanted = f"one of {', '.join(repr(kind) for kind in kinds)}"
-    if not isinstance(found, Mapping):
-        return f"{key}: should be a mapping with '{tag}', {wanted}, not {shown_value(found)}"
-    kind = found.get(tag)
+    if not isinstance(given, Mapping):
+        return f"{key}: should be a mapping with '{tag}', {wanted}, not {shown_value(given)}"
+    kind = given.get(tag)
     if kind is None:
-        near = nearest(tag, [str(other) for other in found if other != tag])
+        near = nearest(tag, [str(other) for other in given if other != tag])
         return f"'{key}.{tag}' is missing: {wanted}" + (f" (instead of '{near}'?)" if near else "")
     near = nearest(str(kind), kinds)
     return f"{key}.{tag}: {wanted}, not {shown_value(kind)}" + (f" (did you mean '{near}'?)" if near else "")
@@ -155,12 +155,12 @@ def _inside(options: Sequence[Any], part: int | str) -> tuple[str, list[Any]]:
             field = option.model_fields.get(str(part))
             if field is None:
                 continue
-            found, types = _unfolded(field.annotation, str(field.discriminator or ""))
+            new_tag, types = _unfolded(field.annotation, str(field.discriminator or ""))
         elif get_args(option):  # list[X], tuple[X, ...] or dict[K, X]
-            found, types = _unfolded(get_args(option)[1 if get_origin(option) is dict else 0])
+            new_tag, types = _unfolded(get_args(option)[1 if get_origin(option) is dict else 0])
         else:
             continue
-        tag, inner = found or tag, inner + types
+        tag, inner = new_tag or tag, inner + types
     return tag, inner
 
 
@@ -173,7 +173,7 @@ def _unfolded(annotation: Any, tag: str = "") -> tuple[str, list[Any]]:
     if get_origin(annotation) in (Union, UnionType):
         types: list[Any] = []
         for option in get_args(annotation):
-            found, inside = _unfolded(option)
-            tag, types = found or tag, types + inside
+            new_tag, inside = _unfolded(option)
+            tag, types = new_tag or tag, types + inside
         return tag, types
     return tag, [annotation]

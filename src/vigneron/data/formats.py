@@ -29,8 +29,8 @@ def conversation_of(row: Row) -> tuple[list[dict[str, Any]], int]:
     messages, completion = row.get("messages"), row.get("completion")
     if messages is not None:
         return list(messages[: last_answer(messages) + 1]), 0
-    whole = [*row["prompt"], {"role": "assistant", "content": completion_text(row["answer"])}]
-    return whole, len(whole) - (len(completion) if isinstance(completion, list) else 1)
+    conversation = [*row["prompt"], {"role": "assistant", "content": completion_text(row["answer"])}]
+    return conversation, len(conversation) - (len(completion) if isinstance(completion, list) else 1)
 
 
 def is_conversation(value: Any) -> bool:

@@ -166,12 +166,12 @@ def _set_worker_logs(ray: Any, enabled: bool) -> None:
 
 def _check_reachable(address: str) -> None:
     """Fail early: Ray itself would retry for a quarter of an hour."""
-    found: str | None = os.environ.get("RAY_ADDRESS") or address if address == "auto" else address
-    if found == "auto":
+    resolved: str | None = os.environ.get("RAY_ADDRESS") or address if address == "auto" else address
+    if resolved == "auto":
         try:
             from ray._private.services import canonicalize_bootstrap_address
 
-            found = canonicalize_bootstrap_address("auto")
+            resolved = canonicalize_bootstrap_address("auto")
         except ConnectionError as error:
             raise UserError(
                 "scale.ray_address: 'auto' finds no Ray cluster on this machine: run `ray start --head`, or give the "
@@ -179,17 +179,17 @@ def _check_reachable(address: str) -> None:
             ) from error
         except ImportError:
             return
-    host, _, port = str(found).rpartition(":")
+    host, _, port = str(resolved).rpartition(":")
     if "://" in host or not port.isdecimal():
-        raise UserError(f"scale.ray_address: '{found}' is not a cluster address: expected `auto` or `10.0.0.1:6379`")
+        raise UserError(f"scale.ray_address: '{resolved}' is not a cluster address: expected `auto` or `10.0.0.1:6379`")
     is_grpc = True
     try:
         with suppress(TypeError), socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S) as opened:
             is_grpc = os.environ.get("RAY_USE_TLS") == "1" or _is_grpc(opened)
     except (OSError, OverflowError) as error:
-        raise UserError(f"scale.ray_address: no Ray cluster answers at '{found}': {error}") from error
+        raise UserError(f"scale.ray_address: no Ray cluster answers at '{resolved}': {error}") from error
     if not is_grpc:
-        raise UserError(f"scale.ray_address: the server at '{found}' is not a Ray cluster: Ray's usual port is 6379")
+        raise UserError(f"scale.ray_address: the server at '{resolved}' is not a Ray cluster: Ray's usual port is 6379")
 
 
 def _is_grpc(opened: socket.socket) -> bool:
