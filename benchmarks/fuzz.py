@@ -113,20 +113,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    figures = {}
+    results = {}
     for kind in [given.kind] if given.kind else KINDS:
         fuzz_limits()
         cases = given.cases if given.kind else max(1, given.cases // SLOWER.get(kind, 1))
         tally = soak(kind, cases, given.first, given.seconds)
-        figures[kind] = vars(tally)
+        results[kind] = vars(tally)
         found = f"{sum(tally.faults.values())} findings of {len(tally.faults)} faults"
         of = f"{tally.outcomes['worked']} worked, {tally.outcomes['refused']} refused, {found}"
         print(f"{kind}: {tally.cases} cases, {of}, {tally.seconds:.0f} s (slowest {tally.slowest_s:.1f} s)", flush=True)
         for finding in tally.findings:
             print(finding, flush=True)
     if given.out is not None:
-        given.out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    sys.exit(any(tally["findings"] for tally in figures.values()))
+        given.out.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    sys.exit(any(tally["findings"] for tally in results.values()))
 
 
 def fuzz_limits() -> None:

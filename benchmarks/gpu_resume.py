@@ -56,19 +56,19 @@ def difference(one: Path, other: Path) -> dict[str, Any]:
     squares = sum(float(gap.double().square().sum()) for gap in gaps.values())
     count = sum(gap.numel() for gap in gaps.values())
     records = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, other)]
-    figures = [
+    gaps_by_metric = [
         (abs(a[key] - b[key]), key, a["step"])
         for a, b in zip(*records, strict=True)
         for key in a
         if isinstance(a[key], float) and isinstance(b.get(key), float)
     ]
-    largest, figure, step = max(figures)
+    largest, metric, step = max(gaps_by_metric)
     return {
         "weights, largest": max(float(gap.max()) for gap in gaps.values()),
         "weights, root mean square": (squares / count) ** 0.5,
         "metrics, largest": largest,
-        "which": f"{figure} at step {step}" if largest else "none",
-        "reward, largest": max(gap for gap, key, _ in figures if key == "reward"),
+        "which": f"{metric} at step {step}" if largest else "none",
+        "reward, largest": max(gap for gap, key, _ in gaps_by_metric if key == "reward"),
         "same samples drawn": _completions(one) == _completions(other),
     }
 
@@ -97,10 +97,10 @@ def main() -> None:
         in_own_process(runs, "killed", given.device, KILLED_AT)
         in_own_process(runs, "killed", given.device)
         pairs = {"two equal runs": ("first", "second"), "resumed and uninterrupted": ("first", "killed")}
-        found = {said: difference(runs / one, runs / other) for said, (one, other) in pairs.items()}
+        found = {name: difference(runs / one, runs / other) for name, (one, other) in pairs.items()}
     print(f"\n| largest difference after {STEPS} steps | {' | '.join(found)} |\n|---|---|---|")
     for row in next(iter(found.values())):
-        cells = [found[said][row] for said in found]
+        cells = [found[name][row] for name in found]
         print(f"| {row} | {' | '.join(f'{c:.3g}' if isinstance(c, float) else str(c) for c in cells)} |")
 
 

@@ -26,8 +26,8 @@ def answers() -> list[dict[str, str]]:
     others = [row["answer"] for row in [*rows[1:], rows[0]]]
     made = []
     for row, other in zip(rows, others, strict=True):
-        asked = row["prompt"].split("why ")[-1].split("\n")[0]
-        for kind, text in zip(KINDS, (row["answer"], other, f"{asked[0].upper()}{asked[1:]}", ""), strict=True):
+        question = row["prompt"].split("why ")[-1].split("\n")[0]
+        for kind, text in zip(KINDS, (row["answer"], other, f"{question[0].upper()}{question[1:]}", ""), strict=True):
             made.append({**row, "completion": text, "kind": kind})
     return made
 

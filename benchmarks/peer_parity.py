@@ -57,9 +57,9 @@ def in_float32(work: Work) -> Work:
 
 
 if __name__ == "__main__":
-    asked = contestant_arguments(__doc__)
-    assert asked.frozen is not None, "parity needs --frozen"
+    arguments = contestant_arguments(__doc__)
+    assert arguments.frozen is not None, "parity needs --frozen"
     with tempfile.TemporaryDirectory() as folder:
-        trl_verdict(make_trainer(in_float32(asked.work), "trl-tuned", folder), Frozen.load(asked.frozen)).save(
-            asked.out
+        trl_verdict(make_trainer(in_float32(arguments.work), "trl-tuned", folder), Frozen.load(arguments.frozen)).save(
+            arguments.out
         )

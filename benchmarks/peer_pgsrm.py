@@ -203,8 +203,8 @@ def parity(work: Work, frozen: Frozen) -> Verdict:
 
 
 if __name__ == "__main__":
-    asked = contestant_arguments(__doc__)
-    if asked.frozen is not None:
-        parity(asked.work, Frozen.load(asked.frozen)).save(asked.out)
+    arguments = contestant_arguments(__doc__)
+    if arguments.frozen is not None:
+        parity(arguments.work, Frozen.load(arguments.frozen)).save(arguments.out)
     else:
-        measure(asked.work, asked.contestant).save(asked.out)
+        measure(arguments.work, arguments.contestant).save(arguments.out)

@@ -124,5 +124,5 @@ def measure(work: Work, variant: str) -> Measurement:
 
 
 if __name__ == "__main__":
-    asked = contestant_arguments(__doc__)
-    measure(asked.work, asked.contestant).save(asked.out)
+    arguments = contestant_arguments(__doc__)
+    measure(arguments.work, arguments.contestant).save(arguments.out)

@@ -30,7 +30,7 @@ class Running:
             return None
         lines = self.log.read_text(errors="replace").splitlines()
         print(*lines[-LAST_LINES:], sep="\n", file=sys.stderr, flush=True)
-        return f"exit status {status}: {lines[-1] if lines else 'it said nothing'}"
+        return f"exit status {status}: {lines[-1] if lines else 'no output'}"
 
 
 def start(module: str, place: Path, **options: Any) -> Running:
@@ -39,8 +39,8 @@ def start(module: str, place: Path, **options: Any) -> Running:
     log = place / f"{module}.log"
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "-m", f"benchmarks.{module}", *given]
-    with log.open("wb") as said:
-        process = subprocess.Popen(command, env=environment(), stdout=said, stderr=subprocess.STDOUT)
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
     return Running(module, process, log)
 
 

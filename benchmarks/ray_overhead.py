@@ -76,7 +76,7 @@ def measure(work: Work, sampler: str, model: str | None) -> dict[str, Any]:
         view = SamplerSeconds()
         with started(work, folder, scale_of(sampler, work.device)) as run, recording_timings() as watch:
             loop.train(run, view)
-    laps = [lap | said for lap, said in zip(watch.steps, view.laps, strict=True)][work.warmups :]
+    laps = [lap | sampled for lap, sampled in zip(watch.steps, view.laps, strict=True)][work.warmups :]
     middle = {name: statistics.median(lap[name] for lap in laps) for name in PHASES if all(name in lap for lap in laps)}
     seconds = [lap[WHOLE] for lap in laps]
     return {"seconds": statistics.median(seconds), "spread": [min(seconds), max(seconds)], **middle}
@@ -122,8 +122,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         for sampler in ("here", "ray"):
             path = Path(place) / f"{sampler}.json"
-            asked = {"model": given.model, "prompts": given.prompts, "group": given.group, "tokens": given.tokens}
-            options = {key: value for key, value in asked.items() if value is not None}
+            sizes = {"model": given.model, "prompts": given.prompts, "group": given.group, "tokens": given.tokens}
+            options = {key: value for key, value in sizes.items() if value is not None}
             running = start("ray_overhead", Path(place), sampler=sampler, steps=given.steps, out=path, **options)
             if (why := running.failure()) is not None:
                 print(f"FAILED {sampler}: {why}")

@@ -141,8 +141,8 @@ def main() -> None:
         found: dict[str, Any] = {"machine": machine("cpu"), "runs": {}, "processes": {}}
         for name, (judges, latency) in RUNS.items():
             again = [sys.executable, "-m", "benchmarks.scale_points", "--folder", place, "--steps", str(options.steps)]
-            told = os.environ | ({JUDGES: f"{judges}/{latency}"} if judges else {})
-            done = subprocess.run(again, capture_output=True, text=True, check=True, env=told)
+            environment = os.environ | ({JUDGES: f"{judges}/{latency}"} if judges else {})
+            done = subprocess.run(again, capture_output=True, text=True, check=True, env=environment)
             seconds = json.loads(done.stdout.splitlines()[-1])
             found["runs"][name] = {"judges": judges, "judge_s": latency, **seconds}
             print(name, found["runs"][name], flush=True)

@@ -152,25 +152,27 @@ def run_all(axes: Sequence[str], device: str, steps: int, out: Path) -> int:
     from benchmarks.report import scaling_figure
 
     make_folder(out)
-    asked = {axis: sizes(device)[axis] for axis in axes}
+    requested = {axis: sizes(device)[axis] for axis in axes}
     # The axes share one size, which is measured once.
-    found = measure_all(dict.fromkeys(size for of_axis in asked.values() for size in of_axis), steps)
-    points = [replace(found[size], axis=axis) for axis, of_axis in asked.items() for size in of_axis if size in found]
+    found = measure_all(dict.fromkeys(size for of_axis in requested.values() for size in of_axis), steps)
+    points = [
+        replace(found[size], axis=axis) for axis, of_axis in requested.items() for size in of_axis if size in found
+    ]
     name = f"scaling-{device}"
     kept = {"machine": machine(device), "points": [asdict(point) for point in points]}
     (out / f"{name}.json").write_text(json.dumps(kept, indent=1))
     if points:
         scaling_figure(points, machine(device), out / f"{name}.svg")
         print(f"scaling on {machine(device)}", *table(HEADER, [point.row() for point in points]), sep="\n")
-    return 0 if len(points) == sum(len(of_axis) for of_axis in asked.values()) else 1
+    return 0 if len(points) == sum(len(of_axis) for of_axis in requested.values()) else 1
 
 
-def measure_all(asked: Iterable[Size], steps: int) -> dict[Size, Point]:
+def measure_all(requested: Iterable[Size], steps: int) -> dict[Size, Point]:
     """Run each size in its own process; failures are printed and left out."""
     found: dict[Size, Point] = {}
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "point.json"
-        for size in asked:
+        for size in requested:
             print(f"scaling: {size} …", file=sys.stderr, flush=True)
             why = start("scaling", Path(place), point=json.dumps(asdict(size)), steps=steps, out=path).failure()
             if why is None:

@@ -135,8 +135,8 @@ def soak(method: str, kills: int, seed: int, place: Path) -> list[Kill]:
     for number in range(kills):
         kill = killed_once(recipe, place, draws, steps=steps, left=kills - number)
         done.append(kill)
-        said = f"step {kill.reached:4}  saved {kill.saved:4}  lost {kill.lost}"
-        print(f"kill {number + 1:3}  {kill.where:20}  {said}", flush=True)
+        summary = f"step {kill.reached:4}  saved {kill.saved:4}  lost {kill.lost}"
+        print(f"kill {number + 1:3}  {kill.where:20}  {summary}", flush=True)
         if kill.lost > MOST_LOST:
             raise SystemExit(f"a kill lost {kill.lost} steps, with a checkpoint every {SAVE_EVERY}")
     if ended(str(recipe), str(place), "killed"):

@@ -16,7 +16,7 @@ from typing import Any
 
 KEPT = Path(__file__).parent.parent / "docs" / "results" / "staleness.json"
 SHOWN = ("eval/reward", "eval/accuracy")
-FIGURES = ("step", "reward", "version", "staleness", "importance/gap", "importance/limited", "importance/max", *SHOWN)
+METRICS = ("step", "reward", "version", "staleness", "importance/gap", "importance/limited", "importance/max", *SHOWN)
 
 
 def trained(staleness: int, seed: int, steps: int, runs: Path) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def trained(staleness: int, seed: int, steps: int, runs: Path) -> list[dict[str,
     length = [f"steps={steps}", f"eval_every={steps // 2}", "save_every=0", f"seed={seed}"]
     run = api.train("demo", *scale, *length, name=name, runs=runs).folder
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{key: record[key] for key in FIGURES if key in record} for record in map(json.loads, lines)]
+    return [{key: record[key] for key in METRICS if key in record} for record in map(json.loads, lines)]
 
 
 def run(options: argparse.Namespace) -> None:

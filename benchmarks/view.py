@@ -23,7 +23,7 @@ from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.web.view import view_app
 
-FIGURES = (
+METRICS = (
     *("reward", "reward_std", "reward_missing", "frac_reward_zero_std", "accuracy", "exact_match", "answer_included"),
     *(f"completions/{of}" for of in ("echo", "repetition", "distinct", "length_ratio", "mean_length", "clipped_ratio")),
     *("reward/input_similarity", "loss/policy", "loss/kl", "loss/value", "clip_ratio/region_mean", "entropy", "kl"),
@@ -63,7 +63,7 @@ def write_run(folder: Path, steps: int, samples_a_step: int) -> dict[str, Cost]:
     store = SampleStore(folder)
     with CurveIndex(run, print) as curves:
         for step in range(1, steps + 1):
-            names = (*FIGURES, *(EVALUATED if step % EVAL_EVERY == 0 else ()))
+            names = (*METRICS, *(EVALUATED if step % EVAL_EVERY == 0 else ()))
             record: dict[str, Any] = {"step": step, **{name: draw.random() for name in names}}
             with costs["metrics.jsonl"].measured():
                 run.append("metrics.jsonl", record)
@@ -90,9 +90,9 @@ def server_side(runs: Path, name: str, steps: int) -> dict[str, float]:
     """Milliseconds of the responses that the pages wait for; the first is of a freshly started server."""
     client = TestClient(view_app([runs]))
     overview = ("eval/reward", "eval/accuracy", "reward", "accuracy", "kl", "entropy", "completions/mean_length")
-    asked: dict[str, tuple[str, dict[str, Any]]] = {
+    requests: dict[str, tuple[str, dict[str, Any]]] = {
         "list of runs": ("runs", {}),
-        "names of figures": ("names", {"run": name}),
+        "names of metrics": ("names", {"run": name}),
         "curves, whole run": ("curves", {"run": name, "name": overview}),
         "curves, half of it": ("curves", {"run": name, "name": overview, "from": steps // 4, "to": 3 * steps // 4}),
         "curves, 5,000 steps": ("curves", {"run": name, "name": overview, "from": steps // 2, "to": steps // 2 + 5000}),
@@ -102,7 +102,7 @@ def server_side(runs: Path, name: str, steps: int) -> dict[str, float]:
         "a prompt's history": ("history", {"run": name, "step": steps // 2, "sample": 0}),
     }
     found = {}
-    for what, (path, query) in asked.items():
+    for what, (path, query) in requests.items():
         cost = Cost()
         with cost.measured():
             answer = client.get(f"/data/{path}", params=query)
@@ -143,7 +143,7 @@ def main() -> None:
         runs = given.folder or Path(temporary)
         large = runs / "large"
         if not large.exists():
-            print(f"{given.steps} steps of {len(FIGURES)} figures and {given.samples_a_step} samples")
+            print(f"{given.steps} steps of {len(METRICS)} metrics and {given.samples_a_step} samples")
             for what, cost in write_run(large, given.steps, given.samples_a_step).items():
                 print(f"  a step's {what}: {cost}")
         for file in (CURVES, "metrics.jsonl", "samples.sqlite"):
