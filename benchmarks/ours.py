@@ -104,7 +104,7 @@ class StepTimes:
 
     def notice(self, text: str) -> None: ...
 
-    def step(self, run: Run, metrics: Metrics, batch: Batch, seconds: float) -> None:
+    def step(self, run: Any, metrics: Metrics, batch: Batch, seconds: float) -> None:
         check_lengths(batch, self._work)
         if run.policy.device.type == "cuda":
             self.held = torch.cuda.memory_allocated()

@@ -1,7 +1,6 @@
 """Batch: rows, masks from spans, and parts that come together again as the whole."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,14 +15,14 @@ from vigneron.policy.rank_batches import map_microbatches
 
 
 def test_mask_comes_from_spans_not_from_ids() -> None:
-    batch = replace(make_batch([2, 5, 1], [3, 1, 0]), completion_BT=torch.zeros(3, 3, dtype=torch.int64))
+    batch = make_batch([2, 5, 1], [3, 1, 0], completion_BT=torch.zeros(3, 3, dtype=torch.int64))
     assert len(batch) == 3
     assert batch.samples.lengths_B.tolist() == [3, 1, 0]
     assert batch.samples.mask_BT.int().tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
 
 
 def test_mask_of_several_spans_leaves_out_what_stands_between_them() -> None:
-    batch = replace(make_batch([3, 2, 1], [6, 3, 6]), spans=(((3, 5), (8, 9)), ((2, 5),), ((1, 2), (3, 4), (6, 7))))
+    batch = make_batch([3, 2, 1], [6, 3, 6], spans=(((3, 5), (8, 9)), ((2, 5),), ((1, 2), (3, 4), (6, 7))))
     assert batch.samples.lengths_B.tolist() == [6, 3, 6]
     assert batch.samples.mask_BT.int().tolist() == [[1, 1, 0, 0, 0, 1], [1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 1]]
 

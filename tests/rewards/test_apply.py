@@ -58,7 +58,7 @@ def test_a_reward_is_called_with_trls_keywords_and_its_parts_are_kept() -> None:
     assert done.signals.rewards_B.tolist() == [0.5, -2.0, 1.0]
     assert done.signals.rewards_B.dtype == torch.float32
     assert done.samples.extras == {"before": ("x", "x", "x"), "length": (1, 2, 2)}
-    assert done.signals.metrics == {"before": 1.0, "share": 0.25}
+    assert done.signals.metrics == {"before": 1.0, "reward/share": 0.25}
     assert batch.signals.rewards_B is None
     assert batch.samples.extras == {"before": ("x", "x", "x")}
 

@@ -121,8 +121,9 @@ def test_under_the_bare_question_it_is_what_grpo_samples() -> None:
     rollout = evolving(Mix(1.0), generation_prompt=lambda row: row["prompt"])
     ours, plain = rollout(ROWS, 7), rollout.on_policy(ROWS, 7)
     for name in ("completion_BT", "behaviour_BT", "group_B", "sample_B", "truncated_B"):
-        assert torch.equal(getattr(ours, name), getattr(plain, name)), name
-    assert (ours.prompt_ids, ours.spans, ours.columns) == (plain.prompt_ids, plain.spans, plain.columns)
+        assert torch.equal(getattr(ours.samples, name), getattr(plain.samples, name)), name
+    for name in ("prompt_ids", "spans", "columns"):
+        assert getattr(ours.samples, name) == getattr(plain.samples, name)
 
 
 @pytest.mark.parametrize("by", ["probability", "proportion"])

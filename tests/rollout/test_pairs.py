@@ -1,6 +1,5 @@
 """Preference pairs as they are read from rows, and as a batch: next to each other, and never torn apart."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,7 +115,7 @@ def test_a_preference_model_reads_both_texts_in_both_orders() -> None:
 def test_no_cut_tears_a_pair_apart(sizes: list[tuple[int, int, int]], budget: int, shareable: bool) -> None:
     prompts = [prompt for prompt, _, _ in sizes for _ in range(2)]
     lengths = [length for _, *both in sizes for length in both]
-    batch = replace(make_batch(prompts, lengths), paired=True, shareable=shareable)
+    batch = make_batch(prompts, lengths, paired=True, share_prompts=shareable)
     parts = microbatches(batch, budget)
     assert sorted(s for part in parts for s in part.samples.sample_B.tolist()) == batch.samples.sample_B.tolist()
     for part in parts:
@@ -133,7 +132,7 @@ def test_pairs_are_the_best_and_the_worst_of_a_group() -> None:
     nan = torch.nan
     rewards = torch.tensor([0.1, 0.9, 0.5, 0.3, 0.3, 0.3, nan, 0.2, nan, nan, 0.7, 0.4])
     groups = torch.arange(12) // 3
-    made = paired_up(replace(make_batch([1] * 12, [2] * 12), rewards_B=rewards, group_B=groups))
+    made = paired_up(make_batch([1] * 12, [2] * 12, rewards_B=rewards, group_B=groups))
     names = [sample - 40 for sample in made.samples.sample_B.tolist()]
     assert names[:4] == [1, 0, 10, 11]  # group 1 is flat, group 2 has one reward
     assert sorted(names) == list(range(12))

@@ -1,6 +1,5 @@
 """REINFORCE, PPO and TRPO in the loop with a real, tiny model: they learn, resume, and say what they did."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.resuming import check_third_arm, drawing_reward, lose_nothing
+from support.rewards import with_reward
 from support.small_batch import make_batch
 from support.tiny_models import tiny_policy
 from support.tiny_runs import tiny_config, write_data
@@ -66,7 +66,7 @@ def share_of_vowels(completions: list[str], **columns: Any) -> list[float]:
 def rewards_of(tmp_path: Path, model: Path, name: str, reward: Any, steps: int) -> tuple[list[float], Run]:
     config = tiny_config(model, write_data(tmp_path), **options_of(name), steps=steps, prompts_per_step=8, save_every=0)
     run = start_run(config, tmp_path, build_method, name="run", view=Silent())
-    run.method = replace(run.method, reward=ApplyReward(reward))
+    run.method = with_reward(run.method, ApplyReward(reward))
     train(run, Silent())
     run.close()
     return [record["reward"] for record in run.folder.metrics()], run
@@ -238,7 +238,7 @@ def test_a_step_without_rewards_leaves_the_running_mean_as_it_was(tmp_path: Path
         value = next(steps)
         return [value] * len(completions)
 
-    run.method = replace(run.method, reward=ApplyReward(sometimes, missing_limit=1.0))
+    run.method = with_reward(run.method, ApplyReward(sometimes, missing_limit=1.0))
     train(run, Silent())
     run.close()
     assert [record["baseline"] for record in run.folder.metrics()] == pytest.approx([0.0, 1.0, 1.0])
@@ -258,7 +258,7 @@ def test_groups_drawn_again_may_all_be_missing(tmp_path: Path, tiny_folder: Path
     )
     run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     calls = iter([[1.0, 0.0, 0.5, 0.5], [None, None]])
-    run.method = replace(run.method, reward=ApplyReward(lambda **columns: next(calls), missing_limit=0.5))
+    run.method = with_reward(run.method, ApplyReward(lambda **columns: next(calls), missing_limit=0.5))
     train(run, Silent())
     run.close()
     (record,) = run.folder.metrics()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.rewards import with_reward
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
 from vigneron.batch import Batch
@@ -41,7 +42,7 @@ def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path) -
         method={"name": "actor_critic", "entropy_coefficient": 0.0, "kl": {"coefficient": 0.0}},
         optimizer={"actor_lr": 1e-2, "critic_lr": 1e-2},
     )
-    run.method = replace(run.method, reward=ApplyReward(share_of_vowels))
+    run.method = with_reward(run.method, ApplyReward(share_of_vowels))
     train(run, Silent())
     rewards = [record["reward"] for record in run.folder.metrics()]
     run.close()
@@ -81,7 +82,7 @@ def test_a_nan_stops_the_run_before_the_weights_are_touched(tmp_path: Path, tiny
 
     def poisoned(batch: Batch) -> Batch:
         advantages = torch.full(batch.samples.completion_BT.shape, torch.inf)
-        return replace(run.method.advantage(batch), advantages_BT=advantages)
+        return run.method.advantage(batch).with_signals(advantages_BT=advantages)
 
     train_with = replace(run.method, advantage=poisoned)
     batch = train_with.reward(train_with.rollout(run.curriculum.at(0), 0))
@@ -162,7 +163,7 @@ def test_a_rewards_own_metrics_stand_beside_the_runs(tmp_path: Path, tiny_folder
         return [0.5] * len(completions)
 
     run = start(tmp_path, tiny_folder, steps=1)
-    run.method = replace(run.method, reward=ApplyReward(reward))
+    run.method = with_reward(run.method, ApplyReward(reward))
     train(run, Silent())
     run.close()
     (record,) = run.folder.metrics()

@@ -70,7 +70,7 @@ def with_user_options(base: type[Options]) -> WrapValidator:
 
     def read(given: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         name = given.get("name") if isinstance(given, Mapping) else None
-        if not is_user_path(name):
+        if not isinstance(name, str) or not is_user_path(name):
             return handler(given)
         if not (info.context or {}).get(USER_CODE):
             return Unread.model_validate(given)
@@ -85,7 +85,7 @@ def with_user_options(base: type[Options]) -> WrapValidator:
 def _tagged(error: ValidationError, name: str) -> ValidationError:
     """With the section's name in each location, as a union of built-in sections has it."""
     lines = [
-        InitErrorDetails(type=e["type"], loc=(name, *e["loc"]), input=e["input"], ctx=e.get("ctx", {}))  # type: ignore[typeddict-item]
+        InitErrorDetails(type=e["type"], loc=(name, *e["loc"]), input=e["input"], ctx=e.get("ctx", {}))
         for e in error.errors(include_url=False)
     ]
     return ValidationError.from_exception_data(error.title, lines)

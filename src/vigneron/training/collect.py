@@ -62,7 +62,7 @@ class OverlappedRollout:
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         parts = self._parts(rows, step, first)
-        return self.reward.of_parts(parts, **_part_of_a_step(first))  # type: ignore[attr-defined, no-any-return]
+        return self.reward.of_parts(parts, **_part_of_a_step(first))  # type: ignore[attr-defined]
 
     def _parts(self, rows: Sequence[Row], step: int, first: int) -> Iterator[Batch]:
         size = -(-len(rows) // PARTS)

@@ -115,16 +115,17 @@ class Run:
         tensors = {f"update.{name}": tensor for name, tensor in self.method.update.tensors().items()}
         if self.method.critic is not None:
             tensors |= {f"critic.{name}": tensor for name, tensor in self.method.critic.state_dict().items()}
-        scalars = {
+        scalars: dict[str, Any] = {
             "base": self.origin.base,
             "update": self.method.update.scalars(),
             "reward": self.reward.scalars(),
-            "curriculum": self.curriculum.scalars(),
             "data": self.origin.data,
             "config": self.config.model_dump(mode="json"),
             "skipped": self.skipped,
             "figures": {k: v for k, v in (metrics or {}).items() if k.startswith("eval/") and v == v},
         }
+        if curriculum := self.curriculum.scalars():
+            scalars["curriculum"] = curriculum
         saver.wait()  # its memory first
         entries = memory.entries() if memory is not None else None
         shards = {name: tensor for name, tensor in tensors.items() if ranks.is_sharded(tensor)}

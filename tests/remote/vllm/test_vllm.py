@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 from support import SUPPORT
+from support.rewards import with_reward
 from support.tiny_runs import tiny_config, write_data
 from vigneron.config.scale import VllmSamplingConfig
 from vigneron.core.draws import Sampling, chosen_logprobs, sampled_logprobs
@@ -236,7 +236,7 @@ def start(tmp_path: Path, folder: Path, url: str, **changes: Any) -> Run:
     }
     config = tiny_config(folder, write_data(tmp_path), **(options | changes))
     run = start_run(config, tmp_path, build_method, name="run", view=Silent())
-    run.method = replace(run.method, reward=ApplyReward(lengths_reward, missing_limit=1.0))
+    run.method = with_reward(run.method, ApplyReward(lengths_reward, missing_limit=1.0))
     run.reward = ApplyReward(lengths_reward, missing_limit=1.0)
     return run
 
