@@ -190,7 +190,7 @@ def test_rows_that_cannot_be_learned_from_are_named(
 
 
 def test_minted_tokens_that_nothing_would_use_are_refused(tmp_path: Path, tiny_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"^model.chat: minted has no effect on prompts that are plain texts"):
+    with pytest.raises(UserError, match=r"^model.chat: minted has no effect on plain text prompts"):
         load_data(chat_config(tmp_path, tiny_folder, data=write_data(tmp_path)))
     with pytest.raises(
         UserError, match="`chat: minted` makes new embeddings, which an adapter neither trains nor keeps"

@@ -1,10 +1,10 @@
 """Curves of runs: read from records, smoothed, put together over seeds, and thinned out to be drawn."""
 
-import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
+
+from vigneron.values import even_ranges, is_number
 
 Records = Sequence[Mapping[str, Any]]
 Line = tuple[list[float], list[float]]
@@ -26,10 +26,6 @@ def series(records: Records, key: str, x: str = "step") -> Line:
     """(x, value) of the records that have it; what is not a finite number is left out."""
     points = [(record[x], record[key]) for record in records if is_number(record.get(key))]
     return [where for where, _ in points], [value for _, value in points]
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def smoothed(values: Sequence[float], weight: float | None = None) -> list[float]:
@@ -63,7 +59,7 @@ def thinned(xs: Sequence[float], ys: Sequence[float], most: int = MOST_POINTS) -
     if len(xs) <= most:
         return list(xs), list(ys)
     kept: list[int] = []
-    for stretch in _stretches(len(xs), most // 2):
+    for stretch in even_ranges(len(xs), most // 2):
         kept += sorted({min(stretch, key=ys.__getitem__), max(stretch, key=ys.__getitem__)})
     return [xs[i] for i in kept], [ys[i] for i in kept]
 
@@ -72,16 +68,10 @@ def thinned_band(band: Band, most: int = MOST_POINTS) -> Band:
     """At most so many points on both edges together: of every stretch the outermost."""
     if 2 * len(band.xs) <= most:
         return band
-    stretches = _stretches(len(band.xs), most // 2)
+    stretches = even_ranges(len(band.xs), most // 2)
     return Band(
         [fmean(band.xs[i] for i in stretch) for stretch in stretches],
         [fmean(band.means[i] for i in stretch) for stretch in stretches],
         [min(band.lows[i] for i in stretch) for stretch in stretches],
         [max(band.highs[i] for i in stretch) for stretch in stretches],
     )
-
-
-def _stretches(count: int, parts: int) -> list[range]:
-    """0 … count − 1 in `parts` consecutive stretches, as even as can be; none is empty where count ≥ parts."""
-    edges = [count * part // parts for part in range(parts + 1)]
-    return [range(a, b) for a, b in pairwise(edges)]

@@ -7,13 +7,13 @@ from typing import Any
 
 from vigneron.config import Config
 from vigneron.recipe import load_config, recipe_names
-from vigneron.report.curves import is_number, series
-from vigneron.report.experiment_arms import flattened
+from vigneron.report.curves import series
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.headline_metrics import Shown, lower_is_better, watched_in
 from vigneron.run_store.metrics_file import Record, records_of
 from vigneron.run_store.notices import Notice, kept_notices
 from vigneron.run_store.status import RunStatus, Saved, bytes_in, saved_in, status_of
+from vigneron.values import flatten, is_number
 
 # Names, and what an environment variable became: nobody chose these for the run.
 RESOLVED = ("recipe", "about", "reward.url", "parent.url")
@@ -68,7 +68,7 @@ def changed_keys(config: Config) -> dict[str, Any] | None:
     """Keys of which the run has another value than its recipe. None: its recipe is somebody's own file."""
     if config.recipe not in recipe_names():
         return None
-    recipe, run = (flattened(c.model_dump(mode="json")) for c in (load_config(config.recipe), config))
+    recipe, run = (flatten(c.model_dump(mode="json")) for c in (load_config(config.recipe), config))
     moved = {key: value for key, value in run.items() if recipe.get(key) != value and key not in RESOLVED}
     return {key: value for key, value in moved.items() if not _is_resolved(recipe.get(key), value)}
 

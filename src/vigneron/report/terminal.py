@@ -17,7 +17,6 @@ from rich.text import Text
 from vigneron.batch import Batch
 from vigneron.errors import visible
 from vigneron.redaction import redacted
-from vigneron.report.curves import is_number
 from vigneron.report.rubric_items import category_rewards
 from vigneron.report.tables import NARROW, samples_lines, samples_table
 from vigneron.run_store.headline_metrics import BARS, WATCHED, short, sparkline, watched_in
@@ -27,6 +26,7 @@ from vigneron.timing import WHOLE
 from vigneron.training.callbacks import RunInfo
 from vigneron.training.method import Metrics
 from vigneron.training.sample_records import samples_of
+from vigneron.values import is_number
 
 __all__ = ["BARS", "TerminalView", "say", "sparkline", "weakest"]
 

@@ -13,16 +13,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from vigneron.files import parsed_json
+from vigneron.files import parse_json
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import open_read_only
 from vigneron.run_store.status import last_records
+from vigneron.values import even_ranges, is_number
 
 MOST = 1_000
 """More points in a curve nobody can see."""
@@ -60,13 +60,9 @@ class Curve:
         return curve
 
 
-def is_value(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def values_of(record: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a line of metrics; what was not there, or is no finite number, is left out."""
-    return {name: float(value) for name, value in record.items() if name != "step" and is_value(value)}
+    return {name: float(value) for name, value in record.items() if name != "step" and is_number(value)}
 
 
 def points(steps: Sequence[int], values: Sequence[float]) -> list[Span]:
@@ -100,8 +96,7 @@ def thinned(spans: Sequence[Span], most: int = MOST) -> list[Span]:
     """At most so many: neighbours are joined, so that no spike is lost."""
     if len(spans) <= most:
         return list(spans)
-    edges = [len(spans) * part // most for part in range(most + 1)]
-    return [joined(spans[a:b]) for a, b in pairwise(edges)]
+    return [joined(spans[part.start : part.stop]) for part in even_ranges(len(spans), most)]
 
 
 CURVES = "curves.sqlite"
@@ -343,7 +338,7 @@ class CurveLog:
     def _add(self, line: bytes) -> None:
         """A line that is damaged, or that is being written, is left out."""
         try:
-            record = parsed_json(line)
+            record = parse_json(line)
         except ValueError:
             return
         if not isinstance(record, dict) or not isinstance(record.get("step"), int) or not line.endswith(b"\n"):

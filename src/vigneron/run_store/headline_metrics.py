@@ -3,10 +3,10 @@
 Light on purpose: `vigneron runs` and `vigneron show` load no torch.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
+
+from vigneron.values import even_ranges, is_number
 
 BARS = "▁▂▃▄▅▆▇█"
 SCORERS = ("reward_model", "preference_model", "score_model")
@@ -115,13 +115,8 @@ def whole_sparkline(values: Sequence[float], width: int) -> str:
     """All values as at most so many bars, each the mean of its stretch."""
     if len(values) <= width:
         return sparkline(values, width)
-    edges = [len(values) * part // width for part in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    return sparkline(means, width)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    parts = [values[part.start : part.stop] for part in even_ranges(len(values), width)]
+    return sparkline([sum(part) / len(part) for part in parts], width)
 
 
 def _repeated(config: Mapping[str, Any]) -> tuple[str, ...]:

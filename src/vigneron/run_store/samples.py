@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.files import writing
 
 
@@ -171,5 +171,6 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"cannot read '{path}': {reason}; moved away, the run goes on without its samples") from error
+        raise UserError(
+            f"cannot read '{path}': {first_line(error)}; moved away, the run goes on without its samples"
+        ) from error

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vigneron.errors import UserError, visible
-from vigneron.files import parsed_json, write_atomically
+from vigneron.files import parse_json, write_atomically
 from vigneron.recipe import config_text
 from vigneron.redaction import redacted
 from vigneron.run_store.folder import RunFolder
+from vigneron.values import is_number
 from vigneron.yaml_text import quick_yaml
 
 STATUS = "status.json"
@@ -69,7 +69,7 @@ def write_status(folder: RunFolder, state: State, **more: Any) -> None:
 def status_of(path: Path) -> RunStatus:
     folder = RunFolder(path)
     said, config, last = _said(path), _config(path), last_records(path / "metrics.jsonl", most=LOOKED_BACK)
-    figures = {k: float(v) for record in last for k, v in record.items() if _is_figure(v) and k != "step"}
+    figures = {k: float(v) for record in last for k, v in record.items() if is_number(v) and k != "step"}
     method = config.get("method")
     step = int(last[-1]["step"]) if last else 0
     steps = config["steps"] if isinstance(config.get("steps"), int) else 0
@@ -115,7 +115,7 @@ def last_records(path: Path, most: int | None = None) -> list[dict[str, Any]]:
     records = []
     for line in whole if most is None else whole[-most:]:
         try:
-            record = parsed_json(line)
+            record = parse_json(line)
         except ValueError:  # damaged: the others stand
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
@@ -123,13 +123,8 @@ def last_records(path: Path, most: int | None = None) -> list[dict[str, Any]]:
     return records
 
 
-def _is_figure(value: Any) -> bool:
-    """A number that is one as a float too."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
 def _time(said: Any) -> float | None:
-    return float(said) if _is_figure(said) else None
+    return float(said) if is_number(said) else None
 
 
 def _state(said: Mapping[str, Any], locked: bool, done: bool) -> State:
@@ -143,7 +138,7 @@ def _state(said: Mapping[str, Any], locked: bool, done: bool) -> State:
 def _said(path: Path) -> dict[str, Any]:
     try:
         with (path / STATUS).open("rb") as file:
-            said = parsed_json(file.read(TAIL_BYTES))
+            said = parse_json(file.read(TAIL_BYTES))
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}
@@ -201,7 +196,7 @@ def saved_in(run: Path) -> list[Saved]:
 def _has_its_files(checkpoint: Path) -> bool:
     """All that its manifest names are there; whether they are whole is seen when it is loaded."""
     try:
-        names = parsed_json((checkpoint / "manifest.json").read_bytes())
+        names = parse_json((checkpoint / "manifest.json").read_bytes())
         return isinstance(names, dict) and all((checkpoint / name).is_file() for name in names)
     except (OSError, ValueError):
         return False

@@ -15,7 +15,8 @@ import yaml
 
 from vigneron.config import Config
 from vigneron.recipe import Dumper
-from vigneron.run_store.headline_metrics import Shown, is_number, watched_in
+from vigneron.run_store.headline_metrics import Shown, watched_in
+from vigneron.values import is_number
 
 RLMT = "R. Patel (2025): *Understanding Reinforcement Learning for Model Training, and future directions with GRAPE*."
 PGSRM = "*Parent-Guided Semantic Reward Model (PGSRM)*: embedding similarity to a parent's answer as the reward."

@@ -11,6 +11,7 @@ from vigneron.errors import UserError
 from vigneron.recipe import config_text
 from vigneron.run_store.folder import LOCK, RunFolder, default_runs_folder, leads_out
 from vigneron.run_store.status import STATUS, RunStatus, run_folders, status_of
+from vigneron.values import differing_keys, flatten
 from vigneron.yaml_text import quick_yaml
 
 
@@ -97,26 +98,10 @@ def _changed(path: Path) -> tuple[int, int] | None:
     return at.st_size, at.st_mtime_ns
 
 
-ABSENT = "–"
-
-
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a table: the key, and each run's value as text."""
-    flat = {run: flattened(config) for run, config in configs.items()}
-    keys = dict.fromkeys(key for config in flat.values() for key in config)
-    rows = [{"key": key, "values": [config.get(key, ABSENT) for config in flat.values()]} for key in keys]
-    return [row for row in rows if len(set(row["values"])) > 1]
-
-
-def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """`optimizer.actor_lr` and its like; an empty section is a value too."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flattened(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = _text(value)
-    return flat
+    flat = [{key: _text(value) for key, value in flatten(config).items()} for config in configs.values()]
+    return [{"key": key, "values": values} for key, values in differing_keys(flat).items()]
 
 
 def _text(value: Any) -> str:
