@@ -16,7 +16,7 @@ from rich.console import Console
 from vigneron.commands.runs import ago, list_runs, print_runs
 from vigneron.commands.show import print_run
 from vigneron.recipe import load_config
-from vigneron.report.run_details import look_at
+from vigneron.run_store.run_details import look_at
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.headline_metrics import answers_are_free, headline, watched_in, whole_sparkline
 from vigneron.run_store.metrics_file import READ_WHOLE, records_of

@@ -19,7 +19,7 @@ from vigneron.data.dataset import read_rows
 from vigneron.errors import LONGEST_LINE, MOST_LINES, UserError
 from vigneron.recipe import load_config
 from vigneron.report.comparison_files import write_comparison
-from vigneron.report.experiment_arms import Arm, CollectedRun
+from vigneron.run_store.experiment_arms import Arm, CollectedRun
 from vigneron.report.html import write_report
 from vigneron.report.tables import metrics_table, samples_table
 from vigneron.report.terminal import TerminalView, say

@@ -15,7 +15,7 @@ from vigneron.commands.compare import print_whole
 from vigneron.errors import UserError
 from vigneron.recipe import load_config
 from vigneron.report.comparison_files import comparison_table, write_comparison
-from vigneron.report.experiment_arms import (
+from vigneron.run_store.experiment_arms import (
     Arm,
     CollectedRun,
     arms_of,
@@ -25,7 +25,7 @@ from vigneron.report.experiment_arms import (
     refuse_twins,
 )
 from vigneron.report.figures import COLOURS, COMPARED, comparison_figure, on_a_page
-from vigneron.report.final_metrics import Spread, held_out_values, number, shown, spreads, training_values
+from vigneron.run_store.final_metrics import Spread, held_out_values, number, shown, spreads, training_values
 from vigneron.run_store.folder import RunFolder
 
 HARM = "<script>alert(1)</script>"

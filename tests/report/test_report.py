@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from vigneron.errors import UserError
 from vigneron.recipe import load_config
-from vigneron.report.curves import series, smoothed
+from vigneron.run_store.series import series, smoothed
 from vigneron.report.figures import PANELS, as_svg, comparison_figure
 from vigneron.report.html import before_and_after, summary, write_report
 from vigneron.report.terminal import BARS, sparkline

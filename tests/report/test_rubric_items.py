@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from vigneron.report.figures import DASHES, comparison_figure
-from vigneron.report.final_metrics import held_out_keys, held_out_titles, training_keys, training_titles
-from vigneron.report.rubric_items import (
+from vigneron.run_store.final_metrics import held_out_keys, held_out_titles, training_keys, training_titles
+from vigneron.run_store.rubric_items import (
     HELD_OUT_PREFIX,
     ITEM_FIGURES,
     TRAINING_PREFIX,
@@ -28,7 +28,7 @@ from vigneron.report.rubric_items import (
     source_of,
 )
 from vigneron.report.rubric_part import MOST_LINES, category_drawn, origin_rows
-from vigneron.report.rubric_samples import picked
+from vigneron.run_store.rubric_samples import picked
 from vigneron.report.terminal import TerminalView, weakest
 from vigneron.rubric.model import Rubric
 from vigneron.run_store.samples import Sample

@@ -15,7 +15,7 @@ import yaml
 from vigneron import api
 from vigneron.recipe import check_config, load_config
 from vigneron.report.comparison_files import write_comparison
-from vigneron.report.experiment_arms import CollectedRun, arms_of
+from vigneron.run_store.experiment_arms import CollectedRun, arms_of
 from vigneron.report.html import plain, write_report
 from vigneron.report.rubric_part import rubric_part
 from vigneron.run_store.folder import RunFolder

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vigneron.report.stability import (
+from vigneron.run_store.stability import (
     Collapses,
     drop_from_the_best,
     entropy_collapses,

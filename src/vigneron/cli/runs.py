@@ -42,7 +42,7 @@ def show(run: RunPath, as_json: AsJson = False) -> None:
     from rich.console import Console
 
     from vigneron.commands.show import print_run
-    from vigneron.report.run_details import look_at, shown_json
+    from vigneron.run_store.run_details import look_at, shown_json
 
     seen = look_at(run)
     if as_json:

@@ -15,7 +15,7 @@ from vigneron.commands.compare_plan import Plan, Planned
 from vigneron.errors import UserError
 from vigneron.policy.load import check_model_name
 from vigneron.report.comparison_files import comparison_table, write_comparison
-from vigneron.report.experiment_arms import CollectedRun, arms_of, first_change, refuse_twins
+from vigneron.run_store.experiment_arms import CollectedRun, arms_of, first_change, refuse_twins
 from vigneron.report.terminal import TerminalView, say
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker

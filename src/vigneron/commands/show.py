@@ -11,8 +11,8 @@ from rich.text import Text
 from vigneron.commands.runs import STATE_STYLES, ago
 from vigneron.distributed.checks import resume_command
 from vigneron.errors import visible
-from vigneron.report.curves import series
-from vigneron.report.run_details import LookedAt, ends_of
+from vigneron.run_store.series import series
+from vigneron.run_store.run_details import LookedAt, ends_of
 from vigneron.run_store.headline_metrics import short, whole_sparkline
 from vigneron.run_store.status import RunStatus, Saved, readable
 

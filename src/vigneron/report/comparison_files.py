@@ -13,9 +13,9 @@ from rich.text import Text
 from vigneron.errors import UserError
 from vigneron.files import write_for_user
 from vigneron.recipe import config_yaml
-from vigneron.report.experiment_arms import Arm, differences
+from vigneron.run_store.experiment_arms import Arm, differences
 from vigneron.report.figures import COMPARED, as_svg, comparison_figure, on_a_page
-from vigneron.report.final_metrics import SECTIONS, held_out_titles, number, shown, spreads, training_titles, values_of
+from vigneron.run_store.final_metrics import SECTIONS, held_out_titles, number, shown, spreads, training_titles, values_of
 from vigneron.report.html import rendered
 from vigneron.text import to_cell
 

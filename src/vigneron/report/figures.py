@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from vigneron.report.curves import Records, over_runs, series, smoothed, thinned, thinned_band
+from vigneron.run_store.series import Records, over_runs, series, smoothed, thinned, thinned_band
 
 # Told apart by people who see colours differently (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -13,7 +13,7 @@ from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.files import write_for_user
 from vigneron.recipe import config_yaml
-from vigneron.report.curves import Records, series
+from vigneron.run_store.series import Records, series
 from vigneron.report.figures import REWARD, as_svg, comparison_figure, on_a_page, panels_of
 from vigneron.report.rubric_part import rubric_part
 from vigneron.run_store.folder import RunFolder

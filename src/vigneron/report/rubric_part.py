@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.report.curves import Records, series
+from vigneron.run_store.series import Records, series
 from vigneron.report.figures import Panel, as_svg, comparison_figure, on_a_page
-from vigneron.report.rubric_items import (
+from vigneron.run_store.rubric_items import (
     HELD_OUT_PREFIX,
     LARGEST_CANARY,
     TRAINING_PREFIX,
@@ -25,7 +25,7 @@ from vigneron.report.rubric_items import (
     item_rows,
     source_of,
 )
-from vigneron.report.rubric_samples import Stage, stages
+from vigneron.run_store.rubric_samples import Stage, stages
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import normalised, read_rubric
 from vigneron.run_store.folder import RunFolder

@@ -17,8 +17,8 @@ from rich.text import Text
 from vigneron.batch import Batch
 from vigneron.errors import visible
 from vigneron.redaction import redacted
-from vigneron.report.curves import is_number
-from vigneron.report.rubric_items import category_rewards
+from vigneron.run_store.series import is_number
+from vigneron.run_store.rubric_items import category_rewards
 from vigneron.report.tables import NARROW, samples_lines, samples_table
 from vigneron.run_store.headline_metrics import BARS, WATCHED, short, sparkline, watched_in
 from vigneron.run_store.metrics_file import records_of

@@ -20,7 +20,7 @@ FLAT_SHARE = 0.75
 """Of the groups: above it three quarters of what is sampled teach nothing, and a step costs as much."""
 ENTROPY_SHARE, ENTROPY_FLOOR = 0.1, 0.05
 """Collapsed: a tenth of what it was, or 0.05 nats (one token of 99 % and little else) where that is more, as in
-`report.stability`."""
+`run_store.stability`."""
 KL_FAR = 3.0
 """Nats a token: each token is 20 times likelier than the start would have it. Word tasks that were learned well ended
 at 1 to 2.5, children that had fallen to random words at 6 to 12."""

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from vigneron.errors import UserError, visible
-from vigneron.report.rubric_items import CANARY_PREFIX, HELD_OUT_PREFIX, SECOND_PREFIX, TRAINING_PREFIX, items_of
+from vigneron.run_store.rubric_items import CANARY_PREFIX, HELD_OUT_PREFIX, SECOND_PREFIX, TRAINING_PREFIX, items_of
 from vigneron.run_store.curves import Curve
 from vigneron.text import plain
 from vigneron.web.runs import NoSuchRun

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.errors import UserError
-from vigneron.report.rubric_items import HELD_OUT_PREFIX, TRAINING_PREFIX, ItemKey, ItemRow, item_rows, items_of
+from vigneron.run_store.rubric_items import HELD_OUT_PREFIX, TRAINING_PREFIX, ItemKey, ItemRow, item_rows, items_of
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import normalised, read_rubric
 from vigneron.run_store.curves import Curves, curves_of

@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from vigneron.errors import UserError
-from vigneron.report.rubric_samples import KINDS
+from vigneron.run_store.rubric_samples import KINDS
 from vigneron.run_store.curves import curves_of
 from vigneron.run_store.headline_metrics import headline
 from vigneron.run_store.sample_search import SORTS, WHICH, Asked, SampleSearch
