@@ -24,7 +24,7 @@ from vigneron.core.draws import Sampling
 from vigneron.methods import METHODS
 from vigneron.policy.logprobs import score
 from vigneron.recipe import check_config
-from vigneron.timing import Stopwatch, listening
+from vigneron.timing import Stopwatch, recording_timings
 from vigneron.training import loop
 from vigneron.training.callbacks import Silent
 from vigneron.training.method import Method, Metrics, Parts
@@ -119,7 +119,7 @@ PARTS: dict[Phase, tuple[str, ...]] = {"sampling": ("rollout",), "reference+rewa
 
 def measure(work: Work, model: Path | None = None) -> Measurement:
     """The training loop itself, with its logs and its samples kept, as in any run."""
-    with started(work, model) as run, listening() as watch:
+    with started(work, model) as run, recording_timings() as watch:
         view = StepTimes(work, watch)
         with suppress(Enough):
             loop.train(run, view)

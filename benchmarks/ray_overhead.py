@@ -65,7 +65,7 @@ def measure(work: Work, sampler: str, model: str | None) -> dict[str, Any]:
     """In a process of its own. A step is all from one's end to the next one's, its logs too."""
     from benchmarks.models import llama_config, save_random_model
     from benchmarks.ours import started
-    from vigneron.timing import WHOLE, listening
+    from vigneron.timing import WHOLE, recording_timings
     from vigneron.training import loop
 
     with tempfile.TemporaryDirectory() as place:
@@ -74,9 +74,9 @@ def measure(work: Work, sampler: str, model: str | None) -> dict[str, Any]:
             folder = Path(place) / "model"
             save_random_model(llama_config(2, 192), folder)
         view = SamplerSeconds()
-        with started(work, folder, scale_of(sampler, work.device)) as run, listening() as watch:
+        with started(work, folder, scale_of(sampler, work.device)) as run, recording_timings() as watch:
             loop.train(run, view)
-    laps = [lap | said for lap, said in zip(watch.laps, view.laps, strict=True)][work.warmups :]
+    laps = [lap | said for lap, said in zip(watch.steps, view.laps, strict=True)][work.warmups :]
     middle = {name: statistics.median(lap[name] for lap in laps) for name in PHASES if all(name in lap for lap in laps)}
     seconds = [lap[WHOLE] for lap in laps]
     return {"seconds": statistics.median(seconds), "spread": [min(seconds), max(seconds)], **middle}

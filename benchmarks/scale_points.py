@@ -86,7 +86,7 @@ def measured(folder: Path, steps: int) -> dict[str, float]:
     """Median seconds of a step and of its phases, the first step left out; in this process."""
     from vigneron.methods import METHODS
     from vigneron.recipe import check_config
-    from vigneron.timing import WHOLE, listening
+    from vigneron.timing import WHOLE, recording_timings
     from vigneron.training.callbacks import Silent
     from vigneron.training.loop import train
     from vigneron.training.method import Method, Parts
@@ -99,10 +99,10 @@ def measured(folder: Path, steps: int) -> dict[str, float]:
     config = check_config(recipe_of(folder, steps + 1), "scale-point")
     with tempfile.TemporaryDirectory() as place:
         run = start_run(config, Path(place), build, view=Silent())
-        with listening() as watch:
+        with recording_timings() as watch:
             train(run, Silent())
         run.close()
-    laps = watch.laps[1:]
+    laps = watch.steps[1:]
     found = {name: statistics.median(lap.get(name, 0.0) for lap in laps) for name in (*PHASES, WHOLE)}
     return {name.replace(" ", "_"): round(value, 4) for name, value in found.items()}
 

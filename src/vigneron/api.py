@@ -22,7 +22,7 @@ from vigneron.rollout.on_policy import OnPolicy
 from vigneron.run_data.load import checker_name
 from vigneron.run_store.folder import RunFolder, default_runs_folder
 from vigneron.run_store.samples import Sample
-from vigneron.timing import telling
+from vigneron.timing import reporting_phases
 from vigneron.training import loop
 from vigneron.training.callbacks import AnyView, View, as_view
 from vigneron.training.checkpoint.read import checkpoint_step, load_weights
@@ -110,7 +110,7 @@ def train(
     config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides, keys)
     where = Path(runs) if runs is not None else default_runs_folder()
     watching = as_view(view)
-    with telling(getattr(watching, "phase", None)):
+    with reporting_phases(getattr(watching, "phase", None)):
         return _finish(start_run(config, where, METHODS[config.method.name], name=name, view=watching), watching)
 
 
@@ -131,7 +131,7 @@ def resume(
     found = RunFolder.open(folder)
     watching, config = as_view(view), found.config()
     new = changed_config(config, overrides, str(found.path)) if overrides else None
-    with telling(getattr(watching, "phase", None)):
+    with reporting_phases(getattr(watching, "phase", None)):
         run = resume_run(
             found,
             METHODS[(new or config).method.name],

@@ -293,7 +293,7 @@ def _bundle_width(batch: Batch, bundle: Sequence[int]) -> int:
 
 def shared_out(batch: Batch) -> Batch:
     """Give every sample to a rank, so that all have about as many tokens to pass. Nobody shares where there is one."""
-    return batch if ranks.count() == 1 else replace(batch, owners=dealt(batch, ranks.count()))
+    return batch if ranks.world_size() == 1 else replace(batch, owners=dealt(batch, ranks.world_size()))
 
 
 def dealt(batch: Batch, hands: int) -> tuple[int, ...]:
@@ -322,7 +322,7 @@ def passes(batch: Batch, budget: int) -> list[Batch]:
         return parts_of(batch, budget)
     mine = [i for i, owner in enumerate(batch.owners) if owner == ranks.rank()]
     parts = parts_of(batch.rows(mine), budget) if mine else []
-    most = int(ranks.largest(len(parts)))
+    most = int(ranks.all_reduce_max(len(parts)))
     if len(parts) == most:
         return parts
     some = batch.rows([0, 1] if batch.paired else [0])
@@ -351,5 +351,5 @@ def map_parts(batch: Batch, budget: int, function: Callable[[Batch], dict[str, T
     if batch.owners is not None:
         for name in sorted(whole):
             if not name.endswith("_BTH"):
-                ranks.summed(whole[name])
+                ranks.all_reduce_sum(whole[name])
     return whole

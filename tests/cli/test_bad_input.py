@@ -334,8 +334,8 @@ class TestRuns:
         run = tmp_path / "run"
         run.mkdir()
         shutil.copy(write_recipe(tmp_path, tiny_folder), run / "config.yaml")
-        assert_one_line(vigneron("eval", run), "has no checkpoint (there is: none)")
-        assert_one_line(vigneron("chat", run, "--step", 3), "has no checkpoint of step 3 (there is: none)")
+        assert_one_line(vigneron("eval", run), "has no checkpoint (available: none)")
+        assert_one_line(vigneron("chat", run, "--step", 3), "has no checkpoint of step 3 (available: none)")
         assert_one_line(vigneron("report", run), "nothing to report yet")
 
     def test_rows_to_evaluate_on(self, tmp_path: Path, tiny_folder: Path) -> None:

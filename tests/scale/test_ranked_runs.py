@@ -125,7 +125,7 @@ def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list
     if before:
         (place / "kill").write_text("6")  # the first evaluation asks for a reward too, and the one after step 3
         _, err = vigneron(place, "train", "tiny.yaml", "--name", "cut", *before, code=137)
-        assert "rank 1 was ended by SIGKILL" in err
+        assert "rank 1 was killed by SIGKILL" in err
         assert all(line.startswith(("error: ", "rank 1: ", "[transformers]")) for line in err.splitlines()), err
     else:
         process = begun(place, "train", "tiny.yaml", "--name", "cut")

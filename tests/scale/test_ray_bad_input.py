@@ -112,8 +112,8 @@ def test_nodes_that_differ_and_too_little_room(tmp_path: Path, config: Any, tiny
         cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
         line = start(config, tmp_path)
         assert line.startswith("scale: the Ray node '")
-        assert "has transformers 9.9.9 there, 5." in line
-        assert line.endswith("here: install the same on every node")
+        assert "has transformers 9.9.9 instead of 5." in line
+        assert line.endswith(": install the same version on every node")
 
 
 @pytest.mark.cluster

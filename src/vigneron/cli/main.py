@@ -83,14 +83,14 @@ def _profiled(console: "Console", wanted: bool) -> Iterator[None]:
         yield
         return
     from vigneron.report.terminal import profile_table
-    from vigneron.timing import listening
+    from vigneron.timing import recording_timings
 
-    with listening() as watch:
+    with recording_timings() as watch:
         try:
             yield
         finally:  # also of a run that was stopped
-            if watch.laps:
-                console.print(profile_table(watch.laps))
+            if watch.steps:
+                console.print(profile_table(watch.steps))
 
 
 @app.command()
@@ -365,11 +365,11 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
     except UserError as error:
         if debug:
             raise
-        if error.said_elsewhere:
+        if error.reported_elsewhere:
             raise SystemExit(2) from None
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
-        if error.ends_at_once:
+        if error.exit_immediately:
             with suppress(OSError):
                 sys.stdout.flush()
             os._exit(2)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from vigneron.data.formats import is_conversation
 from vigneron.data.texts import Row, prompt_text
 from vigneron.errors import UserError, did_you_mean
-from vigneron.files import user_path, whole_number
+from vigneron.files import parse_int, user_path
 
 LONGEST_LINE = 10_000_000
 LARGEST_FILE = 4 * 2**30
@@ -136,7 +136,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 def _parsed(line: str, where: str) -> Any:
     """JSON that can be written again, as the run's folder needs it: no NaN, and no half of a character."""
     try:
-        row = json.loads(line, parse_constant=_no_number, parse_float=_finite, parse_int=whole_number)
+        row = json.loads(line, parse_constant=_no_number, parse_float=_finite, parse_int=parse_int)
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:

@@ -34,7 +34,7 @@ def fisher_product(
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
         for part in passes(batch, min(tokens_at_once, MOST_TOKENS)):
             total_P += _part_product(policy, part, sampling, weights, vectors, count)
-    return total_P if batch.owners is None else ranks.summed(total_P)
+    return total_P if batch.owners is None else ranks.all_reduce_sum(total_P)
 
 
 def _part_product(

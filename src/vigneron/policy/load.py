@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 
 from vigneron.distributed import ranks
-from vigneron.errors import UserError
-from vigneron.files import parsed_json, user_path
+from vigneron.errors import UserError, first_line
+from vigneron.files import parse_json, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights, quiet_transformers
 from vigneron.policy.chat import mint
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
@@ -87,7 +87,7 @@ def _refuse_endless(file: Path, where: str) -> None:
     """transformers would build as many layers as a config claims; whatever else is wrong with it shows when loaded."""
     try:
         with file.open("rb") as opened:
-            config = parsed_json(opened.read(LARGEST_CONFIG))
+            config = parse_json(opened.read(LARGEST_CONFIG))
     except (OSError, ValueError):
         return
     parts = [part for part in (config, *config.values()) if isinstance(part, dict)] if isinstance(config, dict) else []
@@ -113,7 +113,7 @@ def load_policy(
     `shared`: for ranks that will share the weights. The first one has them on its host, the others their shapes alone.
     """
     where = resolve_device(device)
-    blank = shared and not ranks.is_first()
+    blank = shared and not ranks.is_rank0()
     model, tokenizer = _load_pretrained(name, blank, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if chat == "minted":
         mint(model, tokenizer)
@@ -192,11 +192,6 @@ def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote
     except Exception as error:  # the edge to somebody's files: they can be broken in any way
         raise UserError(f"model: cannot load '{name}': {first_line(error)}") from error
     return model, tokenizer
-
-
-def first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def _add_lora(model: Any, lora: Lora) -> Any:

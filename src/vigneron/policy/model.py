@@ -17,7 +17,7 @@ from torch.func import functional_call
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.policy.cuda_graphs import GraphedTrunk, Graphs
 from vigneron.policy.fused_head import Head, wide_product
 
@@ -276,8 +276,7 @@ def check_head(policy: Policy) -> None:
             expected = policy.causal(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
         got = policy.logits(policy.hidden(ids, positions)).float()
     except RuntimeError as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"model: it cannot be passed eight tokens on '{policy.device}': {first}") from error
+        raise UserError(f"model: a test forward pass fails on '{policy.device}': {first_line(error)}") from error
     if not torch.allclose(got, expected, atol=1e-3, rtol=1e-3):
         kind = policy.causal.config.model_type
         raise UserError(f"model: '{kind}' changes its logits after the head in a way Vigneron does not know")

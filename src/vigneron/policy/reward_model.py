@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from vigneron.batch import Batch, map_parts
 from vigneron.distributed import ranks
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.load import (
     checkpoint_activations,
-    first_line,
     make_policy,
     model_source,
     resolve_compute_dtype,
@@ -48,7 +47,7 @@ def load_scorer(
     `key` is where the config names it; `shared` as in `load_policy`.
     """
     where = resolve_device(device)
-    blank = shared and not ranks.is_first()
+    blank = shared and not ranks.is_rank0()
     model, tokenizer, new = _load_pretrained(name, key, allow_pickle, trust_remote_code, blank)
     head = getattr(model, HEAD, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:

@@ -56,7 +56,7 @@ def shard_policy(policy: Policy, shard: int) -> None:
         return
     model, device = policy.model, policy.device
     _follow_structure(model)
-    policy.shares_prompts = ranks.from_first(lambda: policy.shares_prompts)
+    policy.shares_prompts = ranks.run_on_rank0(lambda: policy.shares_prompts)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else _sent(buffer, device)
@@ -85,14 +85,14 @@ def _follow_structure(model: Any) -> None:
     Whether two weights are one may be found in their values, which the other ranks do not have.
     """
     own = _structure(model)
-    first, tied = ranks.from_first(lambda: (own, _tied(model)))
+    first, tied = ranks.run_on_rank0(lambda: (own, _tied(model)))
 
     def compare() -> None:
         if own != first:
             unlike = next((mine for mine, theirs in zip_longest(own, first) if mine != theirs), None) or ("fewer",)
             raise UserError(f"model: its weights have other names or shapes here than on rank 0: {unlike[0]}")
 
-    ranks.agreed(compare)
+    ranks.run_on_all_ranks(compare)
     for name, other in tied.items():
         place, _, key = name.rpartition(".")
         model.get_submodule(place)._parameters[key] = model.get_parameter(other)
@@ -116,18 +116,18 @@ def _blank(weight: nn.Parameter) -> nn.Parameter:
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
     """What the first rank has, on every one's device."""
-    return ranks.of_first(_sendable(tensor, device))
+    return ranks.broadcast_tensor(_sendable(tensor, device))
 
 
 def _sendable(tensor: Tensor, device: torch.device) -> Tensor:
     """On its device, and not the model's own; where this rank will be given its values, with any."""
-    if ranks.is_first():
+    if ranks.is_rank0():
         return tensor.detach().to(device, copy=True).contiguous()
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
 
 def _mesh(device: torch.device, shard: int) -> DeviceMesh:
-    copies = ranks.count() // shard
+    copies = ranks.world_size() // shard
     if copies == 1:
         return init_device_mesh(device.type, (shard,), mesh_dim_names=("shard",))
     return init_device_mesh(device.type, (copies, shard), mesh_dim_names=("copy", "shard"))

@@ -17,7 +17,7 @@ class Mirror:
     def __init__(self, policy: Policy) -> None:
         self._shared = policy
         self.policy = policy
-        if ranks.is_first():
+        if ranks.is_rank0():
             weights = {
                 name: nn.Parameter(torch.empty(one.shape, dtype=one.dtype), one.requires_grad)
                 for name, one in policy.model.named_parameters()
@@ -33,8 +33,8 @@ class Mirror:
             return
         into = dict(self.policy.model.named_parameters())
         for name, weight in self._shared.model.named_parameters():
-            whole = ranks.whole(weight)
-            if ranks.is_first():
+            whole = ranks.full_tensor(weight)
+            if ranks.is_rank0():
                 into[name].copy_(whole)
         self._version = self.policy.version = self._shared.version
 
@@ -50,7 +50,7 @@ class Central:
         """All ranks call it, and have what came."""
         if self._mirror is not None:
             self._mirror.refresh()
-        return _moved(ranks.from_first(lambda: _moved(self.sample(request), torch.device("cpu"))), device)
+        return _moved(ranks.run_on_rank0(lambda: _moved(self.sample(request), torch.device("cpu"))), device)
 
     def sample(self, request: Request) -> Completions:
         assert self._inner is not None

@@ -110,8 +110,8 @@ class Scale:
         if mirror is not None:
             mirror.refresh()
         whole = mirror.policy if mirror is not None else policy
-        sampler = ranks.agreed(lambda: self._sampler(whole, folder) if self._here else None)
-        together = ranks.count() > 1
+        sampler = ranks.run_on_all_ranks(lambda: self._sampler(whole, folder) if self._here else None)
+        together = ranks.world_size() > 1
         policy.sampler = Central(sampler, mirror, exact=kind == "ray") if together else sampler
 
         def take_back() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vigneron.run_store.series import chunks
+from vigneron.values import even_ranges
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -27,5 +27,5 @@ def whole_sparkline(values: Sequence[float], width: int) -> str:
     """All values as at most `width` bars, each the mean of its chunk."""
     if len(values) <= width:
         return sparkline(values, width)
-    means = [sum(values[i] for i in chunk) / len(chunk) for chunk in chunks(len(values), width)]
+    means = [sum(values[i] for i in chunk) / len(chunk) for chunk in even_ranges(len(values), width)]
     return sparkline(means, width)

@@ -16,11 +16,12 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Protocol
 
-from vigneron.files import parsed_json
+from vigneron.files import parse_json
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import open_read_only
-from vigneron.run_store.series import Curve, Span, is_number, joined_by_width, joined_to, spans_of
+from vigneron.run_store.series import Curve, Span, joined_by_width, joined_to, spans_of
 from vigneron.run_store.status import last_records
+from vigneron.values import is_number
 
 MAX_POINTS = 1_000
 """Of a curve in the viewer: more are not visible."""
@@ -275,7 +276,7 @@ class CurveLog:
     def _add(self, line: bytes) -> None:
         """Damaged and unfinished lines are left out."""
         try:
-            record = parsed_json(line)
+            record = parse_json(line)
         except ValueError:
             return
         if not isinstance(record, dict) or not isinstance(record.get("step"), int) or not line.endswith(b"\n"):

@@ -1,7 +1,7 @@
 """Runs grouped into the arms of a comparison: the runs of an arm differ only by their seed."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from vigneron.config import Config
 from vigneron.errors import UserError, visible
 from vigneron.run_store.folder import RunFolder
-from vigneron.run_store.series import is_number
+from vigneron.values import differing_keys, flatten, is_number
 
 ABSENT = "nothing"
 NAMES = ("recipe", "about")
@@ -77,37 +77,21 @@ def refuse_duplicates(runs: Sequence[tuple[Path, Config]]) -> None:
 
 def identity(config: Config) -> dict[str, Any]:
     """The keys that tell arms apart: all but names, the seed, and keys that only bound memory or log."""
-    flat = flattened(config.model_dump(mode="json"))
+    flat = flatten(config.model_dump(mode="json"))
     flat["model.device"] = str(flat["model.device"]).split(":")[0]
     return {key: value for key, value in flat.items() if key not in (*NAMES, "seed", "microbatch_tokens", "trackers")}
 
 
 def differences(arms: Sequence[Arm]) -> list[tuple[str, list[Any]]]:
     """The config keys in which arms differ, and each arm's value."""
-    configs = [identity(arm.runs[0].config) for arm in arms]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    rows = [(key, [config.get(key, ABSENT) for config in configs]) for key in keys]
-    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+    return list(differing_keys([identity(arm.runs[0].config) for arm in arms], ABSENT).items())
 
 
 def first_change(requested: Config, resolved: Config, existing: Config) -> str | None:
     """The first key in which a run's config differs from the requested one; a resolved `auto` is no difference."""
-    before, now, then = (flattened(config.model_dump(mode="json")) for config in (requested, resolved, existing))
+    before, now, then = (flatten(config.model_dump(mode="json")) for config in (requested, resolved, existing))
     for key in dict.fromkeys((*now, *then)):
         if key == "about" or before.get(key) == "auto" or now.get(key, ABSENT) == then.get(key, ABSENT):
             continue
         return f"{key} was {then.get(key, ABSENT)!r}, is now {now.get(key, ABSENT)!r}"
     return None
-
-
-def flattened(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings under dotted keys."""
-    return dict(_leaves(mapping))
-
-
-def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in mapping.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

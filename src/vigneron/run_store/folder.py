@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.files import append_line, parsed_json, user_path, write_atomically, writing
+from vigneron.files import append_line, parse_json, user_path, write_atomically, writing
 from vigneron.recipe import check_config, config_text, config_yaml, parse_yaml
 from vigneron.rubric.read import rubric_text
 
@@ -191,7 +191,7 @@ class RunFolder:
             with path.open(encoding="utf-8") as file:
                 for number, line in enumerate(file, start=1):
                     if line.endswith("\n"):
-                        yield _record(parsed_json(line), path, number)
+                        yield _record(parse_json(line), path, number)
         except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
             reason = getattr(error, "strerror", None) or "not lines of JSON"
             raise UserError(f"cannot read '{path}': {reason}") from error
@@ -219,7 +219,7 @@ def _record(record: Any, path: Path, number: int) -> dict[str, Any]:
 
 def _step_of(line: str) -> float:
     try:
-        step = parsed_json(line)["step"]
+        step = parse_json(line)["step"]
     except (ValueError, TypeError, KeyError):
         return math.inf
     return float(step) if type(step) is int and abs(step) < 2**53 else math.inf

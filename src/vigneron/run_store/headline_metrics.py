@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from vigneron.config import METHOD, MethodOptions
 from vigneron.run_store.metric_table import Metric, in_order, metric
-from vigneron.run_store.series import is_number
+from vigneron.values import is_number
 
 COMMON = ("reward", "accuracy", "entropy", "kl", "frac_reward_zero_std", "eval/accuracy", "eval/reward")
 """Shown for every method that logs them; a method's options class has the others (`metrics`)."""

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vigneron.files import parsed_json
+from vigneron.files import parse_json
 from vigneron.run_store.status import last_records
 
 READ_WHOLE = 2**22
@@ -42,7 +42,7 @@ def _record(line: bytes) -> Record | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        record = parsed_json(line)
+        record = parse_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None

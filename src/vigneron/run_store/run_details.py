@@ -7,14 +7,14 @@ from typing import Any
 
 from vigneron.config import Config
 from vigneron.recipe import load_config, recipe_names
-from vigneron.run_store.experiment_arms import flattened
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.headline_metrics import headline_metrics
 from vigneron.run_store.metric_table import Metric, lower_is_better
 from vigneron.run_store.metrics_file import Record, records_of
 from vigneron.run_store.notices import Notice, kept_notices
-from vigneron.run_store.series import is_number, series
+from vigneron.run_store.series import series
 from vigneron.run_store.status import RunStatus, SavedCheckpoint, bytes_in, saved_checkpoints, status_of
+from vigneron.values import flatten, is_number
 
 # Names, and values that come from the environment: not changes to the recipe.
 NOT_CHANGES = ("recipe", "about", "reward.url", "parent.url")
@@ -70,7 +70,7 @@ def changed_keys(config: Config) -> dict[str, Any] | None:
     """Keys whose value differs from the recipe's. None: the recipe is not a built-in one."""
     if config.recipe not in recipe_names():
         return None
-    recipe, run = (flattened(c.model_dump(mode="json")) for c in (load_config(config.recipe), config))
+    recipe, run = (flatten(c.model_dump(mode="json")) for c in (load_config(config.recipe), config))
     moved = {key: value for key, value in run.items() if recipe.get(key) != value and key not in NOT_CHANGES}
     return {key: value for key, value in moved.items() if not _is_resolved(recipe.get(key), value)}
 

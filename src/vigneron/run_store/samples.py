@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.files import writing
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """A read-only connection; `immutable` in a folder that is not writable, where SQLite cannot create its lock files."""
+    """A read-only connection; `immutable` in a read-only folder, where SQLite cannot create its lock files."""
     address = path.resolve().as_uri()
     db = sqlite3.connect(f"{address}?mode=ro", uri=True)
     try:
@@ -167,11 +167,10 @@ def _number(value: Any) -> float | None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns any error of reading a database, which may be damaged, into a UserError."""
+    """Turn any error of reading a database, which may be damaged, into a UserError."""
     try:
         yield
     except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"cannot read '{path}': {reason}; move the file away to continue without these samples"
+            f"cannot read '{path}': {first_line(error)}; move the file away to continue without these samples"
         ) from error

@@ -1,23 +1,18 @@
 """Series of values over steps: read from records, smoothed, averaged over seeds, and thinned to be drawn."""
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
+
+from vigneron.values import even_ranges, is_number
 
 Records = Sequence[Mapping[str, Any]]
 Line = tuple[list[float], list[float]]
 
 MAX_POINTS = 400
 """Of a line in a report: more are not visible and only make the file larger."""
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, finite as a float; a bool is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def series(records: Records, key: str, x: str = "step") -> Line:
@@ -61,18 +56,12 @@ def over_runs(lines: Sequence[Line]) -> Band:
     )
 
 
-def chunks(count: int, parts: int) -> list[range]:
-    """0 … count − 1 in `parts` consecutive ranges of nearly equal length; none is empty where count ≥ parts."""
-    edges = [count * part // parts for part in range(parts + 1)]
-    return [range(a, b) for a, b in pairwise(edges)]
-
-
 def thinned(xs: Sequence[float], ys: Sequence[float], limit: int = MAX_POINTS) -> Line:
     """At most `limit` points: the minimum and the maximum of every chunk, so that spikes stay."""
     if len(xs) <= limit:
         return list(xs), list(ys)
     kept: list[int] = []
-    for chunk in chunks(len(xs), limit // 2):
+    for chunk in even_ranges(len(xs), limit // 2):
         kept += sorted({min(chunk, key=ys.__getitem__), max(chunk, key=ys.__getitem__)})
     return [xs[i] for i in kept], [ys[i] for i in kept]
 
@@ -81,7 +70,7 @@ def thinned_band(band: Band, limit: int = MAX_POINTS) -> Band:
     """At most `limit` points on both edges together: minimum and maximum of every chunk."""
     if 2 * len(band.xs) <= limit:
         return band
-    parts = chunks(len(band.xs), limit // 2)
+    parts = even_ranges(len(band.xs), limit // 2)
     return Band(
         [fmean(band.xs[i] for i in chunk) for chunk in parts],
         [fmean(band.means[i] for i in chunk) for chunk in parts],
@@ -149,4 +138,4 @@ def joined_to(spans: Sequence[Span], limit: int) -> list[Span]:
     """At most `limit` spans: neighbours are joined, so that spikes stay."""
     if len(spans) <= limit:
         return list(spans)
-    return [joined(spans[chunk.start : chunk.stop]) for chunk in chunks(len(spans), limit)]
+    return [joined(spans[chunk.start : chunk.stop]) for chunk in even_ranges(len(spans), limit)]

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vigneron.errors import UserError, visible
-from vigneron.files import parsed_json, write_atomically
+from vigneron.files import parse_json, write_atomically
 from vigneron.recipe import config_text
 from vigneron.redaction import redacted
 from vigneron.run_store.folder import RunFolder
-from vigneron.run_store.series import is_number
+from vigneron.values import is_number
 from vigneron.yaml_text import quick_yaml
 
 STATUS = "status.json"
@@ -92,9 +92,7 @@ def status_of(path: Path) -> RunStatus:
 def run_folders(runs: Path) -> list[Path]:
     """The runs in a folder and in its subfolders (a comparison's), by name; hidden folders are skipped."""
     if not runs.is_dir():
-        raise UserError(
-            f"there is no folder '{runs}': train a run first, or set VIGNERON_RUNS to the folder of your runs"
-        )
+        raise UserError(f"there is no folder '{runs}': train a run first, or set VIGNERON_RUNS to your runs' folder")
     found: list[Path] = []
     for path in sorted(p for p in runs.iterdir() if p.is_dir() and not p.name.startswith(".")):
         if (path / "config.yaml").is_file():
@@ -117,7 +115,7 @@ def last_records(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
     records = []
     for line in whole if limit is None else whole[-limit:]:
         try:
-            record = parsed_json(line)
+            record = parse_json(line)
         except ValueError:  # a damaged line is skipped
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
@@ -140,7 +138,7 @@ def _state(written: Mapping[str, Any], locked: bool, done: bool) -> State:
 def _read_status(path: Path) -> dict[str, Any]:
     try:
         with (path / STATUS).open("rb") as file:
-            written = parsed_json(file.read(TAIL_BYTES))
+            written = parse_json(file.read(TAIL_BYTES))
     except (OSError, ValueError):
         return {}
     return written if isinstance(written, dict) else {}
@@ -198,7 +196,7 @@ def saved_checkpoints(run: Path) -> list[SavedCheckpoint]:
 def _has_its_files(checkpoint: Path) -> bool:
     """Whether all files of its manifest exist; their hashes are checked on loading."""
     try:
-        names = parsed_json((checkpoint / "manifest.json").read_bytes())
+        names = parse_json((checkpoint / "manifest.json").read_bytes())
         return isinstance(names, dict) and all((checkpoint / name).is_file() for name in names)
     except (OSError, ValueError):
         return False

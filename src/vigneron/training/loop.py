@@ -11,10 +11,10 @@ from vigneron.data.prompts import PromptOrder, Row
 from vigneron.distributed import ranks
 from vigneron.distributed.checks import resume_command
 from vigneron.errors import NonFinite, UserError
-from vigneron.files import full_disk_said
+from vigneron.files import full_disk_errors
 from vigneron.run_store.curves import CurveIndex
 from vigneron.run_store.status import State, write_status
-from vigneron.timing import first_lap, next_lap, phase
+from vigneron.timing import end_timed_step, phase, start_timing
 from vigneron.training.callbacks import View
 from vigneron.training.memory import explained_memory
 from vigneron.training.method import Method, Metrics
@@ -71,7 +71,7 @@ def train(run: Run, view: View) -> None:
     state: State = "failed"
     said: str | None = "it ended unexpectedly"
     try:
-        watched = explained_memory(run.config), full_disk_said(run.folder.path)
+        watched = explained_memory(run.config), full_disk_errors(run.folder.path)
         with watched[0], watched[1], CurveIndex(run.folder, view.notice) as curves:
             _train(run, view, curves)
         state, said = "finished", None
@@ -88,9 +88,9 @@ def train(run: Run, view: View) -> None:
         said = str(error)
         raise
     except RuntimeError as error:
-        if not ranks.is_lost(error):
+        if not ranks.is_connection_lost(error):
             raise
-        lost = ranks.lost(error)
+        lost = ranks.connection_lost(error)
         said = str(lost)
         raise lost from error
     finally:
@@ -136,7 +136,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                 metrics = run.evaluate_and_keep()
             run.log(metrics)
             curves.add({"step": 0, **metrics})
-        first_lap()
+        start_timing()
         while run.step < config.steps:
             began = time.perf_counter()
             try:
@@ -161,15 +161,15 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             view.step(run, metrics, batch, seconds)
             run.explain(metrics, view)
             run.saver.check()
-            asked = ranks.any_of(stop.asked)
+            asked = ranks.any_rank(stop.asked)
             if asked and run.ahead is not None:
                 run.ahead.close(patience_s=60.0)  # the tokenizer is used by one thread at a time
             if last or asked or (config.save_every and run.step % config.save_every == 0):
                 with phase("save"):
                     run.save(metrics)
-            next_lap()
+            end_timed_step()
             if asked or last:
-                ranks.from_first(run.saver.wait)
+                ranks.run_on_rank0(run.saver.wait)
             if asked:
                 resume = resume_command(run.folder.path, config.scale.shard)
                 goes_on = "it was the last" if last else f"`{resume}` goes on"

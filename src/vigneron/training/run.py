@@ -77,7 +77,7 @@ class Run:
 
     def save(self, metrics: Metrics | None = None) -> None:
         """Begin to write a checkpoint, with this step's held-out figures; `saver.wait()` is its end."""
-        if self.policy.sharding is None and not ranks.is_first():
+        if self.policy.sharding is None and not ranks.is_rank0():
             return
         update, critic, memory = self.method.update, self.method.critic, self.method.memory
         tensors = {f"update.{name}": tensor for name, tensor in update.tensors().items()}
@@ -162,7 +162,7 @@ class Run:
             self.keep(batch, "eval")
             if self.second_look is not None:
                 look = self.second_look
-                metrics |= ranks.from_first(lambda: look(batch))
+                metrics |= ranks.run_on_rank0(lambda: look(batch))
             metrics |= self.method.evaluate_beside(rows) if self.method.evaluate_beside is not None else {}
         named = {f"eval/{name}": value for name, value in metrics.items()}
         if self.config.keep_best is not None and self.config.keep_best not in named:
@@ -172,14 +172,14 @@ class Run:
 
     def keep(self, batch: Batch, kind: Kind) -> None:
         """What was sampled, for whoever looks: by the rank that writes."""
-        if ranks.is_first():
+        if ranks.is_rank0():
             self.samples.add(samples_of(batch, self.step, kind))
 
     def log(self, metrics: Metrics) -> None:
         """Of the step that is done, or of the child before the first."""
         self.folder.append("metrics.jsonl", {"step": self.step, **metrics})
         if self.tracking is None:
-            names = [n for n in self.config.trackers if ranks.is_first() and not missing_trackers([n])]
+            names = [n for n in self.config.trackers if ranks.is_rank0() and not missing_trackers([n])]
             self.tracking = Tracking(names, self.folder.path, self.config.model_dump(mode="json"))
         self.tracking.log(self.step, metrics)
 
@@ -199,7 +199,7 @@ class Run:
     def close(self) -> None:
         """All of it, whatever one part meets. Trackers are not waited for where the run was to end at once."""
         with ExitStack() as parts:
-            parts.callback(self.folder.unlock if ranks.is_first() else self.folder.remove)
+            parts.callback(self.folder.unlock if ranks.is_rank0() else self.folder.remove)
             parts.callback(self.samples.close)
             if self.scale is not None:
                 parts.callback(self.scale.close)

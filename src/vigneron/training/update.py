@@ -295,7 +295,9 @@ def _apart(weights: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn
 
 def _norm(weights: Sequence[nn.Parameter]) -> Tensor:
     grads = [weight.grad for weight in weights if weight.grad is not None]
-    return ranks.whole(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros((), device=weights[0].device)
+    return (
+        ranks.full_tensor(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros((), device=weights[0].device)
+    )
 
 
 def _denominators(batch: Batch) -> dict[AggregateMode, int]:
@@ -310,7 +312,7 @@ def _on_host(values: Sequence[Tensor], *, over_ranks: bool = False) -> list[floa
         return []
     device = values[0].device
     stacked = torch.stack([v.detach().to(device) for v in values])
-    return [float(value) for value in (ranks.summed(stacked) if over_ranks else stacked).tolist()]
+    return [float(value) for value in (ranks.all_reduce_sum(stacked) if over_ranks else stacked).tolist()]
 
 
 def _mean_over_updates(updates: Sequence[Sequence[Figure]], in_first_pass: int) -> Metrics:

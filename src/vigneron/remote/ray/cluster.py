@@ -13,8 +13,7 @@ from typing import Any
 
 from vigneron.config import PoolConfig
 from vigneron.distributed import node_info as facts
-from vigneron.errors import UserError
-from vigneron.policy.load import first_line
+from vigneron.errors import UserError, first_line
 
 CONNECT_S = 10.0
 # Ray frees what nobody refers to once a second. Each version of the weights would be put into memory that was never
@@ -52,7 +51,7 @@ class Cluster:
         import ray
 
         self.ray: Any = ray
-        self.facts = facts.node_facts()
+        self.facts = facts.node_info()
         self.losses: list[str] = []
         """What pools say of actors that were lost, until somebody takes it."""
         self._ours = not ray.is_initialized()
@@ -96,7 +95,7 @@ class Cluster:
         ray = self.ray
         ray.cloudpickle.register_pickle_by_value(facts)
         try:
-            ask = ray.remote(num_cpus=0, max_retries=0)(facts.node_facts)
+            ask = ray.remote(num_cpus=0, max_retries=0)(facts.node_info)
             asked = {
                 ask.options(
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from vigneron.distributed.node_info import node_facts
+from vigneron.distributed.node_info import node_info
 from vigneron.errors import UserError
 from vigneron.remote.ray.cluster import Cluster, Wanted
 
@@ -35,7 +35,7 @@ class PoolActor:
     def where(self) -> dict[str, str | None]:
         import ray
 
-        return {**node_facts(), "node": ray.get_runtime_context().get_node_id()}
+        return {**node_info(), "node": ray.get_runtime_context().get_node_id()}
 
     def begin(self) -> Any:
         """Load what does not change. What is returned, the pool's owner looks at."""

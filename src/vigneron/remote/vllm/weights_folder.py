@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, reason
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.inference_model import merged_weight
@@ -58,8 +58,7 @@ def write_weights(policy: Policy, folder: Path) -> str:
         draft.rename(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"scale.sampling.weights: cannot write '{folder}': {reason}") from error
+        raise UserError(f"scale.sampling.weights: cannot write '{folder}': {reason(error)}") from error
     return identity
 
 

@@ -120,7 +120,7 @@ def _whole(policy: Policy) -> tuple[Any, list[tuple[nn.Parameter, Source]]]:
             dtype = policy.compute_dtype if policy.compute_dtype == torch.bfloat16 and not adapted else master.dtype
             empty = torch.empty(master.shape, dtype=dtype, device=policy.device)
             weights[name] = nn.Parameter(empty, requires_grad=False)
-            gathered.append((weights[name], partial(ranks.whole, master)))
+            gathered.append((weights[name], partial(ranks.full_tensor, master)))
     model = policy.sharding.filled(weights)
     return (model.get_base_model() if adapted else model), gathered
 

@@ -41,7 +41,7 @@ def sample(
 
 def sample_together(policy: Policy, prompt_ids: Sequence[Sequence[int]], **options: Any) -> Completions:
     """The same by all ranks: each samples some of the prompts, and all of them hold all of the completions."""
-    total = ranks.count()
+    total = ranks.world_size()
     if total == 1:
         return sample(policy, prompt_ids, **options)
     check_lengths(policy, prompt_ids, options["max_new_tokens"])
@@ -54,13 +54,13 @@ def sample_together(policy: Policy, prompt_ids: Sequence[Sequence[int]], **optio
     mine = slice(first, end)
     asked = mine if end > first else slice(0, 1)  # sharded weights are gathered by all: nobody stands aside
     done = sample(policy, prompt_ids[asked], sample_ids=names[asked], **options)
-    width = int(ranks.largest(done.ids_BT.shape[1]))
+    width = int(ranks.all_reduce_max(done.ids_BT.shape[1]))
 
     def everybodys(found: Tensor, *, by_token: bool = False) -> Tensor:
         whole = found.new_zeros(len(prompt_ids), *((width,) if by_token else found.shape[1:]))
         if end > first:
             (whole[mine, : found.shape[1]] if by_token else whole[mine]).copy_(found)
-        return ranks.summed(whole)
+        return ranks.all_reduce_sum(whole)
 
     lengths_B = everybodys(done.lengths_B)
     ids_BT = everybodys(done.ids_BT, by_token=True)

@@ -45,7 +45,7 @@ Build = Callable[[Parts], Method]
 
 def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> Run:
     with explained_memory(config):
-        scale = ranks.agreed(lambda: Scale(config, here=ranks.is_first()))
+        scale = ranks.run_on_all_ranks(lambda: Scale(config, here=ranks.is_rank0()))
         try:
             return _put_together(config, folder, data, build, view, scale)
         except BaseException:  # whatever it was: raised on
@@ -54,12 +54,14 @@ def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view:
 
 
 def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, view: View, scale: Scale) -> Run:
-    built, look, policy = ranks.agreed(lambda: _loaded(config, folder, data, view, scale))
+    built, look, policy = ranks.run_on_all_ranks(lambda: _loaded(config, folder, data, view, scale))
     asked = ApplyReward(built, missing_limit=config.reward.missing_limit)
-    reward = asked if ranks.count() == 1 else OnFirstRank(asked)
+    reward = asked if ranks.world_size() == 1 else OnFirstRank(asked)
     base = _base(config, policy)
     shard_policy(policy, config.scale.shard)
-    torch.set_rng_state(ranks.from_first(torch.get_rng_state))  # a first weight may have been drawn on the first alone
+    torch.set_rng_state(
+        ranks.run_on_rank0(torch.get_rng_state)
+    )  # a first weight may have been drawn on the first alone
     reference = Reference.of(policy)
     # Shared weights come and go during a pass, at addresses that no graph knows.
     one = config.scale.shard == 1
@@ -68,7 +70,7 @@ def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, v
     longest, cut = lengths(config, policy, data, built)
     if config.microbatch_tokens == "auto":
         with phase("see what fits into memory"):
-            found = -int(ranks.largest(-find_microbatch_tokens(policy, longest)))
+            found = -int(ranks.all_reduce_max(-find_microbatch_tokens(policy, longest)))
         config = config.model_copy(update={"microbatch_tokens": found})
         folder.write_config(config)
     method = build(Parts(config, policy, reference, reward))
@@ -124,8 +126,8 @@ def _loaded(
 
 def _base(config: Config, policy: Policy) -> dict[str, str]:
     """What the weights are of which the run begins: the same on every rank that has some."""
-    own = weights_identity(config.model.name, policy) if config.scale.shard == 1 or ranks.is_first() else None
-    first = ranks.from_first(lambda: own)
+    own = weights_identity(config.model.name, policy) if config.scale.shard == 1 or ranks.is_rank0() else None
+    first = ranks.run_on_rank0(lambda: own)
     assert first is not None
 
     def compare() -> None:
@@ -134,7 +136,7 @@ def _base(config: Config, policy: Policy) -> dict[str, str]:
                 f"model: '{config.model.name}' has other weights here than on rank 0: give all nodes the same"
             )
 
-    ranks.agreed(compare)
+    ranks.run_on_all_ranks(compare)
     return first
 
 
