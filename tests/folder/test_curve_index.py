@@ -127,7 +127,7 @@ def test_an_index_that_is_behind_is_not_used(tmp_path: Path) -> None:
     assert curves_of(tmp_path)[1] is None  # a step may be in the log a moment earlier
     write_log(tmp_path, records(0, 12))
     curves, note = curves_of(tmp_path)
-    assert "behind" in str(note)
+    assert "out of date" in str(note)
     assert curves is not None
     assert curves.last_step() == 12
 
@@ -139,7 +139,7 @@ def test_an_index_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -
     with CurveIndex(folder, said.append) as index:
         index.add({"step": 4, "reward": 1.0})
     assert len(said) == 1
-    assert "metrics.jsonl has everything" in said[0]
+    assert "reads metrics.jsonl instead" in said[0]
 
 
 def test_a_log_with_damaged_and_unfinished_lines_is_read(tmp_path: Path) -> None:
