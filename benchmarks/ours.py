@@ -1,4 +1,4 @@
-"""Vigneron on a work: a real run through the real training loop, watched from outside."""
+"""Vigneron on a work: a real run through the training loop, timed from outside."""
 
 import json
 import tempfile
@@ -19,22 +19,23 @@ from benchmarks.models import model_folder
 from benchmarks.parity import Verdict
 from benchmarks.prompts import prompt_rows
 from benchmarks.work import Work
-from vigneron.batch import Batch
+from vigneron.batch import Batch, Samples, Signals
 from vigneron.core.draws import Sampling
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.logprobs import score
 from vigneron.recipe import check_config
 from vigneron.timing import Stopwatch, recording_timings
 from vigneron.training import loop
 from vigneron.training.callbacks import Silent
-from vigneron.training.method import Method, Metrics, Parts
+from vigneron.training.method import Method, Metrics
+from vigneron.training.parts import Parts
 from vigneron.training.run import Run
 from vigneron.training.setup.start import start_run
 from vigneron.training.update import GradientUpdate
 
 
 def recipe(work: Work, model: Path, data: Path) -> dict[str, Any]:
-    """The work as a recipe. GRPO as TRL has it by default: mean over tokens, k3; PGSRM as Algorithm 1 has it."""
+    """The work as a recipe. GRPO with TRL's defaults: mean over tokens, k3; PGSRM as in Algorithm 1."""
     methods: dict[str, dict[str, Any]] = {
         "grpo": {"name": "grpo", "aggregation": "tokens", "kl": {"coefficient": work.kl_beta, "estimator": "k3"}},
         "actor_critic": {
@@ -70,7 +71,7 @@ def recipe(work: Work, model: Path, data: Path) -> dict[str, Any]:
 
 @contextmanager
 def started(work: Work, model: Path | None = None, changes: dict[str, Any] | None = None) -> Iterator[Run]:
-    """A run of the work, in a folder that is thrown away. No token ends a completion: lengths are forced.
+    """A run of the work in a temporary folder. No token ends a completion: lengths are forced.
 
     `changes` are keys of the recipe that are not the work's."""
     model = model or model_folder(work.model)
@@ -82,7 +83,7 @@ def started(work: Work, model: Path | None = None, changes: dict[str, Any] | Non
 
         def build(parts: Parts) -> Method:
             parts.policy.eos_ids = frozenset()
-            return METHODS[config.method.name](parts)
+            return build_method(parts)
 
         run = start_run(config, Path(place), build, view=Silent())
         yield run
@@ -90,11 +91,11 @@ def started(work: Work, model: Path | None = None, changes: dict[str, Any] | Non
 
 
 class Enough(Exception):
-    """All steps that were wanted are measured."""
+    """All steps are measured."""
 
 
 class StepTimes:
-    """Watches a run as the terminal would: a step's time is everything from one of its calls to the next."""
+    """A view of a run, like the terminal's: a step's time is that from one call to the next."""
 
     def __init__(self, work: Work, watch: Stopwatch) -> None:
         self._work, self._watch = work, watch
@@ -114,11 +115,11 @@ class StepTimes:
 
 
 PARTS: dict[Phase, tuple[str, ...]] = {"sampling": ("rollout",), "reference+reward": ("reward", "advantage")}
-"""The loop's phases under the names of the comparison; the rest of a step, its logs too, is the update's."""
+"""The loop's phases under the names of the comparison; the rest of a step, with its logs, counts as update."""
 
 
 def measure(work: Work, model: Path | None = None) -> Measurement:
-    """The training loop itself, with its logs and its samples kept, as in any run."""
+    """Run the training loop, writing logs and samples as in any run."""
     with started(work, model) as run, recording_timings() as watch:
         view = StepTimes(work, watch)
         with suppress(Enough):
@@ -128,10 +129,10 @@ def measure(work: Work, model: Path | None = None) -> Measurement:
 
 
 def check_lengths(batch: Batch, work: Work) -> None:
-    """Refuse figures of a run that did less than its work."""
-    lengths = {spans[-1][1] - spans[0][0] for spans in batch.spans}
+    """Raise if a run did less than its work."""
+    lengths = {spans[-1][1] - spans[0][0] for spans in batch.samples.spans}
     if len(batch) != work.samples or lengths != {work.new_tokens}:
-        raise SystemExit(f"ours: {len(batch)} completions of {lengths} tokens: lengths were to be forced")
+        raise SystemExit(f"ours: {len(batch)} completions of {lengths} tokens: the lengths are not forced")
 
 
 def frozen_batch(frozen: Frozen, device: torch.device) -> Batch:
@@ -142,34 +143,38 @@ def frozen_batch(frozen: Frozen, device: torch.device) -> Batch:
 
     advantages_B = tensor(frozen.advantages_B)
     return Batch(
-        prompt_ids=tuple(tuple(row) for row in frozen.prompt_BP.tolist()),
-        completion_BT=tensor(frozen.completion_BT),
-        spans=tuple(((prompt_tokens, prompt_tokens + n),) for n in frozen.lengths_B.tolist()),
-        behaviour_BT=tensor(frozen.behaviour_BT),
-        truncated_B=torch.zeros(size, dtype=torch.bool, device=device),
-        group_B=torch.arange(size, device=device) // GROUP,
-        sample_B=torch.arange(size, device=device),
-        prompts=("",) * size,
-        completions=("",) * size,
-        rewards_B=advantages_B,
-        advantages_BT=advantages_B[:, None].expand(frozen.completion_BT.shape),
-        reference_BT=tensor(frozen.reference_BT),
+        Samples(
+            prompt_ids=tuple(tuple(row) for row in frozen.prompt_BP.tolist()),
+            completion_BT=tensor(frozen.completion_BT),
+            spans=tuple(((prompt_tokens, prompt_tokens + n),) for n in frozen.lengths_B.tolist()),
+            behaviour_BT=tensor(frozen.behaviour_BT),
+            truncated_B=torch.zeros(size, dtype=torch.bool, device=device),
+            group_B=torch.arange(size, device=device) // GROUP,
+            sample_B=torch.arange(size, device=device),
+            prompts=("",) * size,
+            completions=("",) * size,
+        ),
+        signals=Signals(
+            rewards_B=advantages_B,
+            advantages_BT=advantages_B[:, None].expand(frozen.completion_BT.shape),
+            reference_BT=tensor(frozen.reference_BT),
+        ),
     )
 
 
 def parity(work: Work, frozen: Frozen) -> Verdict:
-    """Our log-probs, and what our update says of its loss and its gradient."""
+    """Our log-probs, and the loss and gradient norm of our update."""
     with started(replace(work, dtype="float32")) as run:
         batch = frozen_batch(frozen, run.policy.device)
         with torch.no_grad():
             logprobs_BT = score(run.policy, batch, Sampling(work.temperature)).logprobs_BT
         update = run.method.update
         assert isinstance(update, GradientUpdate)
-        for _ in range(2):  # shapes that come again become graphs: it is these that are timed
+        for _ in range(2):  # repeated shapes become CUDA graphs, which are the ones timed
             with torch.no_grad():
                 logprobs_BT = score(run.policy, batch, Sampling(work.temperature)).logprobs_BT
             update.accumulate(batch, lambda part: update.loss(part, update.score(part)))
-            for player in update.players:
+            for player in update.optimized:
                 player.optimizer.zero_grad(set_to_none=True)
         metrics = update(batch)
         loss = metrics["loss/policy"] + work.kl_beta * metrics["loss/kl"]

@@ -15,7 +15,7 @@ from benchmarks.work import Work
 
 
 def trl_inputs(frozen: Frozen, device: torch.device) -> dict[str, Tensor]:
-    """The dict that TRL hands from its sampling to its loss."""
+    """The dict that TRL passes from its sampling to its loss."""
 
     def tensor(values: object) -> Tensor:
         return torch.as_tensor(values, device=device)
@@ -52,7 +52,7 @@ def trl_verdict(trainer: TimedTrainer, frozen: Frozen) -> Verdict:
 
 
 def in_float32(work: Work) -> Work:
-    """Parity is asked of exact arithmetic, whatever the work's dtype, in one micro-batch."""
+    """Parity is checked in float32 whatever the work's dtype, in one micro-batch."""
     return replace(work, dtype="float32", peer_microbatch=work.samples)
 
 

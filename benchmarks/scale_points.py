@@ -1,10 +1,10 @@
-"""Measure what the simulator is checked against, on this machine, and keep it in docs/results/scale-points.json.
+"""Measure the points that the simulator is validated against, and save them to docs/results/scale-points.json.
 
 python -m benchmarks.scale_points [--steps N] [--out docs/results/scale-points.json]
 
-A small Llama, GRPO through the real training loop, each run in a process of its own: without a judge, with judges that
-have time enough, and with two that everybody waits for. A judge works on one part of a step while the next is sampled.
-Where `vigneron train` knows --nproc, also on two processes.
+A small Llama, GRPO through the real training loop, each run in its own process: without a judge, with judges that keep
+up, and with two that are the bottleneck. A judge works on one part of a step while the next is sampled. Also on two
+processes with --nproc.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from typing import Any
 
 LAYERS, WIDTH, PROMPTS, GROUP, NEW_TOKENS = 6, 384, 8, 2, 16
 RUNS = {"no judge": (0, 0.0), "16 judges of 0.5 s": (16, 0.5), "2 judges of 1.5 s": (2, 1.5)}
-"""How many samples are judged at once, and for how long each."""
+"""The number of samples judged at the same time, and the time of each."""
 PHASES = ("rollout", "reward", "update")
 JUDGES = "SCALE_POINTS_JUDGES"
 _FREE = Semaphore(int(os.environ.get(JUDGES, "0/0").split("/")[0]))
 
 
 async def judged(completions: list[str], **_: Any) -> list[float]:
-    """Each sample by one of the judges that the environment speaks of."""
+    """Judge each sample by one of the judges set in the environment."""
     latency = float(os.environ[JUDGES].split("/")[1])
 
     async def one(text: str) -> float:
@@ -83,18 +83,19 @@ def prepare(folder: Path) -> None:
 
 
 def measured(folder: Path, steps: int) -> dict[str, float]:
-    """Median seconds of a step and of its phases, the first step left out; in this process."""
-    from vigneron.methods import METHODS
+    """Median seconds of a step and its phases without the first step, in this process."""
+    from vigneron.methods import build_method
     from vigneron.recipe import check_config
     from vigneron.timing import WHOLE, recording_timings
     from vigneron.training.callbacks import Silent
     from vigneron.training.loop import train
-    from vigneron.training.method import Method, Parts
+    from vigneron.training.method import Method
+    from vigneron.training.parts import Parts
     from vigneron.training.setup.start import start_run
 
     def build(parts: Parts) -> Method:
         parts.policy.eos_ids = frozenset()  # lengths are forced
-        return METHODS["grpo"](parts)
+        return build_method(parts)
 
     config = check_config(recipe_of(folder, steps + 1), "scale-point")
     with tempfile.TemporaryDirectory() as place:
@@ -108,7 +109,7 @@ def measured(folder: Path, steps: int) -> dict[str, float]:
 
 
 def on_processes(folder: Path, processes: int, steps: int) -> float | None:
-    """Median seconds of a step under `vigneron train --nproc`; None where it does not know that."""
+    """Median seconds of a step under `vigneron train --nproc`; None if it fails."""
     command = [sys.executable, "-m", "vigneron", "train"]
     if "--nproc" not in subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from vigneron.config import Config
+from vigneron.config import USER_CODE, Config
 from vigneron.errors import UserError, did_you_mean, visible
 from vigneron.files import user_path
 from vigneron.validation import field_errors
@@ -126,12 +126,15 @@ def _spelled_out(key: str, value: Any) -> Any:
     return {SHORT[key]: value} if key in SHORT and isinstance(value, str) else value
 
 
-def check_config(given: Mapping[str, Any], where: str) -> Config:
-    """Validate a config. All errors are reported together, one line each, with the key's path."""
+def check_config(given: Mapping[str, Any], where: str, *, user_code: bool = True) -> Config:
+    """Validate a config. All errors are reported together, one line each, with the key's path.
+
+    `user_code`: whether a user's method, rollout or curriculum may be imported to check its options.
+    """
     if isinstance(given, Mapping):
         given = {key: _spelled_out(key, value) for key, value in given.items()}
     try:
-        return Config.model_validate(given)
+        return Config.model_validate(given, context={USER_CODE: user_code})
     except ValidationError as errors:
         faults = field_errors(errors.errors(), given, Config, "the recipe")
         raise UserError("\n".join(f"{where}: {visible(fault.line)}" for fault in faults)) from errors

@@ -11,14 +11,12 @@ from unittest.mock import patch
 
 import pytest
 import yaml
-from command_line import Answer, vigneron, write_jsonl
 
+from support.command_line import Answer, vigneron, write_jsonl
+from support.servers import Seen, Sent, chat, refusal, serving, verdict
 from vigneron.rubric.read import read_rubric
 from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.sources import client as client_module
-
-sys.path.append(str(Path(__file__).parent.parent / "sources"))
-from servers import Seen, Sent, chat, refusal, serving, verdict
 
 RUBRIC = """\
 version: "2"
@@ -244,7 +242,7 @@ def test_convert_there_and_back(rubric: Path) -> None:
             "--model has no effect",
         ),
         (["no.json", "x.yaml", "--from", "verifiers", "--to", "vigneron"], "cannot read 'no.json': No such file"),
-        (["no.jsonl", "x.yaml", "--from", "healthbench", "--to", "vigneron"], "data: there is no file"),
+        (["no.jsonl", "x.yaml", "--from", "healthbench", "--to", "vigneron"], "data: file not found"),
         (["bad.json", "x.yaml", "--from", "openai", "--to", "vigneron"], "'bad.json', line 1: not valid JSON"),
         (
             ["mine.yaml", "no/x.json", "--from", "vigneron", "--to", "vigneron"],

@@ -116,9 +116,9 @@ def test_an_error_of_many_lines_is_cut_and_its_keys_break_none(here: Path) -> No
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"prompt": NaN}', "NaN is no number of JSON"),
-        ('{"prompt": "a", "score": -Infinity}', "-Infinity is no number of JSON"),
-        ('{"prompt": "a", "score": 1e999}', "1e999 is no number of JSON"),
+        ('{"prompt": NaN}', "NaN is not a JSON number"),
+        ('{"prompt": "a", "score": -Infinity}', "-Infinity is not a JSON number"),
+        ('{"prompt": "a", "score": 1e999}', "1e999 is not a JSON number"),
         ('{"prompt": "\\ud800"}', "half of a character"),
         ('{"prompt": ' + "[" * 100_000, "nested too deeply"),
         ('{"prompt": ' + "1" * 5_000 + "}", "more than 300 digits"),

@@ -266,7 +266,7 @@ class Named:
 @pytest.mark.parametrize("kind", ["rubric", "python"])
 def test_the_step_s_line_has_them_for_rubrics_alone(tmp_path: Path, kind: str) -> None:
     out = io.StringIO()
-    config = Named(steps=2, reward=Named(kind=kind), model_dump=lambda mode: {"reward": {"kind": kind}})
+    config = Named(steps=2, method=None, reward=Named(kind=kind), model_dump=lambda mode: {"reward": {"kind": kind}})
     run = Named(step=1, config=config, folder=Named(path=tmp_path))
     with TerminalView(Console(file=out, width=20), "title") as view:
         view.step(run, {"reward": 0.5, "reward/a/reward": 0.9, "reward/b/reward": 0.1}, [0, 1], 1.0)  # type: ignore[arg-type]

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny_config, tiny_recipe, write_data
-from test_preferences_run import pairs_config
-from test_score_model import config as score_config
-from test_score_model import rows as score_rows
 
+from support.judged_data import pairs_config, score_config, score_rows
+from support.tiny_runs import tiny_config, tiny_recipe, write_data
 from vigneron import api
 from vigneron.recipe import check_config, load_config
 from vigneron.report.figures import for_page, panels_of

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import WORDS, final_state, held_out_of, tiny_config, tiny_recipe, write_data
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import byte_tokenizer, tiny_model
+from support.tiny_models import byte_tokenizer, tiny_model
+from support.tiny_runs import WORDS, final_state, held_out_of, tiny_config, tiny_recipe, write_data
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
@@ -190,7 +190,7 @@ def test_rows_that_cannot_be_learned_from_are_named(
 
 
 def test_minted_tokens_that_nothing_would_use_are_refused(tmp_path: Path, tiny_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"^model.chat: minted has no effect on prompts that are plain texts"):
+    with pytest.raises(UserError, match=r"^model.chat: minted has no effect on plain text prompts"):
         load_data(chat_config(tmp_path, tiny_folder, data=write_data(tmp_path)))
     with pytest.raises(
         UserError, match="`chat: minted` makes new embeddings, which an adapter neither trains nor keeps"

@@ -14,8 +14,8 @@ import httpx2 as httpx
 import pytest
 from starlette.testclient import TestClient
 
-from cli.command_line import vigneron, write_recipe
-from labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
+from support.command_line import vigneron, write_recipe
+from support.labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
 from vigneron import api
 from vigneron.labels.live_sampling import load_sampler, sample_for
 from vigneron.web.label import label_app
@@ -166,9 +166,9 @@ def test_a_killed_process_loses_nothing_and_a_second_one_is_refused(tmp_path: Pa
         (["source.jsonl", "--prompts", "source.jsonl"], "--prompts is for --sample"),
         (["source.jsonl", "--sample", "tiny"], "--sample makes the completions itself"),
         (["--sample", "tiny"], "--sample needs --prompts"),
-        (["--sample", "tiny", "--prompts", "none.jsonl"], "data: there is no file"),
+        (["--sample", "tiny", "--prompts", "none.jsonl"], "data: file not found"),
         ([], "nothing to label: name a run's folder"),
-        (["nowhere"], "data: there is no file"),
+        (["nowhere"], "data: file not found"),
         (["run", "--step", "7"], "--step: no samples of step 7 are kept (there are: 1)"),
         (["run", "--scores"], "'run': its samples were not scored by a rubric"),
         (["broken"], "cannot read 'broken/samples.sqlite'"),

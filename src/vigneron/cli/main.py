@@ -189,9 +189,9 @@ def validate(file: Recipe, overrides: Overrides = None) -> None:
         typer.echo(f"note: {visible(text)}")
     samples = config.prompts_per_step * config.group_size
     if config.parent is not None:
-        from vigneron.run_data.reference_answers import counted
+        from vigneron.run_data.reference_answers import count_cached
 
-        cached, to_ask = counted(config, data)
+        cached, to_ask = count_cached(config, data)
         typer.echo(f"the parent {config.parent.model}: {cached} answers in the cache, {to_ask} to ask")
     typer.echo(f"{file} is valid: {len(data.train)} prompts to train on, {len(data.held_out)} held out")
     if config.method.reads != "prompts":
@@ -230,10 +230,12 @@ def evaluate(
     """Greedy completions of the held-out part, scored."""
     rows = None
     if file is not None:
-        from vigneron.run_data.reference_answers import rows_to_evaluate
+        from vigneron.run_data.reference_answers import load_evaluation_rows
         from vigneron.run_store.folder import RunFolder
 
-        rows = rows_to_evaluate(RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {visible(text)}"))
+        rows = load_evaluation_rows(
+            RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {visible(text)}")
+        )
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 

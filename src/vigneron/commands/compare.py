@@ -19,7 +19,7 @@ from vigneron.report.terminal import TerminalView, say
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
 from vigneron.run_data.load import checker_name, load_data
-from vigneron.run_data.reference_answers import answered
+from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.run_store.experiment_arms import CollectedRun, arms_of, first_change, refuse_duplicates
 from vigneron.run_store.folder import RunFolder
 from vigneron.training.checkpoint.read import checkpoint_step, checkpoints
@@ -88,7 +88,7 @@ def check_recipes(missing: Sequence[Planned]) -> None:
     """Once a recipe, and its parent asked: the last one must not fail after the others' hours."""
     for run in {run.config.recipe: run for run in missing}.values():
         config = resolved(run.config)
-        answered(config, load_data(config), lambda text: None)
+        with_parent_answers(config, load_data(config), lambda text: None)
         check_model_name(config.model.name)
         with tempfile.TemporaryDirectory() as place:  # an embedder over an API is tried, as at a run's start
             build_reward(config.reward, load_checker(checker_name(config)), cache=Path(place) / "tried.sqlite")

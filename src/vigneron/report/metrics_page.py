@@ -9,8 +9,8 @@ INTRODUCTION = """# Metrics
 Every metric that a run logs, by its key in `metrics.jsonl`. A part of a key in CAPITALS stands for any name. `eval/KEY`
 is the metric KEY on held-out rows: greedy completions of prompts, or pairs. A reward's `log_metric(name, value)` is
 logged as `reward/NAME`. "Better" is the direction that `keep_best` uses; for a metric without one, and for your own, it
-keeps the highest value, or the lowest where the key contains `loss` or ends in `_error`. Stability and size are computed
-by `vigneron compare`.
+keeps the highest value, or the lowest where the key contains `loss` or ends in `_error`. `vigneron compare` computes
+stability and size.
 
 This page is made by `python -m vigneron.report.metrics_page` from the table in `run_store/metric_table.py`.
 """

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.batch import Batch
+from vigneron.config import Config
 from vigneron.errors import visible
 from vigneron.redaction import redacted
 from vigneron.report.sparkline import short, sparkline
@@ -98,24 +99,24 @@ class TerminalView:
 
     def step(self, run: RunInfo, metrics: Metrics, batch: Batch, seconds: float) -> None:
         self._update_pace(len(batch), seconds)
-        config = run.config.model_dump(mode="json")
         if not self._labels:
             for record in records_of(run.folder.path):
                 if record["step"] < run.step:  # of a resumed run, or the evaluation before the first step
-                    self._add_history(config, record)
-        self._add_history(config, metrics)
+                    self._add_history(run.config, record)
+        self._add_history(run.config, metrics)
         self._weakest = weakest(metrics) if run.config.reward.kind == "rubric" else ""
         self._at = (run.step, run.config.steps)
         if self._live is None:
             say(self._console, self._line(metrics))
             return
-        self._rewarded = batch.rewards_B is not None
+        self._rewarded = batch.signals.rewards_B is not None
         self._samples = samples_of(batch.rows(range(min(SAMPLES_SHOWN, len(batch)))), run.step, "train")
         self._live.refresh()
 
-    def _add_history(self, config: dict[str, Any], metrics: Metrics) -> None:
+    def _add_history(self, config: Config, metrics: Metrics) -> None:
         """A metric that was shown once stays shown."""
-        self._labels |= {one.key: one.label for one in headline_metrics(config, [metrics])}
+        shown = headline_metrics(config.model_dump(mode="json"), [metrics], config.method)
+        self._labels |= {one.key: one.label for one in shown}
         for key in self._labels:
             if is_number(metrics.get(key)):
                 self._history.setdefault(key, []).append(metrics[key])

@@ -122,9 +122,10 @@ class RunFolder:
         with writing(self.path / "config.yaml"):
             write_atomically(self.path / "config.yaml", config_yaml(config))
 
-    def config(self) -> Config:
+    def config(self, *, user_code: bool = False) -> Config:
+        """`user_code`: import a method of the user's own, which only a run that is resumed or loaded needs."""
         where = self.path / "config.yaml"
-        return check_config(parse_yaml(config_text(where, f"'{where}'"), str(where)), str(where))
+        return check_config(parse_yaml(config_text(where, f"'{where}'"), str(where)), str(where), user_code=user_code)
 
     @property
     def rubric(self) -> Path:
@@ -164,11 +165,11 @@ class RunFolder:
 
     def data(self) -> "Data":
         from vigneron.data.dataset import read_rows
-        from vigneron.run_data.load import Data, check_own_rows
+        from vigneron.run_data.load import Data, check_saved_rows
 
         train, held_out = (read_rows(self.path / "data" / f"{part}.jsonl") for part in ("train", "held_out"))
         data = Data(train, held_out)
-        check_own_rows(self.config(), data, str(self.path / "data"))
+        check_saved_rows(self.config(), data, str(self.path / "data"))
         return data
 
     def remove(self) -> None:

@@ -18,12 +18,15 @@ OPEN_TASKS = ("instructions", "rubric")
 """Built-in tasks whose answers are sentences: no completion equals them exactly."""
 
 
-def headline_metrics(config: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> list[Metric]:
-    """The headline metrics that these records have; `config` is the run's, as written."""
+def headline_metrics(
+    config: Mapping[str, Any], records: Iterable[Mapping[str, Any]], options: MethodOptions | None = None
+) -> list[Metric]:
+    """The headline metrics that these records have; `config` is the run's, as written. `options`: the method's, where
+    they are loaded (a user's own method is not imported to list runs)."""
     records = list(records)
     hidden = {"eval/reward"} if _part(config, "reward").get("kind") == "binary" else set()  # equals eval/accuracy
     found = []
-    for key in headline_keys(config):
+    for key in headline_keys(config, options):
         values = [record[key] for record in records if is_number(record.get(key))]
         always_zero = key in ("accuracy", "eval/accuracy") and not any(values)
         if values and key not in hidden and not (always_zero and has_open_answers(config)):
@@ -31,9 +34,9 @@ def headline_metrics(config: Mapping[str, Any], records: Iterable[Mapping[str, A
     return found
 
 
-def headline_keys(config: Mapping[str, Any]) -> list[str]:
+def headline_keys(config: Mapping[str, Any], options: MethodOptions | None = None) -> list[str]:
     """In the order of the table, training before held out."""
-    return in_order(dict.fromkeys((*COMMON, *method_options(config).metrics)))
+    return in_order(dict.fromkeys((*COMMON, *(options or method_options(config)).metrics)))
 
 
 def headline_values(config: Mapping[str, Any], values: Mapping[str, Any], limit: int = 3) -> list[tuple[Metric, float]]:
@@ -59,7 +62,7 @@ def method_options(config: Mapping[str, Any]) -> MethodOptions:
     try:
         return METHOD.validate_python(config.get("method"))
     except ValidationError:
-        return MethodOptions()
+        return MethodOptions(name="unknown")
 
 
 def _part(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

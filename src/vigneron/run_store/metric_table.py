@@ -56,6 +56,8 @@ METRICS = (
     Metric("loss/nll", "NLL", "down", "negative log-likelihood", LOSSES,
            "Negative log-likelihood per token of the demonstrations, or of the samples kept."),
     Metric("loss/dpo", "DPO loss", "down", "DPO loss", LOSSES, "DPO loss per pair; log 2 at the first step."),
+    Metric("loss/sppo", "SPPO loss", "down", "SPPO loss", LOSSES,
+           "½ [log π/π₀ − η (win rate − ½)]², per sample."),
     Metric("loss/bradley_terry", "Bradley-Terry loss", "down", "Bradley-Terry loss", LOSSES,
            "−log σ(score of chosen − score of rejected), per pair."),
     Metric("loss/preference", "cross-entropy", "down", "cross-entropy", LOSSES,

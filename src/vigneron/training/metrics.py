@@ -1,7 +1,6 @@
 """Metrics of a batch, under TRL's names where they mean the same. `run_store/metric_table.py` describes them."""
 
 import math
-from dataclasses import replace
 
 from vigneron.batch import Batch
 from vigneron.core.advantages import share_without_variance
@@ -16,9 +15,9 @@ def text_metrics(batch: Batch) -> dict[str, float]:
 
     `distinct`: distinct completions per distinct answer (or input); 1 for a policy that is always right.
     """
-    texts = [completion_text(completion) for completion in batch.completions]
-    inputs = batch.columns.get("input") or tuple(prompt_text(prompt) for prompt in batch.prompts)
-    answers = batch.columns.get("answer", ())
+    texts = [completion_text(completion) for completion in batch.samples.completions]
+    inputs = batch.samples.columns.get("input") or tuple(prompt_text(prompt) for prompt in batch.samples.prompts)
+    answers = batch.samples.columns.get("answer", ())
     ratios = [
         length_ratio(text, completion_text(answer))
         for text, answer in zip(texts, answers, strict=False)
@@ -41,38 +40,37 @@ def batch_metrics(batch: Batch) -> Metrics:
 
     Demonstrations among the policy's samples are left out, but for `reward/demonstrated`.
     """
-    origins = batch.extras.get("origin", ())
+    origins = batch.samples.extras.get("origin", ())
     if "demonstrated" in origins:
         shown, written = (
             [i for i, o in enumerate(origins) if (o == "demonstrated") == is_shown] for is_shown in (1, 0)
         )
-        apart = {"reward/demonstrated": float(batch.rows(shown).rewards_B.nanmean())}
-        return {**batch_metrics(replace(batch.rows(written), extras={})), **apart} if written else apart
+        apart = {"reward/demonstrated": float(batch.rows(shown).signals.rewards_B.nanmean())}
+        return {**batch_metrics(batch.rows(written).with_samples(extras={})), **apart} if written else apart
     return {
-        **(_reward_metrics(batch) if batch.rewards_B is not None else {}),
-        "completions/mean_length": float(batch.lengths_B.cpu().double().mean()),
-        "completions/clipped_ratio": float(batch.truncated_B.cpu().double().mean()),
-        **{f"reward/{name}": value for name, value in batch.metrics.items()},
-        **batch.figures,
+        **(_reward_metrics(batch) if batch.signals.rewards_B is not None else {}),
+        "completions/mean_length": float(batch.samples.lengths_B.cpu().double().mean()),
+        "completions/clipped_ratio": float(batch.samples.truncated_B.cpu().double().mean()),
+        **batch.signals.metrics,
     }
 
 
 def _reward_metrics(batch: Batch) -> Metrics:
     """Metrics of completions with rewards; demonstrations have none."""
-    present_B = ~batch.rewards_B.isnan()
-    rewards = batch.rewards_B[present_B].cpu().double()  # float64 does not exist on MPS
+    present_B = ~batch.signals.rewards_B.isnan()
+    rewards = batch.signals.rewards_B[present_B].cpu().double()  # float64 does not exist on MPS
     metrics = {
         "reward": float(rewards.mean()) if len(rewards) else math.nan,
         "reward_std": float(rewards.std()) if len(rewards) > 1 else 0.0,
         "reward_missing": int((~present_B).sum()),
         **_group_metrics(batch),
     }
-    verdicts = [verdict for verdict in batch.correct or () if verdict is not None]
+    verdicts = [verdict for verdict in batch.signals.correct or () if verdict is not None]
     if verdicts:
         metrics["accuracy"] = sum(verdicts) / len(verdicts)
     pairs = [
         (completion, answer)
-        for completion, answer in zip(batch.completions, batch.columns.get("answer", ()), strict=False)
+        for completion, answer in zip(batch.samples.completions, batch.samples.columns.get("answer", ()), strict=False)
         if answer is not None
     ]
     if pairs:
@@ -83,6 +81,6 @@ def _reward_metrics(batch: Batch) -> Metrics:
 
 def _group_metrics(batch: Batch) -> Metrics:
     """The share of groups whose rewards are equal; empty where every group is one sample."""
-    if len(batch.group_B.unique()) == len(batch):
+    if len(batch.samples.group_B.unique()) == len(batch):
         return {}
-    return {"frac_reward_zero_std": float(share_without_variance(batch.rewards_B, batch.group_B))}
+    return {"frac_reward_zero_std": float(share_without_variance(batch.signals.rewards_B, batch.samples.group_B))}

@@ -188,7 +188,7 @@ def _training(config: Config, step: int) -> str:
 
 
 def _metrics_table(config: Config, records: Sequence[Mapping[str, Any]]) -> str:
-    shown = headline_metrics(config.model_dump(mode="json"), records)
+    shown = headline_metrics(config.model_dump(mode="json"), records, config.method)
     rows = [row for metric in shown if (row := _row(metric, records)) is not None]
     if not rows:
         return "None was measured."

@@ -1,0 +1,107 @@
+"""Datasets as they are read: rows, and errors that name the line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vigneron.data.dataset import LONGEST_LINE, check_rows, read_rows
+from vigneron.errors import UserError
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_jsonl_rows_keep_their_types_and_blank_lines_are_skipped(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "mix red and blue", "answer": "purple", "level": 3},
+        {"prompt": [{"role": "user", "content": "café\n"}], "answer": None},
+    ]
+    text = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n  \n"
+    assert read_rows(write(tmp_path / "rows.jsonl", text)) == rows
+    assert read_rows(str(write(tmp_path / "windows.jsonl", text.replace("\n", "\r\n")))) == rows
+
+
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
+def test_csv_rows_are_texts_with_quotes_newlines_and_a_byte_order_mark(tmp_path: Path, bom: bytes) -> None:
+    text = 'prompt,answer,level\n"red, ""and"" blue",purple,3\r\n"two\nlines",café\n'
+    assert read_rows(write(tmp_path / "rows.csv", bom + text.encode())) == [
+        {"prompt": 'red, "and" blue', "answer": "purple", "level": "3"},
+        {"prompt": "two\nlines", "answer": "café", "level": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"prompt": "x"}\n\n{"prompt": }\n', "'.*a.jsonl', line 3 is not JSON"),
+        ("a.jsonl", '{"prompt": "x"}\n["x"]\n', "'.*a.jsonl', line 2 is not a JSON object"),
+        ("a.jsonl", '{"prompt": "' + "x" * LONGEST_LINE + '"}\n', "'.*a.jsonl', line 1 is longer than"),
+        ("a.jsonl", b'{"prompt": "caf\xe9"}\n', "'.*a.jsonl' is not UTF-8"),
+        ("a.csv", b"prompt\ncaf\xe9\n", "'.*a.csv' is not UTF-8"),
+        ("a.csv", "prompt,answer\na,b\nc,d,e,f\n", r"'.*a.csv', row 2 has more fields than its header: \['e', 'f'\]"),
+        ("a.csv", 'prompt\n"' + "x" * (LONGEST_LINE + 1) + '"\n', "'.*a.csv' is not valid CSV"),
+        ("a.json", "[]", r"'.*a.json' is not a .jsonl or .csv file"),
+        ("a", "{}", r"'.*a' is not a .jsonl or .csv file"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_broken_file_is_one_line_that_names_the_row(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    with pytest.raises(UserError, match=f"^data: {message}") as caught:
+        read_rows(write(tmp_path / name, content))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    for name in ("none.jsonl", "folder.jsonl"):
+        with pytest.raises(UserError, match=f"^data: file not found: '.*{name}'"):
+            read_rows(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "prompt,answer\n"])
+def test_an_empty_file_has_no_rows_and_is_refused(tmp_path: Path, content: str) -> None:
+    path = write(tmp_path / ("rows.csv" if "," in content else "rows.jsonl"), content)
+    rows = read_rows(path)
+    assert rows == []
+    with pytest.raises(UserError, match=r"^data: mine has no rows$"):
+        check_rows(rows, ["prompt"], "mine")
+
+
+GOOD = {"prompt": "x", "answer": "y"}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"promt": "x", "answer": "y"}, r"row 2 has no 'prompt' \(did you mean 'promt'\?\)"),
+        ({"prompt": "", "answer": "y"}, "row 2 has no 'prompt'"),
+        ({"prompt": [], "answer": "y"}, "row 2 has no 'prompt'"),
+        ({"prompt": "x", "answer": None}, "row 2 has no 'answer'"),
+        ({}, "row 2 has no 'prompt'"),
+        ({"prompt": 7, "answer": "y"}, "row 2: prompt must be a text or a list of"),
+        ({"prompt": ["hello"], "answer": "y"}, "row 2: prompt must be a text or a list of"),
+        ({"prompt": [{"role": "user"}], "answer": "y"}, "row 2: prompt must be a text or a list of"),
+    ],
+)
+def test_check_rows_names_the_first_bad_row(row: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=f"^data: mine, {message}"):
+        check_rows([GOOD, row, {}], ["prompt", "answer"], "mine")
+
+
+def test_check_rows_takes_texts_conversations_and_a_zero() -> None:
+    conversation = {"prompt": [{"role": "system", "content": ""}, {"role": "user", "content": "x"}], "answer": 0}
+    check_rows([GOOD, conversation], ["prompt", "answer"], "mine")
+
+
+@pytest.mark.parametrize("column", ["prompt", "messages", "chosen"])
+def test_a_role_that_nobody_knows_is_named(column: str) -> None:
+    talk = [{"role": "user", "content": "hi"}, {"role": "asistant", "content": "yo"}]
+    row = {"prompt": "p", column: talk}
+    line = r"data: 'file', row 2: .*, turn 2: unknown role 'asistant' \(did you mean 'assistant'\?\)"
+    with pytest.raises(UserError, match=line):
+        check_rows([{"prompt": "p"}, row], ["prompt"], "'file'")
