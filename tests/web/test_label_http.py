@@ -44,11 +44,11 @@ def test_an_item_is_judged_and_the_next_one_comes(client: TestClient, tmp_path: 
         (b'{"item": "ID", "choice": 0}', 400, "no choice: 0"),
         (b'{"item": "ID", "choice": {"a": []}}', 400, "no choice: {'a': []}"),
         (b'{"item": "ID"}', 400, "no choice: None"),
-        (b'{"item": "nobody", "choice": "a"}', 404, "there is no such item"),
-        (b'{"item": ["ID"], "choice": "a"}', 400, 'a judgement is {"item"'),
-        (b"item=ID&choice=a", 400, 'a judgement is {"item"'),
-        (b"[" * 100_000, 400, 'a judgement is {"item"'),
-        (b"\xff", 400, 'a judgement is {"item"'),
+        (b'{"item": "nobody", "choice": "a"}', 404, "unknown item"),
+        (b'{"item": ["ID"], "choice": "a"}', 400, 'send {"item"'),
+        (b"item=ID&choice=a", 400, 'send {"item"'),
+        (b"[" * 100_000, 400, 'send {"item"'),
+        (b"\xff", 400, 'send {"item"'),
     ],
 )
 def test_a_bad_judgement_is_refused_in_one_line(
