@@ -168,7 +168,7 @@ def test_a_wrong_judge_is_one_line(rubric: Path, judge: str, line: str) -> None:
     ("row", "line"),
     [
         ({"prompt": "p"}, "row 1 has no 'completion'"),
-        ({"prompt": "p", "completion": 3}, "row 1: completion is neither a text nor messages"),
+        ({"prompt": "p", "completion": 3}, "row 1: completion is neither a string nor messages"),
         ({"completion": "a"}, "row 1 has no 'prompt'"),
         ({"prompt": "p", "completion": ""}, "row 1 has no 'category'"),
         ({"prompt": "p", "completion": "", "category": "words", "answer": "a"}, "row 1 has no 'language'"),
@@ -267,7 +267,7 @@ def test_atomize_writes_nothing_by_itself(rubric: Path) -> None:
     answer = vigneron("rubric", "atomize", rubric, "nice", "--judge", PROPOSE)
     assert answer.code == 0, answer.err
     assert "3 proposals for 'words.nice'" in answer.out
-    assert "cannot be accepted: pattern: not a regular expression" in answer.out
+    assert "cannot be accepted: pattern: not a valid regular expression" in answer.out
     assert "nothing is written: accept with, say, --accept 1,2 --out NEW.yaml" in answer.out
     assert {path for path in rubric.parent.iterdir() if path.suffix == ".yaml"} <= before
 

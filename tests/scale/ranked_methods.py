@@ -30,7 +30,7 @@ from vigneron.policy.sharding import shard_policy
 from vigneron.recipe import check_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
-from vigneron.rewards.rank0_reward import OnFirstRank
+from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.training.loop import one_step
 from vigneron.training.method import Parts
 from vigneron.training.trust_region import TrustRegionUpdate
@@ -129,7 +129,7 @@ def measured(
         build_reward(config.reward, None) if config.reward.kind == "rubric" else paid,
         missing_limit=1.0,
     )
-    reward = apply if ranks.count() == 1 else OnFirstRank(apply)
+    reward = apply if ranks.count() == 1 else Rank0Reward(apply)
     method = METHODS[config.method.name](Parts(config, policy, reference, reward))
     rows = PAIRS if config.method.reads == "pairs" else ROWS
     run: Any = SimpleNamespace(method=method, prompts=PromptOrder(rows, 5, 0), check=lambda batch: batch, step=0)

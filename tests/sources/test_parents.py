@@ -293,7 +293,7 @@ def test_the_cache_is_json_and_what_is_wrong_with_it_is_one_line(tmp_path: Path)
     (row,) = sqlite3.connect(tmp_path / "deep" / "answers.sqlite").execute("SELECT value FROM answers")
     assert json.loads(row[0]) == {"answer": "naïve 'quoted\"", "model": "m"}
     (tmp_path / "broken.sqlite").write_bytes(b"grapes" * 1000)
-    with pytest.raises(UserError, match=r"^cannot use the cache of answers '.*broken\.sqlite': file is not a database"):
+    with pytest.raises(UserError, match=r"^cannot use the answer cache '.*broken\.sqlite': file is not a database"):
         AnswerCache(tmp_path / "broken.sqlite")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="VIGNERON_CACHE"):

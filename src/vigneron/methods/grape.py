@@ -39,7 +39,7 @@ def build(parts: Parts) -> Method:
     plain = grpo.build(parts)
 
     def category(row: Row) -> Category:
-        rubric = reward.book.rubric
+        rubric = reward.live_rubric.rubric
         return rubric.categories[category_of(rubric, row, 0, "the data")]
 
     def revision(row: Row, earlier: Earlier) -> object:

@@ -18,7 +18,7 @@ from vigneron.remote.setup import Scale
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import build_check, load_checker
-from vigneron.rewards.rank0_reward import OnFirstRank
+from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.rollout.engine.sample import sampler_of
 from vigneron.rollout.on_policy import sampling_of
 from vigneron.run_data.load import Data, check_rubric_data, checker_name
@@ -56,7 +56,7 @@ def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view:
 def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, view: View, scale: Scale) -> Run:
     built, look, policy = ranks.agreed(lambda: _loaded(config, folder, data, view, scale))
     asked = ApplyReward(built, missing_limit=config.reward.missing_limit)
-    reward = asked if ranks.count() == 1 else OnFirstRank(asked)
+    reward = asked if ranks.count() == 1 else Rank0Reward(asked)
     base = _base(config, policy)
     shard_policy(policy, config.scale.shard)
     torch.set_rng_state(ranks.from_first(torch.get_rng_state))  # a first weight may have been drawn on the first alone
@@ -113,9 +113,9 @@ def _loaded(
         notice=view.notice,
         weights=partial(newest_weights, key="reward.file"),
         check=partial(check_rubric_data, data=data),
-        places=scale.places,
+        placement=scale.placement,
     )
-    look = second_look(config, built, data, folder, notice=view.notice, places=scale.places)
+    look = second_look(config, built, data, folder, notice=view.notice, placement=scale.placement)
     scale.check_used()
     seed_everything(config.seed)
     with phase("load the model"):
