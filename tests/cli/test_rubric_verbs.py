@@ -168,7 +168,7 @@ def test_a_wrong_judge_is_one_line(rubric: Path, judge: str, line: str) -> None:
     ("row", "line"),
     [
         ({"prompt": "p"}, "row 1 has no 'completion'"),
-        ({"prompt": "p", "completion": 3}, "row 1: completion is neither a string nor messages"),
+        ({"prompt": "p", "completion": 3}, "row 1: completion is neither a text nor messages"),
         ({"completion": "a"}, "row 1 has no 'prompt'"),
         ({"prompt": "p", "completion": ""}, "row 1 has no 'category'"),
         ({"prompt": "p", "completion": "", "category": "words", "answer": "a"}, "row 1 has no 'language'"),
@@ -232,9 +232,9 @@ def test_convert_there_and_back(rubric: Path) -> None:
             ["mine.yaml", "x.json", "--from", "vigneron", "--to", "openia"],
             "--to: unknown format 'openia' (did you mean",
         ),
-        (["mine.yaml", "x.txt", "--from", "vigneron", "--to", "openai"], "'x.txt' should end in .json"),
+        (["mine.yaml", "x.txt", "--from", "vigneron", "--to", "openai"], "'x.txt' must end in .json"),
         (["mine.yaml", "mine.yaml", "--from", "vigneron", "--to", "vigneron"], "'mine.yaml' exists"),
-        (["mine.yaml", "x.json", "--from", "vigneron", "--to", "openai"], "OpenAI's graders know no categories"),
+        (["mine.yaml", "x.json", "--from", "vigneron", "--to", "openai"], "OpenAI's graders have no categories"),
         (
             ["mine.yaml", "x.json", "--from", "vigneron", "--to", "openai", "--category", "word"],
             "--category: the rubric has no category 'word' (did you mean 'words'?)",
@@ -311,12 +311,12 @@ def test_at_a_terminal_each_is_asked_for(rubric: Path, typed: str, names: list[s
     ("words", "line"),
     [
         (["nicer"], "the rubric has no item 'nicer' (did you mean 'nice'?)"),
-        (["same"], "'words.same' has the flow string_check: only items of the flow judge are vague"),
+        (["same"], "'words.same' has `flow: string_check`: only items with `flow: judge` can be atomized"),
         (["nice", "--accept", "1"], "--accept needs --out"),
         (["nice", "--accept", "one", "--out", "x.yaml"], "--accept: numbers of proposals, as in 1,3, not 'one'"),
-        (["nice", "--accept", "2", "--out", "x.yaml"], "--accept: proposal 2 cannot be accepted: pattern: not a reg"),
+        (["nice", "--accept", "2", "--out", "x.yaml"], "--accept: proposal 2 cannot be accepted: pattern: not a valid reg"),
         (["nice", "--accept", "4", "--out", "x.yaml"], "--accept: there is no proposal 4: they go from 1 to 3"),
-        (["nice", "--share", "1"], "--share: a number between 0 and 1, not 1"),
+        (["nice", "--share", "1"], "--share: expected a number between 0 and 1, not 1"),
         (["nice", "--out", "x.txt"], "'x.txt' should end in .yaml or .yml or .json"),
     ],
 )

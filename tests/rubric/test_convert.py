@@ -234,12 +234,12 @@ def test_every_kind_of_grader() -> None:
         "the constant 1 of calculate_output is left out",
         "'the exact one!' is renamed to 'the exact one-'",
         "'near': `pass_threshold` is left out",
-        "'scored': its model 'o4-mini' is not the rubric's to name",
+        "'scored': its model 'o4-mini' is not part of a rubric",
         "'scored': `sampling_params` is left out",
-        "the grader 'ran' is left out: its source is not run here",
+        "the grader 'ran' is left out: its source is not executed",
         "the grader 'far' is left out: `bleu` has no counterpart",
         "the grader 'field' is left out: `{{ sample.output_json.name }}` has no counterpart in a rubric",
-        "the grader 'unused' is left out: it has no weight in `calculate_output`",
+        "the grader 'unused' is left out: its weight in `calculate_output` is 0",
     ):
         assert line in said
     check = rubric_file_text(rubric, json_form=False)
@@ -481,7 +481,7 @@ def test_a_truth_is_shown_by_their_config() -> None:
     found, notices = verifiers.criteria_of(read_rubric("explanations"), "e")
     assert [each["name"] for each in found["criteria"]] == ["correct", "simple words", "answers the question"]
     assert "'correct': set `answer_field: answer` so that verifiers' judge sees the truth" in notices
-    assert "the prompts of 'simple words' is left out: a criterion is one text" in notices
+    assert "the prompts of 'simple words' is left out: a criterion is a single text" in notices
 
 
 def test_toml_too(tmp_path: Path) -> None:

@@ -313,4 +313,4 @@ def test_the_schema_has_a_title_and_describes_its_keys() -> None:
     schema = rubric_schema()
     assert schema["title"] == "Vigneron rubric"
     assert schema["properties"]["version"]["description"].startswith("Recorded with every score.")
-    assert "critic" in schema["$defs"]["JudgeItem"]["properties"]["critique"]["description"]
+    assert "critique" in schema["$defs"]["JudgeItem"]["properties"]["critique"]["description"]

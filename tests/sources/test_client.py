@@ -41,7 +41,7 @@ def test_an_answer_and_what_was_asked() -> None:
 
 def test_a_reply_that_the_limit_cut_and_one_without_words() -> None:
     with serving(lambda seen, n: chat("hi", "length") if n == 0 else chat(None)) as server:
-        assert ask(server.url).cut
+        assert ask(server.url).truncated
         assert ask(server.url) == ChatReply("", False, 7, 3)
 
 
@@ -116,7 +116,7 @@ def test_a_wait_beyond_the_patience_is_a_failure_at_once() -> None:
         began = time.monotonic()
         failure = ask(server.url)
         assert time.monotonic() - began < 60
-    assert failure == Failure("answered 429 ('no'), and asks to wait 3600 s")
+    assert failure == Failure("answered 429 ('no') with Retry-After 3600 s")
 
 
 def test_the_patience_bounds_all_retries_together() -> None:
@@ -232,6 +232,6 @@ def test_a_server_that_echoes_the_key_is_not_repeated(caplog: pytest.LogCaptureF
 
 def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\nX-Other: 1")
-    with pytest.raises(UserError, match="holds a character that no key has") as caught:
+    with pytest.raises(UserError, match="contains a character that is not printable ASCII") as caught:
         Client("http://127.0.0.1:1/v1", "parent")
     assert KEY not in str(caught.value)

@@ -166,13 +166,13 @@ GOOD = verdict()
 WRONG = {
     "500": (refusal(500), r"^answered 500 \('no'\) \(2 times\)$"),
     "429": (refusal(429, Retry_After="0.01"), r"^answered 429 .*\(2 times\)$"),
-    "429 that asks for an hour": (refusal(429, Retry_After="3600"), r"^answered 429 .*and asks to wait 3600 s$"),
+    "429 that asks for an hour": (refusal(429, Retry_After="3600"), r"^answered 429 .*with Retry-After 3600 s$"),
     "400": (refusal(400, "no such"), r"^answered 400 \('no such'\)$"),
     "hangs": (Sent(body=GOOD.body, delay=60.0), r"^did not answer within 2 s"),
     "drips": (Sent(body=GOOD.body, drip=0.2), r"^did not answer within 2 s"),
-    "cut off": (Sent(body=GOOD.body, cut=30), "^broke off its answer"),
-    "truncated body": (Sent(body=GOOD.body[:50]), "^answered with something else than was asked for"),
-    "no JSON": (Sent(body="<html>busy</html>"), "^answered with something else than was asked for"),
+    "cut off": (Sent(body=GOOD.body, cut=30), "^broke off its response"),
+    "truncated body": (Sent(body=GOOD.body[:50]), "^returned a malformed response"),
+    "no JSON": (Sent(body="<html>busy</html>"), "^returned a malformed response"),
     "reply truncated": (chat('{"reasoning": "so", "sco'), "nothing else$"),
     "reply cut by the limit": (chat('{"reasoning": "so", "sco', "length"), "it was cut after 512 tokens"),
     "whole, but cut": (Sent(body=GOOD.body.replace('"stop"', '"length"')), "it was cut after 512 tokens"),
@@ -263,7 +263,7 @@ def test_what_was_kept_and_can_no_longer_be_read_is_asked_again(tmp_path: Path) 
         (refusal(404, "no grape"), "answered 404: it has no model 'grape'"),
         (refusal(400, "unknown model"), "answered 400 ('unknown model')"),
         (refusal(503), "answered 503 ('no') (2 times)"),
-        (Sent(body="<html>"), "answered with something else than was asked for (2 times)"),
+        (Sent(body="<html>"), "returned a malformed response (2 times)"),
     ],
 )
 def test_a_judge_that_cannot_answer_shows_at_the_preflight(tmp_path: Path, sent: Sent, line: str) -> None:
@@ -344,7 +344,7 @@ def test_a_stopped_judge_keeps_what_is_under_way_and_asks_no_more(tmp_path: Path
         Timer(0.1, judge.stop).start()
         found = judge.verdicts(plain([f"w{i}" for i in range(10)]))
         assert scores(found) == [0.2, 0.2, *[None] * 8]
-        assert found[-1].why == "not asked: the judge was stopped"
+        assert found[-1].why == "not sent: the judge was stopped"
         assert scores(judge.verdicts(plain(["ab"]))) == [None]
         assert len(server.seen) == 2
     assert scores(endpoint(server.url, tmp_path).verdicts(plain(["w0", "w1"]))) == [0.2, 0.2]

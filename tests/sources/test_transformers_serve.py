@@ -68,7 +68,7 @@ def test_the_endpoint_and_our_own_engine_answer_alike(served: tuple[str, str], t
     assert [o.answer for o in found.outcomes] == [o.answer for o in ours.outcomes]
     assert "Paris" in found.outcomes[0].answer
     assert found.tokens == ours.tokens
-    assert (found.asked, ours.asked) == (2, 2)
+    assert (found.sent, ours.sent) == (2, 2)
 
 
 def test_another_model_is_refused_in_one_line(served: tuple[str, str], tmp_path: Path) -> None:

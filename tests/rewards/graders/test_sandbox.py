@@ -140,8 +140,8 @@ def test_samples_are_scored_in_order_with_their_own_tests_and_rows_without_are_m
     ("row", "message"),
     [
         ({"test": "x"}, r"a row has no column 'tests' \(did you mean 'test'\?\)"),
-        ({"tests": [1]}, "something else than a text or a list of texts"),
-        ({"tests": 7}, "something else than a text or a list of texts"),
+        ({"tests": [1]}, "is neither a string nor a list of strings"),
+        ({"tests": 7}, "is neither a string nor a list of strings"),
         ({"tests": ["x"] * 101}, "101 tests, more than 100"),
     ],
 )
