@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import vigneron, write_jsonl
+
+from support.command_line import vigneron, write_jsonl
 
 RUBRIC = """\
 version: 3
@@ -67,7 +68,10 @@ def test_rows_are_checked_too(tmp_path: Path, rubric: Path) -> None:
 def test_an_unknown_name_is_one_line() -> None:
     answer = vigneron("rubric", "validate", "codding")
     assert answer.code == 2
-    assert answer.err == "error: unknown rubric 'codding' (did you mean 'coding'?); give a bundled name, or a .yaml or .json file\n"
+    assert (
+        answer.err
+        == "error: unknown rubric 'codding' (did you mean 'coding'?); give a bundled name, or a .yaml or .json file\n"
+    )
 
 
 def test_the_schema_is_json() -> None:

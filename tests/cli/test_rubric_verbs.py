@@ -11,14 +11,12 @@ from unittest.mock import patch
 
 import pytest
 import yaml
-from command_line import Answer, vigneron, write_jsonl
 
+from support.command_line import Answer, vigneron, write_jsonl
+from support.servers import Seen, Sent, chat, refusal, serving, verdict
 from vigneron.rubric.read import read_rubric
 from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.sources import client as client_module
-
-sys.path.append(str(Path(__file__).parent.parent / "sources"))
-from servers import Seen, Sent, chat, refusal, serving, verdict
 
 RUBRIC = """\
 version: "2"
@@ -314,7 +312,10 @@ def test_at_a_terminal_each_is_asked_for(rubric: Path, typed: str, names: list[s
         (["same"], "'words.same' has `flow: string_check`: only items with `flow: judge` can be atomized"),
         (["nice", "--accept", "1"], "--accept needs --out"),
         (["nice", "--accept", "one", "--out", "x.yaml"], "--accept: numbers of proposals, as in 1,3, not 'one'"),
-        (["nice", "--accept", "2", "--out", "x.yaml"], "--accept: proposal 2 cannot be accepted: pattern: not a valid reg"),
+        (
+            ["nice", "--accept", "2", "--out", "x.yaml"],
+            "--accept: proposal 2 cannot be accepted: pattern: not a valid reg",
+        ),
         (["nice", "--accept", "4", "--out", "x.yaml"], "--accept: there is no proposal 4: they go from 1 to 3"),
         (["nice", "--share", "1"], "--share: expected a number between 0 and 1, not 1"),
         (["nice", "--out", "x.txt"], "'x.txt' should end in .yaml or .yml or .json"),

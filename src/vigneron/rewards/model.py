@@ -107,7 +107,7 @@ def _scores(scorer: Policy, prompts: Sequence[Any], texts: Sequence[str]) -> lis
         return []
     rows = [{"prompt": prompt, "answer": text} for prompt, text in zip(prompts, texts, strict=True)]
     batch = Demonstrations(scorer)(rows)
-    if batch.truncated_B.any():
+    if batch.samples.truncated_B.any():
         raise UserError(
             f"reward.model: a prompt with its completion exceeds the model's context of {scorer.context_length} "
             "tokens: lower max_new_tokens, or choose another model"

@@ -1,12 +1,11 @@
 """The reward slot of several ranks: rank 0 computes the rewards and broadcasts them."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from vigneron.batch import Batch, concatenated
+from vigneron.batch import Batch, concatenate
 from vigneron.distributed import ranks
 from vigneron.errors import NonFinite, UserError
 from vigneron.rewards.apply import ApplyReward, RewardFunction
@@ -33,7 +32,7 @@ class Rank0Reward:
 
     def of_parts(self, parts: Iterable[Batch], *, whole_step: bool = True) -> Batch:
         if not ranks.is_first():
-            return _broadcast(concatenated(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]
+            return _broadcast(concatenate(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]
         rest, sampled = iter(parts), list[Batch]()
         sampling = False
 
@@ -62,7 +61,7 @@ class Rank0Reward:
                 raise failed
             return rewarded
 
-        return _broadcast(concatenated(sampled), result)
+        return _broadcast(concatenate(sampled), result)
 
     def scalars(self) -> dict[str, Any]:
         return self._inner.scalars()
@@ -79,12 +78,12 @@ def _broadcast(batch: Batch, compute: Callable[[], Batch]) -> Batch:
 
     def computed() -> Broadcast:
         rewarded = compute()
-        return rewarded.rewards_B.tolist(), rewarded.extras, rewarded.metrics
+        return rewarded.signals.rewards_B.tolist(), rewarded.samples.extras, rewarded.signals.metrics
 
     try:
         rewards, extras, metrics = ranks.from_first(computed)
     except NonFinite as error:
         error.batch = error.batch or batch
         raise
-    rewards_B = torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device)
-    return replace(batch, rewards_B=rewards_B, extras=extras, metrics=metrics)
+    rewards_B = torch.tensor(rewards, dtype=torch.float32, device=batch.samples.completion_BT.device)
+    return batch.with_signals(rewards_B=rewards_B, metrics=metrics).with_samples(extras=extras)
