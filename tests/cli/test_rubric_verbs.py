@@ -230,9 +230,9 @@ def test_convert_there_and_back(rubric: Path) -> None:
             ["mine.yaml", "x.json", "--from", "vigneron", "--to", "openia"],
             "--to: unknown format 'openia' (did you mean",
         ),
-        (["mine.yaml", "x.txt", "--from", "vigneron", "--to", "openai"], "'x.txt' should end in .json"),
+        (["mine.yaml", "x.txt", "--from", "vigneron", "--to", "openai"], "'x.txt' must end in .json"),
         (["mine.yaml", "mine.yaml", "--from", "vigneron", "--to", "vigneron"], "'mine.yaml' exists"),
-        (["mine.yaml", "x.json", "--from", "vigneron", "--to", "openai"], "OpenAI's graders know no categories"),
+        (["mine.yaml", "x.json", "--from", "vigneron", "--to", "openai"], "OpenAI's graders have no categories"),
         (
             ["mine.yaml", "x.json", "--from", "vigneron", "--to", "openai", "--category", "word"],
             "--category: the rubric has no category 'word' (did you mean 'words'?)",
@@ -265,7 +265,7 @@ def test_atomize_writes_nothing_by_itself(rubric: Path) -> None:
     answer = vigneron("rubric", "atomize", rubric, "nice", "--judge", PROPOSE)
     assert answer.code == 0, answer.err
     assert "3 proposals for 'words.nice'" in answer.out
-    assert "cannot be accepted: pattern: not a regular expression" in answer.out
+    assert "cannot be accepted: pattern: not a valid regular expression" in answer.out
     assert "nothing is written: accept with, say, --accept 1,2 --out NEW.yaml" in answer.out
     assert {path for path in rubric.parent.iterdir() if path.suffix == ".yaml"} <= before
 
@@ -309,12 +309,15 @@ def test_at_a_terminal_each_is_asked_for(rubric: Path, typed: str, names: list[s
     ("words", "line"),
     [
         (["nicer"], "the rubric has no item 'nicer' (did you mean 'nice'?)"),
-        (["same"], "'words.same' has the flow string_check: only items of the flow judge are vague"),
+        (["same"], "'words.same' has `flow: string_check`: only items with `flow: judge` can be atomized"),
         (["nice", "--accept", "1"], "--accept needs --out"),
         (["nice", "--accept", "one", "--out", "x.yaml"], "--accept: numbers of proposals, as in 1,3, not 'one'"),
-        (["nice", "--accept", "2", "--out", "x.yaml"], "--accept: proposal 2 cannot be accepted: pattern: not a reg"),
+        (
+            ["nice", "--accept", "2", "--out", "x.yaml"],
+            "--accept: proposal 2 cannot be accepted: pattern: not a valid reg",
+        ),
         (["nice", "--accept", "4", "--out", "x.yaml"], "--accept: there is no proposal 4: they go from 1 to 3"),
-        (["nice", "--share", "1"], "--share: a number between 0 and 1, not 1"),
+        (["nice", "--share", "1"], "--share: expected a number between 0 and 1, not 1"),
         (["nice", "--out", "x.txt"], "'x.txt' should end in .yaml or .yml or .json"),
     ],
 )

@@ -29,7 +29,7 @@ from vigneron.policy.sharding import shard_policy
 from vigneron.recipe import check_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
-from vigneron.rewards.rank0_reward import OnFirstRank
+from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.training.loop import one_step
 from vigneron.training.optimizers import Optimized
 from vigneron.training.parts import Parts
@@ -133,7 +133,7 @@ def measured(
         build_reward(config.reward, None) if config.reward.kind == "rubric" else paid,
         missing_limit=1.0,
     )
-    reward = apply if ranks.world_size() == 1 else OnFirstRank(apply)
+    reward = apply if ranks.world_size() == 1 else Rank0Reward(apply)
     method = build_method(Parts.of(config, policy, reference, reward))
     rows = PAIRS if config.method.reads == "pairs" else ROWS
     run: Any = SimpleNamespace(method=method, curriculum=Curriculum(rows, 5, 0), check=lambda batch: batch, step=0)

@@ -78,11 +78,11 @@ def convert(
 ) -> None:
     """From and to OpenAI's grader JSON, HealthBench's JSONL, and verifiers' criteria."""
     from vigneron.errors import UserError
-    from vigneron.rubric.formats.convert import Options, converted
+    from vigneron.rubric.formats.convert import Options, convert
 
     if out.exists():
         raise UserError(f"'{out}' exists: choose another name")
-    text, notices = converted(source, from_, out, to, Options(category, model, generic))
+    text, notices = convert(source, from_, out, to, Options(category, model, generic))
     from vigneron.files import write_for_user
     from vigneron.rubric.fences import one_line
 

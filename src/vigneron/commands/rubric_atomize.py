@@ -17,16 +17,16 @@ from vigneron.report.terminal import say
 from vigneron.rewards.graders.build import build_grader
 from vigneron.rubric.atomize import (
     Proposal,
+    atomize_prompt,
+    check_proposals,
     check_share,
-    checked,
     find_item,
     next_version,
-    proposed,
-    question_about,
+    request_proposals,
     with_parts,
 )
 from vigneron.rubric.fences import one_line
-from vigneron.rubric.formats.written import rubric_file_text
+from vigneron.rubric.formats.vigneron_write import rubric_file_text
 from vigneron.rubric.model import AnyItem, Rubric, VerifyItem
 from vigneron.rubric.read import SUFFIXES, read_rubric, rubric_version
 from vigneron.sources.answer_cache import AnswerCache
@@ -58,8 +58,8 @@ def atomize(
         _check_out(target)
     judge = build_judge(config, cache=AnswerCache(cache_folder() / "judges.sqlite"), where="--judge")
     judge.preflight()
-    given = proposed(judge, question_about(rubric, place, item))
-    proposals = checked(given, [other.name for other in rubric.categories[place].items], _try_out)
+    given = request_proposals(judge, atomize_prompt(rubric, place, item))
+    proposals = check_proposals(given, [other.name for other in rubric.categories[place].items], _try_out)
     show_proposals(console, f"{place}.{name}", proposals)
     if wanted is not None:
         accepted = chosen(proposals, wanted)
@@ -80,7 +80,7 @@ def show_proposals(console: Console, of: str, proposals: Sequence[Proposal]) -> 
         good = proposal.item is not None
         held = proposal.item.model_dump(mode="json", exclude_defaults=True) if proposal.item else proposal.given
         console.print(Text(f"\n{number}  ", style="bold") + Text(plain(json.dumps(held, ensure_ascii=False, indent=2))))
-        for line in proposal.wrong:
+        for line in proposal.errors:
             console.print(Text(f"   cannot be accepted: {plain(line)}", style="red"), soft_wrap=True)
         if good and isinstance(proposal.item, VerifyItem):
             say(console, f"   every row needs the column '{one_line(proposal.item.truth)}'")
@@ -93,7 +93,9 @@ def chosen(proposals: Sequence[Proposal], numbers: Sequence[int]) -> list[AnyIte
             raise UserError(f"--accept: there is no proposal {number}: they go from 1 to {len(proposals)}")
         item = proposals[number - 1].item
         if item is None:
-            raise UserError(f"--accept: proposal {number} cannot be accepted: {'; '.join(proposals[number - 1].wrong)}")
+            raise UserError(
+                f"--accept: proposal {number} cannot be accepted: {'; '.join(proposals[number - 1].errors)}"
+            )
         found.append(item)
     return found
 

@@ -18,7 +18,7 @@ from vigneron.errors import UserError, visible
 from vigneron.files import write_for_user
 from vigneron.labels.from_run import open_samples
 from vigneron.report.terminal import say
-from vigneron.rubric.review import Judged, Label, Reviewed, judged, labels_of, review, unmatched
+from vigneron.rubric.review import ItemReview, ItemScore, Label, item_scores, labels_of, review, unmatched
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Kind
 from vigneron.text import of_cell, to_cell
@@ -53,7 +53,7 @@ def review_run(console: Console, run: Path, *, labels: Path | None, step: int | 
         say(console, f"wrote {out}")
 
 
-def judged_in(folder: Path, step: int | None = None) -> Iterator[Judged]:
+def judged_in(folder: Path, step: int | None = None) -> Iterator[ItemScore]:
     with open_samples(folder) as store:
         kept = sorted({number for kind in KINDS for number in store.steps(kind)})
         if step is not None and step not in kept:
@@ -62,7 +62,7 @@ def judged_in(folder: Path, step: int | None = None) -> Iterator[Judged]:
         for number in kept if step is None else [step]:
             for kind in KINDS:
                 for sample in store.page(step=number, kind=kind, limit=EVERY):
-                    for one in judged(sample.prompt, sample.completion, sample.extras.get("rubric")):
+                    for one in item_scores(sample.prompt, sample.completion, sample.extras.get("rubric")):
                         some = True
                         yield one
         if not some:
@@ -87,7 +87,7 @@ def _check_out(out: Path) -> None:
         raise UserError(f"'{out}' exists: choose another name")
 
 
-def review_table(reviewed: Sequence[Reviewed], *, labelled: bool) -> Table:
+def review_table(reviewed: Sequence[ItemReview], *, labelled: bool) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for heading in ("category", "item", "version"):
         table.add_column(heading, overflow="fold")
@@ -110,10 +110,10 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def review_csv(reviewed: Sequence[Reviewed]) -> str:
+def review_csv(reviewed: Sequence[ItemReview]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [field.name for field in fields(Reviewed)]
+    names = [field.name for field in fields(ItemReview)]
     writer.writerow(names)
     for one in reviewed:
         cells = {**vars(one), "weak": "; ".join(one.weak)}

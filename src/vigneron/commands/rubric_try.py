@@ -21,7 +21,7 @@ from vigneron.files import user_path
 from vigneron.recipe import config_text, load_config, parse_yaml, recipe_text
 from vigneron.report.terminal import say
 from vigneron.rubric.fences import one_line
-from vigneron.rubric.live_rubric import StandingBook
+from vigneron.rubric.live_rubric import FixedRubric
 from vigneron.rubric.model import AnyItem, JudgeItem, Rubric, VerifyItem
 from vigneron.rubric.read import read_rubric
 from vigneron.rubric.rows import category_of, check_rubric_rows
@@ -96,19 +96,19 @@ def try_rubric(
     rubric = read_rubric(file)
     rows = read_answers(answers, rubric)
     where = f"'{answers}'"
-    book = StandingBook(rubric, {category_of(rubric, row, n, where) for n, row in enumerate(rows, start=1)})
-    refuse_without_judge(book.rubric, judge)
-    for notice in book.notices:
+    fixed = FixedRubric(rubric, {category_of(rubric, row, n, where) for n, row in enumerate(rows, start=1)})
+    refuse_without_judge(fixed.rubric, judge)
+    for notice in fixed.notices:
         say(console, f"note: {notice}")
     from vigneron.rewards.rubric_build import Graders
     from vigneron.training.setup.resolve import newest_weights
 
     graders = Graders(judge, notice=lambda text: say(console, f"note: {text}"), weights=newest_weights, where="--judge")
-    tried = tried_answers(rows, book, graders, normalise=normalise)
-    weights = {name: {i.name: i.weight for i in category.items} for name, category in book.rubric.categories.items()}
+    tried = tried_answers(rows, fixed, graders, normalise=normalise)
+    weights = {name: {i.name: i.weight for i in category.items} for name, category in fixed.rubric.categories.items()}
     for number, one in enumerate(tried, start=1):
         show_answer(console, one, number, len(tried), weights[one.category])
-    show_end(console, tried, book.version, graders.judge)
+    show_end(console, tried, fixed.version, graders.judge)
 
 
 def read_answers(path: Path, rubric: Rubric) -> list[Row]:
@@ -135,7 +135,7 @@ def refuse_without_judge(rubric: Rubric, judge: JudgeConfig | None) -> None:
 
 
 def tried_answers(
-    rows: Sequence[Row], book: StandingBook, grader_of: Callable[[AnyItem], Grader], *, normalise: bool = False
+    rows: Sequence[Row], fixed: FixedRubric, grader_of: Callable[[AnyItem], Grader], *, normalise: bool = False
 ) -> list[Tried]:
     """Eq. 15 over all answers of a category, and the advantage over the answers to one prompt. A failed item is
     missing, however many fail: nothing is stopped here."""
@@ -144,14 +144,14 @@ def tried_answers(
     from vigneron.core.advantages import group_relative
     from vigneron.rewards.rubric_reward import RubricReward, question_text
 
-    reward = RubricReward(book, grader_of, normalise=normalise, missing_limit=1.0)
+    reward = RubricReward(fixed, grader_of, normalise=normalise, missing_limit=1.0)
     names = dict.fromkeys(name for row in rows for name in row if name not in ("prompt", "completion"))
     arguments: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
     arguments |= {"prompts": [row["prompt"] for row in rows], "completions": [row["completion"] for row in rows]}
     questions = [question_text(row["prompt"]) for row in rows]
     said: dict[str, Sequence[Any]] = {}
     begun = reward.begin(**arguments)()
-    categories = [category_of(book.rubric, row, n, "the answers") for n, row in enumerate(rows, start=1)]
+    categories = [category_of(fixed.rubric, row, n, "the answers") for n, row in enumerate(rows, start=1)]
     numbers: dict[tuple[str, str], int] = {}
     groups = [numbers.setdefault(key, len(numbers)) for key in zip(categories, questions, strict=True)]
     rewards = reward.finish(begun, groups, **arguments, log_extra=lambda name, values: said.update({name: values}))
