@@ -64,7 +64,7 @@ def test_runs_are_listed_newest_first_with_their_state(runs: Path) -> None:
     answer = vigneron("runs", runs)
     assert answer.code == 0, answer.err
     heading, *listed = answer.out.splitlines()
-    assert heading.split() == ["run", "state", "step", "figures", "changed", "size", "method"]
+    assert heading.split() == ["run", "state", "step", "metrics", "changed", "size", "method"]
     assert [line.split()[:3] for line in listed[:3]] == [
         ["finished", "finished", "3/3"],
         ["killed", "killed", "3/14"],
@@ -93,7 +93,7 @@ def test_sizes_puts_the_largest_first(runs: Path) -> None:
 def test_no_run_and_no_folder_are_said(tmp_path: Path) -> None:
     empty = vigneron("runs", tmp_path)
     assert (empty.code, empty.err) == (0, "")
-    assert "no run in" in empty.out
+    assert "no runs in" in empty.out
     nowhere = vigneron("runs", tmp_path / "nowhere")
     assert nowhere.code == 2
     assert nowhere.err.startswith("error: there is no folder")
@@ -117,7 +117,7 @@ def test_a_line_fits_into_the_terminal(runs: Path, width: int) -> None:
     lines = [line.replace("\x1b[2m", "").replace("\x1b[0m", "") for line in out.getvalue().splitlines()]
     assert len(lines) == 3
     assert all(len(line) <= max(width, 32) for line in lines), lines
-    assert ("figures" in lines[0]) == (width == 200)
+    assert ("metrics" in lines[0]) == (width == 200)
 
 
 def test_hundreds_of_runs_are_listed_without_torch(tmp_path: Path) -> None:
@@ -166,12 +166,12 @@ def test_show_says_what_a_run_is_and_how_to_go_on(runs: Path) -> None:
         "  step 2            many [bold]completions\\x1b are cut",
         "  step 2            1.5 MB  best, held out",
         "  step 3            2.5 MB  newest",
-        f"  talk              vigneron chat {path}",
+        f"  chat              vigneron chat {path}",
         f"  export            vigneron export {path} DIR",
     ):
         assert line in lines, line
     assert "  reward                0.400  ▁█▆" in lines
-    assert f"  further           vigneron resume {path} steps=6" in lines
+    assert f"  train further     vigneron resume {path} steps=6" in lines
     assert f"  resume            vigneron resume {path}" not in lines
     assert (
         f"  resume            vigneron resume {runs / 'killed'}" in vigneron("show", runs / "killed").out.splitlines()
@@ -264,4 +264,4 @@ def test_methods_lists_every_method_and_the_keys_of_one() -> None:
     keys = vigneron("methods", "dpo").out
     assert "method.beta" in keys
     wrong = vigneron("methods", "ddpo")
-    assert (wrong.code, wrong.err) == (2, "error: there is no method 'ddpo' (did you mean 'dpo'?)\n")
+    assert (wrong.code, wrong.err) == (2, "error: unknown method 'ddpo' (did you mean 'dpo'?)\n")

@@ -38,15 +38,31 @@ def label(
         Path | None,
         typer.Option(help="File to write. Default: ./pairs.jsonl, ./best.jsonl, or RUN/people.csv with --scores."),
     ] = None,
-    labeller: Annotated[str | None, typer.Option("--as", help="Name of the labeller. Default: the user's account name.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Choose the best of a group of completions, as data for SFT.")] = False,
-    scores: Annotated[bool, typer.Option("--scores", help="Score answers of a rubric run, the judge's least confident first.")] = False,
-    agreement: Annotated[bool, typer.Option("--agreement", help="Print the agreement between labellers and exit.")] = False,
+    labeller: Annotated[
+        str | None, typer.Option("--as", help="Name of the labeller. Default: the user's account name.")
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Choose the best of a group of completions, as data for SFT.")
+    ] = False,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Score answers of a rubric run, the judge's least confident first.")
+    ] = False,
+    agreement: Annotated[
+        bool, typer.Option("--agreement", help="Print the agreement between labellers and exit.")
+    ] = False,
     sample: Annotated[str | None, typer.Option(help="Run or model that samples completions of --prompts.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="With --sample: file with a column `prompt` (.jsonl, .csv).")] = None,
-    group: Annotated[int | None, typer.Option(min=2, max=9, help="With --sample --best: completions of each prompt. Default: 4.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.01, help="With --sample: sampling temperature. Default: 1.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="With --sample: length limit. Default: the run's, or 128.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="With --sample: file with a column `prompt` (.jsonl, .csv).")
+    ] = None,
+    group: Annotated[
+        int | None, typer.Option(min=2, max=9, help="With --sample --best: completions of each prompt. Default: 4.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.01, help="With --sample: sampling temperature. Default: 1.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="With --sample: length limit. Default: the run's, or 128.")
+    ] = None,
     step: Annotated[int | None, typer.Option(help="Only samples of this training step.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of items to label.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the order of items and completions.")] = 0,

@@ -8,9 +8,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Check, try, convert, refine and review rubrics."
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, try, convert, refine and review rubrics.")
 
 RubricFile = Annotated[str, typer.Argument(help="A .yaml or .json file, or the name of a built-in example.")]
 JUDGE_HELP = "Judge model: a reward.judge mapping in YAML or JSON, or a recipe or config file that has one."
@@ -55,12 +53,14 @@ def try_(
     file: RubricFile,
     answers: Annotated[Path, typer.Argument(help="Rows with `prompt` and `completion` (.jsonl, .csv).")],
     judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None,
-    normalise: Annotated[bool, typer.Option("--normalise", help="Scale rewards so that a perfect answer gets 1.")] = False,
+    normalise: Annotated[
+        bool, typer.Option("--normalise", help="Scale rewards so that a perfect answer gets 1.")
+    ] = False,
 ) -> None:
     """Score answers from a file, item by item."""
-    from vigneron.commands.rubric_try import judge_of
+    from vigneron.commands.rubric_try import parse_judge
 
-    config = None if judge is None else judge_of(judge)
+    config = None if judge is None else parse_judge(judge)
     from vigneron.commands.rubric_try import try_rubric
 
     try_rubric(_console(), file, answers, config, normalise=normalise)
@@ -97,15 +97,17 @@ def atomize(
     file: RubricFile,
     item: Annotated[str, typer.Argument(help="Name of the item to split.")],
     judge: Annotated[str, typer.Option(help=JUDGE_HELP)],
-    category: Annotated[str | None, typer.Option(help="Category of the item, if several have one of that name.")] = None,
+    category: Annotated[
+        str | None, typer.Option(help="Category of the item, if several have one of that name.")
+    ] = None,
     share: Annotated[float, typer.Option(help="Share of the item's weight that goes to the new items.")] = 0.5,
     accept: Annotated[str | None, typer.Option(help="Numbers of the proposals to accept, e.g. 1,3.")] = None,
     out: Annotated[Path | None, typer.Option(help="File for the new rubric.")] = None,
 ) -> None:
     """Split a vague item into verifiable ones. A judge proposes them; you accept or reject each."""
-    from vigneron.commands.rubric_try import judge_of
+    from vigneron.commands.rubric_try import parse_judge
 
-    config = judge_of(judge)
+    config = parse_judge(judge)
     from vigneron.commands.rubric_atomize import atomize
 
     atomize(_console(), file, item, config, category=category, share=share, accept=accept, out=out)

@@ -18,7 +18,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def runs(
-    folder: Annotated[Path | None, typer.Argument(help="Folder of all runs. Default: $VIGNERON_RUNS, or ./runs.")] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder of all runs. Default: $VIGNERON_RUNS, or ./runs.")
+    ] = None,
     sizes: Annotated[bool, typer.Option("--sizes", help="Sort by size on disk, largest first.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +58,9 @@ def export(
     folder: Annotated[Path, typer.Argument(help="New folder to write.")],
     step: Annotated[int | None, typer.Option(help="Step of the checkpoint. Default: the newest.")] = None,
     dtype: Annotated[str, typer.Option(help="Weights' dtype: float32, bfloat16 or float16.")] = "float32",
-    push: Annotated[str | None, typer.Option(help="Also push to the Hugging Face Hub, as NAME/MODEL, with HF_TOKEN.")] = None,
+    push: Annotated[
+        str | None, typer.Option(help="Also push to the Hugging Face Hub, as NAME/MODEL, with HF_TOKEN.")
+    ] = None,
 ) -> None:
     """Export a run's model as a transformers folder. An adapter is merged, and the log-probs are verified."""
     if dtype not in ("float32", "bfloat16", "float16"):
@@ -69,14 +73,18 @@ def export(
 
     done = export_run(run, folder, step=step, dtype=dtype)  # type: ignore[arg-type]
     typer.echo(f"wrote {done.path}: the model after step {done.step}, its tokenizer and its model card")
-    typer.echo(f"verified on {done.texts} texts: log-probs differ from the run's model by at most {done.difference:.1e}")
+    typer.echo(
+        f"verified on {done.texts} texts: log-probs differ from the run's model by at most {done.difference:.1e}"
+    )
     if done.rounding:
         typer.echo(f"rounding to {dtype} changes log-probs by at most {done.rounding:.2g}")
     if push is not None and token is not None:
         typer.echo(f"pushed to {push_folder(done.path, push, token)}")
 
 
-def methods(name: Annotated[str | None, typer.Argument(help="Name of a method, to list its config keys.")] = None) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Name of a method, to list its config keys.")] = None,
+) -> None:
     """List the methods, or the config keys of one method."""
     from vigneron.commands.methods import method_lines
 
