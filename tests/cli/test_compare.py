@@ -354,4 +354,4 @@ except UserError:
 
 
 def test_the_verb_is_in_the_help() -> None:
-    assert re.search(r"^  compare +Train recipes and set them side by side", vigneron("--help").out, re.MULTILINE)
+    assert re.search(r"^  compare +Train recipes and compare them", vigneron("--help").out, re.MULTILINE)

@@ -59,7 +59,7 @@ def test_transformers_alone_gives_the_childs_log_probs(
     answer = vigneron("export", run, target)
     assert answer.code == 0, answer.err
     first, second = answer.out.splitlines()
-    assert first == f"wrote {target}: the model after step 2, its tokenizer, and its card"
+    assert first == f"wrote {target}: the model after step 2, its tokenizer and its model card"
     assert second.startswith("verified on 2 texts: log-probs differ from the run's model by at most ")
     names = {path.name for path in target.iterdir()}
     assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "README.md"} <= names
@@ -107,7 +107,7 @@ def test_scorers_and_preferences_are_exported_too(places: Path, tiny_folder: Pat
     run = made(places / method, tiny_folder, method={"name": method}, data=data, reward=None, max_new_tokens=None)
     answer = vigneron("export", run, tmp_path / "out")
     assert answer.code == 0, answer.err
-    assert "checked on 8 texts" in answer.out
+    assert "verified on 8 texts" in answer.out
     if method == "dpo":
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
         return

@@ -167,8 +167,8 @@ def test_the_demo_compares_two_rewards(tmp_path: Path, tiny_folder: Path) -> Non
 
 
 def test_the_verdict_says_what_was_seen() -> None:
-    assert verdict({"after": 0.6}, {"after": 0.1}).startswith("PGSRM taught")
-    assert verdict({"after": 0.1}, {"after": 0.6}).startswith("The binary reward taught")
+    assert verdict({"after": 0.6}, {"after": 0.1}).startswith("PGSRM gave")
+    assert verdict({"after": 0.1}, {"after": 0.6}).startswith("The binary reward gave")
     assert "about the same" in verdict({"after": 0.55}, {"after": 0.6})
     assert "nothing to compare" in verdict({"after": None}, {"after": None})
 
@@ -266,7 +266,7 @@ def test_a_process_of_its_own_writes_plain_lines(tmp_path: Path, recipe: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert ESCAPE not in done.stdout + done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["step", "step", "run", "report", "talk", "look"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["step", "step", "run", "report", "chat", "view"]
     assert done.stderr == ""
 
 
@@ -355,14 +355,14 @@ def test_eval_fills_the_runs_template(tmp_path: Path, tiny_folder: Path) -> None
     assert "not a:" in answer.out
     nothing = vigneron("eval", tmp_path / "runs" / "my")
     assert nothing.code == 2
-    assert "no held-out part" in nothing.err
+    assert "no rows to evaluate on" in nothing.err
 
     talk = vigneron("chat", tmp_path / "runs" / "my", stdin="q\n")
-    assert "goes into: 'not {word}:'" in talk.out
+    assert "prompt template: 'not {word}:'" in talk.out
     child = load_run(tmp_path / "runs" / "my")
     assert f"after   {child.sample(['not q:'])[0]!r}" in talk.out
     raw = vigneron("chat", tmp_path / "runs" / "my", "--raw", stdin="q\n")
-    assert "goes into" not in raw.out
+    assert "prompt template" not in raw.out
     assert f"after   {child.sample(['q'])[0]!r}" in raw.out
 
 

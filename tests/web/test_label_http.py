@@ -167,7 +167,7 @@ def test_a_killed_process_loses_nothing_and_a_second_one_is_refused(tmp_path: Pa
         (["source.jsonl", "--sample", "tiny"], "--sample samples new completions"),
         (["--sample", "tiny"], "--sample needs --prompts"),
         (["--sample", "tiny", "--prompts", "none.jsonl"], "data: there is no file"),
-        ([], "nothing to label: name a run's folder"),
+        ([], "nothing to label: name the folder of a run"),
         (["nowhere"], "data: there is no file"),
         (["run", "--step", "7"], "--step: no stored samples of step 7; available steps: 1"),
         (["run", "--scores"], "'run': the samples of this run have no rubric scores"),
