@@ -13,11 +13,10 @@ import typer
 from vigneron.cli import pages as pages_commands
 from vigneron.cli import rubric as rubric_commands
 from vigneron.cli import runs as runs_commands
+from vigneron.cli.options import Overrides, Processes, Recipe, RunPath, Runs, Step, console, is_main_process
 from vigneron.errors import UserError, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from vigneron.config import Config
 
 app = typer.Typer(
@@ -30,13 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(rubric_commands.app, name="rubric")
 
-Recipe = Annotated[str, typer.Argument(help="Name of a built-in recipe, or path of a YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. optimizer.actor_lr=1e-5")]
 Name = Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")]
-Runs = Annotated[Path | None, typer.Option(help="Folder of all runs. Default: $VIGNERON_RUNS, or ./runs.")]
-Processes = Annotated[int, typer.Option(min=1, help="Number of local processes, one GPU each.")]
-RunPath = Annotated[Path, typer.Argument(help="Folder of the run.")]
-Step = Annotated[int | None, typer.Option(help="Step of the checkpoint. Default: the newest.")]
 
 
 @app.callback()
@@ -68,7 +61,7 @@ def train(
     _launch_processes(config, nproc)
     from vigneron.commands.train import train_run
 
-    train_run(_console(), config, name=name, runs=runs, profile=profile, is_main=_is_main_process())
+    train_run(console(), config, name=name, runs=runs, profile=profile, is_main=is_main_process())
 
 
 @app.command()
@@ -100,7 +93,7 @@ def resume(
     from vigneron.commands.train import resume_run
 
     resume_run(
-        _console(),
+        console(),
         run,
         overrides or [],
         recipe=config.recipe,
@@ -108,7 +101,7 @@ def resume(
         rubric=rubric,
         weights_only=weights_only,
         allow_changes=allow_changes,
-        is_main=_is_main_process(),
+        is_main=is_main_process(),
     )
 
 
@@ -117,7 +110,7 @@ def demo(overrides: Overrides = None, runs: Runs = None) -> None:
     """Train with PGSRM's reward and with a binary one, and compare."""
     from vigneron.commands.demo import run_demo
 
-    run_demo(_console(), overrides or [], runs)
+    run_demo(console(), overrides or [], runs)
 
 
 @app.command()
@@ -134,14 +127,12 @@ def recipes() -> None:
 @app.command()
 def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="New YAML file to write.")]) -> None:
     """Copy a recipe to a file for editing."""
+    from vigneron.commands.new_file import check_new_file
     from vigneron.recipe import recipe_text
 
     lines = recipe_text(recipe).splitlines(keepends=True)
     text = "".join(line for line in lines if not line.startswith("recipe:"))  # the copy is named after its file
-    if file.exists():
-        raise UserError(f"'{file}' exists: choose another name")
-    if file.suffix not in (".yaml", ".yml"):
-        raise UserError(f"'{file}' should end in .yaml")
+    check_new_file(file, (".yaml", ".yml"))
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -174,7 +165,7 @@ def parent(
     config = load_config(recipe, overrides or [])
     from vigneron.commands.parent import review_parent
 
-    review_parent(_console(), config, recipe, show=show, out=out)
+    review_parent(console(), config, recipe, show=show, out=out)
 
 
 @app.command(name="eval")
@@ -197,10 +188,10 @@ def evaluate(
     from vigneron.report.tables import metrics_table, samples_table
 
     metrics, samples = load_run(run, step=step).evaluate_samples(rows)
-    console = _console()
+    out = console()
     if show and samples:
-        console.print(samples_table(samples[:show]))
-    console.print(metrics_table(metrics))
+        out.print(samples_table(samples[:show]))
+    out.print(metrics_table(metrics))
 
 
 @app.command()
@@ -213,7 +204,7 @@ def chat(
     """Chat with a run's model, before and after training."""
     from vigneron.commands.chat import chat_loop
 
-    chat_loop(_console(), run, step=step, temperature=temperature, raw=raw)
+    chat_loop(console(), run, step=step, temperature=temperature, raw=raw)
 
 
 @app.command()
@@ -231,7 +222,7 @@ def report(
 
 @app.command()
 def compare(
-    what: Annotated[
+    recipes_or_runs: Annotated[
         list[str] | None,
         typer.Argument(help="Recipes to train, folders of finished runs, and key=value overrides for all recipes."),
     ] = None,
@@ -245,10 +236,10 @@ def compare(
     """Train recipes and compare them: compare A B --seeds 3"""
     from vigneron.commands.compare_plan import plan_comparison
 
-    plan = plan_comparison(what or [], seeds=seeds, runs=runs, name=name, out=out)
+    plan = plan_comparison(recipes_or_runs or [], seeds=seeds, runs=runs, name=name, out=out)
     from vigneron.commands.compare import run_comparison
 
-    run_comparison(_console(), plan)
+    run_comparison(console(), plan)
 
 
 pages_commands.add_to(app)
@@ -274,17 +265,6 @@ def without_option(arguments: list[str], option: str) -> list[str]:
             kept.append(argument)
         skip = not skip and argument == option
     return kept
-
-
-def _is_main_process() -> bool:
-    """Whether this process prints and writes the report: the only one, or rank 0."""
-    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console() if _is_main_process() else Console(file=open(os.devnull, "w"))
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from vigneron.cli.options import Host, Port, SampleStep
+
 
 def add_to(app: typer.Typer) -> None:
     for command in (view, label):
@@ -15,8 +17,8 @@ def view(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Runs, or folders of runs. Default: $VIGNERON_RUNS, or ./runs.")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8765,
-    host: Annotated[str, typer.Option(help="Address to bind to; 127.0.0.1 is this machine only.")] = "127.0.0.1",
+    port: Port = 8765,
+    host: Host = "127.0.0.1",
 ) -> None:
     """Browse runs in the browser: live curves, samples, configs."""
     from vigneron.run_store.folder import default_runs_folder
@@ -63,11 +65,11 @@ def label(
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="With --sample: length limit. Default: the run's, or 128.")
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Only samples of this training step.")] = None,
+    step: SampleStep = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of items to label.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the order of items and completions.")] = 0,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8766,
-    host: Annotated[str, typer.Option(help="Address to bind to; 127.0.0.1 is this machine only.")] = "127.0.0.1",
+    port: Port = 8766,
+    host: Host = "127.0.0.1",
 ) -> None:
     """Label completions in the browser: label runs/NAME"""
     from vigneron.commands.label import LabelOptions, agreement_line

@@ -1,12 +1,11 @@
 """`vigneron rubric …`: commands for rubric files. Heavy imports wait until a command needs them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from vigneron.cli.options import RunPath, SampleStep, console
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, try, convert, refine and review rubrics.")
 
@@ -32,7 +31,7 @@ def validate(
         check_rubric_rows(rubric, rows, f"'{data}'")
     from vigneron.commands.rubric_try import rubric_table
 
-    _console().print(rubric_table(rubric))
+    console().print(rubric_table(rubric))
     for notice in notices:
         typer.echo(f"note: {notice}")
     if data is not None:
@@ -63,7 +62,7 @@ def try_(
     config = None if judge is None else parse_judge(judge)
     from vigneron.commands.rubric_try import try_rubric
 
-    try_rubric(_console(), file, answers, config, normalise=normalise)
+    try_rubric(console(), file, answers, config, normalise=normalise)
 
 
 @app.command()
@@ -77,11 +76,10 @@ def convert(
     generic: Annotated[bool, typer.Option("--generic", help="HealthBench: one generic item for all examples.")] = False,
 ) -> None:
     """Convert from and to OpenAI graders, HealthBench, verifiers."""
-    from vigneron.errors import UserError
+    from vigneron.commands.new_file import check_new_file
     from vigneron.rubric.formats.convert import Options, converted
 
-    if out.exists():
-        raise UserError(f"'{out}' exists: choose another name")
+    check_new_file(out)
     text, notices = converted(source, from_, out, to, Options(category, model, generic))
     from vigneron.files import write_for_user
     from vigneron.rubric.fences import one_line
@@ -110,25 +108,19 @@ def atomize(
     config = parse_judge(judge)
     from vigneron.commands.rubric_atomize import atomize
 
-    atomize(_console(), file, item, config, category=category, share=share, accept=accept, out=out)
+    atomize(console(), file, item, config, category=category, share=share, accept=accept, out=out)
 
 
 @app.command()
 def review(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: RunPath,
     labels: Annotated[
         Path | None, typer.Option(help="Human scores: columns prompt, completion, item, score (.jsonl, .csv).")
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Only samples of this training step.")] = None,
+    step: SampleStep = None,
     out: Annotated[Path | None, typer.Option(help="Also write the metrics to this .csv file.")] = None,
 ) -> None:
     """List a run's weakest items. Sorted by the judge's confidence and by disagreement with human scores."""
     from vigneron.commands.rubric_review import review_run
 
-    review_run(_console(), run, labels=labels, step=step, out=out)
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console()
+    review_run(console(), run, labels=labels, step=step, out=out)

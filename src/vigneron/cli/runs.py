@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
+from vigneron.cli.options import AsJson, RunPath, Step, console
 from vigneron.errors import UserError
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunPath = Annotated[Path, typer.Argument(help="Folder of the run.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -25,8 +23,6 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List runs: state, last metrics, size on disk."""
-    from rich.console import Console
-
     from vigneron.commands.runs import list_runs, print_runs
     from vigneron.run_store.folder import default_runs_folder
 
@@ -36,13 +32,11 @@ def runs(
     elif not listed:
         typer.echo(f"no runs in '{folder or default_runs_folder()}' yet: start one with `vigneron train RECIPE`")
     else:
-        print_runs(Console(), listed)
+        print_runs(console(), listed)
 
 
 def show(run: RunPath, as_json: AsJson = False) -> None:
     """Show a run: state, config, metrics, warnings, checkpoints."""
-    from rich.console import Console
-
     from vigneron.commands.show import print_run
     from vigneron.report.run_details import look_at, shown_json
 
@@ -50,13 +44,13 @@ def show(run: RunPath, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(shown_json(details), indent=1))
     else:
-        print_run(Console(), details)
+        print_run(console(), details)
 
 
 def export(
     run: RunPath,
     folder: Annotated[Path, typer.Argument(help="New folder to write.")],
-    step: Annotated[int | None, typer.Option(help="Step of the checkpoint. Default: the newest.")] = None,
+    step: Step = None,
     dtype: Annotated[str, typer.Option(help="Weights' dtype: float32, bfloat16 or float16.")] = "float32",
     push: Annotated[
         str | None, typer.Option(help="Also push to the Hugging Face Hub, as NAME/MODEL, with HF_TOKEN.")

@@ -31,11 +31,11 @@ class Plan:
 
 
 def plan_comparison(
-    what: Sequence[str], *, seeds: int | None, runs: Path | None, name: str | None, out: Path | None
+    arguments: Sequence[str], *, seeds: int | None, runs: Path | None, name: str | None, out: Path | None
 ) -> Plan:
     """Parse the arguments. Raises every error that can be found without heavy imports."""
-    overrides = [word for word in what if "=" in word]
-    words = [word for word in what if "=" not in word]
+    overrides = [word for word in arguments if "=" in word]
+    words = [word for word in arguments if "=" not in word]
     recipes = [word for word in words if _is_recipe(word)]
     folders = [user_path(word) for word in words if not _is_recipe(word)]
     if not recipes and (overrides or seeds):

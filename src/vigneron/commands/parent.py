@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from vigneron.commands.new_file import check_new_file
 from vigneron.config import Config
 from vigneron.data.prompts import Row, prompt_text
 from vigneron.errors import UserError, visible
@@ -95,14 +96,11 @@ def _progress(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 def _new_files(out: Path) -> list[Path]:
     """The files for the training and the held-out rows, checked before the parent is queried."""
-    if out.suffix != ".jsonl":
-        raise UserError(f"'{out}' should end in .jsonl")
-    if not out.absolute().parent.is_dir():
-        raise UserError(f"cannot write '{out}': the folder '{out.absolute().parent}' does not exist")
     files = [out, out.with_suffix(".held_out.jsonl")]
     for path in files:
-        if path.exists():
-            raise UserError(f"'{path}' exists: choose another name")
+        check_new_file(path, [".jsonl"])
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"cannot write '{out}': the folder '{out.absolute().parent}' does not exist")
     return files
 
 

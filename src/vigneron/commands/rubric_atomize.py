@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from vigneron.commands.new_file import check_new_file
 from vigneron.commands.rubric_try import plain
 from vigneron.config import JudgeConfig
 from vigneron.errors import UserError
@@ -55,7 +56,7 @@ def atomize(
     at_terminal = accept is None and sys.stdin.isatty()
     target = out or Path(f"{Path(file).stem}-{next_version(rubric.version)}.yaml")
     if out is not None or at_terminal:
-        _check_out(target)
+        check_new_file(target, SUFFIXES)
     judge = build_judge(config, cache=AnswerCache(cache_folder() / "judges.sqlite"), where="--judge")
     judge.preflight()
     given = proposed(judge, question_about(rubric, place, item))
@@ -119,13 +120,6 @@ def _numbers(accept: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _check_out(out: Path) -> None:
-    if out.suffix not in SUFFIXES:
-        raise UserError(f"'{out}' should end in {' or '.join(SUFFIXES)}")
-    if out.exists():
-        raise UserError(f"'{out}' exists: choose another name")
-
-
 def _check_grader(item: AnyItem) -> None:
     """Build the item's grader, which raises an error for an invalid schema or pattern."""
     if not isinstance(item, VerifyItem):
@@ -133,7 +127,7 @@ def _check_grader(item: AnyItem) -> None:
 
 
 def _write(console: Console, rubric: Rubric, out: Path, name: str, share: float, accepted: Sequence[AnyItem]) -> None:
-    _check_out(out)
+    check_new_file(out, SUFFIXES)
     write_for_user(out, rubric_file_text(rubric, json_form=out.suffix == ".json", where=f"'{out}'"))
     names = ", ".join(f"'{item.name}'" for item in accepted)
     say(console, f"accepted {names}: {share:.0%} of the weight of '{name}'")

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.commands.compare import print_full_width
+from vigneron.commands.new_file import check_new_file
 from vigneron.data.dataset import read_rows
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import completion_text, prompt_text
@@ -29,7 +30,7 @@ KINDS: tuple[Kind, ...] = ("train", "eval")
 def review_run(console: Console, run: Path, *, labels: Path | None, step: int | None, out: Path | None) -> None:
     """`step` None: all steps with stored samples, training and held-out."""
     if out is not None:
-        _check_out(out)
+        check_new_file(out, [".csv"])
     scores = list(judged_in(RunFolder.open(run).path, step))
     human = [] if labels is None else _labels(labels)
     lost = unmatched(scores, human)
@@ -78,13 +79,6 @@ def _labels(path: Path) -> list[Label]:
         texts = {column: text(row[column]) for column, text in readers if is_conversation(row.get(column))}
         rows.append({**row, **texts})
     return labels_of(rows, f"'{path}'")
-
-
-def _check_out(out: Path) -> None:
-    if out.suffix != ".csv":
-        raise UserError(f"'{out}' should end in .csv")
-    if out.exists():
-        raise UserError(f"'{out}' exists: choose another name")
 
 
 def review_table(reviewed: Sequence[Reviewed], *, labelled: bool) -> Table:

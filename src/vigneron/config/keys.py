@@ -111,7 +111,7 @@ def _text(value: Any) -> str:
         return "required"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, BaseModel):  # a nested class has rows of its own
+    if isinstance(value, BaseModel):  # its keys have their own rows
         return kind_of(type(value)) or ""
     if isinstance(value, float):
         return f"{value:g}".replace("e-0", "e-").replace("e+0", "e")

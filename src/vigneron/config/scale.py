@@ -75,13 +75,13 @@ class ScaleConfig(Strict):
     """Upper limit of a token's importance weight, with `staleness` or vLLM."""
 
     @model_validator(mode="after")
-    def somebody_samples_meanwhile(self) -> "ScaleConfig":
+    def staleness_needs_a_sampler(self) -> "ScaleConfig":
         if self.staleness and self.sampling.kind == "here":
             raise ValueError("`staleness` needs a separate sampler: set `sampling.kind` to ray or vllm")
         return self
 
     @model_validator(mode="after")
-    def a_limit_has_an_effect(self) -> "ScaleConfig":
+    def correction_limit_has_an_effect(self) -> "ScaleConfig":
         if self.correction_limit != 2.0 and not self.staleness and self.sampling.kind != "vllm":
             raise ValueError("`correction_limit` has no effect without `staleness` or vLLM: the policy itself samples")
         return self
@@ -91,7 +91,7 @@ class ScaleConfig(Strict):
         return self.sampling.kind == "ray" or self.embedding is not None or self.judging is not None
 
     @model_validator(mode="after")
-    def an_address_has_an_effect(self) -> "ScaleConfig":
+    def ray_address_has_an_effect(self) -> "ScaleConfig":
         if self.ray_address is not None and not self.uses_ray:
             raise ValueError("`ray_address` has no effect: no part of this config uses Ray")
         return self
