@@ -118,7 +118,7 @@ def test_data_has_one_source(data: dict[str, str]) -> None:
 
 
 def test_a_task_brings_its_own_held_out_part() -> None:
-    assert "`held_out` is one of held_out, tuning" in line_of(data={"task": "antonyms", "held_out": "a.jsonl"})
+    assert "`held_out` should be one of held_out, tuning" in line_of(data={"task": "antonyms", "held_out": "a.jsonl"})
 
 
 def test_a_kind_that_is_missing_or_given_short() -> None:
