@@ -5,6 +5,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
-from browser import chromium, reason_to_skip, served
+
+from support.browser import chromium, reason_to_skip, served
 
 __all__ = ["chromium", "reason_to_skip", "served"]

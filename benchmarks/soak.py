@@ -83,7 +83,7 @@ def train(recipe: str, runs: str, name: str, mode: str = "", at: int = 0, delay:
 
 def ended(*arguments: Any) -> int:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vigneron.api", "peft", "fault_runs"])
+    context.set_forkserver_preload(["vigneron.api", "peft", "support.fault_runs"])
     process = context.Process(target=train, args=arguments, daemon=True)
     process.start()
     process.join(300)
@@ -119,10 +119,9 @@ def newest_step(folder: Path) -> int:
 
 
 def soak(method: str, kills: int, seed: int, place: Path) -> list[Kill]:
-    import fault_runs
-    from helpers import final_state
-
-    from conftest import byte_tokenizer, tiny_model
+    from support import fault_runs
+    from support.tiny_models import byte_tokenizer, tiny_model
+    from support.tiny_runs import final_state
 
     model = place / "model"
     tiny_model("llama").save_pretrained(model)
@@ -167,7 +166,7 @@ def main() -> None:
     print(f"| seconds | {time.monotonic() - began:.0f} |")
 
 
-sys.path[:0] = [str(TESTS), str(TESTS / "training"), str(TESTS / "faults")]
+sys.path.insert(0, str(TESTS))
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from minimal_recipe import MINIMAL, again, check, line_of, lines_of, method
+from support.minimal_recipe import MINIMAL, again, check, line_of, lines_of, method
 from vigneron.config import ActorCriticConfig, KlConfig
 from vigneron.errors import UserError
 from vigneron.recipe import check_config

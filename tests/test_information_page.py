@@ -1,4 +1,4 @@
-"""Every number on docs/reference/information.md is what its expression gives, and none stands outside a table or its code."""
+"""Every number on docs/reference/information.md is what its expression gives; none is outside a table or its code."""
 
 import re
 from pathlib import Path

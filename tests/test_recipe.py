@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minimal_recipe import MINIMAL, again, check
+from support.minimal_recipe import MINIMAL, again, check
 from vigneron.config import Config, GuardsConfig, KlConfig
 from vigneron.errors import UserError
 from vigneron.recipe import config_yaml, load_config, parse_yaml, recipe_names, recipe_text, with_override

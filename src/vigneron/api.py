@@ -11,7 +11,7 @@ from vigneron.core.draws import Sampling
 from vigneron.data.prompts import Row, completion_text
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.from_config import load_child
 from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import changed_config, load_config
@@ -28,7 +28,8 @@ from vigneron.training.callbacks import AnyView, View, as_view
 from vigneron.training.checkpoint.read import checkpoint_step, load_weights
 from vigneron.training.checkpoint.select import checkpoint_to_look_at
 from vigneron.training.evaluate import evaluate
-from vigneron.training.method import Parts
+from vigneron.training.method import Method, unchanged
+from vigneron.training.parts import Parts
 from vigneron.training.run import Run
 from vigneron.training.sample_records import samples_of
 from vigneron.training.setup.resolve import newest_weights
@@ -71,7 +72,7 @@ class Trained:
         if not rows:
             raise UserError("no rows to evaluate on: set data.held_out, or give --file")
         if self.config.method.trains == "scorer" or self.config.method.reads == "pairs":
-            method = METHODS[self.config.method.name](Parts(self.config, self.policy, self.reference, lambda b: b))
+            method = self._method()
             assert method.evaluate is not None
             return method.evaluate(rows), []
         name = checker_name(self.config)
@@ -88,9 +89,13 @@ class Trained:
         finally:
             reward.close()
         if self.config.method.reads == "demonstrations":
-            method = METHODS[self.config.method.name](Parts(self.config, self.policy, self.reference, lambda b: b))
+            method = self._method()
             metrics |= method.evaluate_beside(rows) if method.evaluate_beside is not None else {}
         return metrics, samples_of(batch, self.step, "eval")
+
+    def _method(self) -> Method:
+        """The run's method, for what it measures by itself."""
+        return build_method(Parts.of(self.config, self.policy, self.reference, unchanged))
 
 
 def train(
@@ -112,7 +117,7 @@ def train(
     runs_folder = Path(runs) if runs is not None else default_runs_folder()
     watching = as_view(view)
     with telling(getattr(watching, "phase", None)):
-        return _finish(start_run(config, runs_folder, METHODS[config.method.name], name=name, view=watching), watching)
+        return _finish(start_run(config, runs_folder, build_method, name=name, view=watching), watching)
 
 
 def resume(
@@ -130,12 +135,12 @@ def resume(
     errors unless `allow_changes`. `weights_only` starts with new optimizer states.
     """
     run_folder = RunFolder.open(folder)
-    watching, config = as_view(view), run_folder.config()
+    watching, config = as_view(view), run_folder.config(user_code=True)
     new = changed_config(config, overrides, str(run_folder.path)) if overrides else None
     with telling(getattr(watching, "phase", None)):
         run = resume_run(
             run_folder,
-            METHODS[(new or config).method.name],
+            build_method,
             config=new,
             device=device,
             rubric=rubric,
@@ -149,7 +154,7 @@ def resume(
 def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
     """Load a run's model from its newest checkpoint, or from the one of `step`."""
     run_folder = RunFolder.open(folder)
-    config = run_folder.config()
+    config = run_folder.config(user_code=True)
     checkpoint = checkpoint_to_look_at(run_folder.path, step)
     # On this machine's device, whatever the run was trained on.
     here = config.model.model_copy(update={"device": "auto", "dtype": "auto"})
@@ -182,4 +187,4 @@ def _sample(
         return []
     sampling = Sampling(temperature=temperature) if temperature > 0 else None
     rollout = OnPolicy(policy, sampling, max_new_tokens or config.max_new_tokens, seed=seed)
-    return [completion_text(c) for c in rollout([{"prompt": prompt} for prompt in prompts]).completions]
+    return [completion_text(c) for c in rollout([{"prompt": prompt} for prompt in prompts]).samples.completions]

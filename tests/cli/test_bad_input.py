@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import transformers
-from command_line import Answer, vigneron, write_jsonl, write_recipe
 
+from support.command_line import Answer, vigneron, write_jsonl, write_recipe
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.training.setup import build as building

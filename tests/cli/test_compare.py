@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from command_line import Answer, vigneron, write_jsonl
 
+from support.command_line import Answer, vigneron, write_jsonl
 from vigneron import api
 from vigneron.commands.compare_plan import LONGEST_NAME, default_name
 from vigneron.report.terminal import TerminalView

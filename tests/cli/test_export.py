@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import vigneron, write_jsonl, write_recipe
-from fake_hub import hub
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 
+from support.command_line import vigneron, write_jsonl, write_recipe
+from support.fake_hub import hub
 from vigneron.api import load_run
 from vigneron.commands import export as exporting
 from vigneron.commands.export import error_line

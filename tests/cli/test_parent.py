@@ -4,17 +4,14 @@ import json
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from command_line import Answer, vigneron, write_jsonl, write_recipe
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "sources"))
-from servers import Seen, Sent, chat, refusal, serving, vectors
-
+from support.command_line import Answer, vigneron, write_jsonl, write_recipe
+from support.servers import Seen, Sent, chat, refusal, serving, vectors
 from vigneron.data.tasks import load_task
 from vigneron.recipe import load_config
 from vigneron.run_data.reference_answers import rows_to_evaluate

@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import vigneron, write_jsonl
+
+from support.command_line import vigneron, write_jsonl
 
 RUBRIC = """\
 version: 3

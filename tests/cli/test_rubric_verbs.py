@@ -11,14 +11,12 @@ from unittest.mock import patch
 
 import pytest
 import yaml
-from command_line import Answer, vigneron, write_jsonl
 
+from support.command_line import Answer, vigneron, write_jsonl
+from support.servers import Seen, Sent, chat, refusal, serving, verdict
 from vigneron.rubric.read import read_rubric
 from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.sources import client as client_module
-
-sys.path.append(str(Path(__file__).parent.parent / "sources"))
-from servers import Seen, Sent, chat, refusal, serving, verdict
 
 RUBRIC = """\
 version: "2"
@@ -313,7 +311,10 @@ def test_at_a_terminal_each_is_asked_for(rubric: Path, typed: str, names: list[s
         (["nicer"], "the rubric has no item 'nicer' (did you mean 'nice'?)"),
         (["same"], "'words.same' has the flow string_check: only items of the flow judge are vague"),
         (["nice", "--accept", "1"], "--accept needs --out"),
-        (["nice", "--accept", "one", "--out", "x.yaml"], "--accept: expected numbers of proposals such as 1,3, not 'one'"),
+        (
+            ["nice", "--accept", "one", "--out", "x.yaml"],
+            "--accept: expected numbers of proposals such as 1,3, not 'one'",
+        ),
         (["nice", "--accept", "2", "--out", "x.yaml"], "--accept: proposal 2 cannot be accepted: pattern: not a reg"),
         (["nice", "--accept", "4", "--out", "x.yaml"], "--accept: no proposal 4: the numbers are 1 to 3"),
         (["nice", "--share", "1"], "--share: a number between 0 and 1, not 1"),

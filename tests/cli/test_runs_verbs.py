@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import vigneron
 from rich.console import Console
 
+from support.command_line import vigneron
 from vigneron.commands.runs import ago, list_runs, print_runs
 from vigneron.commands.show import print_run
 from vigneron.recipe import load_config
@@ -257,7 +257,8 @@ def test_numbers_for_people() -> None:
 
 
 def test_methods_lists_every_method_and_the_keys_of_one() -> None:
-    from vigneron.methods import METHODS
+
+    from vigneron.commands.methods import METHODS
 
     listed = vigneron("methods").out.splitlines()
     assert [line.split()[0] for line in listed] == list(METHODS)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
-from command_line import vigneron, write_jsonl, write_recipe
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import vigneron as package
+from support.command_line import vigneron, write_jsonl, write_recipe
 from vigneron.api import load_run
 from vigneron.api import train as train_in_python
 from vigneron.commands.demo import verdict

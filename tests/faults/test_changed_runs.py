@@ -4,12 +4,11 @@ import json
 import shutil
 from pathlib import Path
 
-import fault_runs
 import pytest
 import yaml
-from helpers import final_state
-from test_damaged_checkpoints import Listener
 
+from support import fault_runs
+from support.tiny_runs import Listener, final_state
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.run_store.folder import RunFolder

@@ -5,25 +5,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import fault_runs
 import pytest
-from helpers import final_state
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support import fault_runs
+from support.tiny_runs import Listener, final_state
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.training.checkpoint.read import MANIFEST, TENSORS, checkpoints, fault_of
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def notice(self, text: str) -> None:
-        self.notices.append(text)
-
-    def step(self, *_: Any) -> None: ...
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import fault_runs
 import pytest
 
+from support import fault_runs
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.run_store.folder import RunFolder

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fault_runs
 import pytest
-from helpers import final_state
 
+from support import fault_runs
+from support.tiny_runs import final_state
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.run_store.status import status_of

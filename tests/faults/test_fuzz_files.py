@@ -4,19 +4,16 @@ No traceback, no hang, nothing written elsewhere. The cases are the same every t
 at length, with others.
 """
 
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.fuzz import fuzz
 from benchmarks.fuzzing import guard
 from benchmarks.fuzzing.guard import Finding, outcome_of
 from benchmarks.fuzzing.kinds import case_of_bytes
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from vigneron.errors import UserError
 

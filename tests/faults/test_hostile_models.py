@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conftest import byte_tokenizer
+from support.tiny_models import byte_tokenizer
 from vigneron.errors import UserError
 from vigneron.policy import chat_template as rendering
 from vigneron.policy.chat import Conversation

@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import fault_runs
 import pytest
-from helpers import final_state
 
+from support import fault_runs
+from support.tiny_runs import final_state
 from vigneron import api
 from vigneron.run_store.samples import SampleStore
 from vigneron.run_store.status import status_of

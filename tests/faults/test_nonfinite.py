@@ -5,10 +5,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import fault_runs
 import pytest
 from safetensors.torch import load_file
 
+from support import fault_runs
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.run_store.folder import RunFolder

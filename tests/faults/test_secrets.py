@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("sources", "cli", "training"))
-from command_line import vigneron, write_jsonl, write_recipe
-from servers import Seen, Sent, chat, refusal, serving, verdict
-from test_grape_server import recipe_file
-
+from support.command_line import vigneron, write_jsonl, write_recipe
+from support.judged_runs import recipe_file
+from support.servers import Seen, Sent, chat, refusal, serving, verdict
 from vigneron.errors import UserError
 from vigneron.redaction import redacted, secrets
 

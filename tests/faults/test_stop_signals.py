@@ -6,10 +6,10 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import fault_runs
 import pytest
-from helpers import final_state
 
+from support import fault_runs
+from support.tiny_runs import final_state
 from vigneron import api
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.status import status_of

@@ -1,7 +1,6 @@
 """Every method on a CUDA device: with graphs it comes to the same figures as without."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,7 @@ import pytest
 import torch
 import yaml
 
-sys.path.append(str(Path(__file__).parent.parent / "training"))
-from helpers import tiny_recipe, write_data
-
+from support.tiny_runs import tiny_recipe, write_data
 from vigneron import api
 from vigneron.recipe import check_config
 

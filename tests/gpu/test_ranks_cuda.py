@@ -1,14 +1,12 @@
 """Two ranks that share a GPU, over NCCL, come to what one process on it comes to."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parent.parent / "scale"))
-from ranked_comparison import Found, check_near, check_the_same, of_ranks
-from ranked_methods import CASES, IN_HALVES, measured
+from support.ranked_comparison import Found, check_near, check_the_same, of_ranks
+from support.ranked_methods import CASES, IN_HALVES, measured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -10,9 +10,7 @@ import pytest
 import torch
 import yaml
 
-sys.path.append(str(Path(__file__).parent.parent / "training"))
-from helpers import tiny_config, tiny_recipe, write_data
-
+from support.tiny_runs import tiny_config, tiny_recipe, write_data
 from vigneron import api
 from vigneron.remote.ray import weight_sync as sending
 from vigneron.run_store.folder import RunFolder

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
+from support.labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
 from vigneron.errors import UserError
 from vigneron.labels.export import OutFile, winner
 from vigneron.labels.items import Comparison

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from labelling import make_run, sample, write_rows
+from support.labelling import make_run, sample, write_rows
 from vigneron.errors import UserError
 from vigneron.labels.from_file import comparisons_of_file
 from vigneron.labels.from_run import comparisons_of_run, spread

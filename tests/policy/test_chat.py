@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import byte_tokenizer, tiny_model, tiny_policy
+from support.tiny_models import byte_tokenizer, tiny_model, tiny_policy
 from vigneron.data.prompts import prompts_token_ids
 from vigneron.errors import UserError
 from vigneron.policy.bundled import SMOLLM2

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import byte_tokenizer, tiny_model, tiny_policy
+from support.tiny_models import byte_tokenizer, tiny_model, tiny_policy
 from vigneron.core.draws import Sampling
 from vigneron.distributed import ranks
 from vigneron.errors import UserError

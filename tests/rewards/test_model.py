@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import tiny_scorer
+from support.tiny_models import tiny_scorer
 from vigneron.errors import UserError
 from vigneron.rewards.model import ModelReward, PreferenceReward
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from servers import Seen, Sent, Server, chat, free_port, refusal, serving, vectors
 
-from minimal_recipe import check, line_of
+from support.minimal_recipe import check, line_of
+from support.servers import Seen, Sent, Server, chat, free_port, refusal, serving, vectors
 from vigneron.errors import UserError
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import exact_reward

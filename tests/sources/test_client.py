@@ -8,8 +8,8 @@ from email.utils import formatdate
 from itertools import pairwise
 
 import pytest
-from servers import Seen, Sent, chat, free_port, refusal, serving
 
+from support.servers import Seen, Sent, chat, free_port, refusal, serving
 from vigneron.errors import UserError
 from vigneron.sources import client as client_module
 from vigneron.sources.client import Client, Failure, Reply, backoff, base_url, is_loopback, retry_after

@@ -14,8 +14,8 @@ from threading import Barrier, Timer
 from typing import Any
 
 import pytest
-from servers import Seen, Sent, chat, free_port, interrupted_twice, refusal, serving, verdict
 
+from support.servers import Seen, Sent, chat, free_port, interrupted_twice, refusal, serving, verdict
 from vigneron.config.judges import EndpointJudgeConfig, PythonJudgeConfig
 from vigneron.errors import UserError
 from vigneron.sources import client as client_module

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
-from conftest import byte_tokenizer
+from support.tiny_models import byte_tokenizer
 from vigneron.config.judges import LocalJudgeConfig
 from vigneron.errors import UserError
 from vigneron.rewards.graders.models import Judged

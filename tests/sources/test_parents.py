@@ -14,8 +14,8 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from servers import Seen, Sent, chat, free_port, interrupted_twice, refusal, serving
 
+from support.servers import Seen, Sent, chat, free_port, interrupted_twice, refusal, serving
 from vigneron.config import EndpointParentConfig, LocalParentConfig
 from vigneron.errors import UserError
 from vigneron.sources import client as client_module

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import free_port
 
+from support.servers import free_port
 from vigneron.config import EndpointParentConfig, LocalParentConfig
 from vigneron.config.judges import EndpointJudgeConfig, LocalJudgeConfig
 from vigneron.errors import UserError

@@ -5,33 +5,17 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import pytest
-import yaml
-from helpers import tiny_recipe, write_data
-from test_resume import KILLED
 
-sys.path.append(str(Path(__file__).parent.parent / "sources"))
-from servers import Seen, Sent, chat, interrupted_twice, refusal, serving, verdict
-
+from support.judged_runs import recipe_file
+from support.resuming import KILLED
+from support.servers import Seen, Sent, chat, interrupted_twice, refusal, serving, verdict
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.run_store.samples import SampleStore
 from vigneron.sources import client as client_module
-
-RUBRIC = {
-    "category_column": None,
-    "categories": {
-        "words": {
-            "items": [
-                {"name": "kind", "description": "It is kind.", "flow": "judge", "critique": "You are a critic."},
-                {"name": "short", "description": "It is short.", "flow": "length", "at_most": 2},
-            ]
-        }
-    },
-}
 
 
 @pytest.fixture(autouse=True)
@@ -39,24 +23,6 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-4f9a1c77e2")
     monkeypatch.setattr(client_module, "FIRST_WAIT_S", 0.01)
-
-
-def recipe_file(tmp_path: Path, model: Path, url: str, timeout_s: float = 20.0, **changes: Any) -> Path:
-    rubric = tmp_path / "rubric.yaml"
-    rubric.write_text(yaml.safe_dump(RUBRIC))
-    judge = {"kind": "endpoint", "model": "grape", "url": url, "retries": 1, "timeout_s": timeout_s, "concurrency": 4}
-    options: dict[str, Any] = {
-        "method": {"name": "grape", "kl": {"coefficient": 0.0}, "mix": {"fresh": 1.0, "revised": 0.0}},
-        "reward": {"kind": "rubric", "file": str(rubric), "judge": judge},
-        "optimizer": {"actor_lr": 1e-3},
-        "steps": 6,
-        "save_every": 2,
-        "eval_every": 0,
-        **changes,
-    }
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(tiny_recipe(model, write_data(tmp_path), **options)))
-    return path
 
 
 def words(seen: Seen) -> str:

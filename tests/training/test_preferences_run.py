@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import final_state, tiny_config, write_data
-from test_resume import check_third_arm, lose_nothing, lose_optimizers, lose_schedule
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from support.judged_data import WORDS, pairs_config
+from support.resuming import check_third_arm, lose_nothing, lose_optimizers, lose_schedule
+from support.tiny_runs import final_state, tiny_config, write_data
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.policy.reward_model import load_scorer, scorer_kind
@@ -21,32 +22,7 @@ from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
 from vigneron.run_store.folder import RunFolder
 
-WORDS = ("hot", "big", "up", "wet", "rich", "cold", "low", "dry")
 LOSS = {"dpo": "loss/dpo", "reward_model": "loss/bradley_terry", "preference_model": "loss/preference"}
-
-
-def write_pairs(folder: Path) -> Path:
-    """Who ends in `!` is preferred; other words in the held-out part."""
-    path = folder / "pairs.jsonl"
-    for file, prompt in ((path, "say {}:"), (folder / "held-out-pairs.jsonl", "to {}:")):
-        rows = [{"prompt": prompt.format(w), "chosen": f" {w}!", "rejected": f" {w}?"} for w in WORDS]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def pairs_config(folder: Path, base: Path, name: str, **changes: Any) -> Any:
-    recipe = {
-        "recipe": "tiny",
-        "method": {"name": name},
-        "model": {"name": str(base), "device": "cpu"},
-        "data": {"train": str(write_pairs(folder)), "held_out": str(folder / "held-out-pairs.jsonl")},
-        "optimizer": {"actor_lr": 1e-2, "schedule": "cosine"},
-        "steps": 8,
-        "prompts_per_step": 4,
-        "eval_every": 4,
-        "save_every": 4,
-    }
-    return check_config(recipe | changes, "tiny")
 
 
 @pytest.mark.parametrize("name", ["dpo", "reward_model", "preference_model"])

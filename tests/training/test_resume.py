@@ -1,7 +1,6 @@
 """A run that is killed and resumed is the run that was never killed, bit for bit."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,40 +10,36 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from helpers import final_state, tiny_config, tiny_recipe, write_data
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from support.resuming import (
+    KILLED,
+    check_third_arm,
+    drawing_reward,
+    lose_controller,
+    lose_critic,
+    lose_nothing,
+    lose_optimizers,
+    lose_rng,
+    lose_schedule,
+)
+from support.tiny_runs import final_state, tiny_config, tiny_recipe, write_data
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import SampleStore
 from vigneron.training import loop
 from vigneron.training.callbacks import Silent
 from vigneron.training.checkpoint.read import checkpoints
-from vigneron.training.setup.start import resume_run, start_run
+from vigneron.training.setup.start import start_run
 
 LORA = {"lora": {"rank": 4}}
 GRPO = {
     "method": {"name": "grpo", "updates_per_step": 2, "kl": {"coefficient": 1e-3, "adaptive": {"target": 0.01}}},
     "optimizer": {"actor_lr": 1e-3, "schedule": "cosine", "warmup_steps": 2},
 }
-
-# Trains, and kills itself with SIGKILL in the middle of the given step: no handler runs, nothing is flushed.
-KILLED = """
-import os, signal, sys
-from vigneron import api
-
-recipe, runs, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
-class Killer:
-    def notice(self, text): pass
-    def step(self, run, metrics, batch, seconds):
-        if run.step == step:
-            run.saver.wait()  # the checkpoint before is whole
-            os.kill(os.getpid(), signal.SIGKILL)
-api.train(recipe, name="killed", runs=runs, view=Killer())
-"""
 
 
 def recipe_file(folder: Path, tiny: Path, **changes: Any) -> Path:
@@ -84,58 +79,18 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert len(pages[0]) == 12
 
 
-def lose_optimizers(run: Any) -> None:
-    for player in run.method.update.players:
-        player.optimizer.state.clear()
-
-
-def lose_critic(run: Any) -> None:
-    torch.nn.init.zeros_(run.method.critic.head.linear.weight)
-
-
-def lose_controller(run: Any) -> None:
-    run.method.update.controller.coefficient = 1e-3
-
-
-def lose_schedule(run: Any) -> None:
-    run.method.update.done = 0
-
-
-def lose_rng(run: Any) -> None:
-    torch.manual_seed(0)
-
-
-def lose_nothing(run: Any) -> None: ...
-
-
-def drawing_reward(completions: list[str], **columns: Any) -> list[float]:
-    return [len(text) + float(torch.rand(())) for text in completions]
-
-
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers, lose_critic, lose_controller, lose_schedule, lose_rng])
 def test_every_part_of_the_state_is_needed(tiny_folder: Path, tmp_path: Path, lose: Any) -> None:
     """The third arm: resumed without any one part, the run comes out different; with all of them, the same."""
-    reward = {"kind": "python", "function": f"{__name__}:drawing_reward"}
+    reward = {"kind": "python", "function": f"{drawing_reward.__module__}:drawing_reward"}
     config = tiny_config(tiny_folder, write_data(tmp_path), reward=reward, steps=8, eval_every=0)
     check_third_arm(config, tmp_path, lose)
-
-
-def check_third_arm(config: Any, runs: Path, lose: Any) -> None:
-    whole = api.train(config, name="whole", runs=runs).folder
-    other = api.train(config, name="other", runs=runs).folder
-    shutil.rmtree(other / "checkpoints" / "step-8")
-    run = resume_run(RunFolder.open(other), METHODS[config.method.name], view=Silent())
-    assert run.step == 4
-    lose(run)
-    loop.train(run, Silent())
-    run.close()
-    assert (final_state(other) == final_state(whole)) == (lose is lose_nothing)
 
 
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers, lose_controller, lose_schedule, lose_rng])
 def test_every_part_of_grpos_state_is_needed(tiny_folder: Path, tmp_path: Path, lose: Any) -> None:
     """The same without a critic."""
-    reward = {"kind": "python", "function": f"{__name__}:drawing_reward"}
+    reward = {"kind": "python", "function": f"{drawing_reward.__module__}:drawing_reward"}
     config = tiny_config(tiny_folder, write_data(tmp_path), reward=reward, steps=8, eval_every=0, **GRPO)
     check_third_arm(config, tmp_path, lose)
 
@@ -159,7 +114,7 @@ def test_sigterm_finishes_the_step_saves_and_exits_143(tiny_folder: Path, tmp_pa
 
 def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1)
-    run = start_run(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     folder = run.folder
     code = "import sys; from vigneron.run_store.folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
     other = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True)
@@ -256,7 +211,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it_whole(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=2, save_every=1, eval_every=0)
-    run = start_run(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     folder = run.folder
     rename = Path.rename
 

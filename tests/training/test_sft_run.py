@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import WORDS, final_state, held_out_of, tiny_config, tiny_recipe, write_data
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import byte_tokenizer, tiny_model
+from support.tiny_models import byte_tokenizer, tiny_model
+from support.tiny_runs import WORDS, final_state, held_out_of, tiny_config, tiny_recipe, write_data
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.recipe import check_config

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny_config, write_data
 from rich.console import Console
 
+from support.tiny_runs import tiny_config, write_data
 from vigneron import Progress, api
 from vigneron.report.tables import samples_lines, samples_table
 from vigneron.report.terminal import TerminalView

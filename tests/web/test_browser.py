@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.routing import Route
 
-from browser import served
+from support.browser import served
 
 
 async def page(request: Any) -> HTMLResponse:

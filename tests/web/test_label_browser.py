@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from browser import served
-from cli.command_line import vigneron
-from labelling import make_run, read_jsonl, sample, session_of, write_rows
+from support.browser import served
+from support.command_line import vigneron
+from support.labelling import make_run, read_jsonl, sample, session_of, write_rows
 from vigneron import api
 from vigneron.labels.items import Kind
 from vigneron.labels.session import Session

@@ -14,8 +14,8 @@ import httpx2 as httpx
 import pytest
 from starlette.testclient import TestClient
 
-from cli.command_line import vigneron, write_recipe
-from labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
+from support.command_line import vigneron, write_recipe
+from support.labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
 from vigneron import api
 from vigneron.labels.live_sampling import load_sampler, sample_for
 from vigneron.web.label import label_app

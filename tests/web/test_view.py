@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from view_data import HOSTILE, write_run
 
+from support.view_data import HOSTILE, write_run
 from vigneron.errors import UserError
 from vigneron.run_store.curves import CURVES
 from vigneron.web.answers import groups

@@ -13,9 +13,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 import yaml
-from view_data import IMAGE, SCRIPT, write_run
 
-from browser import served
+from support.browser import served
+from support.view_data import IMAGE, SCRIPT, write_run
 from vigneron.web.view import view_app
 
 PACED = """

@@ -224,7 +224,9 @@ def report(
 def compare(
     recipes_or_runs: Annotated[
         list[str] | None,
-        typer.Argument(help="Recipes to train, folders of finished runs, and key=value overrides for all recipes."),
+        typer.Argument(
+            help="Recipes to train, folders or archives of finished runs, and key=value overrides for all recipes."
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds for each recipe. Default: 1.")] = None,
     runs: Runs = None,
@@ -232,14 +234,17 @@ def compare(
         str | None, typer.Option(help="Name of the comparison. Default: made of the recipes' names.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the result. Default: the comparison's folder.")] = None,
+    archive: Annotated[Path | None, typer.Option(help="Also pack the runs' logs into this file, NAME.tar.xz.")] = None,
 ) -> None:
     """Train recipes and compare them: compare A B --seeds 3"""
     from vigneron.commands.compare_plan import plan_comparison
+    from vigneron.run_store.archive import archives_unpacked
 
-    plan = plan_comparison(recipes_or_runs or [], seeds=seeds, runs=runs, name=name, out=out)
-    from vigneron.commands.compare import run_comparison
+    with archives_unpacked(recipes_or_runs or []) as arguments:
+        plan = plan_comparison(arguments, seeds=seeds, runs=runs, name=name, out=out, archive=archive)
+        from vigneron.commands.compare import run_comparison
 
-    run_comparison(console(), plan)
+        run_comparison(console(), plan)
 
 
 pages_commands.add_to(app)

@@ -23,6 +23,8 @@ method.
   recipe. Sections are replaced as a whole, not merged.
 - **Short forms.** `reward: binary` is `reward: {kind: binary}`, `method: grpo` is `method: {name: grpo}`, and
   `model: gpt2` is `model: {name: gpt2}`.
+- **Your own code.** `method.name`, `rollout.name`, `curriculum.name` and the `function` of a reward or judge can be
+  `module:function`; the current folder is on the import path.
 - **Units.** Lengths are in tokens, times in seconds (`…_s`), KL and log-probs in nats; shares are between 0 and 1.
 - **The resolved config**, with every key, is saved as `config.yaml` in the run's folder.
 

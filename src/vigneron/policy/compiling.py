@@ -34,12 +34,16 @@ def set_compiling(enabled: bool) -> None:
 
 def compiled_on_gpu(function: Function) -> Function:
     """The function, compiled when compiling is on and its first argument is on a CUDA device."""
-    compiled = torch.compile(function)
+    compiled: Any = None
 
     @wraps(function)
     def choose(first: Tensor, *rest: Any) -> Any:
-        use = _state["enabled"] and can_compile(first.device) and not torch.compiler.is_compiling()
-        return (compiled if use else function)(first, *rest)
+        nonlocal compiled
+        if not _state["enabled"] or not can_compile(first.device) or torch.compiler.is_compiling():
+            return function(first, *rest)
+        if compiled is None:  # not before: torch.compile imports the compiler, which takes seconds
+            compiled = torch.compile(function)
+        return compiled(first, *rest)
 
     return choose  # type: ignore[return-value]
 

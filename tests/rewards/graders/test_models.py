@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import tiny_scorer
+from support.tiny_models import tiny_scorer
 from vigneron.errors import UserError
 from vigneron.policy.reward_model import set_scorer_kind
 from vigneron.rewards.graders.build import build_grader

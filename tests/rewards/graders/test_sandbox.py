@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import FAULTS, FORGERIES, KNOWING, REASONS, TOO_LONG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.hostile_code import FAULTS, FORGERIES, KNOWING, REASONS, TOO_LONG
 from vigneron.errors import UserError
 from vigneron.rewards.graders import find, sandbox
 from vigneron.rewards.graders.assertions import NotPlain, decoded, prepared

@@ -1,0 +1,151 @@
+"""The instructions with their preference pairs: the rules that the data card states, and the rows that a run sees."""
+
+import json
+import re
+from collections import Counter
+from importlib import resources
+
+import pytest
+from transformers import AutoTokenizer
+
+from vigneron.data.tasks import TASKS, load_task
+from vigneron.policy.bundled import SMOLLM2, bundled_model_folder
+
+FOLDER = resources.files("vigneron") / "data" / "task_files"
+ROWS: list[dict[str, str]] = [
+    json.loads(line) for line in (FOLDER / "instructions.jsonl").read_text(encoding="utf-8").splitlines()
+]
+CARD = (FOLDER / "README.md").read_text(encoding="utf-8")
+SIZES = {"train": 160, "tuning": 30, "held_out": 50}
+KINDS = {"fact", "definition", "how_to", "reply", "choice", "reason", "shorter", "encouragement"}
+
+every_split = pytest.mark.parametrize("split", SIZES)
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+def word_set(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text.casefold()))
+
+
+def likeness(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / len(one | other)
+
+
+def test_every_row_has_its_columns_and_nothing_else() -> None:
+    for row in ROWS:
+        assert list(row) == ["instruction", "chosen", "rejected", "kind", "split"], row
+        assert all(isinstance(value, str) and value == " ".join(value.split()) != "" for value in row.values()), row
+        assert all(value.isascii() for value in row.values()), row
+
+
+def test_the_splits_have_their_sizes_and_the_card_gives_them() -> None:
+    assert Counter(row["split"] for row in ROWS) == SIZES
+    assert "| `instructions.jsonl` | `instruction` | 240 | 160 | 30 | 50 |" in CARD
+
+
+@every_split
+def test_every_kind_has_its_share_of_a_split(split: str) -> None:
+    sizes = Counter(row["kind"] for row in ROWS if row["split"] == split)
+    assert set(sizes) == KINDS
+    assert max(sizes.values()) - min(sizes.values()) <= 1, sizes
+
+
+def test_every_kind_has_thirty_rows_and_a_line_in_the_card() -> None:
+    assert Counter(row["kind"] for row in ROWS) == dict.fromkeys(KINDS, 30)
+    section = CARD.partition("## Instructions\n")[2].partition("\n## ")[0]
+    shown = re.findall(r"^\| `(\w+)` \| ([^|`]+) \| ([^|`]+) \|$", section, re.MULTILINE)
+    assert {kind for kind, _, _ in shown} == KINDS
+    for kind, instruction, chosen in shown:
+        (row,) = (row for row in ROWS if row["instruction"] == instruction)
+        assert (row["kind"], row["chosen"]) == (kind, chosen)
+
+
+def test_lengths_in_words() -> None:
+    for row in ROWS:
+        assert 4 <= len(words(row["instruction"])) <= 16, row
+        assert 4 <= len(words(row["chosen"])) <= 14, row
+        assert 1 <= len(words(row["rejected"])) <= 25, row
+
+
+def test_a_chosen_answer_is_one_sentence_with_a_full_stop() -> None:
+    for row in ROWS:
+        assert re.fullmatch(r"[A-Z][A-Za-z', -]*\.", row["chosen"]), row
+
+
+def test_a_rejected_answer_is_chosen_nowhere() -> None:
+    chosen = {row["chosen"].casefold() for row in ROWS}
+    assert len(chosen) == len(ROWS)
+    assert [row for row in ROWS if row["rejected"].casefold() in chosen] == []
+
+
+def test_no_instruction_stands_twice() -> None:
+    asked = Counter(" ".join(re.findall(r"\w+", row["instruction"].casefold())) for row in ROWS)
+    assert [text for text, times in asked.items() if times > 1] == []
+
+
+def test_no_two_splits_have_nearly_the_same_instruction() -> None:
+    asked = [(row, word_set(row["instruction"])) for row in ROWS]
+    close = [
+        (one["instruction"], other["instruction"])
+        for place, (one, left) in enumerate(asked)
+        for other, right in asked[:place]
+        if one["split"] != other["split"] and likeness(left, right) >= 0.8
+    ]
+    assert close == []
+
+
+def test_likeness_by_hand() -> None:
+    left, right = word_set("What is a glacier?"), word_set("What is a Desert")
+    assert likeness(left, right) == pytest.approx(3 / 5)
+
+
+@every_split
+def test_length_does_not_tell_which_answer_is_rejected(split: str) -> None:
+    """Neither "the longer one" nor "the shorter one" is a good guess."""
+    more = [len(words(row["rejected"])) - len(words(row["chosen"])) for row in ROWS if row["split"] == split]
+    assert sum(difference <= 0 for difference in more) >= 0.4 * len(more)
+    assert sum(difference >= 0 for difference in more) >= 0.4 * len(more)
+
+
+def test_the_card_gives_the_shares_of_the_lengths() -> None:
+    more = [len(words(row["rejected"])) - len(words(row["chosen"])) for row in ROWS]
+    longer, equal = sum(difference > 0 for difference in more), sum(difference == 0 for difference in more)
+    shares = [f"{count / len(more):.0%}".replace("%", " %") for count in (longer, equal, len(more) - longer - equal)]
+    stated = "longer in {} of the rows, as long in {} and shorter in {}".format(*shares)
+    assert stated in " ".join(CARD.split()), stated
+
+
+def test_the_bundled_child_can_say_every_chosen_answer_in_24_tokens() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2))
+    lengths = [len(tokenizer(f" {row['chosen']}", add_special_tokens=False)["input_ids"]) for row in ROWS]
+    assert max(lengths) <= 24
+    assert f"a chosen answer to an instruction {min(lengths)} to {max(lengths)}" in " ".join(CARD.split())
+
+
+@every_split
+def test_a_run_sees_prompt_input_answer_and_the_pair(split: str) -> None:
+    recorded = [row for row in ROWS if row["split"] == split]
+    for row, seen in zip(recorded, load_task("instructions").rows(split), strict=True):
+        assert seen == {
+            **row,
+            "prompt": f"Instruction: {row['instruction']}\nAnswer:",
+            "input": row["instruction"],
+            "answer": row["chosen"],
+        }
+
+
+def test_other_tasks_have_no_pairs() -> None:
+    assert [name for name, task in TASKS.items() if "chosen" in task.rows("train")[0]] == ["instructions"]
+
+
+def test_the_parents_examples_keep_the_rules_and_are_no_rows() -> None:
+    examples = re.findall(r'^- "(.+)" → "(.+)"$', load_task("instructions").parent_instruction, re.MULTILINE)
+    assert len(examples) == 3
+    asked = [word_set(row["instruction"]) for row in ROWS]
+    for instruction, answer in examples:
+        assert 4 <= len(words(answer)) <= 14
+        assert re.fullmatch(r"[A-Z][^.!?]*\.", answer)
+        assert max(likeness(word_set(instruction), other) for other in asked) < 0.8, instruction

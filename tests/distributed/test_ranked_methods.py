@@ -1,0 +1,50 @@
+"""Gradients and figures of several ranks are those of one process on the same batch, for every method."""
+
+from pathlib import Path
+
+import pytest
+
+from support.ranked_comparison import Found, check_near, check_the_same, of_ranks
+from support.ranked_methods import CASES, IN_HALVES, measured
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    place = tmp_path_factory.mktemp("alone")
+    return {case: measured(case, place) for case in CASES}
+
+
+def test_every_method_is_measured_and_learns(alone: Found) -> None:
+    """Else the others compare nothing: a gradient, missing rewards, and completions of several lengths."""
+    for case, (tensors, figures) in alone.items():
+        moved = [t.abs().max() for name, t in tensors.items() if ".actor." in name or ".trust." in name]
+        assert max(moved) > 1e-6, case
+        if "reward" in figures[0]:
+            assert figures[0]["reward_missing"] > 0, case
+            assert 0 < figures[0]["completions/clipped_ratio"] < 1, case
+
+
+def test_two_ranks(alone: Found, tmp_path: Path) -> None:
+    together = of_ranks(tmp_path, 2, shard=1)
+    assert set(together) == set(CASES)
+    check_the_same(alone, together)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "shard"), [(4, 2), *(pytest.param(*each, marks=pytest.mark.cluster) for each in [(2, 2), (4, 1), (4, 4)])]
+)
+def test_more_ranks_and_sharded_weights(alone: Found, tmp_path: Path, count: int, shard: int) -> None:
+    """4 ranks with `shard: 2` are two copies of the weights, of two parts each."""
+    together = of_ranks(tmp_path, count, shard)
+    assert set(CASES) - set(together) == (set() if shard == 1 else {"trpo, constraint"})
+    check_the_same(alone, together)
+
+
+@pytest.mark.slow
+def test_products_in_bfloat16_with_sharded_weights(tmp_path: Path) -> None:
+    """In processes of their own: a CPU without bfloat16 makes torch multiply in another way ever after."""
+    alone = of_ranks(tmp_path / "alone", 1, 1, "--halves")
+    together = of_ranks(tmp_path / "together", 2, 2, "--halves")
+    assert set(together) == set(IN_HALVES)
+    check_near(alone, together, share=0.01)

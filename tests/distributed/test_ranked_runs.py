@@ -1,0 +1,242 @@
+"""Runs of several processes, by the command line: they end as one process would, die cleanly, and go on with fewer or
+more."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from support import SUPPORT
+from support.processes import begun, vigneron
+from support.tiny_runs import tiny_recipe, write_data
+
+AT_LENGTH = [pytest.mark.slow, pytest.mark.cluster]
+REWARD = """
+import os, signal
+from pathlib import Path
+
+calls = 0
+asked = 0
+
+async def not_finite_once(completions, **columns):
+    # Asynchronous: parts of a step are rewarded while others are sampled.
+    global asked
+    asked += 1
+    return [float("nan") if asked == 5 else sum(c in "aeiouAEIOU" for c in text) / 4 for text in completions]
+
+def vowels(completions, **columns):
+    global calls
+    calls += 1
+    wanted = Path("kill")
+    if wanted.exists() and calls == int(wanted.read_text()):
+        wanted.unlink()
+        launcher = os.getppid()
+        ranks = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        os.kill(next(int(pid) for pid in ranks if int(pid) != os.getpid()), signal.SIGKILL)
+    return [None if text.startswith("z") else sum(c in "aeiouAEIOU" for c in text) / 4 for text in completions]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, tiny_folder: Path) -> Path:
+    (tmp_path / "paying.py").write_text(REWARD)
+    recipe = tiny_recipe(
+        tiny_folder,
+        write_data(tmp_path),
+        method={"name": "ppo", "updates_per_step": 2, "minibatches": 2, "kl": {"coefficient": 0.01}},
+        optimizer={"actor_lr": 1e-3, "critic_lr": 1e-3},
+        reward={"kind": "python", "function": "paying:vowels"},
+        group_size=4,
+        steps=6,
+        save_every=2,
+        keep_last=3,
+        eval_every=3,
+    )
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    return tmp_path
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_the_same(run: Path, other: Path) -> None:
+    """What was sampled and rewarded is equal, weights and figures to rounding in float32."""
+    weights = [load_file(path / "checkpoints" / "step-6" / "model.safetensors") for path in (run, other)]
+    for name, tensor in weights[0].items():
+        assert (tensor - weights[1][name]).abs().max() < 2e-4, name
+    here, there = records(run), records(other)
+    assert [r["step"] for r in here] == [r["step"] for r in there]
+    for mine, theirs in zip(here, there, strict=True):
+        assert set(mine) == set(theirs)
+        for name, value in mine.items():
+            if value is not None:
+                assert value == pytest.approx(theirs[name], rel=5e-3, abs=5e-4), (mine["step"], name)
+
+
+def test_two_processes_end_as_one_does(place: Path) -> None:
+    vigneron(place, "train", "tiny.yaml", "--name", "one")
+    out, err = vigneron(place, "train", "tiny.yaml", "--name", "two", "--nproc", "2")
+    words = [line.split()[0] for line in out.splitlines()]
+    assert [w for w in words if not w.endswith(":")] == [*["step"] * 6, "run", "report", "talk", "look"]
+    assert err == ""
+    check_the_same(place / "runs" / "two", place / "runs" / "one")
+    AutoModelForCausalLM.from_pretrained(place / "runs" / "two" / "checkpoints" / "step-6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["--nproc", "2", "scale.shard=2"], ["scale.shard=1"]),
+        pytest.param(["--nproc", "2"], [], marks=pytest.mark.cluster),
+        pytest.param(["--nproc", "2", "scale.shard=2"], ["--nproc", "4", "scale.shard=2"], marks=pytest.mark.cluster),
+        pytest.param([], ["--nproc", "2"], marks=pytest.mark.cluster),
+        pytest.param([], ["--nproc", "2", "scale.shard=2"], marks=pytest.mark.cluster),
+    ],
+)
+def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list[str], after: list[str]) -> None:
+    """A rank dies in the fifth step; the run ends with its last checkpoint whole, and goes on from it."""
+    vigneron(place, "train", "tiny.yaml", "--name", "whole")
+    run = place / "runs" / "cut"
+    if before:
+        (place / "kill").write_text("6")  # the first evaluation asks for a reward too, and the one after step 3
+        _, err = vigneron(place, "train", "tiny.yaml", "--name", "cut", *before, code=137)
+        assert "rank 1 was ended by SIGKILL" in err
+        assert all(line.startswith(("error: ", "rank 1: ", "[transformers]")) for line in err.splitlines()), err
+    else:
+        process = begun(place, "train", "tiny.yaml", "--name", "cut")
+        while not (run / "checkpoints" / "step-2" / "manifest.json").exists():
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert not (run / "checkpoints" / "step-6").exists()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["compile"] = True  # as `auto` is resolved on a GPU, whoever goes on
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    vigneron(place, "resume", "runs/cut", *after)
+    check_the_same(run, place / "runs" / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_weights_that_are_tied_by_their_values_are_tied_on_all_ranks(place: Path, tiny_folder: Path) -> None:
+    """A checkpoint that holds both of two tied weights: only who reads them can know that they are one."""
+    folder = shutil.copytree(tiny_folder, place / "tied")
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    small = ("steps=1", "save_every=1", "eval_every=0", f"model={{name: {folder}, device: cpu}}")
+    for name, ranks in (("one", ()), ("two", ("--nproc", "2", "scale.shard=2"))):
+        vigneron(place, "train", "tiny.yaml", "--name", name, *small, *ranks)
+    ends = [load_file(place / "runs" / name / "checkpoints/step-1/model.safetensors") for name in ("one", "two")]
+    assert ends[0].keys() == ends[1].keys()
+    assert "lm_head.weight" not in ends[0]
+    for name, weight in ends[0].items():
+        torch.testing.assert_close(ends[1][name], weight, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_reward_model_is_asked_by_one_rank(place: Path, tiny_folder: Path) -> None:
+    pairs = place / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps({"prompt": w, "chosen": w * 2, "rejected": "no"}) + "\n" for w in "abcdefgh"))
+    fit = {"model": {"name": str(tiny_folder), "device": "cpu"}, "method": {"name": "reward_model"}}
+    fit |= {"data": {"train": str(pairs)}, "steps": 2, "prompts_per_step": 4}
+    (place / "fit.yaml").write_text(yaml.safe_dump(fit))
+    vigneron(place, "train", "fit.yaml", "--name", "scorer", "--nproc", "2", "scale.shard=2")
+    reward = "reward={kind: model, model: runs/scorer/checkpoints/step-2}"
+    vigneron(place, "train", "tiny.yaml", "--name", "one", reward)
+    vigneron(place, "train", "tiny.yaml", "--name", "two", "--nproc", "2", reward)
+    check_the_same(place / "runs" / "two", place / "runs" / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["1", pytest.param("2", marks=pytest.mark.cluster)])
+def test_asked_to_stop_all_ranks_finish_the_step_and_save(place: Path, shard: str) -> None:
+    process = begun(place, "train", "tiny.yaml", "--name", "run", "steps=500", "--nproc", "2", f"scale.shard={shard}")
+    run = place / "runs" / "run"
+    while not (run / "checkpoints" / "step-2" / "manifest.json").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    done = records(run)[-1]["step"]
+    assert (run / "checkpoints" / f"step-{done}" / "manifest.json").exists()
+    assert "saved after step" in out + err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_reward_that_is_not_finite_is_passed_over_by_all_ranks(place: Path) -> None:
+    """It fails while a step is still being sampled: nobody waits for the others for ever."""
+    reward = "reward={kind: python, function: 'paying:not_finite_once'}"
+    vigneron(place, "train", "tiny.yaml", reward, "skip_nonfinite=1", "eval_every=0", "--name", "r", "--nproc", "2")
+    assert [record["step"] for record in records(place / "runs" / "r")] == [1, 2, 3, 4, 5, 6]
+    assert records(place / "runs" / "r")[-1]["steps_skipped"] == 1
+
+
+def test_bad_input_is_one_line(place: Path) -> None:
+    def said(*arguments: str) -> str:
+        _, err = vigneron(place, *arguments, code=2)
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1, err
+        return err
+
+    assert "17 ranks have only 16 samples a step" in said("train", "tiny.yaml", "--nproc", "17")
+    assert "scale.shard: 3 ranks do not divide" in said("train", "tiny.yaml", "--nproc", "3", "scale.shard=2")
+    constraint = ("method={name: trpo, form: constraint}", "optimizer={}", "scale.shard=2")
+    assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2")
+    assert "staleness" in said("train", "tiny.yaml", "scale.staleness=1")
+    compiled = said("train", "tiny.yaml", "model.compile=true", "scale.shard=2", "--nproc", "2")
+    assert "no effect on weights that ranks share" in compiled
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("none", None),
+        ("model", "rank 1: model: the folder"),
+        ("version", "rank 1, on "),
+        pytest.param("weights", "has other weights here than on rank 0", marks=AT_LENGTH),
+        pytest.param("shapes", "other names or shapes here than on rank 0: model.embed_tokens.weight", marks=AT_LENGTH),
+    ],
+)
+def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, expected: str | None) -> None:
+    """Its node has no files of the model, others, or another version of a package: nothing begins, a line says why."""
+    if what in ("model", "weights", "shapes") and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    recipe = yaml.safe_load((place / "tiny.yaml").read_text()) | {"steps": 1, "eval_every": 0}
+    recipe["scale"] = {"shard": 2 if what == "shapes" else 1}
+    (place / "odd.yaml").write_text(yaml.safe_dump(recipe))
+    other = AutoModelForCausalLM.from_pretrained(shutil.copytree(tiny_folder, place / "other"))
+    if what == "shapes":
+        other.resize_token_embeddings(300)
+    with torch.no_grad():
+        other.get_input_embeddings().weight.mul_(1.01)
+    other.save_pretrained(place / "other")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, str(SUPPORT / "odd_rank.py"), str(place), what, "odd.yaml", str(tiny_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if expected is None:
+        assert done.returncode == 0, done.stderr
+        assert len(records(place / "runs" / "odd")) == 1
+        return
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, done.stderr
+    assert expected in lines[0]
+    assert what != "version" or "has transformers 5.0.1" in lines[0]
+    assert not (place / "runs" / "odd").exists()

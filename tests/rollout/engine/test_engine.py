@@ -1,0 +1,208 @@
+"""The engine: what it samples is what a plain model would, whatever the rows, refills, compactions and weights."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.tiny_models import tiny_model, tiny_policy
+from vigneron.core.draws import Sampling
+from vigneron.policy.load import Lora, _add_lora, make_policy
+from vigneron.policy.model import Policy
+from vigneron.rollout.engine import engine as engine_module
+from vigneron.rollout.engine.engine import Engine
+from vigneron.rollout.engine.generate_fallback import Generate
+from vigneron.rollout.engine.sample import sample, sampler_of
+
+SAMPLINGS = [Sampling(), Sampling(temperature=0.6), Sampling(top_k=5), Sampling(temperature=1.5, top_p=0.7), None]
+
+
+@pytest.fixture
+def mkldnn_as_it_was():
+    """A product in bfloat16 on a CPU without it switches oneDNN off for the whole process, and changes later bits."""
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch._C._set_mkldnn_enabled(before)
+
+
+def forced_logprobs(policy: Policy, prompt: list[int], completion: list[int], sampling: Sampling) -> torch.Tensor:
+    from vigneron.core.draws import sampled_logprobs
+
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+    return sampled_logprobs(logits, sampling).gather(1, torch.tensor(completion)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("kind", ["llama", *(pytest.param(k, marks=pytest.mark.slow) for k in ("gpt2", "qwen"))])
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=5),
+    rows=st.integers(1, 9),
+    sampling=st.sampled_from(SAMPLINGS),
+    ends=st.sets(st.integers(0, 200), max_size=60),
+)
+@settings(max_examples=15, deadline=None)
+def test_refills_and_compactions_change_nothing(
+    kind: str,
+    lengths: list[tuple[int, int]],
+    rows: int,
+    sampling: Sampling | None,
+    ends: set[int],
+) -> None:
+    policy = tiny_policy(kind)
+    policy.eos_ids = frozenset(ends)
+    prompts = [
+        list(range(10 * i + 1, 10 * i + 1 + size)) for i, (size, copies) in enumerate(lengths) for _ in range(copies)
+    ]
+    assert isinstance(sampler_of(policy), Engine)
+    wide = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
+    bytes_before = dict(engine_module.CACHE_BYTES)
+    slots = max(map(len, prompts)) + 7
+    _, heads, size = policy.sampler._twin.attentions[0]
+    engine_module.CACHE_BYTES["cpu"] = rows * 2 * 2 * heads * size * slots * 4  # room for so many rows
+    try:
+        narrow = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
+    finally:
+        engine_module.CACHE_BYTES.update(bytes_before)
+    assert wide.lengths_B.tolist() == narrow.lengths_B.tolist()
+    assert wide.ids_BT.tolist() == narrow.ids_BT.tolist()
+    torch.testing.assert_close(wide.behaviour_BT, narrow.behaviour_BT, atol=1e-5, rtol=0)
+    torch.testing.assert_close(wide.prompt_hidden_BH, narrow.prompt_hidden_BH, atol=1e-5, rtol=0)
+    for row, prompt in enumerate(prompts):
+        completion = wide.ids_BT[row, : int(wide.lengths_B[row])].tolist()
+        expected = forced_logprobs(policy, prompt, completion, sampling or Sampling())
+        torch.testing.assert_close(wide.behaviour_BT[row, : len(completion)], expected, atol=1e-4, rtol=0)
+        assert not any(token in ends for token in completion[:-1])
+        assert bool(wide.truncated_B[row]) == (completion[-1] not in ends)
+
+
+def test_a_prompt_is_computed_once_for_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
+    sampler_of(policy)
+    seen: list[int] = []
+    before = Engine.prefill
+    monkeypatch.setattr(
+        Engine, "prefill", lambda self, prompts, rows: (seen.append(len(prompts)), before(self, prompts, rows))[1]
+    )
+    sample(policy, [[5, 6]] * 4 + [[7, 8]] * 4, max_new_tokens=3, sampling=Sampling())
+    assert seen == [2]
+
+
+@pytest.mark.usefixtures("mkldnn_as_it_was")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lora", [None, Lora(rank=2), Lora(rank=2, targets=("embed_tokens", "wte"))])
+def test_after_an_update_the_new_weights_are_sampled(kind_of_policy, lora: Lora | None, dtype: torch.dtype) -> None:
+    """Fails where a copy of the weights, a merged adapter or a cached prompt is stale."""
+    policy = kind_of_policy(lora, dtype)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    prompts = [[5, 6, 7], [8]]
+    before = sample(policy, prompts, max_new_tokens=5)
+    with torch.no_grad():
+        for _, weight in policy.trainable():
+            weight += (0.3 if lora is None else 1.0) * torch.randn_like(weight)
+    after = sample(policy, prompts, max_new_tokens=5)
+    assert not torch.allclose(before.behaviour_BT[:, 0], after.behaviour_BT[:, 0], atol=1e-3)
+    for row, prompt in enumerate(prompts):
+        completion = after.ids_BT[row, : int(after.lengths_B[row])].tolist()
+        expected = forced_logprobs(policy, prompt, completion, Sampling())
+        gap = (after.behaviour_BT[row, : len(completion)] - expected).abs().mean()
+        assert gap < tolerance
+
+
+@pytest.fixture(params=["gpt2", "llama", "qwen"])
+def kind_of_policy(request: pytest.FixtureRequest):
+    def make(lora: Lora | None = None, dtype: torch.dtype = torch.float32) -> Policy:
+        model = tiny_model(request.param)
+        if lora is not None:
+            model = _add_lora(model, lora)
+            torch.manual_seed(1)
+            for name, weight in model.named_parameters():
+                if "lora_B" in name or "lora_embedding_B" in name:
+                    torch.nn.init.normal_(weight, std=0.3)
+        return make_policy(model.eval(), None, device=torch.device("cpu"), dtype=dtype)
+
+    return make
+
+
+def test_sampling_leaves_weights_and_adapter_exactly_as_they_were(kind_of_policy) -> None:
+    policy = kind_of_policy(Lora(rank=2))
+    before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
+    modules = [name for name, _ in policy.model.named_modules()]
+    sample(policy, [[5, 6, 7], [8]], max_new_tokens=5, sampling=Sampling())
+    assert [name for name, _ in policy.model.named_modules()] == modules
+    for name, weight in policy.model.named_parameters():
+        assert torch.equal(weight, before[name])
+    assert policy.causal.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.usefixtures("mkldnn_as_it_was")
+def test_in_bfloat16_the_log_probs_are_near_those_of_a_teacher_forced_pass(kind_of_policy) -> None:
+    policy = kind_of_policy(dtype=torch.bfloat16)
+    prompts = [[5, 6, 7], [8], [9] * 6] * 3
+    done = sample(policy, prompts, max_new_tokens=8, sampling=Sampling(), seed=1)
+    assert isinstance(policy.sampler, Engine)
+    gaps = []
+    for row, prompt in enumerate(prompts):
+        completion = done.ids_BT[row, : int(done.lengths_B[row])]
+        ids = torch.cat([torch.tensor(prompt), completion])[None]
+        with torch.no_grad():
+            logits = policy.logits(policy.hidden(ids, torch.arange(ids.shape[1])[None]))[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, completion[:, None])[:, 0]
+        gaps.append((done.behaviour_BT[row, : len(completion)] - expected).abs())
+    assert torch.cat(gaps).mean() < 2e-2
+
+
+@pytest.mark.parametrize("kind", ["codegen", "mistral"])
+def test_a_model_that_the_engine_cannot_take_is_sampled_by_generate_with_the_same_draws(kind: str) -> None:
+    policy = tiny_policy(kind)
+    prompts = [[5, 6, 7, 8, 9], [8], [4, 3]]
+    done = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(temperature=0.8), seed=2)
+    assert isinstance(policy.sampler, Generate)
+    assert "generate" in policy.sampler.notice
+    for row, prompt in enumerate(prompts):
+        completion = done.ids_BT[row, : int(done.lengths_B[row])].tolist()
+        expected = forced_logprobs(policy, prompt, completion, Sampling(temperature=0.8))
+        torch.testing.assert_close(done.behaviour_BT[row, : len(completion)], expected, atol=1e-4, rtol=0)
+        alone = sample(policy, [prompt], max_new_tokens=6, sampling=Sampling(temperature=0.8), seed=2, sample_ids=[row])
+        assert alone.ids_BT[0].tolist() == completion
+
+
+def test_engine_and_generate_draw_the_same_tokens() -> None:
+    policy = tiny_policy("llama")
+    prompts = [[5, 6, 7, 8, 9], [8], [4, 3]]
+    by_engine = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
+    policy.sampler = Generate(policy, "been told to")
+    by_generate = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
+    assert by_engine.ids_BT.tolist() == by_generate.ids_BT.tolist()
+    torch.testing.assert_close(by_engine.behaviour_BT, by_generate.behaviour_BT, atol=1e-5, rtol=0)
+    torch.testing.assert_close(by_engine.prompt_hidden_BH, by_generate.prompt_hidden_BH, atol=1e-5, rtol=0)
+
+
+def test_prompts_of_like_length_go_through_the_model_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
+    sampler_of(policy)
+    seen: list[list[int]] = []
+    before = Engine.prefill
+
+    def watched(self, prompts, rows):
+        seen.append([len(prompt) for prompt in prompts])
+        return before(self, prompts, rows)
+
+    monkeypatch.setattr(Engine, "prefill", watched)
+    sizes = [3, 20, 2, 19, 11, 4]
+    sample(policy, [[5] * size for size in sizes], max_new_tokens=2, sampling=Sampling())
+    assert seen == [[20, 19, 11], [4, 3], [2]]
+    seen.clear()
+    sample(policy, [[5] * size for size in sizes], max_new_tokens=2, sampling=Sampling(), tokens_at_once=40)
+    assert seen == [[20, 19], [11], [4, 3], [2]]
+
+
+def test_generate_takes_nothing_from_the_models_own_settings() -> None:
+    """No penalties, and no train() that checkpointing left behind: there transformers has no cache."""
+    policy = tiny_policy("mistral")
+    prompts = [[5, 6, 7, 8, 9], [8], [4, 3]]
+    before = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
+    policy.model.generation_config.repetition_penalty = 3.0
+    policy.model.train()
+    after = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
+    assert isinstance(policy.sampler, Generate)
+    assert after.ids_BT.tolist() == before.ids_BT.tolist()

@@ -1,0 +1,170 @@
+"""Tiny runs of every method, and processes of their own for them, which may be killed.
+
+Processes are forked from one that has imported everything: a kill costs a second, not ten.
+"""
+
+import codecs
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.tiny_runs import tiny_recipe, write_data
+from vigneron import api
+
+VOWELS = "aeiouAEIOU"
+RUBRIC = {
+    "category_column": None,
+    "categories": {
+        "words": {
+            "generate": "Be brief.",
+            "items": [
+                {"name": "short", "description": "It is short.", "flow": "length", "at_most": 1, "unit": "characters"},
+                {"name": "near", "description": "It is near.", "flow": "text_similarity"},
+            ],
+        }
+    },
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "actor_critic": {"name": "actor_critic", "kl": {"coefficient": 1e-3, "adaptive": {"target": 0.01}}},
+    "grape": {"name": "grape", "mix": {"fresh": 0.4, "revised": 0.4, "demonstrated": 0.2}},
+    "grpo": {"name": "grpo", "updates_per_step": 2, "kl": {"coefficient": 1e-3, "adaptive": {"target": 0.01}}},
+    "ppo": {"name": "ppo", "updates_per_step": 2, "minibatches": 2},
+    "reinforce": {"name": "reinforce"},
+    "reinforce, own network": {"name": "reinforce", "critic": {"network": "own"}},
+    "reinforce, running mean": {"name": "reinforce", "baseline": "running_mean"},
+    "trpo, penalty": {"name": "trpo"},
+    "trpo, constraint": {"name": "trpo", "form": "constraint", "constraint": {"iterations": 4}},
+    "dpo": {"name": "dpo"},
+    "dpo, sampled": {"name": "dpo", "pairs": "sampled"},
+    "rejection_sampling": {"name": "rejection_sampling"},
+    "sft": {"name": "sft"},
+    "reward_model": {"name": "reward_model"},
+    "preference_model": {"name": "preference_model"},
+    "score_model": {"name": "score_model", "score": "score"},
+}
+OF_PAIRS = ("dpo", "reward_model", "preference_model")
+WITHOUT_SAMPLES = (*OF_PAIRS, "sft", "score_model")
+
+
+def drawing_reward(completions: list[str], **columns: Any) -> list[float]:
+    """Draws from torch's generator: it too has to go on where it was."""
+    import torch
+
+    return [sum(letter in VOWELS for letter in str(text)) + float(torch.rand(())) for text in completions]
+
+
+def write_recipe(folder: Path, model: Path, name: str, **changes: Any) -> Path:
+    """Six steps of a method, a checkpoint every second one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    given = tiny_recipe(model, _data_for(folder, name), method=METHODS[name], steps=6, save_every=2, eval_every=3)
+    given["reward"] = {"kind": "python", "function": "support.fault_runs:drawing_reward"}
+    given["optimizer"] = {} if name == "trpo, constraint" else {"actor_lr": 1e-2, "schedule": "cosine"}
+    if name == "grape":
+        (folder / "rubric.yaml").write_text(yaml.safe_dump(RUBRIC))
+        given["reward"] = {"kind": "rubric", "file": str(folder / "rubric.yaml")}
+        given["prompts_per_step"] = 8  # of ten: the second step meets questions again
+    if name in WITHOUT_SAMPLES:
+        for key in ("group_size", "reward", *(("max_new_tokens",) if name in OF_PAIRS else ())):
+            del given[key]
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(given | changes))
+    return path
+
+
+def _data_for(folder: Path, name: str) -> Path:
+    from support.tiny_runs import held_out_of
+
+    data = write_data(folder)
+    if name in OF_PAIRS or name == "score_model":
+        for file in (data, held_out_of(data)):
+            rows = [yaml.safe_load(line) for line in file.read_text().splitlines()]
+            for number, row in enumerate(rows):
+                row |= {"score": number / 10} if name == "score_model" else {"chosen": row["answer"], "rejected": "no"}
+            import json
+
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return data
+
+
+class Killer:
+    """SIGKILL in the middle of a step, the checkpoint before it whole: no handler runs, nothing is flushed."""
+
+    def __init__(self, at_step: int | None = None) -> None:
+        self.at_step = at_step
+
+    def notice(self, text: str) -> None:
+        print(text, flush=True)
+
+    def step(self, run: Any, metrics: Any, batch: Any, seconds: float) -> None:
+        if run.step == self.at_step:
+            run.output.saver.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at_step(recipe: str, runs: str, name: str, step: int) -> None:
+    _train_or_resume(recipe, Path(runs), name, Killer(step))
+
+
+def killed_in_save(recipe: str, runs: str, name: str, step: int, delay: float) -> None:
+    """Killed so long after the draft of that step, or of a later one, is seen."""
+    checkpoints = Path(runs) / name / "checkpoints"
+
+    def watch() -> None:
+        while not any(int(p.name.split("-")[1].split(".")[0]) >= step for p in checkpoints.glob(".step-*.draft")):
+            time.sleep(0.0005)
+        time.sleep(delay)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    _train_or_resume(recipe, Path(runs), name, Killer())
+
+
+def _train_or_resume(recipe: str, runs: Path, name: str, view: Any) -> None:
+    if (runs / name / "config.yaml").is_file():
+        api.resume(runs / name, view=view)
+    else:
+        api.train(recipe, name=name, runs=runs, view=view)
+
+
+def exit_code(target: Any, *arguments: Any, timeout: float = 120) -> int:
+    """Of a process of its own; negative for the signal that ended it."""
+    process = started(target, *arguments)
+    process.join(timeout)
+    assert process.exitcode is not None, "it hangs"
+    return process.exitcode
+
+
+def started(target: Any, *arguments: Any) -> BaseProcess:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vigneron.api", "support.fault_runs", "peft"])
+    process = context.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def command(log: str, words: list[str], limit: tuple[int, int] | None = None, uid: int | None = None) -> None:
+    """`vigneron WORDS…` as a process of its own, what it says in a file; under a limit or as another user if given."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    if limit is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write fails, as on a full disk
+        resource.setrlimit(limit[0], (limit[1], limit[1]))
+    if uid is not None:
+        codecs.lookup("utf-8-sig")  # loaded when it is first needed, from where somebody else may not read
+        os.setgid(uid)
+        os.setuid(uid)
+    from vigneron.cli.main import main
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["vigneron", *words]
+    main()

@@ -1,0 +1,56 @@
+"""What several ranks found, held against what one process finds."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from support import TESTS
+
+TOLERANCE = 1e-6
+Found = dict[str, tuple[dict[str, Tensor], list[dict[str, float]]]]
+
+
+def of_ranks(place: Path, count: int, shard: int, *options: str) -> Found:
+    """By real processes, under torchrun."""
+    place.mkdir(exist_ok=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    done = subprocess.run(
+        [*torchrun, "--module", "support.ranked_methods", str(place), str(shard), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+        cwd=TESTS,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {
+        path.stem: (load_file(path), json.loads(path.with_suffix(".json").read_text()))
+        for path in place.glob("*.safetensors")
+    }
+
+
+def check_the_same(alone: Found, together: Found) -> None:
+    for case, (tensors, figures) in together.items():
+        expected, said = alone[case]
+        assert set(tensors) == set(expected), case
+        for name, tensor in tensors.items():
+            assert (tensor - expected[name]).abs().max() < TOLERANCE, (case, name)
+        for step, (here, there) in enumerate(zip(figures, said, strict=True)):
+            assert set(here) == set(there), case
+            for name, value in here.items():
+                same = value == pytest.approx(there[name], rel=TOLERANCE, abs=TOLERANCE)
+                assert same or (math.isnan(value) and math.isnan(there[name])), (case, step, name)
+
+
+def check_near(alone: Found, together: Found, *, share: float) -> None:
+    """Gradients that differ by no more than a share of their length."""
+    for case, (tensors, _) in together.items():
+        for name, tensor in tensors.items():
+            expected = alone[case][0][name]
+            assert (tensor - expected).norm() <= share * expected.norm(), (case, name)

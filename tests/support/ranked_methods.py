@@ -1,0 +1,209 @@
+"""Every method for two steps on a tiny model: its gradients and its figures, by one process or by ranks.
+
+As a script, each rank of torchrun runs it, and the first writes what it found:
+`python -m support.ranked_methods FOLDER SHARD [--device DEVICE] [--halves]`. Ranks on `cuda` share one GPU.
+"""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import save_file
+from torch import Tensor
+
+from support.tiny_models import tiny_policy, tiny_scorer
+from vigneron.config import Config
+from vigneron.data.curriculum import Curriculum
+from vigneron.distributed import ranks
+from vigneron.methods import build_method
+from vigneron.policy.load import Lora, _add_lora, checkpoint_activations
+from vigneron.policy.model import Policy, Reference
+from vigneron.policy.sharding import shard_policy
+from vigneron.recipe import check_config
+from vigneron.rewards.apply import ApplyReward
+from vigneron.rewards.build import build_reward
+from vigneron.rewards.rank0_reward import OnFirstRank
+from vigneron.training.loop import one_step
+from vigneron.training.optimizers import Optimized
+from vigneron.training.parts import Parts
+from vigneron.training.trust_region import TrustRegionUpdate
+
+WORDS = ("hot", "a cold day", "x", "small", "upwards", "dry land", "q")
+ROWS = [{"prompt": f"say {word}:", "answer": f"{word} it is", "score": i / 8} for i, word in enumerate(WORDS)]
+PAIRS = [{"prompt": f"say {word}:", "chosen": word, "rejected": f"not {word} at all"} for word in WORDS]
+KL = {"coefficient": 0.05}
+
+CASES: dict[str, dict[str, Any]] = {
+    "actor_critic": {"name": "actor_critic"},
+    "actor_critic, faithful": {"name": "actor_critic", "value_position": "last_completion"},
+    "reinforce": {"name": "reinforce", "kl": KL},
+    "reinforce, own network": {"name": "reinforce", "critic": {"network": "own"}},
+    "reinforce, running mean": {"name": "reinforce", "baseline": "running_mean"},
+    "ppo": {"name": "ppo", "updates_per_step": 2, "minibatches": 3, "kl": KL},
+    "trpo, penalty": {"name": "trpo", "penalty": {"coefficient": 0.1}},
+    "trpo, constraint": {"name": "trpo", "form": "constraint", "constraint": {"delta": 0.05, "iterations": 4}},
+    "grpo": {"name": "grpo", "updates_per_step": 2, "kl": KL},
+    "grpo, no KL, resampled": {"name": "grpo", "resample": 2, "kl": {"coefficient": 0.0}, "aggregation": "samples"},
+    "grpo, LoRA": {"name": "grpo", "kl": KL},
+    "reinforce, LoRA, own network": {"name": "reinforce", "critic": {"network": "own"}},
+    "grpo, activations again": {"name": "grpo", "kl": KL},
+    "grape": {"name": "grape", "mix": {"fresh": 0.5, "revised": 0.3, "demonstrated": 0.2}},
+    "rejection_sampling": {"name": "rejection_sampling"},
+    "sft": {"name": "sft"},
+    "sft, packed": {"name": "sft", "packing": True, "loss_on": "text"},
+    "dpo": {"name": "dpo"},
+    "dpo, sampled": {"name": "dpo", "pairs": "sampled"},
+    "reward_model": {"name": "reward_model"},
+    "preference_model": {"name": "preference_model"},
+    "score_model": {"name": "score_model"},
+}
+IN_HALVES = ("sft", "sft, packed", "dpo", "reward_model")
+"""Without samples: in bfloat16 one token may come out otherwise, and then everything does."""
+
+
+def paid(completions: list[str], **columns: Any) -> list[float | None]:
+    """By length and letters, in quarters. Some have none: they are missing."""
+    return [None if len(text) % 5 == 4 else (sum(map(ord, text)) % 5) / 4 for text in completions]
+
+
+def config_of(case: str, place: Path, shard: int) -> Config:
+    method = CASES[case]
+    sampled = method["name"] not in ("sft", "reward_model", "preference_model", "score_model") and case != "dpo"
+    given: dict[str, Any] = {
+        "method": method,
+        "data": {"train": "rows.jsonl"},
+        "prompts_per_step": 5,
+        "steps": 4,
+        "microbatch_tokens": 48,
+        "scale": {"shard": shard},
+    }
+    if sampled:
+        given |= {"group_size": 4, "max_new_tokens": 6, "reward": {"kind": "binary", "missing_limit": 1.0}}
+    if method["name"] == "grape":
+        item = {
+            "name": "paid",
+            "description": "what it is worth",
+            "flow": "python",
+            "function": "support.ranked_methods:paid",
+        }
+        rubric = place / f"rubric-{ranks.rank()}.yaml"  # one each: who writes may be read meanwhile
+        rubric.write_text(yaml.safe_dump({"category_column": None, "categories": {"words": {"items": [item]}}}))
+        given["reward"] = {"kind": "rubric", "file": str(rubric), "missing_limit": 1.0}
+    return check_config(given, case)
+
+
+def measured(
+    case: str, place: Path, shard: int = 1, device: str = "cpu", *, halves: bool = False
+) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    """Gradients by step, player and weight as they are before clipping, and the steps' figures.
+
+    In float64, or in `halves`: float32, with products in bfloat16.
+    """
+    config = config_of(case, place, shard)
+    is_scorer = config.method.trains == "scorer"
+    policy: Policy = (tiny_scorer if is_scorer else tiny_policy)(
+        "llama", dtype=torch.float32 if halves else torch.float64
+    )
+    if halves:
+        policy.compute_dtype = torch.bfloat16
+    if "LoRA" in case:
+        torch.manual_seed(0)
+        policy = replace(policy, model=_add_lora(policy.model, Lora(rank=2)).to(torch.float64))
+        for name, weight in policy.trainable():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.1)  # else their other half has no gradient
+    if "activations" in case:
+        checkpoint_activations(policy)
+    policy.eos_ids = frozenset(range(60))  # so that completions have all lengths
+    policy.device = torch.device(device)
+    if shard == 1:
+        policy.model.to(device)
+    elif not ranks.is_first():  # the first one's are on its host until they are sent
+        _forget_values(policy.model)
+    shard_policy(policy, shard)
+    reference = Reference.of(policy)
+    apply = ApplyReward(
+        build_reward(config.reward, None) if config.reward.kind == "rubric" else paid,
+        missing_limit=1.0,
+    )
+    reward = apply if ranks.count() == 1 else OnFirstRank(apply)
+    method = build_method(Parts.of(config, policy, reference, reward))
+    rows = PAIRS if config.method.reads == "pairs" else ROWS
+    run: Any = SimpleNamespace(method=method, curriculum=Curriculum(rows, 5, 0), check=lambda batch: batch, step=0)
+    found: dict[str, Tensor] = {}
+    figures = []
+    with _gradients_kept(found, run):
+        for run.step in range(2):
+            figures.append(one_step(run)[1])
+            policy.version += 1
+    found |= {f"weight.{name}": ranks.whole(weight.detach()).clone() for name, weight in policy.trainable()}
+    return {name: tensor.cpu() for name, tensor in found.items()}, figures
+
+
+def _forget_values(model: Any) -> None:
+    """As ranks load a model whose weights they are given by the first one."""
+    blank = {id(weight): torch.nn.Parameter(weight.to("meta"), weight.requires_grad) for weight in model.parameters()}
+    for module in model.modules():
+        for held, empty in ((module._parameters, lambda w: blank[id(w)]), (module._buffers, lambda b: b.to("meta"))):
+            held.update({name: empty(tensor) for name, tensor in held.items() if tensor is not None})
+
+
+class _gradients_kept:
+    def __init__(self, into: dict[str, Tensor], run: Any) -> None:
+        self._into, self._run = into, run
+
+    def __enter__(self) -> None:
+        self._clip, self._take = Optimized.clip, TrustRegionUpdate._take_gradient
+        into, run, clip, take = self._into, self._run, self._clip, self._take
+
+        def keep(name: str, grad: Tensor) -> None:
+            number = sum(key.startswith(f"{run.step}.{name}.") for key in into)
+            into[f"{run.step}.{name}.{number}"] = ranks.whole(grad).detach().clone()
+
+        def clipped(player: Optimized) -> Tensor:
+            for name, weight in player.parameters:
+                if weight.grad is not None:
+                    keep(f"{player.name}.{name}", weight.grad)
+            return clip(player)
+
+        def taken(update: TrustRegionUpdate) -> Tensor:
+            gradient_P = take(update)
+            keep("trust", gradient_P)
+            return gradient_P
+
+        Optimized.clip, TrustRegionUpdate._take_gradient = clipped, taken  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        Optimized.clip, TrustRegionUpdate._take_gradient = self._clip, self._take  # type: ignore[method-assign]
+
+
+def main(place: Path, shard: int, device: str, *, halves: bool) -> None:
+    sys.modules["support.ranked_methods"] = sys.modules["__main__"]
+    torch.set_num_threads(1)
+    if device == "cuda":  # NCCL refuses two ranks of one host on one GPU, so each says that it has a host of its own
+        os.environ |= {"LOCAL_RANK": "0", "NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo"}
+    ranks.join(torch.device(device))
+    for case in IN_HALVES if halves else CASES:
+        if shard > 1 and CASES[case].get("form") == "constraint":
+            continue
+        tensors, figures = measured(case, place, shard, device, halves=halves)
+        if ranks.is_first():
+            save_file(tensors, place / f"{case}.safetensors")
+            (place / f"{case}.json").write_text(json.dumps(figures))
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("place", type=Path)
+    parser.add_argument("shard", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--halves", action="store_true")
+    main(**vars(parser.parse_args()))

@@ -1,0 +1,158 @@
+"""Sampling ahead, and what corrects for it: which version a step trains on, and the weight of a token."""
+
+import math
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vigneron.errors import NonFinite, UserError
+from vigneron.recipe import check_config
+from vigneron.training.async_rollout import Prefetcher, check_staleness, next_boundary
+from vigneron.training.importance_weights import importance
+
+
+def versions(steps: int, staleness: int, eval_every: int, save_every: int) -> list[int]:
+    """The version that each step's samples come from, by a loop like the real one."""
+    config: Any = SimpleNamespace(steps=steps, eval_every=eval_every, save_every=save_every)
+    now = 0
+    ahead = Prefetcher(staleness, lambda step: next_boundary(config, step), lambda: now)
+    found: list[int] = []
+    for step in range(steps):
+        found.append(ahead.batch_of(step, lambda step, weights: weights))  # type: ignore[arg-type, return-value]
+        now += 1
+    ahead.close()
+    return found
+
+
+def test_by_hand() -> None:
+    """Two steps back, and never over a multiple of 5: steps 5 to 7 begin together."""
+    assert versions(9, 2, 5, 0) == [0, 0, 0, 1, 2, 5, 5, 5, 6]
+    assert versions(4, 1, 0, 0) == [0, 0, 1, 2]
+    assert versions(4, 1, 0, 2) == [0, 0, 2, 2]
+
+
+@given(st.integers(1, 12), st.integers(0, 4), st.integers(0, 5), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_never_older_than_asked_nor_from_beyond_a_checkpoint(steps: int, stale: int, every: int, save: int) -> None:
+    for step, version in enumerate(versions(steps, stale, every, save)):
+        assert step - stale <= version <= step
+        assert all(version >= step // each * each for each in (every, save) if each)
+        if not stale:
+            assert version == step
+
+
+def test_the_next_step_is_sampled_while_this_one_is_trained() -> None:
+    """It would wait for ever if the second batch were begun after the first was used."""
+    begun = threading.Event()
+
+    def make(step: int, weights: Any) -> Any:
+        if step == 1:
+            begun.set()
+        return step
+
+    ahead = Prefetcher(1, lambda step: 10, lambda: None)
+    assert ahead.batch_of(0, make) == 0
+    assert begun.wait(60)
+    ahead.close()
+
+
+def test_what_fails_in_the_thread_is_raised_where_it_trains() -> None:
+    def make(step: int, weights: Any) -> Any:
+        raise UserError("the judge is gone")
+
+    with pytest.raises(UserError, match="the judge is gone"):
+        Prefetcher(1, lambda step: 10, lambda: None).batch_of(0, make)
+
+
+def test_a_step_that_is_passed_over_is_not_the_last() -> None:
+    """What is not finite may be skipped: the steps behind it come."""
+
+    def make(step: int, weights: Any) -> Any:
+        if step == 1:
+            raise NonFinite("a reward is NaN")
+        return step
+
+    ahead = Prefetcher(2, lambda step: 10, lambda: None)
+    assert ahead.batch_of(0, make) == 0
+    with pytest.raises(NonFinite):
+        ahead.batch_of(1, make)
+    assert [ahead.batch_of(step, make) for step in (2, 3, 4)] == [2, 3, 4]
+    ahead.close()
+
+
+def test_one_version_behind_nobody_samples_while_weights_are_given_out() -> None:
+    """A server that holds one version would be changed under a step that is being sampled."""
+    holds = {"version": 0}
+    seen: list[tuple[int, int]] = []
+
+    def publish() -> int:
+        holds["version"] += 1
+        return holds["version"]
+
+    def make(step: int, weights: Any) -> Any:
+        for _ in range(20):
+            seen.append((weights, holds["version"]))
+            time.sleep(0.001)
+        return step
+
+    ahead = Prefetcher(1, lambda step: 100, publish)
+    for step in range(6):
+        assert ahead.batch_of(step, make) == step
+    ahead.close()
+    assert len(seen) >= 120
+    assert all(wanted == held for wanted, held in seen)
+
+
+def test_weights_by_hand() -> None:
+    """π₀ / behaviour = 2, 1/2 and 8, limited to 3; a token that was not drawn counts whole, and one masked out not."""
+    behaviour_BT = torch.tensor([[0.1, 0.4, 0.1], [math.nan, 0.5, 0.9]]).log()
+    now_BT = torch.tensor([[0.2, 0.2, 0.8], [0.3, 0.5, 0.1]]).log()
+    mask_BT = torch.tensor([[True, True, True], [True, False, False]])
+    weights_BT, figures = importance(now_BT, behaviour_BT, mask_BT, 3.0)
+    torch.testing.assert_close(weights_BT[0], torch.tensor([2.0, 0.5, 3.0]))
+    assert weights_BT[1, 0] == 1.0
+    assert figures["importance/mean"] == pytest.approx((2 + 0.5 + 8 + 1) / 4)
+    assert figures["importance/max"] == pytest.approx(8.0)
+    assert figures["importance/limited"] == pytest.approx(0.25)
+    assert figures["importance/gap"] == pytest.approx((math.log(2) + math.log(2) + math.log(8)) / 3)
+
+
+def test_the_weighted_mean_is_the_policys_own() -> None:
+    """Σ behaviour · w · A = Σ π₀ · A over all tokens, where nothing is limited."""
+    torch.manual_seed(0)
+    behaviour_1V, now_1V = torch.randn(2, 1, 50, dtype=torch.float64).log_softmax(-1)
+    advantage_1V = torch.randn(1, 50, dtype=torch.float64)
+    weights_1V, _ = importance(now_1V, behaviour_1V, torch.ones(1, 50, dtype=torch.bool), math.inf)
+    torch.testing.assert_close(
+        (behaviour_1V.exp() * weights_1V * advantage_1V).sum(), (now_1V.exp() * advantage_1V).sum()
+    )
+
+
+def test_what_cannot_be_honoured_is_refused() -> None:
+    def config(ranks: int = 1, **changes: Any) -> None:
+        scale = {"sampling": {"kind": "ray"}, "staleness": 1, **changes.pop("scale", {})}
+        given = {
+            "method": {"name": "grpo"},
+            "group_size": 4,
+            "data": {"train": "rows.jsonl"},
+            "reward": {"kind": "binary"},
+            "scale": scale,
+            **changes,
+        }
+        check_staleness(check_config(given, "test"), ranks)
+
+    config()
+    with pytest.raises(UserError, match="several ranks"):
+        config(ranks=2)
+    with pytest.raises(UserError, match="every 4 steps leaves no room"):
+        config(eval_every=4, save_every=20, scale={"staleness": 4})
+    with pytest.raises(UserError, match="1 is the most"):
+        config(scale={"staleness": 2, "sampling": {"kind": "vllm", "url": "http://127.0.0.1:1"}})
+    with pytest.raises(UserError, match="needs a separate sampler"):
+        config(scale={"sampling": {"kind": "here"}})
