@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python
 
-.PHONY: setup demo test test-slow test-cluster soak lint types format bench-setup bench bench-gpu clean
+.PHONY: setup demo test test-slow test-cluster soak lint types format docs bench-setup bench bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -52,6 +52,10 @@ types: setup
 format: setup
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
+
+# The pages that are generated from the code.
+docs: setup
+	$(BIN)/python -m vigneron.config.page
 
 # An environment of its own: what the peers pin cannot touch the package's.
 bench-setup: $(BENCH_VENV)/.ready

@@ -10,7 +10,7 @@ how often it scores a written answer above a bad one of the same question (0.5 i
 import argparse
 from collections.abc import Sequence
 
-from vigneron.commands.rubric_try import Tried, tried_answers
+from vigneron.commands.rubric_try import ScoredAnswer, score_answers
 from vigneron.config import LocalJudgeConfig
 from vigneron.data.tasks import load_task
 from vigneron.rewards.rubric_build import Graders
@@ -47,7 +47,7 @@ def main() -> None:
     fixed = FixedRubric(rubric.model_copy(update={"categories": {CATEGORY: only}}), {CATEGORY})
     graders = Graders(judge, where="judge")
     rows = answers()
-    tried = tried_answers(rows, fixed, graders)
+    tried = score_answers(rows, fixed, graders)
     graders.stop()
     scores = {kind: of_kind(rows, tried, kind, "score") for kind in KINDS}
     print("| answer | score | smallest | largest | confidence | below the written answer |\n|---|---|---|---|---|---|")
@@ -61,7 +61,7 @@ def main() -> None:
     print(f"{len(rows) // len(KINDS)} questions")
 
 
-def of_kind(rows: Sequence[dict[str, str]], tried: Sequence[Tried], kind: str, figure: str) -> list[float]:
+def of_kind(rows: Sequence[dict[str, str]], tried: Sequence[ScoredAnswer], kind: str, figure: str) -> list[float]:
     return [one.items[ITEM][figure] for row, one in zip(rows, tried, strict=True) if row["kind"] == kind]
 
 

@@ -94,7 +94,7 @@ def test_sizes_puts_the_largest_first(runs: Path) -> None:
 def test_no_run_and_no_folder_are_said(tmp_path: Path) -> None:
     empty = vigneron("runs", tmp_path)
     assert (empty.code, empty.err) == (0, "")
-    assert "no run in" in empty.out
+    assert "no runs in" in empty.out
     nowhere = vigneron("runs", tmp_path / "nowhere")
     assert nowhere.code == 2
     assert nowhere.err.startswith("error: there is no folder")
@@ -167,12 +167,12 @@ def test_show_says_what_a_run_is_and_how_to_go_on(runs: Path) -> None:
         "  step 2            many [bold]completions\\x1b are cut",
         "  step 2            1.5 MB  best, held out",
         "  step 3            2.5 MB  newest",
-        f"  talk              vigneron chat {path}",
+        f"  chat              vigneron chat {path}",
         f"  export            vigneron export {path} DIR",
     ):
         assert line in lines, line
     assert "  reward                0.400  ▁█▆" in lines
-    assert f"  further           vigneron resume {path} steps=6" in lines
+    assert f"  train further     vigneron resume {path} steps=6" in lines
     assert f"  resume            vigneron resume {path}" not in lines
     assert (
         f"  resume            vigneron resume {runs / 'killed'}" in vigneron("show", runs / "killed").out.splitlines()

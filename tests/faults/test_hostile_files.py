@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vigneron.commands.rubric_try import judge_of
+from vigneron.commands.rubric_try import parse_judge
 from vigneron.config import Config
 from vigneron.data.dataset import LONGEST_LINE as LONGEST_ROW
 from vigneron.data.dataset import read_rows
@@ -75,7 +75,7 @@ def read_run(path: Path) -> Any:
 
 
 def read_judge(path: Path) -> Any:
-    return judge_of(str(path))
+    return parse_judge(str(path))
 
 
 @pytest.mark.parametrize("read", [read_recipe, read_run, read_rubric, read_judge])

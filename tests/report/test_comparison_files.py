@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vigneron.commands.compare import print_whole
+from vigneron.commands.compare import print_full_width
 from vigneron.errors import UserError
 from vigneron.recipe import load_config
 from vigneron.report.comparison_files import comparison_table, format_number, format_spread, write_comparison
@@ -129,7 +129,7 @@ def test_how_numbers_are_shown() -> None:
 
 def test_the_table_shows_all_of_it_when_piped(arms: list[Arm]) -> None:
     out = io.StringIO()
-    print_whole(Console(file=out, width=30), comparison_table(arms))
+    print_full_width(Console(file=out, width=30), comparison_table(arms))
     table = out.getvalue()
     assert re.search(r"a \(2 seeds\) +b *$", table, re.MULTILINE)
     assert re.search(r"^ +reward +0\.550 ± 0\.636 +– *$", table, re.MULTILINE)

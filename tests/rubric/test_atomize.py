@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigneron.commands.rubric_atomize import asked_for, chosen
+from vigneron.commands.rubric_atomize import confirm_each, select_proposals
 from vigneron.config.judges import PythonJudgeConfig
 from vigneron.errors import UserError
 from vigneron.rewards.graders.build import build_grader
@@ -110,7 +110,7 @@ def test_a_bad_proposal_is_shown_with_what_is_wrong(given: Any, line: str) -> No
     assert found.item is None
     assert line in "; ".join(found.errors)
     with pytest.raises(UserError, match="proposal 1 cannot be accepted"):
-        chosen([found], [1])
+        select_proposals([found], [1])
 
 
 def test_two_of_one_name_are_not_both_taken() -> None:
@@ -230,7 +230,7 @@ def test_a_person_decides() -> None:
         asked.append(question)
         return "2" in question
 
-    assert [item.name for item in asked_for(proposals, only_the_second)] == ["no shouting"]
+    assert [item.name for item in confirm_each(proposals, only_the_second)] == ["no shouting"]
     assert asked == ["accept 1, 'short'?", "accept 2, 'no shouting'?"], "a bad one is not offered"
-    with pytest.raises(UserError, match="there is no proposal 7: they go from 1 to 3"):
-        chosen(proposals, [7])
+    with pytest.raises(UserError, match="no proposal 7: the numbers are 1 to 3"):
+        select_proposals(proposals, [7])

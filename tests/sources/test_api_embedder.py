@@ -169,10 +169,10 @@ def test_names_and_addresses_that_are_none() -> None:
     assert "`url` has no effect with `embedder: minilm`" in line_of(reward=reward(embedder="minilm", url="http://a/v1"))
     for url in (f"http://me:{KEY}@there/v1", f"https://there/v1?key={KEY}"):
         line = line_of(reward=reward(embedder="api:m", url=url))
-        assert "reward.url: should hold no user, password or query" in line
+        assert "reward.url: should have no user, password or query" in line
         assert KEY not in line
         line = line_of(parent={"kind": "endpoint", "model": "m", "url": url})
-        assert "parent.url: should hold no user, password or query" in line
+        assert "parent.url: should have no user, password or query" in line
         assert KEY not in line
     assert "should be a URL such as" in line_of(parent={"kind": "endpoint", "model": "m", "url": "there:8000"})
     with pytest.raises(UserError, match="'api:' has no model name"):

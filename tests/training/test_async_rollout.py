@@ -154,5 +154,5 @@ def test_what_cannot_be_honoured_is_refused() -> None:
         config(eval_every=4, save_every=20, scale={"staleness": 4})
     with pytest.raises(UserError, match="1 is the most"):
         config(scale={"staleness": 2, "sampling": {"kind": "vllm", "url": "http://127.0.0.1:1"}})
-    with pytest.raises(UserError, match="somebody who samples meanwhile"):
+    with pytest.raises(UserError, match="needs a separate sampler"):
         config(scale={"sampling": {"kind": "here"}})

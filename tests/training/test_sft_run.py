@@ -193,7 +193,7 @@ def test_minted_tokens_that_nothing_would_use_are_refused(tmp_path: Path, tiny_f
     with pytest.raises(UserError, match=r"^model.chat: minted has no effect on plain text prompts"):
         load_data(chat_config(tmp_path, tiny_folder, data=write_data(tmp_path)))
     with pytest.raises(
-        UserError, match="`chat: minted` makes new embeddings, which an adapter neither trains nor keeps"
+        UserError, match="`chat: minted` adds embeddings, which a LoRA adapter neither trains nor saves"
     ):
         check_config({"method": "sft", "data": {"task": "colors"}, "model": {"chat": "minted", "lora": {}}}, "my.yaml")
 

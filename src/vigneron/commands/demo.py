@@ -1,4 +1,7 @@
-"""The demo: PGSRM and the binary reward from the same start and seed, on held-out words, before and after."""
+"""`vigneron demo`: PGSRM and the binary reward with the same model and seed, evaluated on held-out words.
+
+In PGSRM the child is the model that is trained, the parent the model whose answers it learns from.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +25,8 @@ def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> N
         load_config("demo", [*overrides, "recipe=demo-pgsrm"]),
         load_config("demo", [*overrides, "recipe=demo-binary", "reward=binary"]),
     ]
-    child = arms[0].model.name
-    say(console, f"{child} learns opposites from a parent's recorded answers: PGSRM, then the binary reward.")
+    model = arms[0].model.name
+    say(console, f"{model} learns antonyms from recorded answers of a parent model: PGSRM, then the binary reward.")
     folders = []
     for config in arms:
         say(console, f"\n{config.recipe}")
@@ -33,7 +36,7 @@ def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> N
     console.print(_table(rows))
     say(console, verdict(*rows))
     say(console, f"report  {write_report([folder.path for folder in folders])}")
-    say(console, f"talk    vigneron chat {folders[0].path}")
+    say(console, f"chat    vigneron chat {folders[0].path}")
 
 
 def summary(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -56,19 +59,19 @@ def summary(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> dict[str
 
 
 def verdict(pgsrm: dict[str, Any], binary: dict[str, Any]) -> str:
-    """What this run showed, whichever way it went."""
+    """The result in one sentence, whichever reward is better."""
     if None in (pgsrm["after"], binary["after"]):
-        return "no evaluation was asked for (eval_every=0): nothing to compare"
+        return "nothing to compare: evaluation is off (eval_every=0)"
     gap = pgsrm["after"] - binary["after"]
     if abs(gap) < 0.1:
-        return "Both rewards taught this child about the same."
+        return "Both rewards gave about the same held-out exact match."
     better = "PGSRM" if gap > 0 else "The binary reward"
-    return f"{better} taught this child more in these steps ({abs(gap):.2f} of held-out exact match)."
+    return f"{better} gave the higher held-out exact match (by {abs(gap):.2f})."
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Exact match, and whether the answer stood in the completion at all: the rest of a gain is form."""
-    table = Table(title="held-out words, greedy", title_justify="left")
+    """Exact match, and how often a completion contains the answer: the difference is formatting."""
+    table = Table(title="held-out words, greedy decoding", title_justify="left")
     for heading in ("reward", "exact match", "gain", "answer included"):
         table.add_column(heading)
     for row in rows:

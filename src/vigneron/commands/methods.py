@@ -1,36 +1,23 @@
-"""`vigneron methods`: the methods and their config keys, from the options classes."""
+"""`vigneron methods`: the methods and their config keys, read from the config classes."""
 
-from collections.abc import Iterator
-from typing import Any, get_args
-
-from pydantic import BaseModel
-
-from vigneron.config import MethodConfig, MethodOptions
+from vigneron.config import MethodConfig
+from vigneron.config.keys import Model, keys_of, kind_of, models_in, one_line
 from vigneron.errors import UserError, did_you_mean
 
-METHODS: dict[str, type[MethodOptions]] = {
-    get_args(of.model_fields["name"].annotation)[0]: of for of in get_args(get_args(MethodConfig)[0])
-}
+METHODS: dict[str, Model] = {str(kind_of(model)): model for model in models_in(MethodConfig)}
 
 
 def method_lines(name: str | None = None) -> list[str]:
-    """One line per method; for one method, one line per key with its default."""
+    """One line per method; for one method, one line per key with its default and its meaning."""
     if name is None:
-        width = max(map(len, METHODS))
-        return [f"{key:<{width}}  {of.description}" for key, of in METHODS.items()]
+        return _aligned([(key, one_line(model.__doc__ or "")) for key, model in METHODS.items()])
     if name not in METHODS:
         raise UserError(f"unknown method '{name}'{did_you_mean(name, METHODS)}")
-    keys = list(_keys(METHODS[name]))
-    width = max((len(key) for key, _ in keys), default=0)
-    return [METHODS[name].description, *(f"  {key:<{width}}  {default}" for key, default in keys)]
+    model = METHODS[name]
+    rows = [(f"  {key.name}", key.default, key.meaning) for key in keys_of(model, "method.")]
+    return [one_line(model.__doc__ or ""), *_aligned(rows)]
 
 
-def _keys(of: type[BaseModel], prefix: str = "method.") -> Iterator[tuple[str, Any]]:
-    for key, field in of.model_fields.items():
-        if key == "name" and prefix == "method.":
-            continue
-        default = field.default
-        if isinstance(default, BaseModel):
-            yield from _keys(type(default), f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "none" if default is None else default
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from vigneron.labels.items import BadChoice, Kind
-from vigneron.labels.session import JudgedOtherwise, Session, UnknownItem
+from vigneron.labels.session import ConflictingLabel, Session, UnknownItem
 from vigneron.web.pages import page, static_routes
 
 TEMPLATES: dict[Kind, str] = {
@@ -66,8 +66,8 @@ async def _done(session: Session, work: Callable[[], None]) -> Response:
         return _refused(400, str(error))
     except UnknownItem:
         return _refused(404, "unknown item: reload the page")
-    except JudgedOtherwise:
-        return _refused(409, "this item has another judgement already: undo that first")
+    except ConflictingLabel:
+        return _refused(409, "this item already has another label: undo it first")
     except OSError as error:
         return _refused(507, f"not recorded: cannot write '{session.journal.path}': {error.strerror}")
     return JSONResponse(await run_in_threadpool(session.state))

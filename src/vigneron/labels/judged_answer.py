@@ -1,4 +1,4 @@
-"""For GRAPE: what a judge said of an answer under one item of a rubric, for a person to score as well."""
+"""An answer with the judge's verdict under one rubric item, for a person to score (GRAPE)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ from vigneron.labels.items import SKIP, BadChoice, Choice, digest, shown_text
 from vigneron.values import is_number
 
 SCORES = (0, 10)
-"""What a page sends: a key's number, tenths of the score."""
+"""Range of the number that the page sends: tenths of the score."""
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """`said` are the judge's words, and its score, which a page is told last."""
+class JudgedAnswer:
+    """`verdict` is the judge's critique and score; the page shows the score only after the person's."""
 
     prompt: str
     completion: str
     category: str
     item: str
-    said: dict[str, Any] = field(default_factory=dict, compare=False)
+    verdict: dict[str, Any] = field(default_factory=dict, compare=False)
     kind: Literal["scores"] = "scores"
 
     @cached_property
@@ -33,22 +33,22 @@ class Judgement:
 
     def record(self) -> dict[str, Any]:
         texts = {"prompt": self.prompt, "completion": self.completion, "category": self.category, "name": self.item}
-        return {"item": self.id, "kind": self.kind, **texts, "said": self.said}
+        return {"item": self.id, "kind": self.kind, **texts, "said": self.verdict}
 
     @classmethod
-    def of_record(cls, record: dict[str, Any]) -> "Judgement | None":
-        said = record.get("said")
+    def of_record(cls, record: dict[str, Any]) -> "JudgedAnswer | None":
+        verdict = record.get("said")
         texts = [
             text for name in ("prompt", "completion", "category", "name") if isinstance(text := record.get(name), str)
         ]
-        if len(texts) != 4 or not isinstance(said, dict):
+        if len(texts) != 4 or not isinstance(verdict, dict):
             return None
         prompt, completion, category, name = texts
-        found = cls(prompt, completion, category, name, said)
-        return found if found.id == record.get("item") else None
+        answer = cls(prompt, completion, category, name, verdict)
+        return answer if answer.id == record.get("item") else None
 
     def shown(self, order: Sequence[int]) -> dict[str, Any]:
-        words = {name: shown_text(str(self.said.get(name, ""))) for name in ("description", "critique", "reasoning")}
+        words = {name: shown_text(str(self.verdict.get(name, ""))) for name in ("description", "critique", "reasoning")}
         names = {"category": shown_text(self.category), "item": shown_text(self.item)}
         texts = {"prompt": shown_text(self.prompt), "completion": shown_text(self.completion)}
         return {"id": self.id, **texts, **names, **words}
@@ -58,7 +58,7 @@ class Judgement:
             return SKIP
         low, high = SCORES
         if not is_number(given) or not low <= given <= high:
-            raise BadChoice(f"no score: {given!r:.40} (from {low} to {high}, or skip)")
+            raise BadChoice(f"invalid score {given!r:.40}: expected {low} to {high}, or skip")
         return round(given / high, 3)
 
     def allows(self, choice: Any) -> bool:
@@ -69,5 +69,5 @@ class Judgement:
     def revealed(self, choice: Choice) -> dict[str, Any] | None:
         if choice == SKIP:
             return None
-        judge = {name: self.said.get(name) for name in ("score", "confidence")}
+        judge = {name: self.verdict.get(name) for name in ("score", "confidence")}
         return {"item": shown_text(self.item), "yours": choice, "judge": judge["score"], "sure": judge["confidence"]}
