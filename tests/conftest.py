@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from support.browser import browser, browser_page  # noqa: F401
+from support.resuming import trained_once  # noqa: F401
 from support.tiny_models import VOCABULARY, byte_tokenizer, tiny_model, tiny_policy
 from vigneron.policy.model import Policy
 

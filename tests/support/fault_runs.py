@@ -4,6 +4,7 @@ Processes are forked from one that has imported everything: a kill costs a secon
 """
 
 import codecs
+import json
 import multiprocessing
 import os
 import resource
@@ -11,14 +12,19 @@ import signal
 import sys
 import threading
 import time
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
-from support.tiny_runs import tiny_recipe, write_data
+from support import TESTS
+from support.tiny_runs import held_out_of, tiny_recipe, write_data
 from vigneron import api
+from vigneron.errors import UserError
+from vigneron.run_store.folder import RunFolder
 
 VOWELS = "aeiouAEIOU"
 RUBRIC = {
@@ -81,16 +87,12 @@ def write_recipe(folder: Path, model: Path, name: str, **changes: Any) -> Path:
 
 
 def _data_for(folder: Path, name: str) -> Path:
-    from support.tiny_runs import held_out_of
-
     data = write_data(folder)
     if name in OF_PAIRS or name == "score_model":
         for file in (data, held_out_of(data)):
             rows = [yaml.safe_load(line) for line in file.read_text().splitlines()]
             for number, row in enumerate(rows):
                 row |= {"score": number / 10} if name == "score_model" else {"chosen": row["answer"], "rejected": "no"}
-            import json
-
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return data
 
@@ -145,10 +147,28 @@ def exit_code(target: Any, *arguments: Any, timeout: float = 120) -> int:
 
 def started(target: Any, *arguments: Any) -> BaseProcess:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vigneron.api", "support.fault_runs", "peft"])
-    process = context.Process(target=target, args=arguments, daemon=True)
+    context.set_forkserver_preload(["support.preloaded"])
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with patch.dict(os.environ, PYTHONPATH=path):  # else the server cannot import what is preloaded, and says nothing
+        forkserver.ensure_running()
+    process = context.Process(target=_with_environment, args=(dict(os.environ), target, arguments), daemon=True)
     process.start()
     return process
+
+
+def _with_environment(environment: dict[str, str], target: Any, arguments: tuple[Any, ...]) -> None:
+    """The fork server keeps the environment that it was started with."""
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*arguments)
+
+
+def lock(folder: str) -> None:
+    """Exits with 3 where another process trains in the folder."""
+    try:
+        RunFolder.open(folder).lock()
+    except UserError as error:
+        sys.exit(3 if "another process is training" in str(error) else 4)
 
 
 def command(log: str, words: list[str], limit: tuple[int, int] | None = None, uid: int | None = None) -> None:
