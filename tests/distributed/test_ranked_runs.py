@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,9 +18,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from support import SUPPORT
+from support import SUPPORT, command_line, fault_runs
 from support.processes import begun, vigneron
 from support.tiny_runs import tiny_recipe, write_data
+from vigneron.training.setup import start as starting
 
 AT_LENGTH = [pytest.mark.slow, pytest.mark.cluster]
 REWARD = """
@@ -66,6 +69,13 @@ def place(tmp_path: Path, tiny_folder: Path) -> Path:
     return tmp_path
 
 
+def one(place: Path, *arguments: str) -> None:
+    """One rank, as a process that the fork server starts."""
+    with chdir(place), patch.object(sys, "path", [str(place), *sys.path]):
+        log = place / "log"
+        assert fault_runs.exit_code(fault_runs.command, str(log), list(arguments)) == 0, log.read_text()
+
+
 def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -85,7 +95,7 @@ def check_the_same(run: Path, other: Path) -> None:
 
 
 def test_two_processes_end_as_one_does(place: Path) -> None:
-    vigneron(place, "train", "tiny.yaml", "--name", "one")
+    one(place, "train", "tiny.yaml", "--name", "one")
     out, err = vigneron(place, "train", "tiny.yaml", "--name", "two", "--nproc", "2")
     words = [line.split()[0] for line in out.splitlines()]
     assert [w for w in words if not w.endswith(":")] == [*["step"] * 6, "run", "report", "talk", "look"]
@@ -107,7 +117,7 @@ def test_two_processes_end_as_one_does(place: Path) -> None:
 )
 def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list[str], after: list[str]) -> None:
     """A rank dies in the fifth step; the run ends with its last checkpoint whole, and goes on from it."""
-    vigneron(place, "train", "tiny.yaml", "--name", "whole")
+    one(place, "train", "tiny.yaml", "--name", "whole")
     run = place / "runs" / "cut"
     if before:
         (place / "kill").write_text("6")  # the first evaluation asks for a reward too, and the one after step 3
@@ -124,7 +134,7 @@ def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["model"]["compile"] = True  # as `auto` is resolved on a GPU, whoever goes on
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    vigneron(place, "resume", "runs/cut", *after)
+    (vigneron if "--nproc" in after else one)(place, "resume", "runs/cut", *after)
     check_the_same(run, place / "runs" / "whole")
 
 
@@ -189,19 +199,28 @@ def test_a_reward_that_is_not_finite_is_passed_over_by_all_ranks(place: Path) ->
     assert records(place / "runs" / "r")[-1]["steps_skipped"] == 1
 
 
-def test_bad_input_is_one_line(place: Path) -> None:
-    def said(*arguments: str) -> str:
-        _, err = vigneron(place, *arguments, code=2)
+def test_bad_input_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*arguments: str, by_ranks: bool = False) -> str:
+        """In this process, where no ranks are started."""
+        if by_ranks:
+            _, err = vigneron(place, *arguments, code=2)
+        else:
+            answer = command_line.vigneron(*arguments)
+            assert answer.code == 2
+            err = answer.err
         assert err.startswith("error: ")
         assert err.count("\n") == 1, err
         return err
 
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(str(place))
     assert "17 ranks have only 16 samples a step" in said("train", "tiny.yaml", "--nproc", "17")
     assert "scale.shard: 3 ranks do not divide" in said("train", "tiny.yaml", "--nproc", "3", "scale.shard=2")
     constraint = ("method={name: trpo, form: constraint}", "optimizer={}", "scale.shard=2")
-    assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2")
+    assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2", by_ranks=True)
     assert "staleness" in said("train", "tiny.yaml", "scale.staleness=1")
-    compiled = said("train", "tiny.yaml", "model.compile=true", "scale.shard=2", "--nproc", "2")
+    monkeypatch.setattr(starting, "_join", lambda *_: None)  # as a rank of two
+    compiled = said("train", "tiny.yaml", "model.compile=true", "scale.shard=2")
     assert "no effect on weights that ranks share" in compiled
 
 
