@@ -1,7 +1,9 @@
 """Runs of several processes, by the command line: they end as one process would, die cleanly, and go on with fewer or
 more."""
 
+import importlib.metadata
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -229,13 +231,12 @@ def test_bad_input_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("none", None),
         ("model", "rank 1: model: the folder"),
-        ("version", "rank 1, on "),
         pytest.param("weights", "has other weights here than on rank 0", marks=AT_LENGTH),
         pytest.param("shapes", "other names or shapes here than on rank 0: model.embed_tokens.weight", marks=AT_LENGTH),
     ],
 )
 def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, expected: str | None) -> None:
-    """Its node has no files of the model, others, or another version of a package: nothing begins, a line says why."""
+    """Its node has no files of the model, or others: nothing begins, a line says why."""
     if what in ("model", "weights", "shapes") and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
     recipe = yaml.safe_load((place / "tiny.yaml").read_text()) | {"steps": 1, "eval_every": 0}
@@ -257,5 +258,31 @@ def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, e
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, done.stderr
     assert expected in lines[0]
-    assert what != "version" or "has transformers 5.0.1" in lines[0]
+    assert not (place / "runs" / "odd").exists()
+
+
+def train_with_odd_version(log: str, words: list[str]) -> None:
+    """As a rank; the second one's node has another version of a package."""
+    if os.environ["RANK"] == "1":
+        known = importlib.metadata.version
+        importlib.metadata.version = lambda name: "5.0.1" if name == "transformers" else known(name)
+    fault_runs.command(log, words)
+
+
+def test_a_rank_with_another_version_of_a_package(place: Path) -> None:
+    words = ["train", "tiny.yaml", "steps=1", "eval_every=0", "--name", "odd"]
+    logs = [place / f"rank-{rank}.log" for rank in range(2)]
+    with chdir(place), patch.object(sys, "path", [str(place), *sys.path]):
+        processes = [
+            fault_runs.started(
+                train_with_odd_version, str(log), words, environment=fault_runs.environment_of(rank, 2, place)
+            )
+            for rank, log in enumerate(logs)
+        ]
+        for process in processes:
+            process.join(120)
+    said = "".join(log.read_text() for log in logs)
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert "rank 1, on " in line
+    assert "has transformers 5.0.1" in line
     assert not (place / "runs" / "odd").exists()

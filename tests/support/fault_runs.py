@@ -4,6 +4,8 @@ Processes are forked from one that has imported everything: a kill costs a secon
 """
 
 import codecs
+import importlib
+import io
 import json
 import multiprocessing
 import os
@@ -12,6 +14,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +27,7 @@ import yaml
 from support import TESTS
 from support.tiny_runs import held_out_of, tiny_recipe, write_data
 from vigneron import api
+from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.run_store.folder import RunFolder
 
@@ -145,13 +150,16 @@ def exit_code(target: Any, *arguments: Any, timeout: float = 120) -> int:
     return process.exitcode
 
 
-def started(target: Any, *arguments: Any) -> BaseProcess:
+def started(target: Any, *arguments: Any, environment: Mapping[str, str] | None = None) -> BaseProcess:
+    """A process of the fork server, with this process's environment and what is given beside it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["support.preloaded"])
     path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     with patch.dict(os.environ, PYTHONPATH=path):  # else the server cannot import what is preloaded, and says nothing
         forkserver.ensure_running()
-    process = context.Process(target=_with_environment, args=(dict(os.environ), target, arguments), daemon=True)
+    process = context.Process(
+        target=_with_environment, args=({**os.environ, **(environment or {})}, target, arguments), daemon=True
+    )
     process.start()
     return process
 
@@ -171,20 +179,41 @@ def lock(folder: str) -> None:
         sys.exit(3 if "another process is training" in str(error) else 4)
 
 
-def command(log: str, words: list[str], limit: tuple[int, int] | None = None, uid: int | None = None) -> None:
-    """`vigneron WORDS…` as a process of its own, what it says in a file; under a limit or as another user if given."""
+def environment_of(rank: int, count: int, place: Path) -> dict[str, str]:
+    """As `--nproc` sets it for a rank."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    rendezvous = {ranks.RENDEZVOUS: f"file://{place}/rendezvous"} if count > 1 else {}
+    return {name: str(number) for name, number in numbers.items()} | rendezvous
+
+
+def logged(log: str, target: Any, arguments: tuple[Any, ...]) -> None:
+    """What it prints is in a file."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    target(*arguments)
+
+
+def command(log: str, words: list[str], limit: tuple[int, int] | None = None, uid: int | None = None) -> None:
+    """`vigneron WORDS…` as a process of its own, what it says in a file; under a limit or as another user if given."""
+    logged(log, _command, (words, limit, uid))
+
+
+def _command(words: list[str], limit: tuple[int, int] | None, uid: int | None) -> None:
+    from vigneron.cli.main import main
+
     if limit is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write fails, as on a full disk
         resource.setrlimit(limit[0], (limit[1], limit[1]))
     if uid is not None:
-        codecs.lookup("utf-8-sig")  # loaded when it is first needed, from where somebody else may not read
+        # What is imported when it is first needed may lie where the other user may not read: a failing command first.
+        codecs.lookup("utf-8-sig")
+        importlib.import_module("rich._emoji_codes")
+        sys.argv = ["vigneron", "resume", "no-such-run"]
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit):
+            main()
         os.setgid(uid)
         os.setuid(uid)
-    from vigneron.cli.main import main
-
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["vigneron", *words]
     main()
