@@ -1,7 +1,7 @@
 """The study of docs/guides/grape.md: GRAPE with revisions, GRAPE with fresh answers alone, GRPO on the summed score.
 
 python -m benchmarks.grape_study plan QUEUE                  the list of its runs, for `python -m benchmarks.study work`
-python -m benchmarks.grape_study show RUNS [--figure FILE]   its tables, and its figure, from the runs' logs
+python -m benchmarks.grape_study show RUNS [--figure FILE]   its tables and figure; RUNS: a folder, or an archive
 
 Compared is the weighted sum of a category's scores on held-out questions, Σ ω τ, whatever the confidences: the reward
 of eq. 15 moves with them.
@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.study import SEEDS
 from vigneron.rubric.read import read_rubric
+from vigneron.run_store.archive import unpacked
 from vigneron.run_store.folder import RunFolder
 
 CORRECTED = "method.correction=truncated"
@@ -122,7 +123,8 @@ def main() -> int:
     if given.verb == "plan":
         plan(given.queue)
         return 0
-    arms = arms_of(given.runs)
+    with unpacked(given.runs) as folder:
+        arms = arms_of(folder)
     print(table(rows(arms)), "", table(item_rows(arms)), sep="\n")
     if given.figure is not None:
         draw(arms, given.figure)

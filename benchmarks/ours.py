@@ -19,15 +19,16 @@ from benchmarks.models import model_folder
 from benchmarks.parity import Verdict
 from benchmarks.prompts import prompt_rows
 from benchmarks.work import Work
-from vigneron.batch import Batch
+from vigneron.batch import Batch, Samples, Signals
 from vigneron.core.draws import Sampling
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.logprobs import score
 from vigneron.recipe import check_config
 from vigneron.timing import Stopwatch, listening
 from vigneron.training import loop
 from vigneron.training.callbacks import Silent
-from vigneron.training.method import Method, Metrics, Parts
+from vigneron.training.method import Method, Metrics
+from vigneron.training.parts import Parts
 from vigneron.training.run import Run
 from vigneron.training.setup.start import start_run
 from vigneron.training.update import GradientUpdate
@@ -82,7 +83,7 @@ def started(work: Work, model: Path | None = None, changes: dict[str, Any] | Non
 
         def build(parts: Parts) -> Method:
             parts.policy.eos_ids = frozenset()
-            return METHODS[config.method.name](parts)
+            return build_method(parts)
 
         run = start_run(config, Path(place), build, view=Silent())
         yield run
@@ -103,7 +104,7 @@ class StepTimes:
 
     def notice(self, text: str) -> None: ...
 
-    def step(self, run: Run, metrics: Metrics, batch: Batch, seconds: float) -> None:
+    def step(self, run: Any, metrics: Metrics, batch: Batch, seconds: float) -> None:
         check_lengths(batch, self._work)
         if run.policy.device.type == "cuda":
             self.held = torch.cuda.memory_allocated()
@@ -129,7 +130,7 @@ def measure(work: Work, model: Path | None = None) -> Measurement:
 
 def check_lengths(batch: Batch, work: Work) -> None:
     """Refuse figures of a run that did less than its work."""
-    lengths = {spans[-1][1] - spans[0][0] for spans in batch.spans}
+    lengths = {spans[-1][1] - spans[0][0] for spans in batch.samples.spans}
     if len(batch) != work.samples or lengths != {work.new_tokens}:
         raise SystemExit(f"ours: {len(batch)} completions of {lengths} tokens: lengths were to be forced")
 
@@ -142,18 +143,22 @@ def frozen_batch(frozen: Frozen, device: torch.device) -> Batch:
 
     advantages_B = tensor(frozen.advantages_B)
     return Batch(
-        prompt_ids=tuple(tuple(row) for row in frozen.prompt_BP.tolist()),
-        completion_BT=tensor(frozen.completion_BT),
-        spans=tuple(((prompt_tokens, prompt_tokens + n),) for n in frozen.lengths_B.tolist()),
-        behaviour_BT=tensor(frozen.behaviour_BT),
-        truncated_B=torch.zeros(size, dtype=torch.bool, device=device),
-        group_B=torch.arange(size, device=device) // GROUP,
-        sample_B=torch.arange(size, device=device),
-        prompts=("",) * size,
-        completions=("",) * size,
-        rewards_B=advantages_B,
-        advantages_BT=advantages_B[:, None].expand(frozen.completion_BT.shape),
-        reference_BT=tensor(frozen.reference_BT),
+        Samples(
+            prompt_ids=tuple(tuple(row) for row in frozen.prompt_BP.tolist()),
+            completion_BT=tensor(frozen.completion_BT),
+            spans=tuple(((prompt_tokens, prompt_tokens + n),) for n in frozen.lengths_B.tolist()),
+            behaviour_BT=tensor(frozen.behaviour_BT),
+            truncated_B=torch.zeros(size, dtype=torch.bool, device=device),
+            group_B=torch.arange(size, device=device) // GROUP,
+            sample_B=torch.arange(size, device=device),
+            prompts=("",) * size,
+            completions=("",) * size,
+        ),
+        signals=Signals(
+            rewards_B=advantages_B,
+            advantages_BT=advantages_B[:, None].expand(frozen.completion_BT.shape),
+            reference_BT=tensor(frozen.reference_BT),
+        ),
     )
 
 
@@ -169,7 +174,7 @@ def parity(work: Work, frozen: Frozen) -> Verdict:
             with torch.no_grad():
                 logprobs_BT = score(run.policy, batch, Sampling(work.temperature)).logprobs_BT
             update.accumulate(batch, lambda part: update.loss(part, update.score(part)))
-            for player in update.players:
+            for player in update.optimized:
                 player.optimizer.zero_grad(set_to_none=True)
         metrics = update(batch)
         loss = metrics["loss/policy"] + work.kl_beta * metrics["loss/kl"]

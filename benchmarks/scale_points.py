@@ -84,17 +84,18 @@ def prepare(folder: Path) -> None:
 
 def measured(folder: Path, steps: int) -> dict[str, float]:
     """Median seconds of a step and of its phases, the first step left out; in this process."""
-    from vigneron.methods import METHODS
+    from vigneron.methods import build_method
     from vigneron.recipe import check_config
     from vigneron.timing import WHOLE, listening
     from vigneron.training.callbacks import Silent
     from vigneron.training.loop import train
-    from vigneron.training.method import Method, Parts
+    from vigneron.training.method import Method
+    from vigneron.training.parts import Parts
     from vigneron.training.setup.start import start_run
 
     def build(parts: Parts) -> Method:
         parts.policy.eos_ids = frozenset()  # lengths are forced
-        return METHODS["grpo"](parts)
+        return build_method(parts)
 
     config = check_config(recipe_of(folder, steps + 1), "scale-point")
     with tempfile.TemporaryDirectory() as place:

@@ -2,7 +2,7 @@
 
 python -m benchmarks.study plan QUEUE [--only word-paper,ours,…]     writes the list, one run a line
 python -m benchmarks.study work QUEUE RUNS                           trains what is left of it, one run after the other
-python -m benchmarks.study keep RUNS FOLDER                          logs small enough for the repository
+python -m benchmarks.study keep RUNS FILE                            an archive of their logs, for the repository
 
 Several workers can share a list, and a GPU.
 """
@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 WORDS, SENTENCES = ("colors", "antonyms", "categories"), ("copying", "sentiment")
@@ -117,14 +118,14 @@ def work(queue: Path, runs: Path) -> int:
 
 def train_one(runs: Path, name: str, recipe: str, *changes: str) -> str:
     """Train, without checkpoints, which have more than a gigabyte each. A line of what it came to."""
-    from vigneron.methods import METHODS
+    from vigneron.methods import build_method
     from vigneron.recipe import load_config
     from vigneron.training import loop
     from vigneron.training.callbacks import Silent
     from vigneron.training.setup.start import start_run
 
     config = load_config(recipe, list(changes))
-    run = start_run(config, runs, METHODS[config.method.name], name=name, view=Silent())
+    run = start_run(config, runs, build_method, name=name, view=Silent())
     run.save = lambda metrics=None: None  # type: ignore[method-assign]
     try:
         loop.train(run, Silent())
@@ -137,8 +138,16 @@ def train_one(runs: Path, name: str, recipe: str, *changes: str) -> str:
     return f"{name}: held-out accuracy {shown}, {evaluated[-1]:.2f} at last; {seconds[len(seconds) // 2]:.3f} s a step"
 
 
-def keep(runs: Path, folder: Path) -> None:
-    """Finished runs' configs and every tenth step, in four digits: `vigneron compare` reads them."""
+def keep(runs: Path, file: Path) -> None:
+    """Finished runs' configs and every tenth step, in four digits, in one file that `vigneron compare` reads."""
+    from vigneron.run_store.archive import write_archive
+
+    with TemporaryDirectory() as place:
+        thin(runs, Path(place))
+        write_archive(sorted(Path(place).iterdir()), file)
+
+
+def thin(runs: Path, folder: Path) -> None:
     for run in sorted(path.parent for path in runs.glob("*/metrics.jsonl")):
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         config = (run / "config.yaml").read_text(encoding="utf-8")
@@ -168,7 +177,7 @@ def main() -> int:
     worker.add_argument("runs", type=Path)
     keeper = verbs.add_parser("keep")
     keeper.add_argument("runs", type=Path)
-    keeper.add_argument("folder", type=Path)
+    keeper.add_argument("file", type=Path, help="NAME.tar.xz")
     given = parser.parse_args()
     if given.verb == "plan":
         only = given.only.split(",")
@@ -178,7 +187,7 @@ def main() -> int:
     elif given.verb == "work":
         return work(given.queue, given.runs)
     else:
-        keep(given.runs, given.folder)
+        keep(given.runs, given.file)
     return 0
 
 

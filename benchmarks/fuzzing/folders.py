@@ -181,12 +181,12 @@ def resume_case(random: Random, folder: Path) -> Case:
         damaged(random.choice(files), random)
 
     def case() -> None:
-        from vigneron.methods import METHODS
+        from vigneron.methods import build_method
         from vigneron.training.setup.start import resume_run
 
         found = RunFolder.open(run)
         try:
-            going_on = resume_run(found, METHODS[found.config().method.name], view=_Nobody())
+            going_on = resume_run(found, build_method, view=_Nobody())
             going_on.close()
         finally:
             found.unlock()

@@ -15,8 +15,9 @@ POINTS = Path(__file__).parents[2] / "docs" / "results" / "scale-points.json"
 SMOLLM2 = Decoder("SmolLM2-135M", 30, 106_168_320, 576, 49_152, 3, 64, tied=True)
 GPT2 = Decoder("GPT-2 Small's shape", 12, 84_934_656, 768, 50_257, 12, 64, tied=True)
 
-# Ceilings as docs/results/performance.md has them. Shares: the geometric mean of 64x8x64 and 64x8x256. Overheads of decoding:
-# from 64x8x64 and 7x8x16. So 64x8x256's sampling and 7x8x16's training are predictions, and all of PGSRM's loop.
+# Ceilings as docs/results/performance.md has them. Shares: the geometric mean of 64x8x64 and 64x8x256. Overheads of
+# decoding: from 64x8x64 and 7x8x16. So 64x8x256's sampling, 7x8x16's training and
+# all of PGSRM's loop are predictions.
 H200 = Rates("H200", 783e12, 4.13e12, update=0.170, forward=0.200, layer_s=57.5e-6, logit_s=2.34e-11)
 # From cpu-4x4x16 alone.
 TWO_CORES = Rates("two Neoverse-N1 cores", 73.9e9, 60.3e9, update=0.686, forward=0.710, decode=0.266, number_bytes=FP32)

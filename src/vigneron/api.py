@@ -11,7 +11,7 @@ from vigneron.core.draws import Sampling
 from vigneron.data.prompts import Row, completion_text
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.from_config import load_child
 from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import changed_config, load_config
@@ -28,7 +28,8 @@ from vigneron.training.callbacks import AnyView, View, as_view
 from vigneron.training.checkpoint.read import checkpoint_step, load_weights
 from vigneron.training.checkpoint.select import checkpoint_to_look_at
 from vigneron.training.evaluate import evaluate
-from vigneron.training.method import Parts
+from vigneron.training.method import Method, unchanged
+from vigneron.training.parts import Parts
 from vigneron.training.run import Run
 from vigneron.training.sample_records import samples_of
 from vigneron.training.setup.resolve import newest_weights
@@ -70,7 +71,7 @@ class Trained:
         if not rows:
             raise UserError("there is no held-out part to evaluate on: give data.held_out, or --file")
         if self.config.method.trains == "scorer" or self.config.method.reads == "pairs":
-            method = METHODS[self.config.method.name](Parts(self.config, self.policy, self.reference, lambda b: b))
+            method = self._method()
             assert method.evaluate is not None
             return method.evaluate(rows), []
         name = checker_name(self.config)
@@ -87,9 +88,13 @@ class Trained:
         finally:
             reward.close()
         if self.config.method.reads == "demonstrations":
-            method = METHODS[self.config.method.name](Parts(self.config, self.policy, self.reference, lambda b: b))
+            method = self._method()
             metrics |= method.evaluate_beside(rows) if method.evaluate_beside is not None else {}
         return metrics, samples_of(batch, self.step, "eval")
+
+    def _method(self) -> Method:
+        """The run's method, for what it measures by itself."""
+        return build_method(Parts.of(self.config, self.policy, self.reference, unchanged))
 
 
 def train(
@@ -111,7 +116,7 @@ def train(
     where = Path(runs) if runs is not None else default_runs_folder()
     watching = as_view(view)
     with telling(getattr(watching, "phase", None)):
-        return _finish(start_run(config, where, METHODS[config.method.name], name=name, view=watching), watching)
+        return _finish(start_run(config, where, build_method, name=name, view=watching), watching)
 
 
 def resume(
@@ -129,12 +134,12 @@ def resume(
     unless `allow_changes`. `weights_only` goes on without the optimizers' state.
     """
     found = RunFolder.open(folder)
-    watching, config = as_view(view), found.config()
+    watching, config = as_view(view), found.config(user_code=True)
     new = changed_config(config, overrides, str(found.path)) if overrides else None
     with telling(getattr(watching, "phase", None)):
         run = resume_run(
             found,
-            METHODS[(new or config).method.name],
+            build_method,
             config=new,
             device=device,
             rubric=rubric,
@@ -148,7 +153,7 @@ def resume(
 def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
     """The child of a run, at its newest checkpoint or at the one after `step`."""
     found = RunFolder.open(folder)
-    config = found.config()
+    config = found.config(user_code=True)
     chosen = checkpoint_to_look_at(found.path, step)
     # Wherever it was trained, it is looked at here.
     here = config.model.model_copy(update={"device": "auto", "dtype": "auto"})
@@ -181,4 +186,4 @@ def _sample(
         return []
     sampling = Sampling(temperature=temperature) if temperature > 0 else None
     rollout = OnPolicy(policy, sampling, max_new_tokens or config.max_new_tokens, seed=seed)
-    return [completion_text(c) for c in rollout([{"prompt": prompt} for prompt in prompts]).completions]
+    return [completion_text(c) for c in rollout([{"prompt": prompt} for prompt in prompts]).samples.completions]

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from vigneron.config import Config
+from vigneron.config import USER_CODE, Config
 from vigneron.errors import UserError, did_you_mean, visible
 from vigneron.files import user_path
 from vigneron.validation import faults
@@ -126,12 +126,15 @@ def _spelled_out(key: str, value: Any) -> Any:
     return {SHORT[key]: value} if key in SHORT and isinstance(value, str) else value
 
 
-def check_config(given: Mapping[str, Any], where: str) -> Config:
-    """Every error at once, one line each, with the key's path. `reward: binary` is short for its `kind`, and so on."""
+def check_config(given: Mapping[str, Any], where: str, *, user_code: bool = True) -> Config:
+    """Every error at once, one line each, with the key's path. `reward: binary` is short for its `kind`, and so on.
+
+    `user_code`: whether a method, rollout or curriculum of the user's own may be imported, to check its options.
+    """
     if isinstance(given, Mapping):
         given = {key: _spelled_out(key, value) for key, value in given.items()}
     try:
-        return Config.model_validate(given)
+        return Config.model_validate(given, context={USER_CODE: user_code})
     except ValidationError as errors:
         found = faults(errors.errors(), given, Config, "the recipe")
         raise UserError("\n".join(f"{where}: {visible(fault.line)}" for fault in found)) from errors

@@ -257,7 +257,8 @@ def test_numbers_for_people() -> None:
 
 
 def test_methods_lists_every_method_and_the_keys_of_one() -> None:
-    from vigneron.methods import METHODS
+
+    from vigneron.commands.methods import METHODS
 
     listed = vigneron("methods").out.splitlines()
     assert [line.split()[0] for line in listed] == list(METHODS)

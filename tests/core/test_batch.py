@@ -1,7 +1,6 @@
 """Batch: rows, masks from spans, and parts that come together again as the whole."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,28 +9,30 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.small_batch import make_batch
-from vigneron.batch import Batch, bundles, length_buckets, map_parts
+from vigneron.batch import Batch
+from vigneron.policy.microbatches import bundles, length_buckets
+from vigneron.policy.rank_batches import map_microbatches
 
 
 def test_mask_comes_from_spans_not_from_ids() -> None:
-    batch = replace(make_batch([2, 5, 1], [3, 1, 0]), completion_BT=torch.zeros(3, 3, dtype=torch.int64))
+    batch = make_batch([2, 5, 1], [3, 1, 0], completion_BT=torch.zeros(3, 3, dtype=torch.int64))
     assert len(batch) == 3
-    assert batch.lengths_B.tolist() == [3, 1, 0]
-    assert batch.mask_BT.int().tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
+    assert batch.samples.lengths_B.tolist() == [3, 1, 0]
+    assert batch.samples.mask_BT.int().tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
 
 
 def test_mask_of_several_spans_leaves_out_what_stands_between_them() -> None:
-    batch = replace(make_batch([3, 2, 1], [6, 3, 6]), spans=(((3, 5), (8, 9)), ((2, 5),), ((1, 2), (3, 4), (6, 7))))
-    assert batch.lengths_B.tolist() == [6, 3, 6]
-    assert batch.mask_BT.int().tolist() == [[1, 1, 0, 0, 0, 1], [1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 1]]
+    batch = make_batch([3, 2, 1], [6, 3, 6], spans=(((3, 5), (8, 9)), ((2, 5),), ((1, 2), (3, 4), (6, 7))))
+    assert batch.samples.lengths_B.tolist() == [6, 3, 6]
+    assert batch.samples.mask_BT.int().tolist() == [[1, 1, 0, 0, 0, 1], [1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 1]]
 
 
 def test_a_sample_without_a_reward_is_not_trained_on() -> None:
     batch = make_batch([1, 1, 1], [2, 2, 1])
-    assert torch.equal(batch.trained_BT, batch.mask_BT)
-    rewarded = replace(batch, rewards_B=torch.tensor([0.0, math.nan, 1.0]))
+    assert torch.equal(batch.trained_BT, batch.samples.mask_BT)
+    rewarded = batch.with_signals(rewards_B=torch.tensor([0.0, math.nan, 1.0]))
     assert rewarded.trained_BT.int().tolist() == [[1, 1], [0, 0], [1, 0]]
-    assert torch.equal(rewarded.mask_BT, batch.mask_BT)
+    assert torch.equal(rewarded.samples.mask_BT, batch.samples.mask_BT)
 
 
 def test_rows_picks_everything_of_a_sample_and_cuts_to_the_longest() -> None:
@@ -47,24 +48,24 @@ def test_rows_picks_everything_of_a_sample_and_cuts_to_the_longest() -> None:
         reference_hidden_BTH=torch.arange(32.0).reshape(4, 4, 2),
     )
     part = batch.rows([2, 1])
-    assert part.prompt_ids == ((7,), (7,) * 5)
-    assert part.completion_BT.tolist() == [[200, 201], [100, 999]]
-    assert part.behaviour_BT.tolist() == [[-200, -201], [-100, -999]]
-    assert part.spans == (((1, 3),), ((5, 6),))
-    assert part.truncated_B.tolist() == [True, False]
-    assert part.group_B.tolist() == [1, 0]
-    assert part.sample_B.tolist() == [42, 41]
-    assert part.prompts == ("prompt 2", "prompt 1")
-    assert part.completions == ("completion 2", "completion 1")
-    assert part.columns == {"answer": ("c", "b"), "metrics": (3, 2)}
-    assert part.extras == {"part": (12, 11)}
-    assert part.metrics == {"seen": 0.5}
-    assert torch.equal(part.prompt_hidden_BH, batch.prompt_hidden_BH[[2, 1]])
-    assert torch.equal(part.rewards_B, batch.rewards_B[[2, 1]])
-    assert torch.equal(part.reference_hidden_BTH, batch.reference_hidden_BTH[[2, 1], :2])
-    assert part.values_B is None
-    assert part.advantages_BT is None
-    assert part.mask_BT.int().tolist() == [[1, 1], [1, 0]]
+    assert part.samples.prompt_ids == ((7,), (7,) * 5)
+    assert part.samples.completion_BT.tolist() == [[200, 201], [100, 999]]
+    assert part.samples.behaviour_BT.tolist() == [[-200, -201], [-100, -999]]
+    assert part.samples.spans == (((1, 3),), ((5, 6),))
+    assert part.samples.truncated_B.tolist() == [True, False]
+    assert part.samples.group_B.tolist() == [1, 0]
+    assert part.samples.sample_B.tolist() == [42, 41]
+    assert part.samples.prompts == ("prompt 2", "prompt 1")
+    assert part.samples.completions == ("completion 2", "completion 1")
+    assert part.samples.columns == {"answer": ("c", "b"), "metrics": (3, 2)}
+    assert part.samples.extras == {"part": (12, 11)}
+    assert part.signals.metrics == {"seen": 0.5}
+    assert torch.equal(part.samples.prompt_hidden_BH, batch.samples.prompt_hidden_BH[[2, 1]])
+    assert torch.equal(part.signals.rewards_B, batch.signals.rewards_B[[2, 1]])
+    assert torch.equal(part.signals.reference_hidden_BTH, batch.signals.reference_hidden_BTH[[2, 1], :2])
+    assert part.signals.values_B is None
+    assert part.signals.advantages_BT is None
+    assert part.samples.mask_BT.int().tolist() == [[1, 1], [1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -103,19 +104,22 @@ def test_map_parts_equals_computing_on_the_whole(sizes: list[tuple[int, int]], b
     seen: list[int] = []
 
     def compute(part: Batch) -> dict[str, Tensor]:
-        kept = torch.where(part.mask_BT, part.completion_BT.double(), 0.0)
+        kept = torch.where(part.samples.mask_BT, part.samples.completion_BT.double(), 0.0)
         if part is not batch:
-            widths = [len(part.prompt_ids[row[0]]) + sum(part.lengths_B[i] for i in row) for row in bundles(part)]
+            widths = [
+                len(part.samples.prompt_ids[row[0]]) + sum(part.samples.lengths_B[i] for i in row)
+                for row in bundles(part)
+            ]
             assert len(part) == 1 or max(widths) * len(widths) <= budget
-            seen.extend(part.sample_B.tolist())
+            seen.extend(part.samples.sample_B.tolist())
         return {
-            "running_BT": torch.where(part.mask_BT, kept.cumsum(1), 0.0),
+            "running_BT": torch.where(part.samples.mask_BT, kept.cumsum(1), 0.0),
             "pair_BTH": torch.stack([kept, -kept], -1),
             "total_B": kept.sum(1),
             "double_BH": torch.stack([kept.sum(1), 2 * kept.sum(1)], -1),
         }
 
-    got, wanted = map_parts(batch, budget, compute), compute(batch)
-    assert sorted(seen) == batch.sample_B.tolist()
+    got, wanted = map_microbatches(batch, budget, compute), compute(batch)
+    assert sorted(seen) == batch.samples.sample_B.tolist()
     assert got.keys() == wanted.keys()
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)

@@ -1,6 +1,5 @@
 """Who passes which sample: all of them once, pairs by one rank, and about as many tokens each."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,13 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from support.small_batch import make_batch
-from vigneron.batch import Batch, dealt, shared_out
+from vigneron.batch import Batch
 from vigneron.cli.main import without_option
 from vigneron.config import Config, RewardConfig
 from vigneron.distributed import ranks
 from vigneron.distributed.checks import check_ranks, resume_command
 from vigneron.errors import UserError
+from vigneron.policy.rank_batches import assign_ranks, balanced_owners
 from vigneron.recipe import changed_config, check_config, load_config
 from vigneron.rewards.build import build_reward
 from vigneron.sources.placement import NOWHERE
@@ -24,17 +24,20 @@ sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, ma
 
 
 def tokens(batch: Batch, row: int) -> int:
-    return batch.spans[row][-1][1]
+    return batch.samples.spans[row][-1][1]
 
 
 @given(sizes, st.integers(2, 5))
 def test_every_sample_has_one_owner_and_loads_are_even(lengths: list[tuple[int, int]], hands: int) -> None:
     batch = make_batch([p for p, _ in lengths], [c for _, c in lengths])
-    owners = dealt(batch, hands)
+    owners = balanced_owners(batch, hands)
     assert len(owners) == len(batch)
     assert set(owners) <= set(range(hands))
     loads = [sum(tokens(batch, i) for i, owner in enumerate(owners) if owner == hand) for hand in range(hands)]
-    alike = {prompt: [i for i, p in enumerate(batch.prompt_ids) if p == prompt] for prompt in batch.prompt_ids}
+    alike = {
+        prompt: [i for i, p in enumerate(batch.samples.prompt_ids) if p == prompt]
+        for prompt in batch.samples.prompt_ids
+    }
     if len(alike) >= 2 * hands:
         assert all(len({owners[i] for i in rows}) == 1 for rows in alike.values()), "one copy of a prompt is passed"
     else:
@@ -44,14 +47,14 @@ def test_every_sample_has_one_owner_and_loads_are_even(lengths: list[tuple[int, 
 @given(sizes, st.integers(2, 5))
 def test_a_pair_is_with_one_rank(lengths: list[tuple[int, int]], hands: int) -> None:
     twice = [each for each in lengths for _ in range(2)]
-    owners = dealt(make_batch([p for p, _ in twice], [c for _, c in twice], paired=True), hands)
+    owners = balanced_owners(make_batch([p for p, _ in twice], [c for _, c in twice], paired=True), hands)
     assert owners[0::2] == owners[1::2]
 
 
 def test_owners_go_with_their_samples() -> None:
     batch = make_batch([2, 2, 3], [1, 2, 3])
-    assert shared_out(batch) is batch, "one process shares with nobody"
-    assert replace(batch, owners=(0, 1, 2)).rows([2, 0]).owners == (2, 0)
+    assert assign_ranks(batch) is batch, "one process shares with nobody"
+    assert batch.with_packing(owners=(0, 1, 2)).rows([2, 0]).packing.owners == (2, 0)
 
 
 def test_the_command_without_its_option() -> None:

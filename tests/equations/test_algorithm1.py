@@ -1,7 +1,6 @@
 """Every line of PGSRM's Algorithm 1 against a plain rewriting of it: one row at a time, no padding, no microbatches."""
 
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +8,12 @@ import torch
 from torch import Tensor
 
 from support.tiny_models import tiny_policy
-from vigneron.batch import Batch
-from vigneron.methods import METHODS
+from vigneron.batch import Batch, Samples, Signals
+from vigneron.methods import build_method
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
-from vigneron.training.method import Method, Parts
+from vigneron.training.method import Method
+from vigneron.training.parts import Parts
 
 PROMPTS = ((5, 9, 33, 2), (7, 8), (40, 41, 42, 43, 44, 45))
 COMPLETIONS = ((11, 12, 0), (13,), (14, 15))
@@ -41,16 +41,18 @@ def hand_batch() -> Batch:
         ids[row, : len(completion)] = torch.tensor(completion)
     spans = tuple(((len(p), len(p) + len(c)),) for p, c in zip(PROMPTS, COMPLETIONS, strict=True))
     return Batch(
-        prompt_ids=PROMPTS,
-        completion_BT=ids,
-        spans=spans,
-        behaviour_BT=torch.zeros(len(PROMPTS), width, dtype=torch.float64),
-        truncated_B=torch.zeros(len(PROMPTS), dtype=torch.bool),
-        group_B=torch.arange(len(PROMPTS)),
-        sample_B=torch.arange(len(PROMPTS)),
-        prompts=("",) * len(PROMPTS),
-        completions=("",) * len(PROMPTS),
-        rewards_B=torch.tensor(REWARDS, dtype=torch.float64),
+        Samples(
+            prompt_ids=PROMPTS,
+            completion_BT=ids,
+            spans=spans,
+            behaviour_BT=torch.zeros(len(PROMPTS), width, dtype=torch.float64),
+            truncated_B=torch.zeros(len(PROMPTS), dtype=torch.bool),
+            group_B=torch.arange(len(PROMPTS)),
+            sample_B=torch.arange(len(PROMPTS)),
+            prompts=("",) * len(PROMPTS),
+            completions=("",) * len(PROMPTS),
+        ),
+        signals=Signals(rewards_B=torch.tensor(REWARDS, dtype=torch.float64)),
     )
 
 
@@ -64,7 +66,7 @@ class Setting:
         with torch.no_grad():
             for parameter in self.policy.model.parameters():
                 parameter += 0.05 * torch.randn_like(parameter)
-        self.method: Method = METHODS["actor_critic"](Parts(config(**method), self.policy, self.reference, lambda b: b))
+        self.method: Method = build_method(Parts.of(config(**method), self.policy, self.reference, lambda b: b))
         assert self.method.critic is not None
         head = self.method.critic.head.double()
         with torch.no_grad():
@@ -149,7 +151,7 @@ def test_losses_gradients_and_step_are_those_of_the_algorithm(faithful: bool) ->
 def test_the_default_kl_is_the_exact_one_and_has_its_gradient() -> None:
     setting = Setting(entropy_coefficient=0.0, value_coefficient=0.0, kl={"coefficient": 0.5})
     batch = setting.method.advantage(hand_batch())
-    batch = replace(batch, advantages_BT=torch.zeros_like(batch.advantages_BT))
+    batch = batch.with_signals(advantages_BT=torch.zeros_like(batch.signals.advantages_BT))
     update: Any = setting.method.update
     sums = {
         name: value for name, value, _ in update.accumulate(batch, lambda part: update.loss(part, update.score(part)))
@@ -183,14 +185,14 @@ def test_the_clipped_objective_with_several_updates_uses_the_ratio_to_the_sampli
     batch = setting.method.advantage(hand_batch())
     update: Any = setting.method.update
     behaviour_BT = update.score(batch).logprobs_BT.detach() - 0.1  # every ratio is e^0.1 = 1.105: inside the clip
-    batch = replace(batch, behaviour_BT=behaviour_BT)
+    batch = batch.with_samples(behaviour_BT=behaviour_BT)
     sums = {
         name: value for name, value, _ in update.accumulate(batch, lambda part: update.loss(part, update.score(part)))
     }
-    advantages = batch.advantages_BT[batch.mask_BT]
+    advantages = batch.signals.advantages_BT[batch.samples.mask_BT]
     assert sums["loss/policy"] == pytest.approx(float(-(torch.tensor(0.1).exp() * advantages).mean()), rel=1e-6)
 
-    outside = replace(batch, behaviour_BT=behaviour_BT - 1.0)  # e^1.1 = 3.0: clipped at 1.2 where A > 0
+    outside = batch.with_samples(behaviour_BT=behaviour_BT - 1.0)  # e^1.1 = 3.0: clipped at 1.2 where A > 0
     clipped = torch.where(advantages > 0, 1.2 * advantages, torch.tensor(1.1).exp().double() * advantages)
     sums = {
         name: value for name, value, _ in update.accumulate(outside, lambda part: update.loss(part, update.score(part)))
@@ -218,7 +220,9 @@ def test_the_kl_controller_follows_the_released_rule_within_its_bounds() -> None
 def test_a_missing_reward_leaves_loss_and_gradient_as_if_the_sample_were_not_there() -> None:
     whole, without = Setting(faithful=True), Setting(faithful=True)
     batch = hand_batch()
-    missing = whole.method.advantage(replace(batch, rewards_B=torch.tensor([0.9, torch.nan, 0.4], dtype=torch.float64)))
+    missing = whole.method.advantage(
+        batch.with_signals(rewards_B=torch.tensor([0.9, torch.nan, 0.4], dtype=torch.float64))
+    )
     absent = without.method.advantage(batch.rows([0, 2]))
     results = []
     for setting, part in ((whole, missing), (without, absent)):

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from support.tiny_models import tiny_policy
-from vigneron.batch import Batch
-from vigneron.methods import METHODS
+from vigneron.batch import Batch, Samples, Signals
+from vigneron.methods import build_method
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
-from vigneron.training.method import Parts
+from vigneron.training.parts import Parts
 
 PROMPTS = ((5, 9, 33, 2), (7, 8), (40, 41, 42, 43, 44, 45), (7, 8), (1, 2, 3))
 COMPLETIONS = ((11, 12, 0), (13,), (14, 15, 16, 17), (0,), (19, 20))
@@ -48,8 +48,8 @@ class Setting:
             },
             "test",
         )
-        self.method = METHODS[method["name"]](Parts(config, self.policy, reference, lambda b: b))
-        for player in getattr(self.method.update, "players", ()):
+        self.method = build_method(Parts.of(config, self.policy, reference, lambda b: b))
+        for player in getattr(self.method.update, "optimized", ()):
             player.optimizer = torch.optim.SGD([parameter for _, parameter in player.parameters], lr=RATE)
             player.learning_rate = RATE
         self.head, self.network = None, None
@@ -91,16 +91,18 @@ class Setting:
             ids[row, : len(completion)] = torch.tensor(completion)
             behaviour[row, : len(completion)] = torch.tensor(self.behaviour[row], dtype=torch.float64)
         return Batch(
-            prompt_ids=PROMPTS,
-            completion_BT=ids,
-            spans=tuple(((len(p), len(p) + len(c)),) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)),
-            behaviour_BT=behaviour,
-            truncated_B=torch.zeros(len(PROMPTS), dtype=torch.bool),
-            group_B=torch.arange(len(PROMPTS)),
-            sample_B=torch.arange(len(PROMPTS)),
-            prompts=("",) * len(PROMPTS),
-            completions=("",) * len(PROMPTS),
-            rewards_B=torch.tensor(REWARDS, dtype=torch.float64),
+            Samples(
+                prompt_ids=PROMPTS,
+                completion_BT=ids,
+                spans=tuple(((len(p), len(p) + len(c)),) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)),
+                behaviour_BT=behaviour,
+                truncated_B=torch.zeros(len(PROMPTS), dtype=torch.bool),
+                group_B=torch.arange(len(PROMPTS)),
+                sample_B=torch.arange(len(PROMPTS)),
+                prompts=("",) * len(PROMPTS),
+                completions=("",) * len(PROMPTS),
+            ),
+            signals=Signals(rewards_B=torch.tensor(REWARDS, dtype=torch.float64)),
         )
 
     def check(self, plain_loss: Callable[[], tuple[Tensor, Tensor]], updates: int = 1) -> dict[str, float]:
@@ -172,9 +174,9 @@ def test_the_running_mean_is_of_the_steps_before() -> None:
     """The mean reward of the four that are there is 0.4125: the first step's baseline is 0, the next one's that."""
     setting = Setting(name="reinforce", baseline="running_mean", decay=0.9)
     first, second = (setting.method.advantage(setting.batch()) for _ in range(2))
-    assert first.figures["baseline"] == 0.0
-    assert second.figures["baseline"] == pytest.approx(0.4125)
-    assert second.advantages_BT[0, 0].item() == pytest.approx(1.0 - 0.4125)
+    assert first.signals.metrics["baseline"] == 0.0
+    assert second.signals.metrics["baseline"] == pytest.approx(0.4125)
+    assert second.signals.advantages_BT[0, 0].item() == pytest.approx(1.0 - 0.4125)
 
 
 def test_reinforce_with_an_exact_kl_in_the_loss() -> None:
@@ -251,8 +253,8 @@ def test_ppo_is_eq_11_and_12(form: str, clip: float | None) -> None:
 def test_ppo_with_gamma_and_lambda_1_and_no_kl_has_the_advantages_of_eq_4() -> None:
     plain = Setting(name="ppo", kl={"coefficient": 0.0}, lam=1.0)
     batch = plain.method.advantage(plain.batch())
-    expected = batch.rewards_B[:, None] - batch.values_BT
-    torch.testing.assert_close(batch.advantages_BT[batch.trained_BT], expected[batch.trained_BT])
+    expected = batch.signals.rewards_B[:, None] - batch.signals.values_BT
+    torch.testing.assert_close(batch.signals.advantages_BT[batch.trained_BT], expected[batch.trained_BT])
 
 
 def test_trpos_penalty_is_eq_9() -> None:
@@ -307,7 +309,7 @@ def test_minibatches_go_through_every_sample_once_a_pass() -> None:
     update: Any = setting.method.update
     seen: list[list[int]] = []
     loss = update.loss
-    update.loss = lambda batch, now: (seen.append(batch.sample_B.tolist()), loss(batch, now))[1]
+    update.loss = lambda batch, now: (seen.append(batch.samples.sample_B.tolist()), loss(batch, now))[1]
     update.microbatch_tokens = 10_000
     update(setting.method.advantage(setting.batch()))
     assert update.done == 6
@@ -323,5 +325,5 @@ def test_pi_0_is_the_policy_as_it_is_at_each_steps_start() -> None:
     update: Any = setting.method.update
     before = setting.method.advantage(setting.batch())
     update(before)
-    assert update.figures(before)["loss/kl"] > 1e-6
-    assert update.figures(setting.method.advantage(setting.batch()))["loss/kl"] == pytest.approx(0.0, abs=1e-12)
+    assert update.evaluate(before)["loss/kl"] > 1e-6
+    assert update.evaluate(setting.method.advantage(setting.batch()))["loss/kl"] == pytest.approx(0.0, abs=1e-12)

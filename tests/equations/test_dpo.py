@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from support.tiny_models import tiny_policy
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
-from vigneron.training.method import Parts
+from vigneron.training.parts import Parts
 
 # Unequal lengths, and one prompt twice.
 ROWS = [
@@ -43,8 +43,8 @@ def stepped(microbatch_tokens: int, *, shares: bool = True, **options: Any) -> t
         },
         "test",
     )
-    method = METHODS["dpo"](Parts(config, policy, reference, lambda batch: batch))
-    (actor,) = method.update.players  # type: ignore[attr-defined]
+    method = build_method(Parts.of(config, policy, reference, lambda batch: batch))
+    (actor,) = method.update.optimized  # type: ignore[attr-defined]
     actor.optimizer = torch.optim.SGD([parameter for _, parameter in actor.parameters], lr=RATE)
     batch = method.advantage(method.reward(method.rollout(ROWS, 0)))
     return method.update(batch), reference.policy.model, before, policy.model
@@ -109,7 +109,7 @@ def test_at_the_start_nothing_is_preferred() -> None:
     """π₁ = π₀: every margin is 0 and the loss is log 2, whatever the texts."""
     policy = tiny_policy("gpt2", dtype=torch.float64)
     config = check_config({"method": {"name": "dpo"}, "data": {"train": "pairs.jsonl"}}, "test")
-    method = METHODS["dpo"](Parts(config, policy, Reference.of(policy), lambda batch: batch))
+    method = build_method(Parts.of(config, policy, Reference.of(policy), lambda batch: batch))
     assert method.evaluate is not None
     figures = method.evaluate(ROWS)
     assert figures["loss/dpo"] == pytest.approx(math.log(2))

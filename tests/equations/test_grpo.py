@@ -3,7 +3,6 @@
 import math
 import statistics
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor
 
 from support.tiny_models import tiny_policy
-from vigneron.batch import Batch
-from vigneron.methods import METHODS
+from vigneron.batch import Batch, Samples, Signals
+from vigneron.methods import build_method
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
-from vigneron.training.method import Parts
+from vigneron.training.parts import Parts
 
 # Three prompts, and three samples of each, of different lengths; the rewards of the last group do not differ.
 PROMPTS = tuple(prompt for prompt in ((5, 9, 33, 2), (7, 8), (40, 41, 42, 43, 44, 45)) for _ in range(3))
@@ -56,8 +55,8 @@ class Setting:
             },
             "test",
         )
-        self.method = METHODS["grpo"](Parts(config, self.policy, reference, lambda b: b))
-        (actor,) = self.method.update.players  # type: ignore[attr-defined]
+        self.method = build_method(Parts.of(config, self.policy, reference, lambda b: b))
+        (actor,) = self.method.update.optimized  # type: ignore[attr-defined]
         actor.optimizer = torch.optim.SGD([parameter for _, parameter in actor.parameters], lr=RATE)
         self.model, self.start = deepcopy(self.policy.model), reference.policy.model
         self.behaviour = [
@@ -87,16 +86,18 @@ class Setting:
             ids[row, : len(completion)] = torch.tensor(completion)
             behaviour[row, : len(completion)] = torch.tensor(self.behaviour[row], dtype=torch.float64)
         return Batch(
-            prompt_ids=PROMPTS,
-            completion_BT=ids,
-            spans=tuple(((len(p), len(p) + len(c)),) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)),
-            behaviour_BT=behaviour,
-            truncated_B=torch.zeros(len(PROMPTS), dtype=torch.bool),
-            group_B=torch.tensor(GROUPS),
-            sample_B=torch.arange(len(PROMPTS)),
-            prompts=("",) * len(PROMPTS),
-            completions=("",) * len(PROMPTS),
-            rewards_B=torch.tensor(rewards, dtype=torch.float64),
+            Samples(
+                prompt_ids=PROMPTS,
+                completion_BT=ids,
+                spans=tuple(((len(p), len(p) + len(c)),) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)),
+                behaviour_BT=behaviour,
+                truncated_B=torch.zeros(len(PROMPTS), dtype=torch.bool),
+                group_B=torch.tensor(GROUPS),
+                sample_B=torch.arange(len(PROMPTS)),
+                prompts=("",) * len(PROMPTS),
+                completions=("",) * len(PROMPTS),
+            ),
+            signals=Signals(rewards_B=torch.tensor(rewards, dtype=torch.float64)),
         )
 
     def step(self, batch: Batch | None = None) -> dict[str, float]:
@@ -250,7 +251,7 @@ def test_several_updates_keep_the_ratio_to_the_policy_that_sampled() -> None:
 )
 def test_advantages_by_hand_are_the_same_for_every_token(scale_by_std: bool, expected: list[float]) -> None:
     setting = Setting(scale_by_std=scale_by_std)
-    advantages = setting.method.advantage(setting.batch()).advantages_BT
+    advantages = setting.method.advantage(setting.batch()).signals.advantages_BT
     assert advantages.shape == (9, 3)
     for column in advantages.T.tolist():
         assert column == pytest.approx(expected, abs=1e-6)
@@ -282,6 +283,6 @@ def test_a_group_without_variance_gives_no_gradient_and_still_counts() -> None:
 
     flat = Setting(kl={"coefficient": 0.0})
     batch = flat.batch()
-    metrics = flat.step(replace(batch, rewards_B=torch.full_like(batch.rewards_B, 0.1)))
+    metrics = flat.step(batch.with_signals(rewards_B=torch.full_like(batch.signals.rewards_B, 0.1)))
     assert metrics["grad_norm/actor"] == 0
     assert all((change == 0).all() for change in flat.moved())

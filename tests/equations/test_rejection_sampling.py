@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from support.tiny_models import tiny_policy
-from vigneron.batch import Batch
-from vigneron.methods import METHODS
+from vigneron.batch import Batch, Samples, Signals
+from vigneron.methods import build_method
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
-from vigneron.training.method import Method, Parts
+from vigneron.training.method import Method
+from vigneron.training.parts import Parts
 
 PROMPTS = tuple(prompt for prompt in ((5, 9, 33, 2), (7, 8), (40, 41)) for _ in range(3))
 COMPLETIONS = ((11, 12, 0), (13,), (14, 15), (16, 17, 18), (0,), (19, 20, 0), (21,), (22, 23), (24, 0))
@@ -34,8 +35,8 @@ def ready(**options: Any) -> tuple[Method, Any, Any]:
         },
         "test",
     )
-    method = METHODS["rejection_sampling"](Parts(config, policy, Reference.of(policy), lambda b: b))
-    (actor,) = method.update.players  # type: ignore[attr-defined]
+    method = build_method(Parts.of(config, policy, Reference.of(policy), lambda b: b))
+    (actor,) = method.update.optimized  # type: ignore[attr-defined]
     actor.optimizer = torch.optim.SGD([parameter for _, parameter in actor.parameters], lr=RATE)
     return method, deepcopy(policy.model), policy.model
 
@@ -45,16 +46,18 @@ def sampled() -> Batch:
     for row, completion in enumerate(COMPLETIONS):
         ids[row, : len(completion)] = torch.tensor(completion)
     return Batch(
-        prompt_ids=PROMPTS,
-        completion_BT=ids,
-        spans=tuple(((len(p), len(p) + len(c)),) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)),
-        behaviour_BT=torch.zeros(9, 3, dtype=torch.float64),
-        truncated_B=torch.zeros(9, dtype=torch.bool),
-        group_B=torch.arange(9) // 3,
-        sample_B=torch.arange(9),
-        prompts=("",) * 9,
-        completions=TEXTS,
-        rewards_B=torch.tensor(REWARDS, dtype=torch.float64),
+        Samples(
+            prompt_ids=PROMPTS,
+            completion_BT=ids,
+            spans=tuple(((len(p), len(p) + len(c)),) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)),
+            behaviour_BT=torch.zeros(9, 3, dtype=torch.float64),
+            truncated_B=torch.zeros(9, dtype=torch.bool),
+            group_B=torch.arange(9) // 3,
+            sample_B=torch.arange(9),
+            prompts=("",) * 9,
+            completions=TEXTS,
+        ),
+        signals=Signals(rewards_B=torch.tensor(REWARDS, dtype=torch.float64)),
     )
 
 
@@ -80,9 +83,9 @@ def test_it_is_sft_on_what_is_kept(options: dict[str, Any], kept: list[int], fig
     method, before, after = ready(**options)
     batch = method.advantage(sampled())
     assert batch.trained_BT.any(1).nonzero()[:, 0].tolist() == kept
-    assert batch.advantages_BT[:, 0].nonzero()[:, 0].tolist() == kept
+    assert batch.signals.advantages_BT[:, 0].nonzero()[:, 0].tolist() == kept
     names = ("kept/share", "kept/reward", "kept/distinct", "kept/groups_rejected")
-    assert batch.figures == pytest.approx(dict(zip(names, figures, strict=True)))
+    assert batch.signals.metrics == pytest.approx(dict(zip(names, figures, strict=True)))
     got = method.update(batch)
     wanted = plain_loss(before, kept)
     assert got["loss/nll"] == pytest.approx(float(wanted.detach()), abs=1e-10)
@@ -109,6 +112,6 @@ def test_a_round_that_keeps_nothing_passes_and_is_explained() -> None:
     batch = method.advantage(sampled())
     assert method.update(batch) == {}
     assert all(torch.equal(*pair) for pair in zip(before.parameters(), after.parameters(), strict=True))
-    assert batch.figures["kept/groups_rejected"] == 3
-    assert math.isnan(batch.figures["kept/reward"])
-    assert "no sample of this round was kept" in method.explain(batch.figures)[0]
+    assert batch.signals.metrics["kept/groups_rejected"] == 3
+    assert math.isnan(batch.signals.metrics["kept/reward"])
+    assert "no sample of this round was kept" in method.explain(batch.signals.metrics)[0]

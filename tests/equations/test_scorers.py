@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from support.tiny_models import tiny_scorer
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.model import Reference
 from vigneron.policy.reward_model import scores
 from vigneron.recipe import check_config
 from vigneron.rollout.pairs import Pairs
-from vigneron.training.method import Method, Parts
+from vigneron.training.method import Method
+from vigneron.training.parts import Parts
 
 ROWS = [
     {"prompt": "say hot:", "chosen": "hot", "rejected": "a cold word"},
@@ -37,8 +38,8 @@ def ready(name: str, microbatch_tokens: int = 60, kind: str = "gpt2") -> tuple[M
         },
         "test",
     )
-    method = METHODS[name](Parts(config, policy, Reference.of(policy), lambda batch: batch))
-    (actor,) = method.update.players  # type: ignore[attr-defined]
+    method = build_method(Parts.of(config, policy, Reference.of(policy), lambda batch: batch))
+    (actor,) = method.update.optimized  # type: ignore[attr-defined]
     actor.optimizer = torch.optim.SGD([parameter for _, parameter in actor.parameters], lr=RATE)
     return method, deepcopy(policy.model), policy
 
@@ -162,7 +163,9 @@ def test_a_score_is_read_at_the_end_token_though_it_is_also_the_padding(kind: st
     with torch.no_grad():
         got = scores(policy, batch)
         policy.model.config.pad_token_id = None
-        for row, (prompt, completion) in enumerate(zip(batch.prompt_ids, batch.completion_lists(), strict=True)):
+        for row, (prompt, completion) in enumerate(
+            zip(batch.samples.prompt_ids, batch.samples.completion_lists(), strict=True)
+        ):
             assert completion[-1] == policy.pad_id
             wanted = policy.model(torch.tensor([[*prompt, *completion]])).logits[0, 0]
             assert torch.allclose(got[row], wanted, atol=1e-10)

@@ -12,12 +12,12 @@ from vigneron.batch import Batch
 from vigneron.core.losses import nll, policy_gradient
 from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.prompts import Row
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.chat import MODEL, USER, mint
 from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import check_config
 from vigneron.rollout.demonstrations import Demonstrations
-from vigneron.training.method import Parts
+from vigneron.training.parts import Parts
 
 ROWS = [
     {"prompt": "say hot:", "answer": "hot"},
@@ -47,8 +47,8 @@ def stepped(
         },
         "test",
     )
-    method = METHODS["sft"](Parts(config, policy, Reference.of(policy), lambda batch: batch))
-    (actor,) = method.update.players  # type: ignore[attr-defined]
+    method = build_method(Parts.of(config, policy, Reference.of(policy), lambda batch: batch))
+    (actor,) = method.update.optimized  # type: ignore[attr-defined]
     actor.optimizer = torch.optim.SGD([parameter for _, parameter in actor.parameters], lr=RATE)
     batch = method.advantage(method.reward(method.rollout(rows, 0)))
     return method.update(batch), before, policy.model
@@ -88,18 +88,18 @@ def test_it_is_the_policy_gradient_of_advantage_one() -> None:
 
 def test_a_demonstration_is_the_answer_as_the_child_would_write_it_and_its_end() -> None:
     batch: Batch = Demonstrations(tiny_policy("gpt2"))(ROWS)
-    assert batch.completion_lists() == (
+    assert batch.samples.completion_lists() == (
         (*as_bytes(" hot"), 0),
         (*as_bytes(" bcdef"), 0),
         (*as_bytes("x"), 0),  # the prompt ends in a space already
     )
-    assert batch.mask_BT.sum(1).tolist() == [5, 7, 2]
-    assert batch.columns["answer"] == ("hot", "bcdef", "x")
+    assert batch.samples.mask_BT.sum(1).tolist() == [5, 7, 2]
+    assert batch.samples.columns["answer"] == ("hot", "bcdef", "x")
 
 
 def test_a_conversation_gets_no_space() -> None:
     rows = [{"prompt": [{"role": "user", "content": "hi"}], "answer": "yo"}]
-    assert Demonstrations(tiny_policy("gpt2"))(rows).completion_lists() == ((*as_bytes("yo"), 0),)
+    assert Demonstrations(tiny_policy("gpt2"))(rows).samples.completion_lists() == ((*as_bytes("yo"), 0),)
 
 
 def chat_policy() -> Policy:
@@ -180,7 +180,7 @@ def test_equation_2_by_hand_where_every_token_is_as_likely_as_any(loss_on: str, 
     figures, *_ = stepped("sum_over_samples", 1000, CHATS, policy, loss_on=loss_on)
     assert figures["loss/nll"] == pytest.approx(math.log(260) * sum(learned) / 6, abs=1e-9)
     batch = Demonstrations(chat_policy(), "answers" if loss_on == "answers" else "text")(CHATS)
-    assert batch.mask_BT.sum(1).tolist() == learned
+    assert batch.samples.mask_BT.sum(1).tolist() == learned
 
 
 def test_minted_embeddings_learn_from_the_first_step() -> None:

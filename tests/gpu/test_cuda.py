@@ -10,12 +10,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from support.tiny_models import tiny_model
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
-from vigneron.batch import parts_of
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
 from vigneron.policy.compiling import has_triton, set_compiling
 from vigneron.policy.load import Lora, _add_lora, make_policy, speed_up
 from vigneron.policy.logprobs import reference_view, score
+from vigneron.policy.microbatches import microbatches
 from vigneron.policy.model import Policy, Reference
 from vigneron.rollout.engine.sample import sample
 from vigneron.rollout.on_policy import OnPolicy
@@ -73,7 +73,7 @@ def test_replayed_passes_are_the_plain_ones_after_every_update(kind: str, lora: 
             expected = sample(plain, PROMPTS, max_new_tokens=6, sampling=Sampling(), seed=1, step=step)
             assert sampled.ids_BT.tolist() == expected.ids_BT.tolist()
             torch.testing.assert_close(sampled.behaviour_BT, expected.behaviour_BT, atol=1e-4, rtol=0)
-            for part in parts_of(batch, 64):
+            for part in microbatches(batch, 64):
                 for one in (plain, fast):
                     now = score(one, part, Sampling())
                     (now.logprobs_BT.sum() + 0.1 * now.entropy_BT.sum()).backward()

@@ -20,8 +20,9 @@ from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
+from support.small_batch import changed
 from support.tiny_models import SHAPES, byte_tokenizer, tiny_model
-from vigneron.batch import Batch
+from vigneron.batch import Batch, Samples
 from vigneron.core.advantages import group_relative
 from vigneron.core.draws import Sampling
 from vigneron.core.kl import k3
@@ -67,7 +68,7 @@ def batch_of(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[in
         "behaviour_BT": torch.zeros(size, width),
         "group_B": torch.arange(size),
     }
-    return Batch(
+    samples = Samples(
         prompt_ids=tuple(tuple(p) for p in prompts),
         completion_BT=ids,
         spans=tuple(((len(p), len(p) + len(c)),) for p, c in zip(prompts, completions, strict=True)),
@@ -75,8 +76,9 @@ def batch_of(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[in
         sample_B=torch.arange(size),
         prompts=("",) * size,
         completions=("",) * size,
-        **(plain | fields),
+        **plain,
     )
+    return changed(Batch(samples), **fields)
 
 
 def split(ids: Tensor, attention: Tensor, completion: Tensor) -> Batch:
@@ -92,7 +94,7 @@ def only_batch(trainer: Any) -> dict[str, Tensor]:
 
 
 def summed(policy: Policy, batch: Batch) -> Tensor:
-    return masked_sum(score(policy, batch, Sampling()).logprobs_BT, batch.mask_BT)
+    return masked_sum(score(policy, batch, Sampling()).logprobs_BT, batch.samples.mask_BT)
 
 
 def assert_agree(trainer: Any, theirs: Tensor, policy: Policy, ours: Tensor, factor: float = 1.0) -> None:
@@ -114,9 +116,9 @@ def test_sft(tmp_path: Path) -> None:
     trainer = SFTTrainer(tiny_model("llama"), args=options, train_dataset=rows, processing_class=byte_tokenizer())
     inputs = only_batch(trainer)
     batch = split(inputs["input_ids"], inputs["attention_mask"], inputs["labels"] != -100)
-    assert all(completion[-1] == 0 for completion in batch.completion_lists())  # both train the end
+    assert all(completion[-1] == 0 for completion in batch.samples.completion_lists())  # both train the end
     policy = policy_of(trainer.model)
-    ours = aggregate(nll(score(policy, batch, Sampling()).logprobs_BT), batch.mask_BT, mode="tokens")
+    ours = aggregate(nll(score(policy, batch, Sampling()).logprobs_BT), batch.samples.mask_BT, mode="tokens")
     assert_agree(trainer, trainer.compute_loss(trainer.model, inputs), policy, ours)
 
 
@@ -194,14 +196,14 @@ def our_grpo(
     policy: Policy, batch: Batch, *, mode: Any, scale: Any, beta: float, weighted_kl: bool = False, level: Any = "token"
 ) -> Tensor:
     now = score(policy, batch, Sampling()).logprobs_BT
-    advantages = group_relative(batch.rewards_B, batch.group_B, scale=scale)[:, None].expand(now.shape)
-    losses = clipped_ratio(now, batch.behaviour_BT, advantages, batch.mask_BT, epsilon=0.2, level=level)
+    advantages = group_relative(batch.signals.rewards_B, batch.samples.group_B, scale=scale)[:, None].expand(now.shape)
+    losses = clipped_ratio(now, batch.samples.behaviour_BT, advantages, batch.samples.mask_BT, epsilon=0.2, level=level)
     if beta:
-        kl = k3(now, batch.reference_BT)
+        kl = k3(now, batch.signals.reference_BT)
         if weighted_kl:  # TRL's default, r · k3: in expectation the gradient of KL(π ‖ reference), which k3's is not
-            kl = importance_ratio(now, batch.behaviour_BT, -kl)
+            kl = importance_ratio(now, batch.samples.behaviour_BT, -kl)
         losses = losses + beta * kl
-    return aggregate(losses, batch.mask_BT, mode=mode)
+    return aggregate(losses, batch.samples.mask_BT, mode=mode)
 
 
 @pytest.mark.parametrize(("beta", "weighted_kl"), [(0.0, False), (0.04, False), (0.04, True)])
@@ -219,9 +221,11 @@ def test_grpo(
     scaling = "group" if scale == "std" else "none"
     options = {"loss_type": loss_type, "scale_rewards": scaling, "beta": beta, "use_bias_correction_kl": weighted_kl}
     trainer, inputs, batch = grpo(**options)
-    ours = group_relative(batch.rewards_B, batch.group_B, scale=scale)  # type: ignore[arg-type]
+    ours = group_relative(batch.signals.rewards_B, batch.samples.group_B, scale=scale)  # type: ignore[arg-type]
     torch.testing.assert_close(ours, inputs["advantages"], atol=1e-6, rtol=1e-5)
-    ratios = (score(policy_of(trainer.model), batch, Sampling()).logprobs_BT - batch.behaviour_BT).exp()[batch.mask_BT]
+    ratios = (score(policy_of(trainer.model), batch, Sampling()).logprobs_BT - batch.samples.behaviour_BT).exp()[
+        batch.samples.mask_BT
+    ]
     assert ratios.min() < 0.8 < 1.2 < ratios.max()  # some are clipped on each side
     policy = policy_of(trainer.model)
     loss = our_grpo(policy, batch, mode=mode, scale=scale, beta=beta, weighted_kl=weighted_kl)
@@ -235,9 +239,9 @@ def test_sequence_level_ratios_differ(grpo: Callable[..., Grpo]) -> None:
     )
     policy = policy_of(trainer.model)
     theirs = trainer.compute_loss(trainer.model, inputs).item()
-    now, length = score(policy, batch, Sampling()).logprobs_BT, batch.mask_BT.sum(1)
-    log_ratio = masked_sum(now - batch.behaviour_BT, batch.mask_BT)
-    advantages = group_relative(batch.rewards_B, batch.group_B)
+    now, length = score(policy, batch, Sampling()).logprobs_BT, batch.samples.mask_BT.sum(1)
+    log_ratio = masked_sum(now - batch.samples.behaviour_BT, batch.samples.mask_BT)
+    advantages = group_relative(batch.signals.rewards_B, batch.samples.group_B)
 
     def clipped(log_ratio_B: Tensor) -> float:
         one = torch.ones(12, 1)

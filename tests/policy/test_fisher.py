@@ -1,7 +1,5 @@
 """Products with the Fisher matrix, against the matrix itself on a tiny model."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -29,7 +27,7 @@ def dense_fisher(policy: Policy, batch: Batch, temperature: float) -> Tensor:
     names = list(weights)
 
     def logprobs(row: int, given: dict[str, Tensor]) -> Tensor:
-        prompt, completion = batch.prompt_ids[row], batch.completion_lists()[row]
+        prompt, completion = batch.samples.prompt_ids[row], batch.samples.completion_lists()[row]
         ids = torch.tensor([[*prompt, *completion]])
         logits = functional_call(policy.model, given, (ids,)).logits[0]
         return (logits[len(prompt) - 1 : -1] / temperature).log_softmax(-1)
@@ -54,8 +52,8 @@ def dense_fisher(policy: Policy, batch: Batch, temperature: float) -> Tensor:
 def test_the_product_is_the_matrixs(kind: str, tokens_at_once: int) -> None:
     policy = small_policy(kind)
     batch = make_batch([3, 2, 2, 1], [2, 3, 1, 4])
-    ids = batch.completion_BT % 50
-    batch = replace(batch, completion_BT=ids, rewards_B=torch.tensor([1.0, 0.0, 0.5, torch.nan]))
+    ids = batch.samples.completion_BT % 50
+    batch = batch.with_samples(completion_BT=ids).with_signals(rewards_B=torch.tensor([1.0, 0.0, 0.5, torch.nan]))
     fisher = dense_fisher(policy, batch, temperature=0.7)
     torch.manual_seed(0)
     for _ in range(3):

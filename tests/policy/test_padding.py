@@ -1,7 +1,5 @@
 """What stands beside a completion never changes what the policy thinks of it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,14 +8,16 @@ from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from support.small_batch import batch_of
 from support.tiny_models import tiny_policy
-from vigneron.batch import Batch, map_parts, parts_of
+from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.policy import fused_head as head
 from vigneron.policy import logprobs as scoring
 from vigneron.policy.load import make_policy
 from vigneron.policy.logprobs import Critic, score
+from vigneron.policy.microbatches import microbatches
 from vigneron.policy.model import Policy, ValueHead
 from vigneron.policy.packing import can_share_prompts
+from vigneron.policy.rank_batches import map_microbatches
 
 token = st.integers(1, 250)
 rows_of_tokens = st.lists(st.lists(token, min_size=2, max_size=12), min_size=1, max_size=5)
@@ -47,7 +47,7 @@ def test_completions_behind_one_copy_of_their_prompt_do_not_see_each_other(
     pairs = [
         (p, [*row[len(p) :], *range(1, c + 1)]) for p, row in zip(prompts, rows, strict=True) for c in range(copies)
     ]
-    batch = replace(batch_of(pairs), per_row=per_row)
+    batch = batch_of(pairs).with_packing(per_row=per_row)
     critic = Critic(ValueHead(policy.hidden_size), "last_completion" if with_last else "last_prompt")
     torch.nn.init.normal_(critic.head.linear.weight)
     with torch.no_grad():
@@ -111,7 +111,7 @@ def test_the_size_of_a_microbatch_changes_nothing(kind: str, rows: list[list[int
         return {"logprobs_BT": score(policy, part, Sampling()).logprobs_BT}
 
     with torch.no_grad():
-        split = map_parts(batch, budget, logprobs)["logprobs_BT"]
+        split = map_microbatches(batch, budget, logprobs)["logprobs_BT"]
     for i, (prompt, completion) in enumerate(pairs):
         expected = alone(policy, [*prompt, *completion])[len(prompt) - 1 : -1]
         expected = expected.gather(-1, torch.tensor(completion)[:, None])[:, 0]
@@ -124,9 +124,9 @@ def test_a_window_is_kept_in_training_and_nothing_is_shared_there() -> None:
     policy.shares_prompts = can_share_prompts(policy)
     assert not policy.shares_prompts
     pairs = [([5, 6, 7, 8, 9], [10, 11, 12, 13, c]) for c in (14, 15, 16, 17)]
-    batch = replace(batch_of(pairs), shareable=policy.shares_prompts)
-    (part,) = parts_of(batch, 1000)
-    assert part.per_row == 1
+    batch = batch_of(pairs).with_packing(share_prompts=policy.shares_prompts)
+    (part,) = microbatches(batch, 1000)
+    assert part.packing.per_row == 1
     with torch.no_grad():
         got = score(policy, part, Sampling()).logprobs_BT
     for i, (prompt, completion) in enumerate(pairs):

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from vigneron.errors import UserError
 from vigneron.recipe import load_config
 from vigneron.report.curves import series, smoothed
-from vigneron.report.figures import PANELS, as_svg, comparison_figure
+from vigneron.report.figures import PANELS, as_svg, comparison_figure, smaller
 from vigneron.report.html import before_and_after, summary, write_report
 from vigneron.report.terminal import BARS, sparkline
 from vigneron.run_store.folder import RunFolder
@@ -228,6 +228,13 @@ def test_the_same_run_gives_the_same_bytes() -> None:
     first, second = (as_svg(comparison_figure({"run": [records]})) for _ in range(2))
     assert first == second
     assert first.startswith("<svg")
+
+
+def test_paths_are_shortened_by_hand() -> None:
+    curve = "C 0.5303 2 1 1 10.06 7.123 \nL 1.5 2 \nz\n"
+    before = f'<g>\n  <path d="M 36.325 89.899 \nL 38.80 -178.71 \nL 41.0 5 \n{curve}" style="a: 0.123456"/>\n</g>'
+    after = "M 36.3 89.9\n38.8 -178.7\n41 5\nC 0.53 2 1 1 10.1 7.12\nL 1.5 2\nz\n"
+    assert smaller(before) == f'<g>\n<path d="{after}" style="a: 0.123456"/>\n</g>'
 
 
 # ---------------------------------------------------------------------------------------------- sparkline

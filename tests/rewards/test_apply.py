@@ -6,25 +6,27 @@ import math
 import pytest
 import torch
 
-from vigneron.batch import Batch
+from vigneron.batch import Batch, Samples, Signals
 from vigneron.errors import UserError
 from vigneron.rewards.apply import ApplyReward, RewardFailed
 
 
 def make_batch(size: int = 3) -> Batch:
     return Batch(
-        prompt_ids=((5,),) * size,
-        completion_BT=torch.arange(2 * size).reshape(size, 2),
-        spans=(((1, 2),),) + (((1, 3),),) * (size - 1),
-        behaviour_BT=torch.zeros(size, 2),
-        truncated_B=torch.zeros(size, dtype=torch.bool),
-        group_B=torch.zeros(size, dtype=torch.int64),
-        sample_B=torch.arange(size),
-        prompts=tuple(f"p{i}" for i in range(size)),
-        completions=tuple(f"c{i}" for i in range(size)),
-        columns={"answer": tuple(f"a{i}" for i in range(size)), "level": tuple(range(size))},
-        extras={"before": ("x",) * size},
-        metrics={"before": 1.0},
+        Samples(
+            prompt_ids=((5,),) * size,
+            completion_BT=torch.arange(2 * size).reshape(size, 2),
+            spans=(((1, 2),),) + (((1, 3),),) * (size - 1),
+            behaviour_BT=torch.zeros(size, 2),
+            truncated_B=torch.zeros(size, dtype=torch.bool),
+            group_B=torch.zeros(size, dtype=torch.int64),
+            sample_B=torch.arange(size),
+            prompts=tuple(f"p{i}" for i in range(size)),
+            completions=tuple(f"c{i}" for i in range(size)),
+            columns={"answer": tuple(f"a{i}" for i in range(size)), "level": tuple(range(size))},
+            extras={"before": ("x",) * size},
+        ),
+        signals=Signals(metrics={"before": 1.0}),
     )
 
 
@@ -53,18 +55,18 @@ def test_a_reward_is_called_with_trls_keywords_and_its_parts_are_kept() -> None:
         "answer": ["a0", "a1", "a2"],
         "level": [0, 1, 2],
     }
-    assert done.rewards_B.tolist() == [0.5, -2.0, 1.0]
-    assert done.rewards_B.dtype == torch.float32
-    assert done.extras == {"before": ("x", "x", "x"), "length": (1, 2, 2)}
-    assert done.metrics == {"before": 1.0, "share": 0.25}
-    assert batch.rewards_B is None
-    assert batch.extras == {"before": ("x", "x", "x")}
+    assert done.signals.rewards_B.tolist() == [0.5, -2.0, 1.0]
+    assert done.signals.rewards_B.dtype == torch.float32
+    assert done.samples.extras == {"before": ("x", "x", "x"), "length": (1, 2, 2)}
+    assert done.signals.metrics == {"before": 1.0, "reward/share": 0.25}
+    assert batch.signals.rewards_B is None
+    assert batch.samples.extras == {"before": ("x", "x", "x")}
 
 
 def test_none_is_missing_and_becomes_nan_which_is_not_trained_on() -> None:
     done = ApplyReward(returning(1.0, None, 0.0), missing_limit=0.5)(make_batch())
-    assert done.rewards_B.isnan().tolist() == [False, True, False]
-    assert done.rewards_B[[0, 2]].tolist() == [1.0, 0.0]
+    assert done.signals.rewards_B.isnan().tolist() == [False, True, False]
+    assert done.signals.rewards_B[[0, 2]].tolist() == [1.0, 0.0]
     assert done.trained_BT.int().tolist() == [[1, 0], [0, 0], [1, 1]]
 
 
@@ -72,7 +74,7 @@ def test_above_the_missing_limit_the_run_stops() -> None:
     """5 % of all samples so far, and of a hundred while there are fewer: the sixth missing one is too many."""
     reward = ApplyReward(returning(None, 1.0, 1.0))
     for _ in range(5):
-        assert reward(make_batch()).rewards_B.isnan().sum() == 1
+        assert reward(make_batch()).signals.rewards_B.isnan().sum() == 1
     with pytest.raises(RewardFailed, match=r"'mine' is missing for 6 of 18 samples so far, above the limit of 5%"):
         reward(make_batch())
     resumed = ApplyReward(returning(None, 1.0, 1.0))
@@ -85,7 +87,7 @@ def test_above_the_missing_limit_the_run_stops() -> None:
     with pytest.raises(RewardFailed, match="missing for all 3 samples of a step"):
         ApplyReward(returning(None, None, None))(make_batch())
     everything = ApplyReward(returning(None, None, None), missing_limit=1.0)(make_batch())
-    assert everything.rewards_B.isnan().all()
+    assert everything.signals.rewards_B.isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -151,8 +153,8 @@ def test_an_async_reward_is_awaited_and_its_failure_named() -> None:
         return scores
 
     done = ApplyReward(mine)(make_batch())
-    assert done.rewards_B.tolist() == [0.0, 1.0, 2.0]
-    assert done.extras["score"] == (0.0, 1.0, 2.0)
+    assert done.signals.rewards_B.tolist() == [0.0, 1.0, 2.0]
+    assert done.samples.extras["score"] == (0.0, 1.0, 2.0)
 
     async def broken(**given: object) -> list[float]:
         await asyncio.sleep(0)
@@ -176,4 +178,4 @@ def test_a_reward_that_leaves_is_named_and_nothing_waits_for_ever(is_async: bool
     async def afterwards(completions, **columns):
         return [1.0] * len(completions)
 
-    assert ApplyReward(afterwards)(make_batch()).rewards_B.tolist() == [1.0] * 3
+    assert ApplyReward(afterwards)(make_batch()).signals.rewards_B.tolist() == [1.0] * 3

@@ -117,9 +117,9 @@ def test_a_task_brings_its_checker_and_a_recipe_may_name_another() -> None:
 
 def test_verdicts_are_kept_by_sample_and_a_row_without_an_answer_has_none() -> None:
     batch = make_batch([1, 1, 1], [1, 1, 1], columns={"answer": ("completion 0", None, "other")})
-    assert build_check("equality")(batch).correct == (True, None, False)
-    assert build_check("equality")(make_batch([1], [1])).correct == (None,)
-    assert build_check("equality")(batch).rewards_B is None  # a verdict is no reward
+    assert build_check("equality")(batch).signals.correct == (True, None, False)
+    assert build_check("equality")(make_batch([1], [1])).signals.correct == (None,)
+    assert build_check("equality")(batch).signals.rewards_B is None  # a verdict is no reward
 
 
 # ---------------------------------------------------------------------------------------------- one's own
@@ -143,8 +143,8 @@ def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
 
 
 def test_a_checker_of_ones_own_is_asked_about_every_sample(batch: Batch) -> None:
-    assert build_check("own_checks:right")(batch).correct == (True, False, True)
-    assert build_check("own_checks:later")(batch).correct == (None, True, False)
+    assert build_check("own_checks:right")(batch).signals.correct == (True, False, True)
+    assert build_check("own_checks:later")(batch).signals.correct == (None, True, False)
 
 
 @pytest.mark.parametrize(

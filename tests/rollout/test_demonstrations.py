@@ -182,8 +182,8 @@ def test_what_is_longer_than_the_context_is_cut_and_a_prompt_that_fills_it_is_re
     assert [len(each.ids) for each in found] == [64, 64, 3]
     assert [each.spans for each in found] == [((3, 64),), ((3, 14),), ((1, 3),)]
     batch = Demonstrations(policy)(rows)
-    assert batch.truncated_B.tolist() == [True, True, False]
-    assert [len(ids) for ids in batch.completion_lists()] == [61, 11, 2]
+    assert batch.samples.truncated_B.tolist() == [True, True, False]
+    assert [len(ids) for ids in batch.samples.completion_lists()] == [61, 11, 2]
     assert [each.spans for each in demonstrations(policy, rows, "text")] == [((1, 64),), ((1, 64),), ((1, 3),)]
     with pytest.raises(
         UserError, match=r"^row 2 of mine: the prompt alone, 72 tokens, fills the model's context of 64"

@@ -13,16 +13,16 @@ from support.tiny_models import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.policy.logprobs import score
-from vigneron.rollout.grape import Earlier, Evolving, Memory, Mix, proportioned
+from vigneron.rollout.grape import Earlier, GrapeRollout, Memory, Mix, proportioned
 from vigneron.rollout.on_policy import OnPolicy
 
 ROWS = [{"prompt": f"say {word}: ", "answer": word} for word in ("hot", "cold", "wet")]
 SHARES = st.floats(0.0, 1.0)
 
 
-def evolving(mix: Mix, memory: Memory | None = None, **changes: Any) -> Evolving:
+def evolving(mix: Mix, memory: Memory | None = None, **changes: Any) -> GrapeRollout:
     on_policy = OnPolicy(tiny_policy(), Sampling(), max_new_tokens=5, group_size=4, seed=3)
-    rollout = Evolving(
+    rollout = GrapeRollout(
         on_policy,
         mix,
         memory or Memory(),
@@ -33,7 +33,9 @@ def evolving(mix: Mix, memory: Memory | None = None, **changes: Any) -> Evolving
 
 
 def rewarded(batch: Batch) -> Batch:
-    return replace(batch, rewards_B=torch.ones(len(batch)), extras={**batch.extras, "rubric": ("fine",) * len(batch)})
+    return batch.with_signals(rewards_B=torch.ones(len(batch))).with_samples(
+        extras={**batch.samples.extras, "rubric": ("fine",) * len(batch)}
+    )
 
 
 @given(SHARES, SHARES, SHARES, st.integers(1, 33))
@@ -57,7 +59,7 @@ def test_half_and_half_is_half_and_half() -> None:
 
 def test_in_the_first_round_all_are_fresh() -> None:
     batch = evolving(Mix(0.0, 1.0))(ROWS, 0)
-    assert set(batch.extras["origin"]) == {"fresh"}
+    assert set(batch.samples.extras["origin"]) == {"fresh"}
 
 
 def test_revisions_are_of_the_last_iteration() -> None:
@@ -67,18 +69,18 @@ def test_revisions_are_of_the_last_iteration() -> None:
     seen: list[str] = []
     second = replace(rollout, revision_prompt=lambda row, earlier: seen.append(earlier.response) or "Better: ")(ROWS, 1)
     # Of the first question half are revised, of the others, never answered, none.
-    assert Counter(second.extras["origin"][:4]) == {"fresh": 2, "revised": 2}
-    assert set(second.extras["origin"][4:]) == {"fresh"}
+    assert Counter(second.samples.extras["origin"][:4]) == {"fresh": 2, "revised": 2}
+    assert set(second.samples.extras["origin"][4:]) == {"fresh"}
     assert set(seen) <= {one.response for one in memory.of(ROWS[0])}
     memory.remember(rewarded(second), str)
-    assert [one.response for one in memory.of(ROWS[0])] == [str(text) for text in second.completions[:4]]
+    assert [one.response for one in memory.of(ROWS[0])] == [str(text) for text in second.samples.completions[:4]]
 
 
 def test_what_has_no_reward_is_not_revised() -> None:
     memory = Memory()
     batch = rewarded(evolving(Mix(1.0))(ROWS[:1], 0))
-    memory.remember(replace(batch, rewards_B=torch.tensor([1.0, torch.nan, 1.0, torch.nan])), str)
-    assert [one.response for one in memory.of(ROWS[0])] == [batch.completions[0], batch.completions[2]]
+    memory.remember(batch.with_signals(rewards_B=torch.tensor([1.0, torch.nan, 1.0, torch.nan])), str)
+    assert [one.response for one in memory.of(ROWS[0])] == [batch.samples.completions[0], batch.samples.completions[2]]
 
 
 def test_memory_is_written_and_read() -> None:
@@ -91,11 +93,11 @@ def test_memory_is_written_and_read() -> None:
 def test_a_group_has_one_demonstration_at_most() -> None:
     batch = evolving(Mix(0.0, 1.0, 100.0))(ROWS, 0)
     for start in range(0, 12, 4):
-        assert batch.extras["origin"][start : start + 4].count("demonstrated") == 1
-    at = batch.extras["origin"].index("demonstrated")
-    assert batch.completions[at].strip() == "hot"
-    assert batch.drawn_BT[at].isnan().all()
-    assert batch.completion_ids[at][-1] in evolving(Mix(1.0)).on_policy.policy.eos_ids  # type: ignore[index]
+        assert batch.samples.extras["origin"][start : start + 4].count("demonstrated") == 1
+    at = batch.samples.extras["origin"].index("demonstrated")
+    assert batch.samples.completions[at].strip() == "hot"
+    assert batch.samples.drawn_BT[at].isnan().all()
+    assert batch.samples.completion_ids[at][-1] in evolving(Mix(1.0)).on_policy.policy.eos_ids  # type: ignore[index]
 
 
 def test_trained_behind_the_question_whatever_it_was_drawn_under() -> None:
@@ -103,22 +105,25 @@ def test_trained_behind_the_question_whatever_it_was_drawn_under() -> None:
     rollout = evolving(Mix(1.0))
     batch = rollout(ROWS, 0)
     policy = rollout.on_policy.policy
-    assert batch.prompt_ids[0] == tuple(policy.tokenizer(ROWS[0]["prompt"])["input_ids"])
-    assert batch.behaviour_BT.isnan().all()
+    assert batch.samples.prompt_ids[0] == tuple(policy.tokenizer(ROWS[0]["prompt"])["input_ids"])
+    assert batch.samples.behaviour_BT.isnan().all()
     elsewhere = replace(rollout, trained_under="generation_prompt")(ROWS, 0)
-    assert torch.equal(elsewhere.completion_BT, batch.completion_BT)
-    assert torch.equal(elsewhere.behaviour_BT, elsewhere.drawn_BT)
-    torch.testing.assert_close(batch.drawn_BT, elsewhere.behaviour_BT)
+    assert torch.equal(elsewhere.samples.completion_BT, batch.samples.completion_BT)
+    assert torch.equal(elsewhere.samples.behaviour_BT, elsewhere.samples.drawn_BT)
+    torch.testing.assert_close(batch.samples.drawn_BT, elsewhere.samples.behaviour_BT)
     scored = score(policy, elsewhere, Sampling()).logprobs_BT
-    torch.testing.assert_close(scored[batch.mask_BT], batch.drawn_BT[batch.mask_BT], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        scored[batch.samples.mask_BT], batch.samples.drawn_BT[batch.samples.mask_BT], atol=1e-4, rtol=1e-4
+    )
 
 
 def test_under_the_bare_question_it_is_what_grpo_samples() -> None:
     rollout = evolving(Mix(1.0), generation_prompt=lambda row: row["prompt"])
     ours, plain = rollout(ROWS, 7), rollout.on_policy(ROWS, 7)
     for name in ("completion_BT", "behaviour_BT", "group_B", "sample_B", "truncated_B"):
-        assert torch.equal(getattr(ours, name), getattr(plain, name)), name
-    assert (ours.prompt_ids, ours.spans, ours.columns) == (plain.prompt_ids, plain.spans, plain.columns)
+        assert torch.equal(getattr(ours.samples, name), getattr(plain.samples, name)), name
+    for name in ("prompt_ids", "spans", "columns"):
+        assert getattr(ours.samples, name) == getattr(plain.samples, name)
 
 
 @pytest.mark.parametrize("by", ["probability", "proportion"])
@@ -128,9 +133,9 @@ def test_a_part_of_a_step_draws_as_the_whole_does(by: Any) -> None:
     memory.remember(rewarded(rollout(ROWS, 0)), str)
     whole = rollout(ROWS, 1)
     part = rollout(ROWS[1:], 1, first=1)
-    assert part.completions == whole.completions[4:]
-    assert part.extras["origin"] == whole.extras["origin"][4:]
-    assert part.group_B.tolist() == whole.group_B.tolist()[4:]
+    assert part.samples.completions == whole.samples.completions[4:]
+    assert part.samples.extras["origin"] == whole.samples.extras["origin"][4:]
+    assert part.samples.group_B.tolist() == whole.samples.group_B.tolist()[4:]
 
 
 def test_a_revision_that_does_not_fit_is_fresh_and_counted() -> None:
@@ -138,15 +143,15 @@ def test_a_revision_that_does_not_fit_is_fresh_and_counted() -> None:
     rollout = evolving(Mix(0.0, 1.0), memory, revision_prompt=lambda row, earlier: "long " * 1000)
     memory.remember(rewarded(rollout(ROWS, 0)), str)
     batch = rollout(ROWS, 1)
-    assert set(batch.extras["origin"]) == {"fresh"}
-    assert batch.figures["origin/too_long"] == 1.0
+    assert set(batch.samples.extras["origin"]) == {"fresh"}
+    assert batch.signals.metrics["origin/too_long"] == 1.0
 
 
 def test_demonstrations_keep_columns_that_other_rows_lack() -> None:
     rows = [{"prompt": "a: ", "answer": "x"}, {"prompt": "b: ", "answer": "y", "truth": "y"}]
     batch = evolving(Mix(0.0, 1.0, 100.0))(rows, 0)
-    at = [i for i, origin in enumerate(batch.extras["origin"]) if origin == "demonstrated"]
-    assert [batch.columns["truth"][i] for i in at] == [None, "y"]
+    at = [i for i, origin in enumerate(batch.samples.extras["origin"]) if origin == "demonstrated"]
+    assert [batch.samples.columns["truth"][i] for i in at] == [None, "y"]
 
 
 def test_a_conversations_last_answer_alone_is_shown_behind_the_groups_text() -> None:
@@ -163,8 +168,8 @@ def test_a_conversations_last_answer_alone_is_shown_behind_the_groups_text() -> 
     end = "{% if add_generation_prompt %}[assistant]{% endif %}"
     rollout.on_policy.policy.tokenizer.chat_template = turns + end
     batch = rollout([row], 0)
-    shown = batch.extras["origin"].index("demonstrated")
-    drawn = batch.extras["origin"].index("fresh")
-    assert batch.prompt_ids[shown] == batch.prompt_ids[drawn]
-    ids = batch.completion_ids[shown]  # type: ignore[index]
+    shown = batch.samples.extras["origin"].index("demonstrated")
+    drawn = batch.samples.extras["origin"].index("fresh")
+    assert batch.samples.prompt_ids[shown] == batch.samples.prompt_ids[drawn]
+    ids = batch.samples.completion_ids[shown]  # type: ignore[index]
     assert rollout.on_policy.policy.tokenizer.decode(ids[:-1]).strip() == "small"

@@ -1,6 +1,5 @@
 """Preference pairs as they are read from rows, and as a batch: next to each other, and never torn apart."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ from hypothesis import strategies as st
 
 from support.small_batch import make_batch
 from support.tiny_models import tiny_policy
-from vigneron.batch import bundles, parts_of
 from vigneron.errors import UserError
+from vigneron.policy.microbatches import bundles, microbatches
 from vigneron.recipe import check_config
 from vigneron.rollout.pairs import OrderedPairs, Pairs, paired_up, read_pairs, sequences_of
 from vigneron.run_data.load import load_data
@@ -91,20 +90,20 @@ HI = "user: hi\nanswer: "
 def test_a_batch_has_the_chosen_text_and_next_to_it_the_rejected_one() -> None:
     batch = Pairs(tiny_policy("gpt2"))(ROWS, first=3)
     wanted = [(*as_bytes(text), 0) for text in (" yes", " no", "yo", "no")]
-    assert list(batch.completion_lists()) == wanted
-    assert batch.prompt_ids == (*(as_bytes("say"),) * 2, *(as_bytes(HI),) * 2)
-    assert batch.paired
-    assert batch.group_B.tolist() == [3, 3, 4, 4]
-    assert batch.sample_B.tolist() == [6, 7, 8, 9]
+    assert list(batch.samples.completion_lists()) == wanted
+    assert batch.samples.prompt_ids == (*(as_bytes("say"),) * 2, *(as_bytes(HI),) * 2)
+    assert batch.packing.paired
+    assert batch.samples.group_B.tolist() == [3, 3, 4, 4]
+    assert batch.samples.sample_B.tolist() == [6, 7, 8, 9]
     assert sequences_of(tiny_policy("gpt2"), ROWS, "the rows", joined=False)[3] == (*as_bytes(HI + "no"), 0)
 
 
 def test_a_preference_model_reads_both_texts_in_both_orders() -> None:
     batch = OrderedPairs(tiny_policy("gpt2"))(ROWS)
     wanted = ["First: yes\nSecond: no", "First: no\nSecond: yes", "First: yo\nSecond: no", "First: no\nSecond: yo"]
-    assert list(batch.completion_lists()) == [(*as_bytes(f"\n{text}\nBetter:"), 0) for text in wanted]
-    assert batch.columns["first"] == ("chosen", "rejected") * 2
-    assert not batch.paired
+    assert list(batch.samples.completion_lists()) == [(*as_bytes(f"\n{text}\nBetter:"), 0) for text in wanted]
+    assert batch.samples.columns["first"] == ("chosen", "rejected") * 2
+    assert not batch.packing.paired
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,14 +115,16 @@ def test_a_preference_model_reads_both_texts_in_both_orders() -> None:
 def test_no_cut_tears_a_pair_apart(sizes: list[tuple[int, int, int]], budget: int, shareable: bool) -> None:
     prompts = [prompt for prompt, _, _ in sizes for _ in range(2)]
     lengths = [length for _, *both in sizes for length in both]
-    batch = replace(make_batch(prompts, lengths), paired=True, shareable=shareable)
-    parts = parts_of(batch, budget)
-    assert sorted(s for part in parts for s in part.sample_B.tolist()) == batch.sample_B.tolist()
+    batch = make_batch(prompts, lengths, paired=True, share_prompts=shareable)
+    parts = microbatches(batch, budget)
+    assert sorted(s for part in parts for s in part.samples.sample_B.tolist()) == batch.samples.sample_B.tolist()
     for part in parts:
-        samples = part.sample_B.tolist()
+        samples = part.samples.sample_B.tolist()
         assert [one + 1 for one in samples[0::2]] == samples[1::2]
-        assert part.group_B[0::2].tolist() == part.group_B[1::2].tolist()
-        widths = [len(part.prompt_ids[row[0]]) + sum(part.lengths_B[i] for i in row) for row in bundles(part)]
+        assert part.samples.group_B[0::2].tolist() == part.samples.group_B[1::2].tolist()
+        widths = [
+            len(part.samples.prompt_ids[row[0]]) + sum(part.samples.lengths_B[i] for i in row) for row in bundles(part)
+        ]
         assert len(part) == 2 or max(widths) * len(widths) <= budget
 
 
@@ -131,19 +132,19 @@ def test_pairs_are_the_best_and_the_worst_of_a_group() -> None:
     nan = torch.nan
     rewards = torch.tensor([0.1, 0.9, 0.5, 0.3, 0.3, 0.3, nan, 0.2, nan, nan, 0.7, 0.4])
     groups = torch.arange(12) // 3
-    made = paired_up(replace(make_batch([1] * 12, [2] * 12), rewards_B=rewards, group_B=groups))
-    names = [sample - 40 for sample in made.sample_B.tolist()]
+    made = paired_up(make_batch([1] * 12, [2] * 12, rewards_B=rewards, group_B=groups))
+    names = [sample - 40 for sample in made.samples.sample_B.tolist()]
     assert names[:4] == [1, 0, 10, 11]  # group 1 is flat, group 2 has one reward
     assert sorted(names) == list(range(12))
     assert made.trained_BT.any(1).tolist() == [True] * 4 + [False] * 8
-    assert made.figures == {"pairs": 2, "groups_without_pair": 2}
-    assert made.paired
+    assert made.signals.metrics == {"pairs": 2, "groups_without_pair": 2}
+    assert made.packing.paired
 
 
 def test_a_sample_that_is_not_trained_on_is_in_no_pair() -> None:
     excluded = torch.tensor([True, False, False])
     batch = make_batch([1] * 3, [2] * 3, rewards_B=torch.tensor([1.0, 0.5, 0.0]), group_B=torch.zeros(3).long())
-    assert paired_up(replace(batch, excluded_B=excluded)).sample_B.tolist() == [41, 42, 40]
+    assert paired_up(batch.with_signals(excluded_B=excluded)).samples.sample_B.tolist() == [41, 42, 40]
 
 
 def test_a_task_without_pairs_is_refused_and_one_with_pairs_read() -> None:

@@ -113,7 +113,7 @@ class Killer:
 
     def step(self, run: Any, metrics: Any, batch: Any, seconds: float) -> None:
         if run.step == self.at_step:
-            run.saver.wait()
+            run.output.saver.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
 

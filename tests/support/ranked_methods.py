@@ -17,9 +17,9 @@ from torch import Tensor
 
 from support.tiny_models import tiny_policy, tiny_scorer
 from vigneron.config import Config
-from vigneron.data.prompts import PromptOrder
+from vigneron.data.curriculum import Curriculum
 from vigneron.distributed import ranks
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.load import Lora, _add_lora, checkpoint_activations
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.sharding import shard_policy
@@ -28,9 +28,9 @@ from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.rank0_reward import OnFirstRank
 from vigneron.training.loop import one_step
-from vigneron.training.method import Parts
+from vigneron.training.optimizers import Optimized
+from vigneron.training.parts import Parts
 from vigneron.training.trust_region import TrustRegionUpdate
-from vigneron.training.update import Player
 
 WORDS = ("hot", "a cold day", "x", "small", "upwards", "dry land", "q")
 ROWS = [{"prompt": f"say {word}:", "answer": f"{word} it is", "score": i / 8} for i, word in enumerate(WORDS)]
@@ -131,10 +131,9 @@ def measured(
         missing_limit=1.0,
     )
     reward = apply if ranks.count() == 1 else OnFirstRank(apply)
-    method = METHODS[config.method.name](Parts(config, policy, reference, reward))
+    method = build_method(Parts.of(config, policy, reference, reward))
     rows = PAIRS if config.method.reads == "pairs" else ROWS
-    run: Any = SimpleNamespace(method=method, prompts=PromptOrder(rows, 5, 0), check=lambda batch: batch, step=0)
-    run.ahead = run.correction = None
+    run: Any = SimpleNamespace(method=method, curriculum=Curriculum(rows, 5, 0), check=lambda batch: batch, step=0)
     found: dict[str, Tensor] = {}
     figures = []
     with _gradients_kept(found, run):
@@ -158,14 +157,14 @@ class _gradients_kept:
         self._into, self._run = into, run
 
     def __enter__(self) -> None:
-        self._clip, self._take = Player.clip, TrustRegionUpdate._take_gradient
+        self._clip, self._take = Optimized.clip, TrustRegionUpdate._take_gradient
         into, run, clip, take = self._into, self._run, self._clip, self._take
 
         def keep(name: str, grad: Tensor) -> None:
             number = sum(key.startswith(f"{run.step}.{name}.") for key in into)
             into[f"{run.step}.{name}.{number}"] = ranks.whole(grad).detach().clone()
 
-        def clipped(player: Player) -> Tensor:
+        def clipped(player: Optimized) -> Tensor:
             for name, weight in player.parameters:
                 if weight.grad is not None:
                     keep(f"{player.name}.{name}", weight.grad)
@@ -176,10 +175,10 @@ class _gradients_kept:
             keep("trust", gradient_P)
             return gradient_P
 
-        Player.clip, TrustRegionUpdate._take_gradient = clipped, taken  # type: ignore[method-assign]
+        Optimized.clip, TrustRegionUpdate._take_gradient = clipped, taken  # type: ignore[method-assign]
 
     def __exit__(self, *_: object) -> None:
-        Player.clip, TrustRegionUpdate._take_gradient = self._clip, self._take  # type: ignore[method-assign]
+        Optimized.clip, TrustRegionUpdate._take_gradient = self._clip, self._take  # type: ignore[method-assign]
 
 
 def by_rank(place: Path, shard: int, device: str, halves: bool) -> None:

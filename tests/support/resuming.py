@@ -10,7 +10,7 @@ import torch
 
 from support.tiny_runs import final_state
 from vigneron import api
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.run_store.folder import RunFolder
 from vigneron.training import loop
 from vigneron.training.callbacks import Silent
@@ -40,7 +40,7 @@ class Stopped(Exception):
 class StopInStep5(Silent):
     def step(self, run: Any, *_: Any) -> None:
         if run.step == 5:
-            run.saver.wait()
+            run.output.saver.wait()
             raise Stopped
 
 
@@ -56,7 +56,7 @@ def check_third_arm(whole: Path, place: Path, lose: Any) -> None:
     else:
         shutil.copytree(whole, place / "other")
         shutil.rmtree(place / "other" / "checkpoints" / "step-8")
-    run = resume_run(RunFolder.open(place / "other"), METHODS[config.method.name], view=Silent())
+    run = resume_run(RunFolder.open(place / "other"), build_method, view=Silent())
     assert run.step == 4
     lose(run)
     loop.train(run, Silent())
@@ -65,7 +65,7 @@ def check_third_arm(whole: Path, place: Path, lose: Any) -> None:
 
 
 def lose_optimizers(run: Any) -> None:
-    for player in run.method.update.players:
+    for player in run.method.update.optimized:
         player.optimizer.state.clear()
 
 

@@ -1,11 +1,12 @@
 """A batch without a model."""
 
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from vigneron.batch import Batch
+from vigneron.batch import Batch, Samples
 
 
 def make_batch(prompt_lengths: list[int], lengths: list[int], **fields: Any) -> Batch:
@@ -15,17 +16,28 @@ def make_batch(prompt_lengths: list[int], lengths: list[int], **fields: Any) -> 
     for i, length in enumerate(lengths):
         ids[i, :length] = 100 * i + torch.arange(length)
     plain = Batch(
-        prompt_ids=tuple((7,) * length for length in prompt_lengths),
-        completion_BT=ids,
-        spans=tuple(((p, p + c),) for p, c in zip(prompt_lengths, lengths, strict=True)),
-        behaviour_BT=-ids.float(),
-        truncated_B=torch.arange(size) % 2 == 0,
-        group_B=torch.arange(size) // 2,
-        sample_B=torch.arange(size) + 40,
-        prompts=tuple(f"prompt {i}" for i in range(size)),
-        completions=tuple(f"completion {i}" for i in range(size)),
+        Samples(
+            prompt_ids=tuple((7,) * length for length in prompt_lengths),
+            completion_BT=ids,
+            spans=tuple(((p, p + c),) for p, c in zip(prompt_lengths, lengths, strict=True)),
+            behaviour_BT=-ids.float(),
+            truncated_B=torch.arange(size) % 2 == 0,
+            group_B=torch.arange(size) // 2,
+            sample_B=torch.arange(size) + 40,
+            prompts=tuple(f"prompt {i}" for i in range(size)),
+            completions=tuple(f"completion {i}" for i in range(size)),
+        )
     )
-    return replace(plain, **fields)
+    return changed(plain, **fields)
+
+
+def changed(batch: Batch, **fields: Any) -> Batch:
+    """With other values in whichever of the three records has the field."""
+    records = {name: {f.name for f in fields_of(getattr(batch, name))} for name in ("samples", "signals", "packing")}
+    for field, value in fields.items():
+        (name,) = [name for name, known in records.items() if field in known]
+        batch = replace(batch, **{name: replace(getattr(batch, name), **{field: value})})
+    return batch
 
 
 def batch_of(pairs: list[tuple[list[int], list[int]]]) -> Batch:
@@ -35,13 +47,15 @@ def batch_of(pairs: list[tuple[list[int], list[int]]]) -> Batch:
     for row, (_, completion) in enumerate(pairs):
         ids[row, : len(completion)] = torch.tensor(completion)
     return Batch(
-        prompt_ids=tuple(tuple(prompt) for prompt, _ in pairs),
-        completion_BT=ids,
-        spans=tuple(((len(p), len(p) + len(c)),) for p, c in pairs),
-        behaviour_BT=torch.zeros(len(pairs), width),
-        truncated_B=torch.zeros(len(pairs), dtype=torch.bool),
-        group_B=torch.arange(len(pairs)),
-        sample_B=torch.arange(len(pairs)),
-        prompts=("",) * len(pairs),
-        completions=("",) * len(pairs),
+        Samples(
+            prompt_ids=tuple(tuple(prompt) for prompt, _ in pairs),
+            completion_BT=ids,
+            spans=tuple(((len(p), len(p) + len(c)),) for p, c in pairs),
+            behaviour_BT=torch.zeros(len(pairs), width),
+            truncated_B=torch.zeros(len(pairs), dtype=torch.bool),
+            group_B=torch.arange(len(pairs)),
+            sample_B=torch.arange(len(pairs)),
+            prompts=("",) * len(pairs),
+            completions=("",) * len(pairs),
+        )
     )

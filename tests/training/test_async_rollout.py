@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vigneron.errors import NonFinite, UserError
 from vigneron.recipe import check_config
-from vigneron.training.async_rollout import Ahead, check_staleness, next_boundary
+from vigneron.training.async_rollout import Prefetcher, check_staleness, next_boundary
 from vigneron.training.importance_weights import importance
 
 
@@ -21,7 +21,7 @@ def versions(steps: int, staleness: int, eval_every: int, save_every: int) -> li
     """The version that each step's samples come from, by a loop like the real one."""
     config: Any = SimpleNamespace(steps=steps, eval_every=eval_every, save_every=save_every)
     now = 0
-    ahead = Ahead(staleness, lambda step: next_boundary(config, step), lambda: now)
+    ahead = Prefetcher(staleness, lambda step: next_boundary(config, step), lambda: now)
     found: list[int] = []
     for step in range(steps):
         found.append(ahead.batch_of(step, lambda step, weights: weights))  # type: ignore[arg-type, return-value]
@@ -56,7 +56,7 @@ def test_the_next_step_is_sampled_while_this_one_is_trained() -> None:
             begun.set()
         return step
 
-    ahead = Ahead(1, lambda step: 10, lambda: None)
+    ahead = Prefetcher(1, lambda step: 10, lambda: None)
     assert ahead.batch_of(0, make) == 0
     assert begun.wait(60)
     ahead.close()
@@ -67,7 +67,7 @@ def test_what_fails_in_the_thread_is_raised_where_it_trains() -> None:
         raise UserError("the judge is gone")
 
     with pytest.raises(UserError, match="the judge is gone"):
-        Ahead(1, lambda step: 10, lambda: None).batch_of(0, make)
+        Prefetcher(1, lambda step: 10, lambda: None).batch_of(0, make)
 
 
 def test_a_step_that_is_passed_over_is_not_the_last() -> None:
@@ -78,7 +78,7 @@ def test_a_step_that_is_passed_over_is_not_the_last() -> None:
             raise NonFinite("a reward is NaN")
         return step
 
-    ahead = Ahead(2, lambda step: 10, lambda: None)
+    ahead = Prefetcher(2, lambda step: 10, lambda: None)
     assert ahead.batch_of(0, make) == 0
     with pytest.raises(NonFinite):
         ahead.batch_of(1, make)
@@ -101,7 +101,7 @@ def test_one_version_behind_nobody_samples_while_weights_are_given_out() -> None
             time.sleep(0.001)
         return step
 
-    ahead = Ahead(1, lambda step: 100, publish)
+    ahead = Prefetcher(1, lambda step: 100, publish)
     for step in range(6):
         assert ahead.batch_of(step, make) == step
     ahead.close()

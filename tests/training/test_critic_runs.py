@@ -1,6 +1,5 @@
 """REINFORCE, PPO and TRPO in the loop with a real, tiny model: they learn, resume, and say what they did."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.resuming import TrainedOnce, check_third_arm, drawing_reward, lose_nothing
+from support.rewards import with_reward
 from support.small_batch import make_batch
 from support.tiny_models import tiny_policy
 from support.tiny_runs import tiny_config, write_data
 from vigneron.batch import Batch
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.training.callbacks import Silent
 from vigneron.training.loop import train
-from vigneron.training.method import Parts
+from vigneron.training.parts import Parts
 from vigneron.training.run import Run
 from vigneron.training.setup.start import start_run
 
@@ -65,8 +65,8 @@ def share_of_vowels(completions: list[str], **columns: Any) -> list[float]:
 
 def rewards_of(tmp_path: Path, model: Path, name: str, reward: Any, steps: int) -> tuple[list[float], Run]:
     config = tiny_config(model, write_data(tmp_path), **options_of(name), steps=steps, prompts_per_step=8, save_every=0)
-    run = start_run(config, tmp_path, METHODS[config.method.name], name="run", view=Silent())
-    run.method = replace(run.method, reward=ApplyReward(reward))
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
+    run.method = with_reward(run.method, ApplyReward(reward))
     train(run, Silent())
     run.close()
     return [record["reward"] for record in run.folder.metrics()], run
@@ -137,13 +137,13 @@ def trust_region(seed: int, delta: float, over: str) -> tuple[Any, Batch]:
     config = check_config(
         {"method": method, "data": {"task": "antonyms"}, "reward": {"kind": "binary"}, "max_new_tokens": 4}, "test"
     )
-    built = METHODS["trpo"](Parts(config, policy, Reference.of(policy), lambda b: b))
+    built = build_method(Parts.of(config, policy, Reference.of(policy), lambda b: b))
     torch.manual_seed(seed)
     batch = make_batch([3, 2, 5], [2, 4, 3], rewards_B=torch.randn(3, dtype=torch.float64))
-    ids = torch.randint(0, 50, batch.completion_BT.shape)
-    batch = replace(batch, completion_BT=ids, behaviour_BT=torch.zeros(ids.shape, dtype=torch.float64))
+    ids = torch.randint(0, 50, batch.samples.completion_BT.shape)
+    batch = batch.with_samples(completion_BT=ids, behaviour_BT=torch.zeros(ids.shape, dtype=torch.float64))
     seen = built.advantage(batch)
-    return built, replace(seen, behaviour_BT=seen.previous_BT)
+    return built, seen.with_samples(behaviour_BT=seen.signals.previous_BT)
 
 
 @settings(max_examples=15, deadline=None)
@@ -165,7 +165,7 @@ def test_a_step_that_cannot_improve_is_refused_and_moves_nothing() -> None:
     """Where all advantages are 0 no direction is better than standing still."""
     built, batch = trust_region(0, 0.01, "mean")
     weights = [p.detach().clone() for p in built.update.policy.model.parameters()]
-    metrics = built.update(replace(batch, advantages_BT=torch.zeros_like(batch.advantages_BT)))
+    metrics = built.update(batch.with_signals(advantages_BT=torch.zeros_like(batch.signals.advantages_BT)))
     assert metrics["trust/refused"] == 1.0
     assert metrics["trust/share"] == 0.0
     for now, was in zip(built.update.policy.model.parameters(), weights, strict=True):
@@ -209,14 +209,16 @@ def test_idle_samples_are_left_out_of_the_pass_and_not_of_the_mean() -> None:
             },
             "test",
         )
-        method: Any = METHODS["grpo"](Parts(config, policy, Reference.of(policy), lambda b: b))
+        method: Any = build_method(Parts.of(config, policy, Reference.of(policy), lambda b: b))
         rewards = torch.tensor([1.0, 0.0, 0.5, 0.5, 0.2, 0.9], dtype=torch.float64)
         batch = make_batch([3, 3, 2, 2, 4, 4], [2, 4, 3, 1, 2, 2], rewards_B=rewards)
-        batch = replace(batch, completion_BT=batch.completion_BT % 50, behaviour_BT=torch.full((6, 4), -3.0))
+        batch = batch.with_samples(
+            completion_BT=batch.samples.completion_BT % 50, behaviour_BT=torch.full((6, 4), -3.0)
+        )
         passed: list[int] = []
         inner = method.update.score
         method.update.score = lambda part, inner=inner, passed=passed: (
-            passed.extend(part.sample_B.tolist()),
+            passed.extend(part.samples.sample_B.tolist()),
             inner(part),
         )[1]
         if not skipping:
@@ -232,14 +234,14 @@ def test_a_step_without_rewards_leaves_the_running_mean_as_it_was(tmp_path: Path
     config = tiny_config(
         tiny_folder, write_data(tmp_path), **options_of("reinforce, running mean"), steps=3, save_every=0
     )
-    run = start_run(config, tmp_path, METHODS["reinforce"], name="run", view=Silent())
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     steps = iter([1.0, None, 0.5])
 
     def sometimes(completions: list[str], **columns: Any) -> list[float | None]:
         value = next(steps)
         return [value] * len(completions)
 
-    run.method = replace(run.method, reward=ApplyReward(sometimes, missing_limit=1.0))
+    run.method = with_reward(run.method, ApplyReward(sometimes, missing_limit=1.0))
     train(run, Silent())
     run.close()
     assert [record["baseline"] for record in run.folder.metrics()] == pytest.approx([0.0, 1.0, 1.0])
@@ -257,9 +259,9 @@ def test_groups_drawn_again_may_all_be_missing(tmp_path: Path, tiny_folder: Path
         eval_every=0,
         save_every=0,
     )
-    run = start_run(config, tmp_path, METHODS["grpo"], name="run", view=Silent())
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     calls = iter([[1.0, 0.0, 0.5, 0.5], [None, None]])
-    run.method = replace(run.method, reward=ApplyReward(lambda **columns: next(calls), missing_limit=0.5))
+    run.method = with_reward(run.method, ApplyReward(lambda **columns: next(calls), missing_limit=0.5))
     train(run, Silent())
     run.close()
     (record,) = run.folder.metrics()

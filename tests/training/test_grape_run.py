@@ -17,13 +17,13 @@ from support.tiny_runs import final_state, held_out_of, tiny_recipe, write_data
 from vigneron import api
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.logprobs import score
 from vigneron.policy.reward_model import set_scorer_kind
 from vigneron.recipe import check_config
 from vigneron.run_store.samples import SampleStore
 from vigneron.training.callbacks import Silent
-from vigneron.training.loop import rewarded, train
+from vigneron.training.loop import train
 from vigneron.training.setup.start import start_run
 
 VOWELS = """
@@ -112,7 +112,7 @@ def test_the_policy_learns_what_is_rewarded(
     rubric = write_rubric(tmp_path, item("vowels", flow="python", function="grape_functions:vowels"))
     options = {"name": "grape", "kl": {"coefficient": 0.0}, **method}
     given = recipe(tmp_path, roomy_folder, rubric, steps=50, prompts_per_step=8, method=options)
-    run = start_run(check_config(given, "tiny"), tmp_path, METHODS["grape"], name="run", view=Silent())
+    run = start_run(check_config(given, "tiny"), tmp_path, build_method, name="run", view=Silent())
     train(run, Silent())
     records = run.folder.metrics()
     run.close()
@@ -129,17 +129,17 @@ def test_the_ratio_begins_at_one_behind_the_trained_text(tmp_path: Path, roomy_f
     )
     method = {"name": "grape", "mix": {"fresh": 0.5, "revised": 0.3, "demonstrated": 0.2}}
     config = check_config(recipe(tmp_path, roomy_folder, rubric, method=method), "tiny")
-    run = start_run(config, tmp_path, METHODS["grape"], name="run", view=Silent())
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     for step in range(2):
-        batch = run.method.advantage(rewarded(run.method, run.prompts, step))
+        batch = run.method.advantage(run.method.reward(run.method.rollout(run.curriculum.at(step), step)))
         now = score(run.policy, batch, Sampling()).logprobs_BT
-        mask = batch.mask_BT
-        torch.testing.assert_close(now[mask], batch.behaviour_BT[mask], atol=1e-4, rtol=1e-4)
-        assert not batch.behaviour_BT.isnan().any()
-        gap = (batch.drawn_BT - batch.behaviour_BT)[mask].abs()
-        assert batch.figures["drawn/gap"] == pytest.approx(float(gap[~gap.isnan()].mean()), rel=1e-4)
-        assert batch.figures["drawn/gap"] > 0.001
-        assert batch.figures["drawn/mismatch"] < 1e-4
+        mask = batch.samples.mask_BT
+        torch.testing.assert_close(now[mask], batch.samples.behaviour_BT[mask], atol=1e-4, rtol=1e-4)
+        assert not batch.samples.behaviour_BT.isnan().any()
+        gap = (batch.samples.drawn_BT - batch.samples.behaviour_BT)[mask].abs()
+        assert batch.signals.metrics["drawn/gap"] == pytest.approx(float(gap[~gap.isnan()].mean()), rel=1e-4)
+        assert batch.signals.metrics["drawn/gap"] > 0.001
+        assert batch.signals.metrics["drawn/mismatch"] < 1e-4
     run.close()
 
 
@@ -154,19 +154,21 @@ def test_the_correction_weighs_tokens_by_the_two_probabilities(tmp_path: Path, r
         mix = {"fresh": 0.5, "revised": 0.3, "demonstrated": 0.2}
         method = {"name": "grape", "mix": mix, "correction": correction}
         given = recipe(tmp_path, roomy_folder, rubric, method=method, prompts_per_step=8)
-        run = start_run(check_config(given, "tiny"), tmp_path, METHODS["grape"], name=correction, view=Silent())
-        batches[correction] = run.method.advantage(rewarded(run.method, run.prompts, 0))
+        run = start_run(check_config(given, "tiny"), tmp_path, build_method, name=correction, view=Silent())
+        batches[correction] = run.method.advantage(run.method.reward(run.method.rollout(run.curriculum.at(0), 0)))
         run.close()
     plain, corrected = batches["none"], batches["truncated"]
     expected, weights = [], []
-    for i, j in plain.mask_BT.nonzero().tolist():
-        here, drawn = float(plain.behaviour_BT[i, j]), float(plain.drawn_BT[i, j])
+    for i, j in plain.samples.mask_BT.nonzero().tolist():
+        here, drawn = float(plain.samples.behaviour_BT[i, j]), float(plain.samples.drawn_BT[i, j])
         weights.append(1.0 if math.isnan(drawn) else min(1.0, math.exp(here - drawn)))
-        expected.append(float(plain.advantages_BT[i, j]) * weights[-1])
-    assert corrected.advantages_BT[plain.mask_BT].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-7)
-    assert corrected.figures["drawn/weight"] == pytest.approx(sum(weights) / len(weights), rel=1e-5)
+        expected.append(float(plain.signals.advantages_BT[i, j]) * weights[-1])
+    assert corrected.signals.advantages_BT[plain.samples.mask_BT].tolist() == pytest.approx(
+        expected, rel=1e-5, abs=1e-7
+    )
+    assert corrected.signals.metrics["drawn/weight"] == pytest.approx(sum(weights) / len(weights), rel=1e-5)
     assert any(weight < 0.999 for weight in weights)
-    assert any(math.isnan(value) for value in plain.drawn_BT[plain.mask_BT].tolist())
+    assert any(math.isnan(value) for value in plain.samples.drawn_BT[plain.samples.mask_BT].tolist())
 
 
 @pytest.mark.slow
@@ -207,7 +209,7 @@ def test_another_rubric_on_resume(tmp_path: Path, tiny_folder: Path) -> None:
     first = write_rubric(tmp_path, item("vowels", flow="python", function="grape_functions:vowels"))
     second = write_rubric(tmp_path, item("short", flow="length", at_most=1), name="second.yaml")
     given = recipe(tmp_path, tiny_folder, first, steps=4, save_every=2)
-    run = start_run(check_config(given, "tiny"), tmp_path, METHODS["grape"], name="run", view=Silent())
+    run = start_run(check_config(given, "tiny"), tmp_path, build_method, name="run", view=Silent())
     run.save()
     run.close()
     before = (tmp_path / "run" / "rubric.yaml").read_text()

@@ -1,14 +1,14 @@
 """GRPO in the loop with a real, tiny model: it learns, its recipe runs, and a step that teaches nothing is named."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.rewards import with_reward
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.recipe import load_config
 from vigneron.report.html import write_report
 from vigneron.rewards.apply import ApplyReward
@@ -36,8 +36,8 @@ class Ear:
 def start(tmp_path: Path, model: Path, reward: Any, view: Any, **changes: Any) -> Run:
     options = {"method": {"name": "grpo"}, "optimizer": {"actor_lr": 1e-2}, "group_size": 4, **QUIET, **changes}
     config = tiny_config(model, write_data(tmp_path), **options)
-    run = start_run(config, tmp_path, METHODS["grpo"], name="run", view=view)
-    run.method = replace(run.method, reward=ApplyReward(reward, missing_limit=1.0))
+    run = start_run(config, tmp_path, build_method, name="run", view=view)
+    run.method = with_reward(run.method, ApplyReward(reward, missing_limit=1.0))
     return run
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from support.rewards import with_reward
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
 from vigneron.batch import Batch
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.rewards.apply import ApplyReward
 from vigneron.training.callbacks import Silent
 from vigneron.training.loop import train
@@ -24,7 +25,7 @@ from vigneron.training.update import NonFinite
 
 def start(tmp_path: Path, model: Path, **changes: Any) -> Run:
     config = tiny_config(model, write_data(tmp_path), **{"eval_every": 0, "save_every": 0, **changes})
-    return start_run(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    return start_run(config, tmp_path, build_method, name="run", view=Silent())
 
 
 def share_of_vowels(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
@@ -41,7 +42,7 @@ def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path) -
         method={"name": "actor_critic", "entropy_coefficient": 0.0, "kl": {"coefficient": 0.0}},
         optimizer={"actor_lr": 1e-2, "critic_lr": 1e-2},
     )
-    run.method = replace(run.method, reward=ApplyReward(share_of_vowels))
+    run.method = with_reward(run.method, ApplyReward(share_of_vowels))
     train(run, Silent())
     rewards = [record["reward"] for record in run.folder.metrics()]
     run.close()
@@ -62,10 +63,10 @@ def test_metrics_say_what_the_batch_was(tmp_path: Path, tiny_folder: Path) -> No
     run.close()
     (batch,) = kept
     (record,) = run.folder.metrics()
-    assert record["reward"] == pytest.approx(batch.rewards_B.mean().item())
-    assert record["reward_std"] == pytest.approx(batch.rewards_B.std().item(), rel=1e-5)
-    assert record["completions/mean_length"] == pytest.approx(batch.lengths_B.float().mean().item())
-    assert record["completions/clipped_ratio"] == pytest.approx(batch.truncated_B.float().mean().item())
+    assert record["reward"] == pytest.approx(batch.signals.rewards_B.mean().item())
+    assert record["reward_std"] == pytest.approx(batch.signals.rewards_B.std().item(), rel=1e-5)
+    assert record["completions/mean_length"] == pytest.approx(batch.samples.lengths_B.float().mean().item())
+    assert record["completions/clipped_ratio"] == pytest.approx(batch.samples.truncated_B.float().mean().item())
     assert record["kl"] == pytest.approx(0.0, abs=1e-6), "the policy has not moved yet"
     assert record["kl_previous"] > 0, "and then it has"
     assert record["entropy"] == pytest.approx(math.log(260), rel=0.05), "a random model is nearly uniform"
@@ -80,11 +81,11 @@ def test_a_nan_stops_the_run_before_the_weights_are_touched(tmp_path: Path, tiny
     before = [p.clone() for p in run.policy.model.parameters()]
 
     def poisoned(batch: Batch) -> Batch:
-        advantages = torch.full(batch.completion_BT.shape, torch.inf)
-        return replace(run.method.advantage(batch), advantages_BT=advantages)
+        advantages = torch.full(batch.samples.completion_BT.shape, torch.inf)
+        return run.method.advantage(batch).with_signals(advantages_BT=advantages)
 
     train_with = replace(run.method, advantage=poisoned)
-    batch = train_with.reward(train_with.rollout(run.prompts.at(0), 0))
+    batch = train_with.reward(train_with.rollout(run.curriculum.at(0), 0))
     with pytest.raises(NonFinite, match="not finite"):
         run.method.update(train_with.advantage(batch))
     run.close()
@@ -95,8 +96,8 @@ def test_a_nan_stops_the_run_before_the_weights_are_touched(tmp_path: Path, tiny
 def test_a_step_whose_rewards_are_all_missing_changes_nothing(tmp_path: Path, tiny_folder: Path) -> None:
     run = start(tmp_path, tiny_folder, steps=1)
     before = [p.clone() for p in run.policy.model.parameters()]
-    batch = run.method.rollout(run.prompts.at(0), 0)
-    batch = replace(batch, rewards_B=torch.full((len(batch),), torch.nan))
+    batch = run.method.rollout(run.curriculum.at(0), 0)
+    batch = batch.with_signals(rewards_B=torch.full((len(batch),), torch.nan))
     update: Any = run.method.update
     coefficient = update.controller.coefficient
     metrics = update(run.method.advantage(batch))
@@ -111,7 +112,7 @@ def test_a_step_whose_rewards_are_all_missing_changes_nothing(tmp_path: Path, ti
 def test_the_order_of_prompts_visits_every_row_once_an_epoch(tmp_path: Path, tiny_folder: Path) -> None:
     run = start(tmp_path, tiny_folder, prompts_per_step=3)
     run.close()
-    rows = [row["answer"] for step in range(10) for row in run.prompts.at(step)]
+    rows = [row["answer"] for step in range(10) for row in run.curriculum.at(step)]
     epochs = [rows[i : i + 10] for i in (0, 10, 20)]
     assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
     assert epochs[0] != epochs[1]
@@ -149,10 +150,10 @@ def test_equal_policies_have_a_kl_of_zero_however_they_are_sampled(
 
 def test_completions_that_were_cut_may_be_left_out(tmp_path: Path, tiny_folder: Path) -> None:
     run = start(tmp_path, tiny_folder, steps=1, sampling={"mask_truncated": True})
-    batch = run.method.reward(run.method.rollout(run.prompts.at(0), 0))
+    batch = run.method.reward(run.method.rollout(run.curriculum.at(0), 0))
     run.close()
-    assert batch.truncated_B.any()
-    assert torch.equal(batch.trained_BT.any(1), ~batch.truncated_B)
+    assert batch.samples.truncated_B.any()
+    assert torch.equal(batch.trained_BT.any(1), ~batch.samples.truncated_B)
 
 
 def test_a_rewards_own_metrics_stand_beside_the_runs(tmp_path: Path, tiny_folder: Path) -> None:
@@ -162,7 +163,7 @@ def test_a_rewards_own_metrics_stand_beside_the_runs(tmp_path: Path, tiny_folder
         return [0.5] * len(completions)
 
     run = start(tmp_path, tiny_folder, steps=1)
-    run.method = replace(run.method, reward=ApplyReward(reward))
+    run.method = with_reward(run.method, ApplyReward(reward))
     train(run, Silent())
     run.close()
     (record,) = run.folder.metrics()
@@ -187,5 +188,5 @@ def test_a_prompt_that_does_not_fit_is_found_at_the_start(tiny_folder: Path, tmp
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = tiny_config(tiny_folder, data)
     with pytest.raises(UserError, match=r"3 prompts do not fit .* prompt 3 of the training data, 70 tokens"):
-        start_run(config, tmp_path / "runs", METHODS[config.method.name], view=Silent())
+        start_run(config, tmp_path / "runs", build_method, view=Silent())
     assert not list((tmp_path / "runs").iterdir())

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from support.tiny_models import GROUPED_HEADS, byte_tokenizer
 from support.tiny_runs import tiny_config, write_data
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.training.callbacks import Silent
 from vigneron.training.checkpoint.read import checkpoints, load_checkpoint
 from vigneron.training.loop import train
@@ -24,7 +24,7 @@ def test_running_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_
     LlamaForCausalLM(LlamaConfig(**(GROUPED_HEADS | {"max_position_embeddings": 10**13}))).save_pretrained(model)
     byte_tokenizer().save_pretrained(model)
     config = tiny_config(model, write_data(tmp_path), steps=2, eval_every=0)
-    run = start_run(config, tmp_path / "runs", METHODS[config.method.name], view=Silent())
+    run = start_run(config, tmp_path / "runs", build_method, view=Silent())
     train(run, Silent())
     run.config = run.config.model_copy(update={"steps": 3, "max_new_tokens": 10**12})
     run.method = replace(run.method, rollout=replace(run.method.rollout, max_new_tokens=10**12))

@@ -1,6 +1,8 @@
 """A report for every method: the figures that it has, none that it has not, in light and dark."""
 
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ from vigneron import api
 from vigneron.recipe import check_config, load_config
 from vigneron.report.figures import on_a_page, panels_of
 from vigneron.report.html import hidden_keys, summary_of, write_report
+from vigneron.run_store.archive import unpacked
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice
 from vigneron.run_store.status import write_status
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+LOGS = Path(__file__).parent.parent.parent / "docs" / "results" / "logs"
 KEPT = {
     "sft": "methods-study/sft-instructions",
     "reward_model": "methods-study/reward-instructions",
@@ -26,7 +29,7 @@ KEPT = {
     "ppo": "methods-study/ppo-instructions-seed-0",
     "grpo": "methods-study/grpo-instructions-seed-0",
     "dpo": "methods-study/dpo-instructions-seed-0",
-    "actor_critic": "study/pgsrm-antonyms-critic",
+    "actor_critic": "pgsrm-study/pgsrm-antonyms-critic",
 }
 PANELS = {
     "sft": ["eval/reward", "accuracy", "loss/nll"],
@@ -35,9 +38,19 @@ PANELS = {
 }
 
 
+@pytest.fixture(scope="module")
+def kept() -> Iterator[dict[str, RunFolder]]:
+    """A run of every method, from the studies' logs."""
+    with ExitStack() as stack:
+        studies = {name.split("/")[0] for name in KEPT.values()}
+        folders = {name: stack.enter_context(unpacked(LOGS / f"{name}.tar.xz")) for name in studies}
+        paths = {method: name.split("/") for method, name in KEPT.items()}
+        yield {method: RunFolder.open(folders[study] / run) for method, (study, run) in paths.items()}
+
+
 @pytest.mark.parametrize("method", KEPT)
-def test_a_method_has_its_own_figures(method: str) -> None:
-    folder = RunFolder.open(DOCS / KEPT[method])
+def test_a_method_has_its_own_figures(kept: dict[str, RunFolder], method: str) -> None:
+    folder = kept[method]
     config, records = folder.config(), folder.metrics()
     assert config.method.name == method
     panels = [panel.key for panel in panels_of([records], hidden_keys(config.model_dump(mode="json"), records))]
@@ -52,8 +65,8 @@ def test_a_method_has_its_own_figures(method: str) -> None:
     assert ("completions/mean_length" in panels) == sampled
 
 
-def test_runs_of_several_methods_stand_in_one_table() -> None:
-    folders = [RunFolder.open(DOCS / KEPT[method]) for method in ("reward_model", "grpo")]
+def test_runs_of_several_methods_stand_in_one_table(kept: dict[str, RunFolder]) -> None:
+    folders = [kept[method] for method in ("reward_model", "grpo")]
     summary = summary_of(["a", "b"], [f.config() for f in folders], [f.metrics() for f in folders])
     by_name = {row.name: dict(zip(summary.headings, row.values, strict=True)) for row in summary.rows}
     assert by_name["a"]["margin"] == pytest.approx(8.885)

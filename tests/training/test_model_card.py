@@ -9,7 +9,7 @@ import yaml
 
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
-from vigneron.methods import METHODS
+from vigneron.commands.methods import METHODS
 from vigneron.recipe import load_config, recipe_names
 from vigneron.training.checkpoint.read import check_manifest
 from vigneron.training.model_card import ABOUT_METHOD, ABOUT_REWARD, Rows, model_card, without_places

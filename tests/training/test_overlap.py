@@ -11,7 +11,7 @@ from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.rewards.apply import ApplyReward, RewardFailed
 from vigneron.rollout.on_policy import OnPolicy
-from vigneron.training.loop import PARTS, drawn
+from vigneron.training.collect import PARTS, rewarding
 from vigneron.training.method import Method
 
 ROWS = [{"prompt": f"word {i}", "answer": str(i)} for i in range(6)]
@@ -20,6 +20,10 @@ ROWS = [{"prompt": f"word {i}", "answer": str(i)} for i in range(6)]
 def method_of(reward: ApplyReward, rollout=None) -> Method:
     rollout = rollout or OnPolicy(tiny_policy(), Sampling(), max_new_tokens=4, group_size=2, seed=5)
     return Method(rollout, reward, lambda batch: batch, None)  # type: ignore[arg-type]
+
+
+def drawn(method: Method, rows: list[dict[str, str]], step: int) -> Batch:
+    return rewarding(method)(rows, step)
 
 
 def score(completions: list[str], answer: list[str]) -> list[float]:
@@ -46,12 +50,15 @@ def test_in_parts_the_batch_is_the_one_sampled_whole() -> None:
     assert sorted(calls, reverse=True) == [4, 4, 4]
     assert len(calls) <= PARTS
     for name in ("prompt_ids", "spans", "prompts", "completions", "columns", "extras", "completion_ids"):
-        assert getattr(parts, name) == getattr(whole, name)
-    for name in ("group_B", "sample_B", "truncated_B", "rewards_B", "mask_BT"):
-        assert torch.equal(getattr(parts, name), getattr(whole, name))
-    assert torch.equal(parts.completion_BT[whole.mask_BT], whole.completion_BT[whole.mask_BT])
-    torch.testing.assert_close(parts.behaviour_BT, whole.behaviour_BT, atol=1e-5, rtol=0)
-    assert parts.metrics == pytest.approx(whole.metrics)
+        assert getattr(parts.samples, name) == getattr(whole.samples, name)
+    for name in ("group_B", "sample_B", "truncated_B", "mask_BT"):
+        assert torch.equal(getattr(parts.samples, name), getattr(whole.samples, name))
+    assert torch.equal(parts.signals.rewards_B, whole.signals.rewards_B)
+    assert torch.equal(
+        parts.samples.completion_BT[whole.samples.mask_BT], whole.samples.completion_BT[whole.samples.mask_BT]
+    )
+    torch.testing.assert_close(parts.samples.behaviour_BT, whole.samples.behaviour_BT, atol=1e-5, rtol=0)
+    assert parts.signals.metrics == pytest.approx(whole.signals.metrics)
 
 
 def test_the_reward_of_a_part_runs_while_the_next_is_sampled() -> None:
@@ -80,7 +87,7 @@ def test_missing_rewards_are_counted_over_the_whole_step() -> None:
         return [None if a in "01" else 1.0 for a in answer]
 
     batch = drawn(method_of(ApplyReward(reward, missing_limit=0.5)), ROWS, step=0)
-    assert batch.rewards_B.isnan().sum() == 4
+    assert batch.signals.rewards_B.isnan().sum() == 4
     with pytest.raises(RewardFailed, match="missing"):
         drawn(method_of(ApplyReward(reward, missing_limit=0.01)), ROWS, step=0)
 
@@ -98,5 +105,5 @@ def test_all_parts_run_on_one_event_loop() -> None:
 
     apply = ApplyReward(reward)
     for step in range(2):
-        assert drawn(method_of(apply), ROWS, step=step).rewards_B.tolist() == [1.0] * 12
+        assert drawn(method_of(apply), ROWS, step=step).signals.rewards_B.tolist() == [1.0] * 12
     assert len(loops) == 1

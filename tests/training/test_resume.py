@@ -27,7 +27,7 @@ from support.resuming import (
 from support.tiny_runs import final_state, tiny_config, tiny_recipe, write_data
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import SampleStore
 from vigneron.training import loop
@@ -106,7 +106,7 @@ def test_every_part_of_grpos_state_is_needed(
 
 def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1)
-    run = start_run(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     folder = run.folder
     assert fault_runs.exit_code(fault_runs.lock, str(folder.path)) == 3
     run.close()
@@ -201,7 +201,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it_whole(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=2, save_every=1, eval_every=0)
-    run = start_run(config, tmp_path, METHODS["actor_critic"], name="run", view=Silent())
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     folder = run.folder
     rename = Path.rename
 

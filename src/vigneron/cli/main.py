@@ -272,20 +272,25 @@ def report(
 def compare(
     what: Annotated[
         list[str] | None,
-        typer.Argument(help="Recipes to train, runs (or folders of runs) as they are, key=value for every recipe."),
+        typer.Argument(
+            help="Recipes to train, runs (folders of runs, archives) as they are, key=value for all recipes."
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Train each recipe so often; without it once.")] = None,
     runs: Runs = None,
     name: Annotated[str | None, typer.Option(help="The comparison's name; without it made of the recipes'.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the result; without it beside the runs.")] = None,
+    archive: Annotated[Path | None, typer.Option(help="Pack the runs' logs into this file too, NAME.tar.xz.")] = None,
 ) -> None:
     """Train recipes and set them side by side: vigneron compare A B --seeds 3"""
     from vigneron.commands.compare_plan import plan_comparison
+    from vigneron.run_store.archive import archives_unpacked
 
-    plan = plan_comparison(what or [], seeds=seeds, runs=runs, name=name, out=out)
-    from vigneron.commands.compare import carry_out
+    with archives_unpacked(what or []) as words:
+        plan = plan_comparison(words, seeds=seeds, runs=runs, name=name, out=out, archive=archive)
+        from vigneron.commands.compare import carry_out
 
-    carry_out(_console(), plan)
+        carry_out(_console(), plan)
 
 
 pages_commands.add_to(app)

@@ -21,6 +21,7 @@ from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
 from vigneron.run_data.load import checker_name, load_data
 from vigneron.run_data.reference_answers import answered
+from vigneron.run_store.archive import write_archive
 from vigneron.run_store.folder import RunFolder
 from vigneron.training.checkpoint.read import checkpoint_step, checkpoints
 from vigneron.training.setup.resolve import resolved
@@ -41,6 +42,8 @@ def carry_out(console: Console, plan: Plan) -> None:
         train_or_resume(console, run)
     arms = arms_of([*(CollectedRun.read(run.path) for run in plan.planned), *given])
     files = write_comparison(arms, plan.out)
+    if plan.archive is not None:
+        files.append(write_archive([run.path for arm in arms for run in arm.runs], plan.archive))
     print_whole(console, comparison_table(arms))
     for path in files:
         say(console, f"wrote   {path}")

@@ -28,10 +28,18 @@ class Plan:
     given: list[Path]
     """Runs' folders, taken as they are."""
     out: Path
+    archive: Path | None = None
+    """Where the runs' logs are packed, if they are."""
 
 
 def plan_comparison(
-    what: Sequence[str], *, seeds: int | None, runs: Path | None, name: str | None, out: Path | None
+    what: Sequence[str],
+    *,
+    seeds: int | None,
+    runs: Path | None,
+    name: str | None,
+    out: Path | None,
+    archive: Path | None = None,
 ) -> Plan:
     """Sort the arguments out; every error that shows without loading anything heavy is raised here."""
     overrides = [word for word in what if "=" in word]
@@ -47,6 +55,7 @@ def plan_comparison(
     if len(configs) * (seeds or 1) + len(given) < 2:
         raise UserError("there is nothing to compare: give two recipes or runs, or one recipe and --seeds 2")
 
+    from vigneron.run_store.archive import check_archive
     from vigneron.run_store.folder import check_name, default_runs_folder
 
     name = name if name is not None else default_name([c.recipe for c in configs] + [_name(f) for f in folders])
@@ -58,7 +67,9 @@ def plan_comparison(
         for seed in range(config.seed, config.seed + (seeds or 1)):
             seeded = load_config(recipe, overrides, {"seed": seed})
             planned.append(Planned(folder / f"{config.recipe}-seed-{seed}", seeded))
-    return Plan(planned, given, out or folder)
+    if archive is not None:
+        check_archive([*(run.path for run in planned), *given], archive)
+    return Plan(planned, given, out or folder, archive)
 
 
 def _is_recipe(word: str) -> bool:

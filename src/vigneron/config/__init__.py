@@ -8,13 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
+    SerializeAsAny,
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_serializer,
     model_validator,
 )
 
+from vigneron.config.custom import USER_CODE, SlotOptions, with_user_options
 from vigneron.config.group import GrapeConfig, GroupRelativeConfig, GrpoConfig
 from vigneron.config.judges import EndpointJudgeConfig, JudgeConfig, LocalJudgeConfig, PythonJudgeConfig
 from vigneron.config.kl import AdaptiveKlConfig, GrpoKlConfig, KlConfig, PenaltyConfig, RewardKlConfig
@@ -27,6 +30,7 @@ from vigneron.config.methods import (
     ReinforceConfig,
     RejectionSamplingConfig,
     SftConfig,
+    SppoConfig,
     TokenCriticConfig,
     TrpoConfig,
 )
@@ -68,6 +72,7 @@ from vigneron.config.values import Positive, Strict, plain_url
 __all__ = [
     "CHECKER_NAMES",
     "DEFAULT_MICROBATCH_TOKENS",
+    "USER_CODE",
     "ActorCriticConfig",
     "AdaptiveKlConfig",
     "BinaryRewardConfig",
@@ -113,6 +118,8 @@ __all__ = [
     "ScoreModelConfig",
     "SemanticRewardConfig",
     "SftConfig",
+    "SlotOptions",
+    "SppoConfig",
     "Strict",
     "TokenCriticConfig",
     "TrpoConfig",
@@ -123,6 +130,7 @@ __all__ = [
 
 DEFAULT_MICROBATCH_TOKENS = 4096
 METHOD = TypeAdapter[MethodOptions](MethodConfig)
+Slot = Annotated[SlotOptions, with_user_options(SlotOptions)]
 
 
 class Config(Strict):
@@ -130,7 +138,7 @@ class Config(Strict):
 
     recipe: str = "custom"
     about: str = ""
-    method: MethodConfig
+    method: SerializeAsAny[MethodConfig]
     model: ModelConfig = ModelConfig()
     data: DataConfig
     parent: ParentConfig | None = None
@@ -159,6 +167,10 @@ class Config(Strict):
     without an update. One more, and the run stops."""
     successive_kl_every: Annotated[int, Field(ge=0)] = 1
     """How often KL(π₀ ‖ π₁) after a step's updates is measured (it costs a pass); 0: never."""
+    rollout: SerializeAsAny[Slot] | None = None
+    """Where samples come from, if not from the method's own rollout: `name: "module:function"`, and its options."""
+    curriculum: SerializeAsAny[Slot] | None = None
+    """In which order prompts come, if not shuffled: `name: "module:function"`, and its options."""
     scale: ScaleConfig = ScaleConfig()
     trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(default_factory=list)
     """Who is told of every step's figures beside the run's own logs."""
@@ -191,12 +203,12 @@ class Config(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def given_texts_need_no_reward(cls, given: Any) -> Any:
+    def given_texts_need_no_reward(cls, given: Any, info: ValidationInfo) -> Any:
         """Without one, held-out completions of a method that reads demonstrations are scored by the checker."""
         if not isinstance(given, Mapping):
             return given
         try:
-            method = METHOD.validate_python(given.get("method"))
+            method = METHOD.validate_python(given.get("method"), context=info.context)
         except ValidationError:  # said where the method is read; what follows from it is not said too
             method_known = isinstance(given.get("method"), Mapping) and "name" in given["method"]
             return {"reward": {"kind": "binary"}, **given} if method_known else given

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from vigneron.config.custom import with_user_options
 from vigneron.config.group import GrapeConfig, GrpoConfig
 from vigneron.config.kl import KlConfig, PenaltyConfig, ReinforceKlConfig, RewardKlConfig
 from vigneron.config.options import Aggregation, MethodOptions, Reads
@@ -263,6 +264,23 @@ class DpoConfig(MethodOptions):
         return 1 if self.pairs == "recorded" else 2
 
 
+class SppoConfig(MethodOptions):
+    """SPPO (Wu et al. 2024; `rlmt-grape` §5): self-play on win rates. Each round moves the best and the worst
+    sample of a prompt towards their win rates against the policy that sampled."""
+
+    name: Literal["sppo"]
+    eta: Annotated[float, Field(gt=0)] = 1000.0
+    """η, the inverse of the KL's coefficient: how far a round moves the policy."""
+    updates_per_step: Positive = 1
+    """Updates on the samples of one step, which is one round."""
+    samples: Literal["best_and_worst", "all"] = "best_and_worst"
+    """The samples of a group that are trained on."""
+
+    @property
+    def smallest_group(self) -> int:
+        return 2
+
+
 MethodConfig = Annotated[
     ActorCriticConfig
     | DpoConfig
@@ -275,6 +293,8 @@ MethodConfig = Annotated[
     | RewardModelConfig
     | ScoreModelConfig
     | SftConfig
+    | SppoConfig
     | TrpoConfig,
     Field(discriminator="name"),
+    with_user_options(MethodOptions),
 ]

@@ -11,7 +11,12 @@ Reads = Literal["prompts", "demonstrations", "pairs"]
 
 
 class MethodOptions(Strict):
-    """What the rest of the code asks a method's options, so that it never asks for a method's name."""
+    """What the rest of the code asks a method's options, so that it never asks for a method's name.
+
+    A method of your own subclasses it, adds its keys, and overrides what differs.
+    """
+
+    name: str
 
     trains: ClassVar[Literal["policy", "scorer"]] = "policy"
     """A language model, or a model that gives a text one number."""

@@ -90,6 +90,11 @@ def without_variance(rewards_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"])
     return _without_variance(rewards_B, _numbered(group_B))[0]
 
 
+def group_sizes(rewards_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """For each sample, how many of its group have a reward."""
+    return _group_sum((~rewards_B.isnan()).to(rewards_B.dtype), _numbered(group_B))
+
+
 def _without_variance(
     rewards_B: Float[Tensor, " B"], number_B: Int[Tensor, " B"]
 ) -> tuple[Bool[Tensor, " B"], Float[Tensor, " B"]]:

@@ -126,6 +126,24 @@ def dpo(
     return bradley_terry(beta * chosen_N, beta * rejected_N)
 
 
+def sppo(
+    logps_N: Float[Tensor, " N"],
+    previous_N: Float[Tensor, " N"],
+    win_rate_N: Float[Tensor, " N"],
+    *,
+    eta: float = 1000.0,
+) -> Float[Tensor, " N"]:
+    """½ [log π(y)/π_t(y) − η (P̂(y ≻ π_t) − ½)]²   (SPPO, Wu et al. 2024; §5), of summed log-probs.
+
+    π_t is the previous round's policy, P̂ the win rate against it. A missing win rate gives NaN, and no gradient.
+    """
+
+    def loss(logps: Tensor, previous: Tensor, win_rate: Tensor) -> Tensor:
+        return 0.5 * (logps - previous - eta * (win_rate - 0.5)) ** 2
+
+    return where_finite(loss, logps_N, previous_N, win_rate_N)
+
+
 def squared_error(values: Float[Tensor, "*B"], returns: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
     """(V − R)², the critic's loss   (Algorithm 1, line 12). A missing return gives NaN, and no gradient."""
     return where_finite(lambda values, returns: (values - returns) ** 2, values, returns)

@@ -1,46 +1,13 @@
-"""Prompts: rows of a dataset, in an order that depends on the seed alone, and their token ids."""
+"""Prompts: the rows of a dataset, their columns and their token ids."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from vigneron.core.draws import keyed_permutation
 from vigneron.data.texts import Row
 from vigneron.data.texts import completion_text as completion_text
 from vigneron.data.texts import prompt_text as prompt_text
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation
-
-# Keeps draws for a step that draws again apart from the epochs' order.
-MORE = 2**41
-
-
-@dataclass(frozen=True)
-class PromptOrder:
-    """Which rows a step works on. The order is a function of (seed, step): there is no cursor to lose."""
-
-    rows: Sequence[Row]
-    prompts_per_step: int
-    seed: int
-
-    def more(self, step: int, time: int) -> list[Row]:
-        """Rows for a step that draws again, for the first, the second … time: others than its own, while there are."""
-        own = {id(row) for row in self.at(step)}
-        order = [self.rows[i] for i in keyed_permutation(self.seed, MORE + 1000 * step + time, len(self.rows))]
-        others = [row for row in order if id(row) not in own] or order
-        return [others[i % len(others)] for i in range(self.prompts_per_step)]
-
-    def at(self, step: int) -> list[Row]:
-        size = len(self.rows)
-        first = step * self.prompts_per_step
-        places = [divmod(place, size) for place in range(first, first + self.prompts_per_step)]
-        return [self.rows[_order(self.seed, epoch, size)[index]] for epoch, index in places]
-
-
-@lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, size: int) -> list[int]:
-    return keyed_permutation(seed, epoch, size)
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:

@@ -43,7 +43,7 @@ def load_sampler(name: str, *, temperature: float, max_new_tokens: int | None) -
 
     def sample(prompt: Any, count: int, seed: int) -> list[str]:
         rollout = OnPolicy(policy, Sampling(temperature=temperature), max_new_tokens or NEW_TOKENS, count, seed)
-        return [completion_text(completion) for completion in rollout([{"prompt": prompt}]).completions]
+        return [completion_text(completion) for completion in rollout([{"prompt": prompt}]).samples.completions]
 
     return sample
 

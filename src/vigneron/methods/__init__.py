@@ -1,34 +1,18 @@
-"""One module per method: how it fills the loop's slots."""
+"""One module per method, under the name that a config gives it: how it fills the loop's slots."""
 
-from collections.abc import Callable
+from importlib import import_module
 
-from vigneron.methods import (
-    actor_critic,
-    dpo,
-    grape,
-    grpo,
-    ppo,
-    preference_model,
-    reinforce,
-    rejection_sampling,
-    reward_model,
-    score_model,
-    sft,
-    trpo,
-)
-from vigneron.training.method import Method, Parts
+from vigneron.config.custom import is_user_path
+from vigneron.training.method import Method
+from vigneron.training.parts import Parts
+from vigneron.user_code import python_function
 
-METHODS: dict[str, Callable[[Parts], Method]] = {
-    "actor_critic": actor_critic.build,
-    "dpo": dpo.build,
-    "grape": grape.build,
-    "grpo": grpo.build,
-    "ppo": ppo.build,
-    "preference_model": preference_model.build,
-    "reinforce": reinforce.build,
-    "rejection_sampling": rejection_sampling.build,
-    "reward_model": reward_model.build,
-    "score_model": score_model.build,
-    "sft": sft.build,
-    "trpo": trpo.build,
-}
+
+def build_method(parts: Parts) -> Method:
+    """The method that the config names: `vigneron.methods.NAME`, or `module:function` of the user's own."""
+    options = parts.config.method
+    if is_user_path(options.name):
+        build = python_function(options.name, "method.name")
+    else:
+        build = import_module(f"vigneron.methods.{options.name}").build
+    return build(parts, options)

@@ -6,76 +6,61 @@ answer's last token it has seen the action, and shrinks the gradient as it learn
 updates a step it is §3.3's clipped objective. Masks come from lengths in all of them.
 """
 
-from dataclasses import replace
+from functools import partial
 
-import torch
-from torch import Tensor
-
-from vigneron.batch import Batch, map_parts
+from vigneron.batch import Batch
 from vigneron.config import ActorCriticConfig
 from vigneron.core.losses import policy_gradient, squared_error
-from vigneron.methods.shared import (
+from vigneron.methods.terms import (
     clipped_terms,
-    comparing,
-    idle_notice,
-    kl_figure,
-    kl_penalty,
-    mismatch_figure,
-    movement,
+    one_update_notice,
+    options_without_effect,
+    policy_metrics,
+    with_advantages,
 )
-from vigneron.policy.logprobs import Critic, ExactKl, Scores, reference_view, score, values_before
-from vigneron.rollout.on_policy import OnPolicy, sampling_of
-from vigneron.training.kl_controller import KlController
-from vigneron.training.method import Method, Parts
-from vigneron.training.update import GradientUpdate, Term, players_of
+from vigneron.policy.logprobs import Critic, Scores, values_before
+from vigneron.training.kl_penalty import KlPenalty
+from vigneron.training.method import Method
+from vigneron.training.parts import Parts
+from vigneron.training.update import Term
 
 
-def build(parts: Parts) -> Method:
-    config, policy, reference = parts.config, parts.policy, parts.reference
-    options = config.method
-    assert isinstance(options, ActorCriticConfig)
-    sampling = sampling_of(config)
-    critic = Critic.of(policy, options.value_position)
-    controller = KlController.of(options.kl)
-    exact = options.kl.estimator == "exact"
+def build(parts: Parts, options: ActorCriticConfig) -> Method:
+    critic = Critic.of(parts.policy, options.value_position)
+    kl = KlPenalty(parts, options.kl, penalised=True)
 
     def advantage(batch: Batch) -> Batch:
         """A = R − V   (Algorithm 1, lines 4 and 7-10)."""
-        seen = map_parts(batch, config.tokens_at_once, look)
-        advantages_B1 = (batch.rewards_B - seen["values_B"])[:, None]
-        return replace(batch, **seen, advantages_BT=advantages_B1.expand(batch.completion_BT.shape))
+        before = parts.measure(batch, *kl.passes, partial(values_before, parts.policy, critic=critic))
+        return with_advantages(batch, batch.signals.rewards_B - before["values_B"], **before)
 
-    @torch.no_grad()
-    def look(part: Batch) -> dict[str, Tensor]:
-        seen = reference_view(reference, part, sampling, keep_hidden=exact)
-        return {**seen, **values_before(policy, part, critic)}
-
-    def score_now(batch: Batch) -> Scores:
-        return score(policy, batch, sampling, critic=critic, exact_kl=ExactKl(reference) if exact else None)
+    def score(batch: Batch) -> Scores:
+        return parts.score(batch, critic=critic, exact_kl=kl.exact)
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −(log π · A) − β_ent H + λ_KL D_KL, and λ_v (v − r)²   (Algorithm 1, lines 11-17)."""
+        _, mismatch = policy_metrics(batch, now)
+        errors_B = squared_error(now.values_B, batch.signals.rewards_B)
         return [
             *surrogate(batch, now),
-            Term("entropy", now.entropy_BT, -options.entropy_coefficient, of_sampler=True),
-            Term("loss/kl", kl_penalty(options.kl, batch, now), controller.coefficient),
-            Term("loss/value", squared_error(now.values_B, batch.rewards_B), options.value_coefficient, "samples"),
-            kl_figure(batch, now),
-            mismatch_figure(batch, now),
+            Term("entropy", now.entropy_BT, -options.entropy_coefficient, first_update_only=True),
+            *kl.terms(batch, now),
+            Term("loss/value", errors_B, options.value_coefficient, "samples"),
+            mismatch,
         ]
 
     def surrogate(batch: Batch, now: Scores) -> list[Term]:
         if options.clip_epsilon is None:
-            return [Term("loss/policy", policy_gradient(now.logprobs_BT, batch.advantages_BT), 1.0)]
+            return [Term("loss/policy", policy_gradient(now.logprobs_BT, batch.signals.advantages_BT), 1.0)]
         return clipped_terms(batch, now, options.clip_epsilon)
 
-    moved = movement(policy, sampling)
-    players = players_of(config.optimizer, policy.trainable(), critic.parameters())
-    return Method(
-        rollout=OnPolicy.of(config, policy, sampling),
-        reward=parts.reward,
-        advantage=advantage,
-        update=GradientUpdate.of(config, options.updates_per_step, score_now, loss, players, moved, controller),
+    update = parts.gradient_update(
+        score,
+        loss,
         critic=critic,
-        notices=idle_notice(options.updates_per_step, comparing(options.clip_epsilon, options.kl)),
+        updates_per_step=options.updates_per_step,
+        measure=parts.kl_previous,
+        controller=kl.controller,
     )
+    notices = one_update_notice(options.updates_per_step, options_without_effect(options.clip_epsilon, options.kl))
+    return Method(parts.rollout, parts.reward, advantage, update, critic=critic, notices=notices)

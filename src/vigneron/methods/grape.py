@@ -19,24 +19,22 @@ from vigneron.config import GrapeConfig
 from vigneron.data.prompts import Row
 from vigneron.methods import grpo
 from vigneron.methods.trained_text import behind_trained_text, corrected
-from vigneron.policy.logprobs import score
 from vigneron.rewards.rubric_reward import RubricReward
-from vigneron.rollout.grape import Earlier, Evolving, Memory, Mix
-from vigneron.rollout.on_policy import OnPolicy, sampling_of
+from vigneron.rollout.grape import Earlier, GrapeRollout, Memory, Mix
+from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rubric.model import Category
 from vigneron.rubric.prompts import feedback_on, generation_prompt, revision_prompt
 from vigneron.rubric.rows import category_of
 from vigneron.sources.verdict import Verdict
-from vigneron.training.method import Method, Parts
+from vigneron.training.method import Method
+from vigneron.training.parts import Parts
 
 
-def build(parts: Parts) -> Method:
-    config, policy, options = parts.config, parts.policy, parts.config.method
-    assert isinstance(options, GrapeConfig)
-    sampling = sampling_of(config)
+def build(parts: Parts, options: GrapeConfig) -> Method:
     reward = parts.reward.function  # type: ignore[attr-defined]
     assert isinstance(reward, RubricReward)
-    plain = grpo.build(parts)
+    assert isinstance(parts.rollout, OnPolicy)
+    plain = grpo.build(parts, options)
 
     def category(row: Row) -> Category:
         rubric = reward.book.rubric
@@ -45,8 +43,8 @@ def build(parts: Parts) -> Method:
     def revision(row: Row, earlier: Earlier) -> object:
         return revision_prompt(category(row), row["prompt"], earlier.response, earlier.feedback)
 
-    rollout = Evolving(
-        OnPolicy.of(config, policy, sampling),
+    rollout = GrapeRollout(
+        parts.rollout,
         Mix(**options.mix.model_dump()),
         Memory(),
         lambda row: generation_prompt(category(row), row["prompt"]),
@@ -57,22 +55,19 @@ def build(parts: Parts) -> Method:
     def advantage(batch: Batch) -> Batch:
         """A = R − mean of the group, after eq. 15; π₀ behind the text that is trained."""
         rollout.memory.remember(batch, _feedback)
-        batch = plain.advantage(behind_trained_text(batch, look, config.tokens_at_once))
+        batch = plain.advantage(behind_trained_text(batch, policy_pass, parts.config.tokens_at_once))
         return batch if options.correction == "none" else corrected(batch)
 
     @torch.no_grad()
-    def look(part: Batch) -> dict[str, Tensor]:
-        return {"behaviour_BT": score(policy, part, sampling).logprobs_BT}
+    def policy_pass(batch: Batch) -> dict[str, Tensor]:
+        return {"behaviour_BT": parts.score(batch).logprobs_BT}
 
     notices = plain.notices
     if options.trained_under == "generation_prompt":
-        notices = (
-            *notices,
-            "held-out questions are answered bare, without the generation prompt that is trained under",
-        )
+        notices = (*notices, "held-out prompts are answered without the generation prompt that is trained under")
     return replace(plain, rollout=rollout, advantage=advantage, memory=rollout.memory, notices=notices)
 
 
-def _feedback(said: Mapping[str, Any]) -> str:
-    """What was kept with a sample, as its reviser reads it."""
-    return feedback_on({name: Verdict(**entry) for name, entry in said["items"].items()})
+def _feedback(logged: Mapping[str, Any]) -> str:
+    """The verdicts logged with a sample, as the prompt of a revision shows them."""
+    return feedback_on({name: Verdict(**entry) for name, entry in logged["items"].items()})

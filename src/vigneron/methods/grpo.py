@@ -1,98 +1,70 @@
 """GRPO as Dr. GRPO (`rlmt-grape` §4.8, eq. 13-14): the clipped ratio with a group-relative advantage, and no critic.
 
-Eq. 14 has no KL: the first GRPO's β · KL(π ‖ reference) stands beside it, and `kl.coefficient: 0` is eq. 14 alone,
+Eq. 14 has no KL: the first GRPO's β · KL(π ‖ reference) is added to it, and `kl.coefficient: 0` is eq. 14 alone,
 without the reference's pass. Its (1/QG) Σ Σ Σₜ is `aggregation: sum_over_samples`; the default differs from it by one
 factor a step, the mean length. The first GRPO is `aggregation: samples`, `scale_by_std: true` and `kl.estimator: k3`.
 """
 
-from dataclasses import replace
-from typing import Literal
-
-import torch
-from torch import Tensor
-
-from vigneron.batch import Batch, map_parts
+from vigneron.batch import Batch
 from vigneron.config import GroupRelativeConfig
 from vigneron.core.advantages import group_relative
-from vigneron.methods.shared import (
+from vigneron.methods.terms import (
     clipped_terms,
-    comparing,
-    idle_notice,
-    kl_figure,
-    kl_penalty,
-    mismatch_figure,
-    movement,
+    one_update_notice,
+    options_without_effect,
+    policy_metrics,
+    with_advantages,
 )
-from vigneron.policy.logprobs import ExactKl, Scores, reference_view, score
-from vigneron.rollout.on_policy import OnPolicy, sampling_of
-from vigneron.training.kl_controller import KlController
-from vigneron.training.method import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Term, players_of
+from vigneron.policy.logprobs import Scores
+from vigneron.training.kl_penalty import KlPenalty
+from vigneron.training.method import Method, Metrics
+from vigneron.training.parts import Parts
+from vigneron.training.update import Term
 
 
-def build(parts: Parts) -> Method:
-    config, policy, reference = parts.config, parts.policy, parts.reference
-    options = config.method
-    assert isinstance(options, GroupRelativeConfig)
-    sampling = sampling_of(config)
-    controller = KlController.of(options.kl)
+def build(parts: Parts, options: GroupRelativeConfig) -> Method:
     has_kl = options.kl.coefficient > 0
-    exact = has_kl and options.kl.estimator == "exact"
+    kl = KlPenalty(parts, options.kl, measured=has_kl, penalised=has_kl, exact_metric=True)
 
     def advantage(batch: Batch) -> Batch:
         """A = R − mean of the group   (eq. 13), the same for every token of a sample."""
-        scale: Literal["none", "std"] = "std" if options.scale_by_std else "none"
-        advantages_B1 = group_relative(batch.rewards_B, batch.group_B, scale=scale)[:, None]
-        seen = map_parts(batch, config.tokens_at_once, look) if has_kl else {}
-        return replace(batch, **seen, advantages_BT=advantages_B1.expand(batch.completion_BT.shape))
+        rewards_B, group_B = batch.signals.rewards_B, batch.samples.group_B
+        advantages_B = group_relative(rewards_B, group_B, scale="std" if options.scale_by_std else "none")
+        return with_advantages(batch, advantages_B, **parts.measure(batch, *kl.passes))
 
-    @torch.no_grad()
-    def look(part: Batch) -> dict[str, Tensor]:
-        return reference_view(reference, part, sampling, keep_hidden=exact)
-
-    def score_now(batch: Batch) -> Scores:
-        return score(policy, batch, sampling, exact_kl=ExactKl(reference) if exact else None)
+    def score(batch: Batch) -> Scores:
+        return parts.score(batch, exact_kl=kl.exact)
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −min(r·A, clip(r)·A) + β D_KL   (eq. 14, and the first GRPO's β)."""
-        terms = [
+        return [
             *clipped_terms(batch, now, options.clip_epsilon, options.aggregation, options.clip_level),
-            Term("entropy", now.entropy_BT.detach(), of_sampler=True),
-            mismatch_figure(batch, now),
+            *policy_metrics(batch, now),
+            *kl.terms(batch, now, options.aggregation),
         ]
-        if has_kl:
-            penalty = Term("loss/kl", kl_penalty(options.kl, batch, now), controller.coefficient, options.aggregation)
-            # k1 needs samples of the policy's own, which GRAPE's are not: where the exact KL is known, it is shown.
-            figure = Term("kl", now.exact_kl_BT.detach(), of_sampler=True) if exact else kl_figure(batch, now)
-            terms += [penalty, figure]
-        return terms
 
-    players = players_of(config.optimizer, policy.trainable())
-    moved, adapts = movement(policy, sampling), controller if has_kl else None
-    idle = None if has_kl else lambda batch: (batch.advantages_BT == 0).all(1)
-    return Method(
-        rollout=OnPolicy.of(config, policy, sampling),
-        reward=parts.reward,
-        advantage=advantage,
-        update=GradientUpdate.of(config, options.updates_per_step, score_now, loss, players, moved, adapts, idle=idle),
-        resamples=options.resamples,
-        notices=_notices(options),
-        explain=explain_zero,
+    update = parts.gradient_update(
+        score,
+        loss,
+        updates_per_step=options.updates_per_step,
+        measure=parts.kl_previous,
+        controller=kl.controller if has_kl else None,
+        idle=None if has_kl else lambda batch: (batch.signals.advantages_BT == 0).all(1),
     )
+    notices = (
+        *one_update_notice(options.updates_per_step, options_without_effect(options.clip_epsilon, options.kl)),
+        "a group's advantages sum to 0, so loss/policy is about 0: reward and grad_norm/actor show progress",
+    )
+    resamples = options.resamples
+    return Method(parts.rollout, parts.reward, advantage, update, resamples=resamples, notices=notices, explain=explain)
 
 
-def _notices(options: GroupRelativeConfig) -> tuple[str, ...]:
-    """A loss of 0 puzzles many: where every ratio is 1 it is minus the mean advantage, and its gradient is not 0."""
-    idle = idle_notice(options.updates_per_step, comparing(options.clip_epsilon, options.kl))
-    return (*idle, "a group's advantages sum to 0, so loss/policy is about 0: reward and grad_norm/actor show progress")
-
-
-def explain_zero(metrics: Metrics) -> tuple[str, ...]:
-    """Why nothing is learned from a step of which no group has two different rewards."""
+def explain(metrics: Metrics) -> tuple[str, ...]:
+    """Why a step trains nothing if no group has two different rewards."""
     if metrics.get("frac_reward_zero_std") != 1.0:
         return ()
     return (
-        "in no group of this step do two rewards differ, so no advantage is other than 0 and the rewards teach nothing "
+        "in no group of this step do two rewards differ, so every advantage is 0 and the step trains nothing "
         "(frac_reward_zero_std counts such groups): easier or harder prompts, a larger group_size or a higher "
         "temperature make them differ",
     )

@@ -13,25 +13,25 @@ from vigneron.batch import Batch
 from vigneron.config import PreferenceModelConfig
 from vigneron.core.losses import preference_bce
 from vigneron.data.prompts import Row
-from vigneron.methods.shared import held_out_pairs, sides
+from vigneron.methods.terms import pair_metrics, sides
 from vigneron.policy.reward_model import scores, scores_in_parts, set_scorer_kind
-from vigneron.rollout.pairs import OrderedPairs
-from vigneron.training.method import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Term, players_of
+from vigneron.training.method import Method, Metrics, unchanged
+from vigneron.training.parts import Parts
+from vigneron.training.update import Term
 
 
-def build(parts: Parts) -> Method:
-    config, policy = parts.config, parts.policy
-    assert isinstance(config.method, PreferenceModelConfig)
+def build(parts: Parts, options: PreferenceModelConfig) -> Method:
+    policy, rollout = parts.policy, parts.rollout
     set_scorer_kind(policy, "first_is_better")
-    rollout = OrderedPairs(policy)
 
-    def score_now(batch: Batch) -> Tensor:
+    def score(batch: Batch) -> Tensor:
         return scores(policy, batch)
 
     def loss(batch: Batch, logit_B: Tensor) -> list[Term]:
         """L = −hp · log p − (1 − hp) · log(1 − p)   (§3), hp = 1 where the chosen text stands first."""
-        preferred_B = torch.tensor([first == "chosen" for first in batch.columns["first"]], device=logit_B.device)
+        preferred_B = torch.tensor(
+            [first == "chosen" for first in batch.samples.columns["first"]], device=logit_B.device
+        )
         right_B = (logit_B.detach() > 0) == preferred_B
         return [
             Term("loss/preference", preference_bce(logit_B, preferred_B), 1.0, "samples"),
@@ -41,17 +41,11 @@ def build(parts: Parts) -> Method:
 
     def evaluate(rows: Sequence[Row]) -> Metrics:
         """Of both orders together: p is the mean of what each gives the chosen text."""
-        first_N, second_N = sides(scores_in_parts(policy, rollout(rows), config.tokens_at_once).double())
+        first_N, second_N = sides(scores_in_parts(policy, rollout(rows), parts.config.tokens_at_once).double())
         p_N = (first_N.sigmoid() + (-second_N).sigmoid()) / 2
         ones_N = torch.ones_like(first_N)
         losses_N = (preference_bce(first_N, ones_N) + preference_bce(-second_N, ones_N)) / 2
-        return held_out_pairs((first_N - second_N) / 2, p_N, losses_N)
+        return pair_metrics((first_N - second_N) / 2, p_N, losses_N)
 
-    players = players_of(config.optimizer, policy.trainable())
-    return Method(
-        rollout=rollout,
-        reward=lambda batch: batch,
-        advantage=lambda batch: batch,
-        update=GradientUpdate.of(config, 1, score_now, loss, players),
-        evaluate=evaluate,
-    )
+    update = parts.gradient_update(score, loss)
+    return Method(rollout, unchanged, unchanged, update, evaluate=evaluate)

@@ -5,7 +5,6 @@ on them (the paper's discrete learning). What is kept is logged beside what was 
 """
 
 import math
-from dataclasses import replace
 
 from vigneron.batch import Batch
 from vigneron.config import RejectionSamplingConfig
@@ -13,51 +12,42 @@ from vigneron.core.draws import Sampling
 from vigneron.core.losses import nll
 from vigneron.core.selection import best_of_group
 from vigneron.data.prompts import completion_text
+from vigneron.methods.terms import with_advantages
 from vigneron.policy.logprobs import Scores, score
-from vigneron.rollout.on_policy import OnPolicy, sampling_of
-from vigneron.training.method import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Term, players_of
+from vigneron.training.method import Method, Metrics
+from vigneron.training.parts import Parts
+from vigneron.training.update import Term
 
 
-def build(parts: Parts) -> Method:
-    config, policy = parts.config, parts.policy
-    options = config.method
-    assert isinstance(options, RejectionSamplingConfig)
-    whole = Sampling()
-
+def build(parts: Parts, options: RejectionSamplingConfig) -> Method:
     def advantage(batch: Batch) -> Batch:
         """A = 1 for the best of a group; all others are rejected   (§3, steps 3-4)."""
-        kept_B = best_of_group(batch.teaching_B, batch.group_B, keep=options.keep, min_reward=options.min_reward)
-        advantages_BT = kept_B[:, None].to(batch.behaviour_BT.dtype).expand(batch.completion_BT.shape)
-        figures = {**batch.figures, **kept_figures(batch, kept_B.tolist())}
-        return replace(batch, advantages_BT=advantages_BT, excluded_B=~kept_B, figures=figures)
+        kept_B = best_of_group(
+            batch.trained_rewards_B, batch.samples.group_B, keep=options.keep, min_reward=options.min_reward
+        )
+        kept = with_advantages(batch, kept_B.to(batch.samples.behaviour_BT.dtype), excluded_B=~kept_B)
+        return kept.with_metrics(kept_metrics(batch, kept_B.tolist()))
 
-    def score_now(batch: Batch) -> Scores:
-        return score(policy, batch, whole)
+    def score_all(batch: Batch) -> Scores:
+        return score(parts.policy, batch, Sampling())
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −log π(y | x)   (eq. 2), on the samples that were kept   (§3, step 5)."""
         return [
             Term("loss/nll", nll(now.logprobs_BT), 1.0, options.aggregation),
-            Term("entropy", now.entropy_BT.detach(), of_sampler=True),
+            Term("entropy", now.entropy_BT.detach(), first_update_only=True),
         ]
 
-    players = players_of(config.optimizer, policy.trainable())
-    return Method(
-        rollout=OnPolicy.of(config, policy, sampling_of(config)),
-        reward=parts.reward,
-        advantage=advantage,
-        update=GradientUpdate.of(config, options.updates_per_round, score_now, loss, players),
-        explain=explain_nothing_kept,
-    )
+    update = parts.gradient_update(score_all, loss, updates_per_step=options.updates_per_round)
+    return Method(parts.rollout, parts.reward, advantage, update, explain=explain)
 
 
-def kept_figures(batch: Batch, kept: list[bool]) -> Metrics:
-    """What was kept: how much, how good, from how many prompts, and how many different texts for each of those."""
+def kept_metrics(batch: Batch, kept: list[bool]) -> Metrics:
+    """Of the kept samples: their share, their reward, distinct texts a prompt, and how many groups kept none."""
     at = [sample for sample, is_kept in enumerate(kept) if is_kept]
-    groups, rewards = batch.group_B.tolist(), batch.rewards_B.tolist()
+    groups, rewards = batch.samples.group_B.tolist(), batch.signals.rewards_B.tolist()
     prompts = {groups[sample] for sample in at}
-    texts = {completion_text(batch.completions[sample]).strip() for sample in at}
+    texts = {completion_text(batch.samples.completions[sample]).strip() for sample in at}
     return {
         "kept/share": len(at) / len(kept),
         "kept/reward": sum(rewards[sample] for sample in at) / len(at) if at else math.nan,
@@ -66,11 +56,11 @@ def kept_figures(batch: Batch, kept: list[bool]) -> Metrics:
     }
 
 
-def explain_nothing_kept(metrics: Metrics) -> tuple[str, ...]:
-    """Why nothing is learned from a round."""
+def explain(metrics: Metrics) -> tuple[str, ...]:
+    """Why a round trains nothing."""
     if metrics.get("kept/share") != 0.0:
         return ()
     return (
-        "no sample of this round was kept, so nothing is learned from it: a lower method.min_reward, easier prompts or "
+        "no sample of this round was kept, so the round trains nothing: a lower method.min_reward, easier prompts or "
         "a larger group_size leave some",
     )

@@ -11,20 +11,18 @@ from vigneron.batch import Batch
 from vigneron.config import RewardModelConfig
 from vigneron.core.losses import bradley_terry
 from vigneron.data.prompts import Row
-from vigneron.methods.shared import held_out_pairs, pair_term, sides
+from vigneron.methods.terms import pair_metrics, pair_term, sides
 from vigneron.policy.reward_model import scores, scores_in_parts, set_scorer_kind
-from vigneron.rollout.pairs import Pairs
-from vigneron.training.method import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Term, players_of
+from vigneron.training.method import Method, Metrics, unchanged
+from vigneron.training.parts import Parts
+from vigneron.training.update import Term
 
 
-def build(parts: Parts) -> Method:
-    config, policy = parts.config, parts.policy
-    assert isinstance(config.method, RewardModelConfig)
+def build(parts: Parts, options: RewardModelConfig) -> Method:
+    policy, rollout = parts.policy, parts.rollout
     set_scorer_kind(policy, "reward")
-    rollout = Pairs(policy)
 
-    def score_now(batch: Batch) -> Tensor:
+    def score(batch: Batch) -> Tensor:
         return scores(policy, batch)
 
     def loss(batch: Batch, scores_B: Tensor) -> list[Term]:
@@ -40,15 +38,9 @@ def build(parts: Parts) -> Method:
         ]
 
     def evaluate(rows: Sequence[Row]) -> Metrics:
-        chosen_N, rejected_N = sides(scores_in_parts(policy, rollout(rows), config.tokens_at_once))
+        chosen_N, rejected_N = sides(scores_in_parts(policy, rollout(rows), parts.config.tokens_at_once))
         margin_N = (chosen_N - rejected_N).double()
-        return held_out_pairs(margin_N, margin_N.sigmoid(), bradley_terry(chosen_N, rejected_N))
+        return pair_metrics(margin_N, margin_N.sigmoid(), bradley_terry(chosen_N, rejected_N))
 
-    players = players_of(config.optimizer, policy.trainable())
-    return Method(
-        rollout=rollout,
-        reward=lambda batch: batch,
-        advantage=lambda batch: batch,
-        update=GradientUpdate.of(config, 1, score_now, loss, players),
-        evaluate=evaluate,
-    )
+    update = parts.gradient_update(score, loss)
+    return Method(rollout, unchanged, unchanged, update, evaluate=evaluate)

@@ -14,21 +14,19 @@ from vigneron.config import ScoreModelConfig
 from vigneron.core.losses import preference_bce
 from vigneron.data.prompts import Row
 from vigneron.policy.reward_model import scores, scores_in_parts, set_scorer_kind
-from vigneron.rollout.demonstrations import Demonstrations
-from vigneron.training.method import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Term, players_of
+from vigneron.training.method import Method, Metrics, unchanged
+from vigneron.training.parts import Parts
+from vigneron.training.update import Term
 
 
-def build(parts: Parts) -> Method:
-    config, policy, options = parts.config, parts.policy, parts.config.method
-    assert isinstance(options, ScoreModelConfig)
+def build(parts: Parts, options: ScoreModelConfig) -> Method:
+    policy, rollout = parts.policy, parts.rollout
     set_scorer_kind(policy, "reward")
-    rollout = Demonstrations(policy)
 
     def wanted(batch: Batch) -> Tensor:
-        return torch.tensor(batch.columns[options.score], device=batch.completion_BT.device)
+        return torch.tensor(batch.samples.columns[options.score], device=batch.samples.completion_BT.device)
 
-    def score_now(batch: Batch) -> Tensor:
+    def score(batch: Batch) -> Tensor:
         return scores(policy, batch)
 
     def loss(batch: Batch, logit_B: Tensor) -> list[Term]:
@@ -40,7 +38,7 @@ def build(parts: Parts) -> Method:
 
     def evaluate(rows: Sequence[Row]) -> Metrics:
         batch = rollout(rows)
-        logit_B = scores_in_parts(policy, batch, config.tokens_at_once).double()
+        logit_B = scores_in_parts(policy, batch, parts.config.tokens_at_once).double()
         score_B, p_B = wanted(batch).double(), logit_B.sigmoid()
         agrees_B = (p_B >= 0.5) == (score_B >= 0.5)
         return {
@@ -49,10 +47,5 @@ def build(parts: Parts) -> Method:
             "accuracy": float(agrees_B.double().mean()),
         }
 
-    return Method(
-        rollout=rollout,
-        reward=lambda batch: batch,
-        advantage=lambda batch: batch,
-        update=GradientUpdate.of(config, 1, score_now, loss, players_of(config.optimizer, policy.trainable())),
-        evaluate=evaluate,
-    )
+    update = parts.gradient_update(score, loss)
+    return Method(rollout, unchanged, unchanged, update, evaluate=evaluate)

@@ -1,7 +1,4 @@
-"""Supervised fine-tuning (`rlmt-grape` §2, eq. 1-2): the negative log-likelihood of demonstrations.
-
-As a policy gradient: the rollout is a demonstration, and its advantage 1.
-"""
+"""Supervised fine-tuning (`rlmt-grape` §2, eq. 1-2): the negative log-likelihood of demonstrations."""
 
 from collections.abc import Sequence
 
@@ -11,19 +8,16 @@ from vigneron.core.draws import Sampling
 from vigneron.core.losses import nll
 from vigneron.data.prompts import Row
 from vigneron.policy.logprobs import Scores, score
-from vigneron.rollout.demonstrations import Demonstrations
-from vigneron.training.method import Method, Metrics, Parts
-from vigneron.training.update import GradientUpdate, Term, players_of
+from vigneron.training.method import Method, Metrics, unchanged
+from vigneron.training.parts import Parts
+from vigneron.training.update import Term
 
 
-def build(parts: Parts) -> Method:
-    config, policy = parts.config, parts.policy
-    options = config.method
-    assert isinstance(options, SftConfig)
-    whole = Sampling()
+def build(parts: Parts, options: SftConfig) -> Method:
+    policy, rollout = parts.policy, parts.rollout
 
-    def score_now(batch: Batch) -> Scores:
-        return score(policy, batch, whole)
+    def score_all(batch: Batch) -> Scores:
+        return score(policy, batch, Sampling())
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −log π(aₜ | sₜ)   (eq. 1), on the answers' tokens, or on all of the text's but the first."""
@@ -32,20 +26,13 @@ def build(parts: Parts) -> Method:
             Term("entropy/demonstrated", now.entropy_BT.detach()),
         ]
 
-    rollout = Demonstrations(policy, options.loss_on, options.packing)
-    update = GradientUpdate.of(config, 1, score_now, loss, players_of(config.optimizer, policy.trainable()))
+    update = parts.gradient_update(score_all, loss)
 
     def held_out_loss(rows: Sequence[Row]) -> Metrics:
-        """Of the answers that are held out: it rises where the child learns its demonstrations by heart."""
-        shown = [row for row in rows if row.get("answer")]
-        return {"loss/nll": update.figures(rollout(shown))["loss/nll"]} if shown else {}
+        """Of the held-out answers: it rises where the model overfits its demonstrations."""
+        answered = [row for row in rows if row.get("answer")]
+        return {"loss/nll": update.evaluate(rollout(answered))["loss/nll"]} if answered else {}
 
-    apart = policy.shares_prompts or not options.packing
-    return Method(
-        rollout=rollout,
-        reward=lambda batch: batch,
-        advantage=lambda batch: batch,
-        update=update,
-        evaluate_beside=held_out_loss,
-        notices=() if apart else ("packing: this model does not keep samples apart in one row, and goes without",),
-    )
+    packs = policy.shares_prompts or not options.packing
+    notices = () if packs else ("packing: this model cannot keep samples apart in one row, so nothing is packed",)
+    return Method(rollout, unchanged, unchanged, update, evaluate_beside=held_out_loss, notices=notices)

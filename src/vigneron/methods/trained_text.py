@@ -5,12 +5,12 @@ itself, so a few samples are also scored behind the text they were drawn under (
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from vigneron.batch import Batch, map_parts
+from vigneron.batch import Batch
+from vigneron.policy.rank_batches import map_microbatches
 from vigneron.rollout.grape import behind_drawn_text
 
 Look = Callable[[Batch], dict[str, Tensor]]
@@ -20,15 +20,17 @@ CHECKED = 8
 
 def behind_trained_text(batch: Batch, look: Look, tokens_at_once: int) -> Batch:
     """log π₀ of the responses that were drawn behind another text, or not drawn at all: `look` gives `behaviour_BT`."""
-    unknown = batch.behaviour_BT.isnan().any(1).nonzero()[:, 0].tolist()
+    unknown = batch.samples.behaviour_BT.isnan().any(1).nonzero()[:, 0].tolist()
     if not unknown:
         return batch
     some = batch.rows(unknown)
-    found_BT = map_parts(some, tokens_at_once, look)["behaviour_BT"]
-    behaviour_BT = batch.behaviour_BT.clone()
+    found_BT = map_microbatches(some, tokens_at_once, look)["behaviour_BT"]
+    behaviour_BT = batch.samples.behaviour_BT.clone()
     behaviour_BT[unknown] = 0.0
     behaviour_BT[unknown, : found_BT.shape[1]] = found_BT
-    return replace(batch, behaviour_BT=behaviour_BT, figures={**batch.figures, **_figures(some, found_BT, look)})
+    return batch.with_samples(behaviour_BT=behaviour_BT).with_signals(
+        metrics={**batch.signals.metrics, **_figures(some, found_BT, look)}
+    )
 
 
 def corrected(batch: Batch) -> Batch:
@@ -37,22 +39,22 @@ def corrected(batch: Batch) -> Batch:
     Without it an unlikely token with a negative advantage is pushed down for good, and the two texts drift apart. What
     was not drawn at all has no such ratio, and counts whole.
     """
-    if batch.drawn_BT is None:
+    if batch.samples.drawn_BT is None:
         return batch
-    ratio_BT = (batch.behaviour_BT - batch.drawn_BT).exp().clamp(max=1.0)
+    ratio_BT = (batch.samples.behaviour_BT - batch.samples.drawn_BT).exp().clamp(max=1.0)
     weight_BT = torch.where(ratio_BT.isnan(), 1.0, ratio_BT)
-    figures = {**batch.figures, "drawn/weight": float(weight_BT[batch.mask_BT].mean())}
-    return replace(batch, advantages_BT=batch.advantages_BT * weight_BT, figures=figures)
+    figures = {**batch.signals.metrics, "drawn/weight": float(weight_BT[batch.samples.mask_BT].mean())}
+    return batch.with_signals(advantages_BT=batch.signals.advantages_BT * weight_BT, metrics=figures)
 
 
 def _figures(batch: Batch, behind_trained_BT: Tensor, look: Look) -> dict[str, float]:
-    drawn = (~batch.drawn_BT.isnan().any(1)).nonzero()[:, 0].tolist()
+    drawn = (~batch.samples.drawn_BT.isnan().any(1)).nonzero()[:, 0].tolist()
     if not drawn:
         return {}
-    gap_BT = (batch.drawn_BT - behind_trained_BT).abs()[drawn]
+    gap_BT = (batch.samples.drawn_BT - behind_trained_BT).abs()[drawn]
     few = behind_drawn_text(batch.rows(drawn[:CHECKED]))
-    mismatch_BT = (look(few)["behaviour_BT"] - few.drawn_BT).abs()
+    mismatch_BT = (look(few)["behaviour_BT"] - few.samples.drawn_BT).abs()
     return {
-        "drawn/gap": float(gap_BT[batch.mask_BT[drawn]].mean()),
-        "drawn/mismatch": float(mismatch_BT[few.mask_BT].mean()),
+        "drawn/gap": float(gap_BT[batch.samples.mask_BT[drawn]].mean()),
+        "drawn/mismatch": float(mismatch_BT[few.samples.mask_BT].mean()),
     }

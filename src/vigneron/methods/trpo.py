@@ -4,87 +4,79 @@
 is the PPO paper's alternative to clipping. `form: constraint` is eq. 10: one step with KL(π₀ ‖ π₁) ≤ δ.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import torch
 
-from vigneron.batch import Batch, map_parts
+from vigneron.batch import Batch
 from vigneron.config import TrpoConfig
 from vigneron.core.losses import importance_ratio
-from vigneron.methods.shared import idle_notice, kl_figure, mismatch_figure
-from vigneron.methods.token_critic import seen_before, token_critic, value_term, with_returns
+from vigneron.methods.terms import one_update_notice, policy_metrics
+from vigneron.methods.token_critic import token_critic, value_term, with_returns
 from vigneron.policy.fisher import fisher_product
-from vigneron.policy.logprobs import ExactKl, Scores, reference_view, score
+from vigneron.policy.logprobs import ExactKl, Scores, reference_view, values_before
 from vigneron.policy.model import Reference
-from vigneron.rollout.on_policy import OnPolicy, sampling_of
-from vigneron.training.kl_controller import KlController
-from vigneron.training.method import Method, Parts, Update
+from vigneron.training.kl_penalty import KlPenalty
+from vigneron.training.method import Method, Update
+from vigneron.training.parts import Parts
 from vigneron.training.trust_region import TrustRegionUpdate
-from vigneron.training.update import GradientUpdate, Term, players_of
+from vigneron.training.update import Term
 
 
-def build(parts: Parts) -> Method:
-    config, policy, reference = parts.config, parts.policy, parts.reference
-    options = config.method
-    assert isinstance(options, TrpoConfig)
-    sampling = sampling_of(config)
+def build(parts: Parts, options: TrpoConfig) -> Method:
+    policy, sampling = parts.policy, parts.sampling
     critic = token_critic(policy, options.critic)
+    kl = KlPenalty(parts, options.penalty)  # the metric; eq. 9's penalty is the KL from the previous policy
     previous = Reference(policy.frozen_copy(), shares_weights=False)
     from_previous = ExactKl(previous, "previous_hidden_BTH", from_other=True)
-    controller = KlController.of(options.penalty)
+    previous_pass = partial(reference_view, previous, sampling=sampling, keep_hidden=True, name="previous")
 
     def advantage(batch: Batch) -> Batch:
         """Aₜ = R − V(sₜ)   (eq. 4), and π₀'s states, for the KL from it."""
         previous.follow(policy)
-        seen = seen_before(config, policy, reference, critic, sampling, batch)
-        seen |= map_parts(
-            batch,
-            config.tokens_at_once,
-            lambda part: reference_view(previous, part, sampling, keep_hidden=True, name="previous"),
-        )
-        del seen["untruncated_BT"]
-        returns_BT = batch.rewards_B[:, None].expand(batch.completion_BT.shape)
-        return with_returns(replace(batch, **seen, advantages_BT=returns_BT - seen["values_BT"]), returns_BT)
+        critic_pass = partial(values_before, policy, critic=critic)
+        batch = batch.with_signals(**parts.measure(batch, critic_pass, *kl.passes, previous_pass))
+        returns_BT = batch.signals.rewards_B[:, None].expand(batch.samples.completion_BT.shape)
+        return with_returns(batch.with_signals(advantages_BT=returns_BT - batch.signals.values_BT), returns_BT)
 
-    def score_now(batch: Batch) -> Scores:
-        return score(policy, batch, sampling, critic=critic, exact_kl=from_previous)
+    def score(batch: Batch) -> Scores:
+        return parts.score(batch, critic=critic, exact_kl=from_previous)
 
     def surrogate(batch: Batch, now: Scores) -> Term:
         """−r · A   (eq. 7)."""
-        ratio = importance_ratio(now.logprobs_BT, batch.behaviour_BT, batch.advantages_BT)
-        return Term("loss/policy", ratio, 1.0, options.aggregation)
+        ratio_BT = importance_ratio(now.logprobs_BT, batch.samples.behaviour_BT, batch.signals.advantages_BT)
+        return Term("loss/policy", ratio_BT, 1.0, options.aggregation)
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −r · A + β KL(π₀ ‖ π₁)   (eq. 9), and the critic's."""
         return [
             surrogate(batch, now),
-            Term("loss/kl", now.exact_kl_BT, controller.coefficient, options.aggregation),
+            Term("loss/kl", now.exact_kl_BT, kl.coefficient, options.aggregation),
             value_term(options.critic, batch, now),
-            *figures(batch, now),
+            *metrics(batch, now),
         ]
 
-    def figures(batch: Batch, now: Scores) -> list[Term]:
-        entropy = Term("entropy", now.entropy_BT.detach(), of_sampler=True)
-        return [entropy, kl_figure(batch, now), mismatch_figure(batch, now)]
+    def metrics(batch: Batch, now: Scores) -> list[Term]:
+        return [*policy_metrics(batch, now), *kl.terms(batch, now)]
 
     @torch.no_grad()
-    def moved(batch: Batch) -> Term:
-        return Term("kl_previous", score_now(batch).exact_kl_BT)
+    def kl_previous(batch: Batch) -> Term:
+        return Term("kl_previous", score(batch).exact_kl_BT)
 
     def value_loss(batch: Batch, now: Scores) -> list[Term]:
         return [value_term(options.critic, batch, now)]
 
-    players = players_of(config.optimizer, policy.trainable(), critic.parameters())
     update: Update
+    notices: tuple[str, ...] = ()
     if options.form == "penalty":
         updates = options.updates_per_step
-        update = GradientUpdate.of(config, updates, score_now, loss, players, moved, controller)
+        update = parts.gradient_update(
+            score, loss, critic=critic, updates_per_step=updates, measure=kl_previous, controller=kl.controller
+        )
+        notices = one_update_notice(updates, ["penalty"])
     else:
-        critic_alone = GradientUpdate.of(config, 1, score_now, value_loss, players[1:])
-        product = partial(fisher_product, policy, sampling=sampling, tokens_at_once=config.tokens_at_once)
-        actor = partial(score, policy, sampling=sampling, exact_kl=from_previous)
-        update = TrustRegionUpdate(policy, options.constraint, actor, surrogate, figures, product, critic_alone)
-    idle = idle_notice(options.updates_per_step, ["penalty"]) if options.form == "penalty" else ()
-    rollout = OnPolicy.of(config, policy, sampling)
-    return Method(rollout, parts.reward, advantage, update, critic=critic, notices=idle)
+        critic_update = parts.gradient_update(score, value_loss, optimizers=parts.optimizers(critic)[1:])
+        product = partial(fisher_product, policy, sampling=sampling, tokens_at_once=parts.config.tokens_at_once)
+        actor = partial(parts.score, exact_kl=from_previous)
+        update = TrustRegionUpdate(policy, options.constraint, actor, surrogate, metrics, product, critic_update)
+    return Method(parts.rollout, parts.reward, advantage, update, critic=critic, notices=notices)

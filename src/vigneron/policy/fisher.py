@@ -11,11 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vigneron.batch import Batch, passes
+from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.distributed import ranks
 from vigneron.policy.model import Policy
 from vigneron.policy.packing import lay_out
+from vigneron.policy.rank_batches import rank_microbatches
 
 # Logits of so many tokens are kept several times over: fewer than a plain pass takes at once.
 MOST_TOKENS = 1024
@@ -32,9 +33,9 @@ def fisher_product(
     count = int(batch.trained_BT.sum())
     total_P = torch.zeros_like(vector_P)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
-        for part in passes(batch, min(tokens_at_once, MOST_TOKENS)):
+        for part in rank_microbatches(batch, min(tokens_at_once, MOST_TOKENS)):
             total_P += _part_product(policy, part, sampling, weights, vectors, count)
-    return total_P if batch.owners is None else ranks.summed(total_P)
+    return total_P if batch.packing.owners is None else ranks.summed(total_P)
 
 
 def _part_product(

@@ -96,8 +96,8 @@ def critic_values(critic: Critic, layout: Layout, hidden_MH: Float[Tensor, "M H"
 
 def values_before(policy: Policy, batch: Batch, critic: Critic) -> dict[str, Tensor]:
     """V before the update. What reads the prompt alone reads the state kept while sampling."""
-    if critic.position == "last_prompt" and critic.network is None and batch.prompt_hidden_BH is not None:
-        return {"values_B": critic.head(batch.prompt_hidden_BH)}
+    if critic.position == "last_prompt" and critic.network is None and batch.samples.prompt_hidden_BH is not None:
+        return {"values_B": critic.head(batch.samples.prompt_hidden_BH)}
     return critic_values(critic, *forward(policy, batch, with_last=critic.position == "last_completion"), batch)
 
 
@@ -119,7 +119,7 @@ def score(
     hidden_NH = hidden_MH[layout.predicts_N]
     other_NH = None
     if exact_kl is not None:
-        other_NH = getattr(batch, exact_kl.states).flatten(0, 1)[layout.into_N]
+        other_NH = getattr(batch.signals, exact_kl.states).flatten(0, 1)[layout.into_N]
     found = _statistics(policy, hidden_NH, layout.token_N, sampling, exact_kl, other_NH)
     values = critic_values(critic, layout, hidden_MH, batch) if critic is not None else {}
     return replace(Scores(*(_spread(values_N, layout, batch) for values_N in found)), **values)
@@ -141,8 +141,8 @@ def reference_view(
     seen = {f"{name}_BT": _spread(seen_N, layout, batch)}
     if not keep_hidden:
         return seen
-    blank_MH = hidden_NH.new_zeros(batch.completion_BT.numel(), hidden_NH.shape[1])
-    kept_BTH = blank_MH.index_copy(0, layout.into_N, hidden_NH).unflatten(0, batch.completion_BT.shape)
+    blank_MH = hidden_NH.new_zeros(batch.samples.completion_BT.numel(), hidden_NH.shape[1])
+    kept_BTH = blank_MH.index_copy(0, layout.into_N, hidden_NH).unflatten(0, batch.samples.completion_BT.shape)
     return {**seen, f"{name}_hidden_BTH": kept_BTH}
 
 
@@ -202,5 +202,5 @@ def _taped_statistics(
 
 
 def _spread(values_N: Tensor, layout: Layout, batch: Batch) -> Float[Tensor, "B T"]:
-    blank_M = values_N.new_zeros(batch.completion_BT.numel())
-    return blank_M.index_copy(0, layout.into_N, values_N).view(batch.completion_BT.shape)
+    blank_M = values_N.new_zeros(batch.samples.completion_BT.numel())
+    return blank_M.index_copy(0, layout.into_N, values_N).view(batch.samples.completion_BT.shape)

@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from vigneron.batch import Batch, packed_rows, to_device
+from vigneron.batch import Batch, to_device
 from vigneron.policy.cuda_graphs import repeatable, rounded_up
+from vigneron.policy.microbatches import packed_rows
 from vigneron.policy.model import Policy, has_full_attention
 
 # Kernels read masks of a width that is a multiple of this.
@@ -45,11 +46,11 @@ def lay_out(
 
     `for_graphs`: rows and width are rounded up, so that few shapes occur and each can be a graph.
     """
-    completions = batch.completion_lists()
+    completions = batch.samples.completion_lists()
     rows = packed_rows(batch)
     fed = [len(c) if with_last else len(c) - 1 for c in completions]
     shared = any(len(row) > 1 or len(row[0]) > 1 for row in rows)
-    width = max(sum(len(batch.prompt_ids[b[0]]) + sum(fed[i] for i in b) for b in row) for row in rows)
+    width = max(sum(len(batch.samples.prompt_ids[b[0]]) + sum(fed[i] for i in b) for b in row) for row in rows)
     if for_graphs or shared:
         width = repeatable(width, per_doubling=8, smallest_step=16) if for_graphs else rounded_up(width, MASK_ALIGNMENT)
     count = repeatable(len(rows)) if for_graphs else len(rows)
@@ -62,7 +63,7 @@ def lay_out(
     prompt_end, first, completion_end = ([0] * len(batch) for _ in range(3))
     for r, row in enumerate(rows, start=1):
         for k, bundle in enumerate(row):
-            prompt = batch.prompt_ids[bundle[0]]
+            prompt = batch.samples.prompt_ids[bundle[0]]
             size, begin = len(prompt), len(ids)
             ids += prompt
             positions += range(size)
@@ -84,8 +85,8 @@ def lay_out(
     predicts: list[int] = []
     tokens: list[int] = []
     into: list[int] = []
-    columns = batch.completion_BT.shape[1]
-    for i, spans in enumerate(batch.spans):
+    columns = batch.samples.completion_BT.shape[1]
+    for i, spans in enumerate(batch.samples.spans):
         for start, stop in spans:
             start, stop = start - spans[0][0], stop - spans[0][0]
             if start == 0:  # the first token is predicted by the prompt's last state

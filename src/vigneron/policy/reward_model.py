@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vigneron.batch import Batch, map_parts
+from vigneron.batch import Batch
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.bundled import quiet_transformers
@@ -23,6 +23,7 @@ from vigneron.policy.load import (
 )
 from vigneron.policy.model import Policy
 from vigneron.policy.packing import can_share_prompts, lay_out
+from vigneron.policy.rank_batches import map_microbatches
 
 ScorerKind = Literal["reward", "first_is_better"]
 """What the number is, as the model's one label says: how good a text is, or the log-odds that the first of two is
@@ -123,5 +124,5 @@ def scores(policy: Policy, batch: Batch) -> Float[Tensor, " B"]:
 @torch.no_grad()
 def scores_in_parts(policy: Policy, batch: Batch, tokens_at_once: int) -> Float[Tensor, " B"]:
     """The same without a gradient, for batches of any size."""
-    found: Tensor = map_parts(batch, tokens_at_once, lambda part: {"scores_B": scores(policy, part)})["scores_B"]
+    found: Tensor = map_microbatches(batch, tokens_at_once, lambda part: {"scores_B": scores(policy, part)})["scores_B"]
     return found

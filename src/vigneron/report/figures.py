@@ -140,7 +140,13 @@ def as_svg(figure: Figure) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "vigneron"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
-    return re.sub(r' d="[^"]*"', _shorter, text[text.index("<svg") :])
+    return smaller(text[text.index("<svg") :])
+
+
+def smaller(svg: str) -> str:
+    """The same picture in fewer bytes."""
+    svg = re.sub(r' d="[^"]*"', _shorter, svg)
+    return re.sub(r"\s*\n\s*", "\n", svg)
 
 
 def on_a_page(svg: str) -> str:
@@ -152,8 +158,15 @@ def on_a_page(svg: str) -> str:
 
 
 def _shorter(path: re.Match[str]) -> str:
-    """A hundredth of a point is finer than any screen."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
+    """Rounded coordinates, and no L before each point of a line: after the first point it is implied."""
+    text = re.sub(r"\d+\.\d+", _rounded, path[0])
+    return re.sub(r"([ML] [-\d.\s]+)((?:L [-\d.\s]+)+)", lambda line: line[1] + line[2].replace("L ", ""), text)
+
+
+def _rounded(number: re.Match[str]) -> str:
+    """To a tenth of a point, which is finer than a screen; in small shapes (dots) to a hundredth."""
+    value = float(number[0])
+    return f"{value:.{1 if value >= 10 else 2}f}".rstrip("0").rstrip(".")
 
 
 def _label(name: str) -> str:

@@ -109,7 +109,7 @@ class TerminalView:
         if self._live is None:
             say(self._console, self._line(metrics))
             return
-        self._rewarded = batch.rewards_B is not None
+        self._rewarded = batch.signals.rewards_B is not None
         self._samples = samples_of(batch.rows(range(min(SAMPLES_SHOWN, len(batch)))), run.step, "train")
         self._live.refresh()
 

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from vigneron.batch import Batch, concatenated
+from vigneron.batch import Batch, concatenate
 from vigneron.rewards.user_reward import NonFiniteReward, RewardFailed, begun, guarded, is_asynchronous, numbers
 from vigneron.timing import phase
 
@@ -76,10 +75,10 @@ class ApplyReward:
         return self._begun_for_the_step(batch) if isinstance(self._function, StepReward) else self._begun(batch)
 
     def _settled(self, waiting: list[Callable[[], Batch]], whole_step: bool) -> Batch:
-        batch = concatenated([finish() for finish in waiting])
+        batch = concatenate([finish() for finish in waiting])
         if isinstance(self._function, StepReward):
             batch = self._finished(batch, self._function)
-        self._count(int(batch.rewards_B.isnan().sum()), len(batch), whole_step)
+        self._count(int(batch.signals.rewards_B.isnan().sum()), len(batch), whole_step)
         return batch
 
     def _begun(self, batch: Batch) -> Callable[[], Batch]:
@@ -98,15 +97,15 @@ class ApplyReward:
         wait = self._guarded(lambda: begin(**_arguments(batch)))
 
         def finish() -> Batch:
-            return replace(batch, extras={**batch.extras, BEGUN: tuple(self._guarded(wait))})
+            return batch.with_samples(extras={**batch.samples.extras, BEGUN: tuple(self._guarded(wait))})
 
         return finish
 
     def _finished(self, batch: Batch, function: StepReward) -> Batch:
-        extras = dict(batch.extras)
+        extras = dict(batch.samples.extras)
         begun = list(extras.pop(BEGUN))
-        batch, log = replace(batch, extras=extras), _Log(len(batch))
-        groups = batch.group_B.tolist()
+        batch, log = batch.with_samples(extras=extras), _Log(len(batch))
+        groups = batch.samples.group_B.tolist()
         found = self._guarded(
             lambda: function.finish(begun, groups, **_arguments(batch), log_extra=log.extra, log_metric=log.metric)
         )
@@ -117,14 +116,12 @@ class ApplyReward:
             rewards = [math.nan if value is None else value for value in numbers(self._name, found, len(batch))]
         except NonFiniteReward as error:
             returned = {"returned": tuple(map(repr, found))} if isinstance(found, list | tuple) else {}
-            error.batch = replace(batch, extras={**batch.extras, **log.extras, **returned})
+            error.batch = batch.with_samples(extras={**batch.samples.extras, **log.extras, **returned})
             raise
-        return replace(
-            batch,
-            rewards_B=torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device),
-            extras={**batch.extras, **log.extras},
-            metrics={**batch.metrics, **log.metrics},
-        )
+        return batch.with_signals(
+            rewards_B=torch.tensor(rewards, dtype=torch.float32, device=batch.samples.completion_BT.device),
+            metrics={**batch.signals.metrics, **{f"reward/{name}": value for name, value in log.metrics.items()}},
+        ).with_samples(extras={**batch.samples.extras, **log.extras})
 
     def _count(self, missing: int, of: int, whole_step: bool) -> None:
         self._seen += of
@@ -177,8 +174,8 @@ class _Log:
 
 def _arguments(batch: Batch) -> dict[str, Any]:
     return {
-        **{name: list(column) for name, column in batch.columns.items()},
-        "prompts": list(batch.prompts),
-        "completions": list(batch.completions),
-        "completion_ids": [list(row) for row in batch.completion_lists()],
+        **{name: list(column) for name, column in batch.samples.columns.items()},
+        "prompts": list(batch.samples.prompts),
+        "completions": list(batch.samples.completions),
+        "completion_ids": [list(row) for row in batch.samples.completion_lists()],
     }

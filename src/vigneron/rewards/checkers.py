@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from vigneron.batch import Batch
@@ -50,9 +49,9 @@ def build_check(name: str) -> Check:
     apply = ApplyReward(load_checker(name), missing_limit=1.0, what="checker")
 
     def check(batch: Batch) -> Batch:
-        if needed is not None and needed not in batch.columns:
-            return replace(batch, correct=(None,) * len(batch))
-        return replace(batch, correct=_verdicts(apply(batch).rewards_B.tolist(), name))
+        if needed is not None and needed not in batch.samples.columns:
+            return batch.with_signals(correct=(None,) * len(batch))
+        return batch.with_signals(correct=_verdicts(apply(batch).signals.rewards_B.tolist(), name))
 
     return check
 

@@ -108,7 +108,7 @@ def _scored(scorer: Policy, prompts: Sequence[Any], texts: Sequence[str]) -> lis
         return []
     rows = [{"prompt": prompt, "answer": text} for prompt, text in zip(prompts, texts, strict=True)]
     batch = Demonstrations(scorer)(rows)
-    if batch.truncated_B.any():
+    if batch.samples.truncated_B.any():
         raise UserError(
             f"reward.model: a prompt with what is to be scored is longer than the {scorer.context_length} tokens that "
             "the model reads: lower max_new_tokens, or choose another model"

@@ -1,12 +1,11 @@
 """The reward slot of several ranks: the first one asks, and tells the others."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from vigneron.batch import Batch, concatenated
+from vigneron.batch import Batch, concatenate
 from vigneron.distributed import ranks
 from vigneron.errors import NonFinite, UserError
 from vigneron.rewards.apply import ApplyReward, RewardFunction
@@ -33,7 +32,7 @@ class OnFirstRank:
 
     def of_parts(self, parts: Iterable[Batch], *, whole_step: bool = True) -> Batch:
         if not ranks.is_first():
-            return _told(concatenated(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]
+            return _told(concatenate(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]
         rest, sampled = iter(parts), list[Batch]()
         sampling = False
 
@@ -62,7 +61,7 @@ class OnFirstRank:
                 raise failed
             return found
 
-        return _told(concatenated(sampled), ask)
+        return _told(concatenate(sampled), ask)
 
     def scalars(self) -> dict[str, Any]:
         return self._inner.scalars()
@@ -77,12 +76,12 @@ class OnFirstRank:
 def _told(batch: Batch, ask: Callable[[], Batch]) -> Batch:
     def tell() -> Told:
         found = ask()
-        return found.rewards_B.tolist(), found.extras, found.metrics
+        return found.signals.rewards_B.tolist(), found.samples.extras, found.signals.metrics
 
     try:
         rewards, extras, metrics = ranks.from_first(tell)
     except NonFinite as error:
         error.batch = error.batch or batch
         raise
-    rewards_B = torch.tensor(rewards, dtype=torch.float32, device=batch.completion_BT.device)
-    return replace(batch, rewards_B=rewards_B, extras=extras, metrics=metrics)
+    rewards_B = torch.tensor(rewards, dtype=torch.float32, device=batch.samples.completion_BT.device)
+    return batch.with_signals(rewards_B=rewards_B, metrics=metrics).with_samples(extras=extras)

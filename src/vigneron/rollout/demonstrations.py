@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from vigneron.batch import Batch, Span
+from vigneron.batch import Batch, Packing, Samples, Span
 from vigneron.data.formats import conversation_of
 from vigneron.data.prompts import Row, columns_of, completion_text, in_row
 from vigneron.errors import UserError
@@ -49,19 +49,20 @@ class Demonstrations:
         padded = [[*ids, *[self.policy.pad_id] * (width - len(ids))] for ids in completions]
         count = len(rows)
         return Batch(
-            prompt_ids=tuple(each.prompt_ids for each in found),
-            completion_BT=torch.tensor(padded, device=device),
-            completion_ids=tuple(completions),
-            shareable=self.policy.shares_prompts,
-            packing=self.packing and self.policy.shares_prompts,
-            spans=tuple(each.spans for each in found),
-            behaviour_BT=torch.zeros(count, width, device=device),
-            truncated_B=torch.tensor([each.cut for each in found], device=device),
-            group_B=torch.arange(first, first + count, device=device),
-            sample_B=torch.arange(first, first + count, device=device),
-            prompts=tuple(row["prompt"] for row in rows),
-            completions=tuple(completion_text(row["answer"]) for row in rows),
-            columns=columns_of(rows),
+            Samples(
+                prompt_ids=tuple(each.prompt_ids for each in found),
+                completion_BT=torch.tensor(padded, device=device),
+                completion_ids=tuple(completions),
+                spans=tuple(each.spans for each in found),
+                behaviour_BT=torch.zeros(count, width, device=device),
+                truncated_B=torch.tensor([each.cut for each in found], device=device),
+                group_B=torch.arange(first, first + count, device=device),
+                sample_B=torch.arange(first, first + count, device=device),
+                prompts=tuple(row["prompt"] for row in rows),
+                completions=tuple(completion_text(row["answer"]) for row in rows),
+                columns=columns_of(rows),
+            ),
+            packing=Packing(share_prompts=self.policy.shares_prompts, pack=self.packing and self.policy.shares_prompts),
         )
 
 

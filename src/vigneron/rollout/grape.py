@@ -9,12 +9,12 @@ response is trained under is not always the one that it was drawn under.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
-from vigneron.batch import Batch, concatenated, to_device
+from vigneron.batch import Batch, concatenate, to_device
 from vigneron.core.draws import keyed_uniform
 from vigneron.data.prompts import Row, columns_of, completion_text, prompt_text, prompts_token_ids
 from vigneron.rollout.demonstrations import Demonstrations
@@ -98,12 +98,12 @@ class Memory:
         """A step's responses take the place of the question's earlier ones. One without a reward is no ground to build
         on."""
         fresh: dict[str, list[Earlier]] = {}
-        rewarded = (~batch.rewards_B.isnan()).tolist()
-        said = batch.extras.get("rubric", (None,) * len(batch))
-        for i, prompt in enumerate(batch.prompts):
+        rewarded = (~batch.signals.rewards_B.isnan()).tolist()
+        said = batch.samples.extras.get("rubric", (None,) * len(batch))
+        for i, prompt in enumerate(batch.samples.prompts):
             if rewarded[i]:
-                row = {"prompt": prompt, **{name: column[i] for name, column in batch.columns.items()}}
-                one = Earlier(completion_text(batch.completions[i]), feedback_of(said[i])[:LONGEST_FEEDBACK])
+                row = {"prompt": prompt, **{name: column[i] for name, column in batch.samples.columns.items()}}
+                one = Earlier(completion_text(batch.samples.completions[i]), feedback_of(said[i])[:LONGEST_FEEDBACK])
                 fresh.setdefault(_question(row), []).append(one)
         self.earlier.update(fresh)
 
@@ -117,7 +117,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Evolving:
+class GrapeRollout:
     """`rollout(rows, step, first)`. What has nothing to revise, or nothing left to show, is fresh."""
 
     on_policy: OnPolicy
@@ -148,22 +148,28 @@ class Evolving:
             parts.append(under(batch, [trained_ids[i // size] for i in drawn]))
         if shown:
             parts.append(self._demonstrated([repeated[i] for i in shown], [names[i] for i in shown]))
-        whole = concatenated(parts)
+        whole = concatenate(parts)
         if shown:
             places = drawn + shown
             whole = whole.rows(sorted(range(len(places)), key=places.__getitem__))
-        return replace(
-            whole,
-            shareable=policy.shares_prompts,
-            extras={
-                **whole.extras,
-                "origin": tuple(origins),
-                "drawn_under": self._drawn_under(repeated, earlier, origins),
-            },
-            figures={
-                **{f"origin/{origin}": origins.count(origin) / len(origins) for origin in ("revised", "demonstrated")},
-                "origin/too_long": too_long / len(origins),
-            },
+        return (
+            whole.with_packing(share_prompts=policy.shares_prompts)
+            .with_samples(
+                extras={
+                    **whole.samples.extras,
+                    "origin": tuple(origins),
+                    "drawn_under": self._drawn_under(repeated, earlier, origins),
+                }
+            )
+            .with_signals(
+                metrics={
+                    **{
+                        f"origin/{origin}": origins.count(origin) / len(origins)
+                        for origin in ("revised", "demonstrated")
+                    },
+                    "origin/too_long": too_long / len(origins),
+                }
+            )
         )
 
     def _drawn_under(
@@ -233,39 +239,41 @@ class Evolving:
         but the answer, whatever else the row's conversation holds."""
         policy, size = self.on_policy.policy, self.on_policy.group_size
         batch = Demonstrations(policy)([self._shown(row) for row in rows])
-        return replace(
-            batch,
+        return batch.with_samples(
             prompts=tuple(row["prompt"] for row in rows),
             completions=tuple(as_completion(row["prompt"], completion_text(row["answer"])) for row in rows),
             columns=columns_of(rows),
-            excluded_B=torch.zeros_like(batch.truncated_B) if self.on_policy.mask_truncated else None,
             group_B=to_device([name // size for name in names], policy.device),
             sample_B=to_device(list(names), policy.device),
-            behaviour_BT=torch.full_like(batch.behaviour_BT, torch.nan),
-            drawn_BT=torch.full_like(batch.behaviour_BT, torch.nan),
+            behaviour_BT=torch.full_like(batch.samples.behaviour_BT, torch.nan),
+            drawn_BT=torch.full_like(batch.samples.behaviour_BT, torch.nan),
             drawn_ids=((),) * len(rows),
+        ).with_signals(
+            excluded_B=torch.zeros_like(batch.samples.truncated_B) if self.on_policy.mask_truncated else None
         )
 
 
 def behind_drawn_text(batch: Batch) -> Batch:
     """Samples that were drawn, put back behind the text they were drawn under."""
-    assert batch.drawn_ids is not None
-    return replace(under(batch, batch.drawn_ids), behaviour_BT=batch.drawn_BT, drawn_BT=batch.drawn_BT)
+    assert batch.samples.drawn_ids is not None
+    return under(batch, batch.samples.drawn_ids).with_samples(
+        behaviour_BT=batch.samples.drawn_BT, drawn_BT=batch.samples.drawn_BT
+    )
 
 
 def under(batch: Batch, prompt_ids: Sequence[tuple[int, ...]]) -> Batch:
     """The same completions behind other texts. What a policy thinks of them there is not known yet: NaN."""
-    same = [now == before for now, before in zip(prompt_ids, batch.prompt_ids, strict=True)]
-    known_B = torch.tensor(same, device=batch.behaviour_BT.device)
+    same = [now == before for now, before in zip(prompt_ids, batch.samples.prompt_ids, strict=True)]
+    known_B = torch.tensor(same, device=batch.samples.behaviour_BT.device)
     spans = tuple(
-        ((len(ids), len(ids) + spans[-1][1] - spans[0][0]),) for ids, spans in zip(prompt_ids, batch.spans, strict=True)
+        ((len(ids), len(ids) + spans[-1][1] - spans[0][0]),)
+        for ids, spans in zip(prompt_ids, batch.samples.spans, strict=True)
     )
-    return replace(
-        batch,
+    return batch.with_samples(
         prompt_ids=tuple(prompt_ids),
         spans=spans,
-        behaviour_BT=torch.where(known_B[:, None], batch.behaviour_BT, torch.nan),
-        drawn_BT=batch.behaviour_BT,
-        drawn_ids=batch.prompt_ids,
-        prompt_hidden_BH=None,  # type: ignore[arg-type]
+        behaviour_BT=torch.where(known_B[:, None], batch.samples.behaviour_BT, torch.nan),
+        drawn_BT=batch.samples.behaviour_BT,
+        drawn_ids=batch.samples.prompt_ids,
+        prompt_hidden_BH=None,
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vigneron.batch import Batch, to_device
+from vigneron.batch import Batch, Packing, Samples, Signals, to_device
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import Row, columns_of, prompts_token_ids, texts_of
@@ -72,21 +72,22 @@ class OnPolicy:
             texts = texts_of(self.policy.tokenizer, completion_ids)
         device = self.policy.device
         return Batch(
-            prompt_ids=tuple(prompt_ids),
-            completion_BT=done.ids_BT,
-            completion_ids=tuple(completion_ids),
-            shareable=self.policy.shares_prompts,
-            spans=tuple(((len(ids), len(ids) + length),) for ids, length in zip(prompt_ids, lengths, strict=True)),
-            behaviour_BT=done.behaviour_BT,
-            truncated_B=done.truncated_B,
-            excluded_B=done.truncated_B if self.mask_truncated else None,
-            prompt_hidden_BH=done.prompt_hidden_BH,
-            figures=done.figures,
-            group_B=to_device([name // self.group_size for name in names], device),
-            sample_B=to_device(list(names), device),
-            prompts=tuple(row["prompt"] for row in rows),
-            completions=tuple(as_completion(row["prompt"], text) for row, text in zip(rows, texts, strict=True)),
-            columns=columns_of(rows),
+            Samples(
+                prompt_ids=tuple(prompt_ids),
+                completion_BT=done.ids_BT,
+                completion_ids=tuple(completion_ids),
+                spans=tuple(((len(ids), len(ids) + length),) for ids, length in zip(prompt_ids, lengths, strict=True)),
+                behaviour_BT=done.behaviour_BT,
+                truncated_B=done.truncated_B,
+                prompt_hidden_BH=done.prompt_hidden_BH,
+                group_B=to_device([name // self.group_size for name in names], device),
+                sample_B=to_device(list(names), device),
+                prompts=tuple(row["prompt"] for row in rows),
+                completions=tuple(as_completion(row["prompt"], text) for row, text in zip(rows, texts, strict=True)),
+                columns=columns_of(rows),
+            ),
+            signals=Signals(excluded_B=done.truncated_B if self.mask_truncated else None, metrics=done.figures),
+            packing=Packing(share_prompts=self.policy.shares_prompts),
         )
 
 

@@ -5,7 +5,7 @@ is the prompt.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -31,7 +31,9 @@ class Pairs:
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         batch = Demonstrations(self.policy)(sides_of(rows), step, 2 * first)
-        return replace(batch, group_B=batch.group_B // 2, columns={"side": SIDES * len(rows)}, paired=True)
+        return batch.with_samples(group_B=batch.samples.group_B // 2, columns={"side": SIDES * len(rows)}).with_packing(
+            paired=True
+        )
 
 
 @dataclass(frozen=True)
@@ -45,23 +47,25 @@ class OrderedPairs:
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         batch = Demonstrations(self.policy)(orders_of(rows), step, 2 * first)
-        return replace(batch, group_B=batch.group_B // 2, columns={"first": SIDES * len(rows)})
+        return batch.with_samples(group_B=batch.samples.group_B // 2, columns={"first": SIDES * len(rows)})
 
 
 def paired_up(batch: Batch) -> Batch:
     """Pairs made on the spot, by the reward: the best and the worst of each group next to each other, and behind them
     all others, which are not trained on."""
-    pairs = best_and_worst(batch.teaching_B, batch.group_B)
+    pairs = best_and_worst(batch.trained_rewards_B, batch.samples.group_B)
     inside = [sample for pair in pairs for sample in pair]
     order = [*inside, *sorted(set(range(len(batch))) - set(inside))]
-    figures = {"pairs": len(pairs), "groups_without_pair": len(batch.group_B.unique()) - len(pairs)}
-    excluded_B = torch.arange(len(batch), device=batch.rewards_B.device) >= len(inside)
+    figures = {"pairs": len(pairs), "groups_without_pair": len(batch.samples.group_B.unique()) - len(pairs)}
+    excluded_B = torch.arange(len(batch), device=batch.signals.rewards_B.device) >= len(inside)
     chosen = batch.rows(order)
-    if chosen.owners is not None:  # a pair is with one rank
-        theirs = chosen.owners
+    if chosen.packing.owners is not None:  # a pair is with one rank
+        theirs = chosen.packing.owners
         owners = tuple(theirs[i - i % 2] if i < len(inside) else owner for i, owner in enumerate(theirs))
-        chosen = replace(chosen, owners=owners)
-    return replace(chosen, paired=True, excluded_B=excluded_B, figures={**batch.figures, **figures})
+        chosen = chosen.with_packing(owners=owners)
+    return chosen.with_packing(paired=True).with_signals(
+        excluded_B=excluded_B, metrics={**batch.signals.metrics, **figures}
+    )
 
 
 def sides_of(rows: Sequence[Row]) -> list[Row]:

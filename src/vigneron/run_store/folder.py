@@ -122,9 +122,10 @@ class RunFolder:
         with writing(self.path / "config.yaml"):
             write_atomically(self.path / "config.yaml", config_yaml(config))
 
-    def config(self) -> Config:
+    def config(self, *, user_code: bool = False) -> Config:
+        """`user_code`: import a method of the user's own, which only a run that is resumed or loaded needs."""
         where = self.path / "config.yaml"
-        return check_config(parse_yaml(config_text(where, f"'{where}'"), str(where)), str(where))
+        return check_config(parse_yaml(config_text(where, f"'{where}'"), str(where)), str(where), user_code=user_code)
 
     @property
     def rubric(self) -> Path:

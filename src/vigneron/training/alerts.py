@@ -1,6 +1,6 @@
 """What is going wrong in a run, in plain words and with what to do: from its figures alone.
 
-Thresholds were tried on the kept logs of `docs/study` and `docs/methods-study`: what went well there is silent, or is
+Thresholds were tried on the kept logs of `docs/results/logs`: what went well there is silent, or is
 said in words that allow for it.
 """
 

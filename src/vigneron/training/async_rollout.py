@@ -1,84 +1,112 @@
-"""Asynchronous sampling: the next steps are sampled and rewarded while the weights are updated.
+"""Asynchronous rollouts: the next steps are sampled and rewarded while the weights are updated.
 
-Step t trains on samples of version max(v, t − k) of the weights, k being the staleness and v the version at which the
-line began: what is trained on depends on no clock. Nothing is begun beyond a step after which the run is evaluated or
-saved, so a checkpoint has no samples on their way, and a run resumed from it is the run. (One that a signal asked for
-in between is another matter: its line begins anew.)
+Step t trains on samples of version max(v, t − k) of the weights, k being the staleness and v the version at which
+prefetching began: the result does not depend on timing. Nothing is prefetched beyond a step after which the run is
+evaluated or saved, so a checkpoint has no samples in flight, and a resumed run equals the uninterrupted one. (After a
+checkpoint that a signal caused in between, prefetching begins anew.)
 """
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from vigneron.batch import Batch
-from vigneron.config import Config, GrapeConfig
+from vigneron.config import Config
+from vigneron.data.curriculum import Curriculum
+from vigneron.data.prompts import Row
 from vigneron.errors import NonFinite, UserError
+from vigneron.policy.model import Policy
+from vigneron.rollout.rollout import Rollout
+from vigneron.timing import phase
 
 END = -1
-# What samples that nobody will train on may hold up the end of a run.
-PATIENCE_S = 2.0
+# How long samples that will not be trained on may delay the end of a run.
+CLOSE_TIMEOUT_S = 2.0
 
 
-class Ahead:
-    """`batch_of(step)` waits for a step's batch; those that may follow it are begun before it is given."""
+class AsyncRollout:
+    """A rollout whose batches are sampled and rewarded in a thread of its own, from weights of `staleness` versions
+    ago at most. It follows the curriculum by itself: the rows that the loop hands it are the same."""
+
+    def __init__(self, rollout: Rollout, curriculum: Curriculum, config: Config, policy: Policy) -> None:
+        self._rollout, self._curriculum, self._policy = rollout, curriculum, policy
+        self._prefetcher = Prefetcher(config.scale.staleness, partial(next_boundary, config), policy.sampler.publish)
+
+    def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
+        with phase("wait for samples"):
+            batch = self._prefetcher.batch_of(step, self._make)
+        return batch.with_metrics({"staleness": step - batch.signals.metrics["version"]})
+
+    def _make(self, step: int, weights: Any) -> Batch:
+        self._policy.sampler.use(weights)
+        batch = self._rollout(self._curriculum.at(step), step)
+        return batch.with_metrics({"version": weights.version})
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        self._prefetcher.close(timeout_s)
+
+
+class Prefetcher:
+    """`batch_of(step)` waits for a step's batch; the batches that may follow it are started first."""
 
     def __init__(self, staleness: int, boundary: Callable[[int], int], publish: Callable[[], Any]) -> None:
-        """`boundary(step)`: the next step that must see every update before it. `publish` gives out the weights as
-        they are now: what it returns names them."""
+        """`boundary(step)`: the next step that must see every update before it. `publish` returns a handle to the
+        current weights."""
         self._staleness, self._boundary, self._publish = staleness, boundary, publish
-        self._asked: queue.Queue[tuple[int, Any, Callable[[int, Any], Batch]]] = queue.Queue()
-        self._done: queue.Queue[tuple[int, Batch | None, BaseException | None]] = queue.Queue()
-        self._begun = 0
+        self._requests: queue.Queue[tuple[int, Any, Callable[[int, Any], Batch]]] = queue.Queue()
+        self._batches: queue.Queue[tuple[int, Batch | None, BaseException | None]] = queue.Queue()
+        self._started = 0
         self._thread: threading.Thread | None = None
 
     def batch_of(self, step: int, make: Callable[[int, Any], Batch]) -> Batch:
-        """`make(step, weights)` is called in a thread of its own, one step after the other."""
+        """`make(step, weights)` is called in the thread, one step after the other."""
         if self._thread is None:
-            # A daemon: whoever stops at once does not wait for samples that nobody will train on.
-            self._thread = threading.Thread(target=self._work, name="sampling ahead", daemon=True)
+            # A daemon: a run that stops immediately does not wait for samples that will not be trained on.
+            self._thread = threading.Thread(target=self._serve, name="async rollout", daemon=True)
             self._thread.start()
         last = min(step + self._staleness, self._boundary(step) - 1)
-        if self._begun <= step:  # nothing is on its way: a line begins
-            self._begin(step, last, make)
-        number, batch, error = self._done.get()
+        if self._started <= step:  # nothing is in flight
+            self._start(step, last, make)
+        number, batch, error = self._batches.get()
         if error is not None:
             raise error
         assert number == step
         assert batch is not None
-        # Only now: with a staleness of 1 nobody samples while weights are given out.
-        self._begin(self._begun, last, make)
+        # Only now: with a staleness of 1 nothing samples while weights are published.
+        self._start(self._started, last, make)
         return batch
 
-    def _begin(self, first: int, last: int, make: Callable[[int, Any], Batch]) -> None:
-        """Steps that the weights as they are now are for."""
+    def _start(self, first: int, last: int, make: Callable[[int, Any], Batch]) -> None:
+        """Request the steps that sample from the current weights."""
         if first > last:
             return
         weights = self._publish()
         for each in range(first, last + 1):
-            self._asked.put((each, weights, make))
-        self._begun = last + 1
+            self._requests.put((each, weights, make))
+        self._started = last + 1
 
-    def _work(self) -> None:
+    def _serve(self) -> None:
         while True:
-            step, weights, make = self._asked.get()
+            step, weights, make = self._requests.get()
             if step == END:
                 return
             try:
-                self._done.put((step, make(step, weights), None))
-            except NonFinite as error:  # a run may pass over such a step
-                self._done.put((step, None, error))
-            except BaseException as error:  # of another thread: raised by the one that trains
-                self._done.put((step, None, error))
+                self._batches.put((step, make(step, weights), None))
+            except NonFinite as error:  # a run may skip such a step
+                self._batches.put((step, None, error))
+            except BaseException as error:  # raised by the training thread
+                self._batches.put((step, None, error))
                 return
 
-    def close(self, patience_s: float = PATIENCE_S) -> None:
-        """What waits is forgotten; what is on its way has a moment."""
-        while not self._asked.empty():
-            self._asked.get_nowait()
-        self._asked.put((END, None, lambda step, weights: None))  # type: ignore[arg-type, return-value]
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Drop what is queued; give what is running a moment."""
+        while not self._requests.empty():
+            self._requests.get_nowait()
+        self._requests.put((END, None, lambda step, weights: None))  # type: ignore[arg-type, return-value]
         if self._thread is not None:
-            self._thread.join(patience_s)
+            self._thread.join(timeout_s)
 
 
 def next_boundary(config: Config, step: int) -> int:
@@ -88,20 +116,18 @@ def next_boundary(config: Config, step: int) -> int:
 
 
 def check_staleness(config: Config, total: int) -> None:
-    """What a run cannot honour."""
+    """Refuse a staleness that this run cannot have."""
     key, stale, method = "scale.staleness", config.scale.staleness, config.method
     if not stale:
         return
     if total > 1:
-        raise UserError(f"{key}: with several ranks every step samples from the weights it trains: set it to 0")
+        raise UserError(f"{key}: asynchronous rollouts need a single rank: set it to 0")
     if method.reads != "prompts" or getattr(method, "pairs", "sampled") != "sampled":
         raise UserError(f"{key} has no effect: `method: {method.name}` samples nothing")
     if config.scale.sampling.kind == "vllm" and stale > 1:
         raise UserError(f"{key}: a vLLM server holds one version of the weights: 1 is the most")
-    if isinstance(method, GrapeConfig):
-        raise UserError(
-            f"{key}: GRAPE draws under other texts than it trains under, and builds on the step before: use 0"
-        )
+    if method.needs_rubric:
+        raise UserError(f"{key}: GRAPE samples under other prompts than it trains, and revises the last step's: use 0")
     most = min([each for each in (config.eval_every, config.save_every) if each] or [config.steps])
     if stale >= most:
         raise UserError(

@@ -15,9 +15,11 @@ from vigneron.training.method import Metrics
 class RunInfo(Protocol):
     """What a view may read of the run it watches. `step` counts the steps that are done."""
 
-    folder: RunFolder
     config: Config
     step: int
+
+    @property
+    def folder(self) -> RunFolder: ...
 
 
 class View(Protocol):

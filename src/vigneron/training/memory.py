@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vigneron.batch import Batch
+from vigneron.batch import Batch, Samples
 from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config
 from vigneron.core.draws import Sampling
 from vigneron.distributed import ranks
@@ -53,15 +53,17 @@ def _peak_bytes(policy: Policy, width: int, rows: int) -> int:
     prompt, length = max(1, width // 4), width - max(1, width // 4)
     zeros_BT = torch.zeros(rows, length, device=device)
     batch = Batch(
-        prompt_ids=tuple((policy.pad_id,) * prompt for _ in range(rows)),
-        completion_BT=zeros_BT.long(),
-        spans=tuple(((prompt, width),) for _ in range(rows)),
-        behaviour_BT=zeros_BT,
-        truncated_B=torch.zeros(rows, dtype=torch.bool, device=device),
-        group_B=torch.arange(rows, device=device),
-        sample_B=torch.arange(rows, device=device),
-        prompts=("",) * rows,
-        completions=("",) * rows,
+        Samples(
+            prompt_ids=tuple((policy.pad_id,) * prompt for _ in range(rows)),
+            completion_BT=zeros_BT.long(),
+            spans=tuple(((prompt, width),) for _ in range(rows)),
+            behaviour_BT=zeros_BT,
+            truncated_B=torch.zeros(rows, dtype=torch.bool, device=device),
+            group_B=torch.arange(rows, device=device),
+            sample_B=torch.arange(rows, device=device),
+            prompts=("",) * rows,
+            completions=("",) * rows,
+        )
     )
     graphed, policy.graphed = policy.graphed, False
     try:

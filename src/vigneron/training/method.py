@@ -1,26 +1,25 @@
-"""The loop's slots, and what a method is given to fill them with."""
+"""The loop's slots: what a method fills in."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vigneron.batch import Batch
-from vigneron.config import Config
 from vigneron.data.prompts import Row
 from vigneron.policy.logprobs import Critic
-from vigneron.policy.model import Policy, Reference
+from vigneron.rollout.rollout import Rollout
 
 Metrics = dict[str, float]
 
 
 class Update(Protocol):
-    """θ ← θ', with a state that a checkpoint keeps."""
+    """θ ← θ'. A checkpoint keeps its state."""
 
     def __call__(self, batch: Batch) -> Metrics: ...
     def begin_at(self, step: int) -> None: ...
     def tensors(self) -> dict[str, Any]: ...
     def places(self) -> dict[str, Any]:
-        """The weights that its tensors are about, by what the tensors' names begin with."""
+        """The weights that its tensors belong to, by the prefix of the tensors' names."""
         ...
 
     def scalars(self) -> dict[str, Any]: ...
@@ -28,10 +27,10 @@ class Update(Protocol):
 
 
 class Memory(Protocol):
-    """What a checkpoint keeps of it is JSON by question, written a line each: it grows with the data."""
+    """What a rollout remembers of earlier steps. A checkpoint keeps it as JSON, one line an entry."""
 
     def entries(self) -> Iterator[tuple[str, Any]]:
-        """As they are now: what is remembered later changes nothing in them."""
+        """A snapshot: later changes do not show in it."""
         ...
 
     def load(self, entries: Iterable[tuple[str, Any]]) -> None: ...
@@ -39,33 +38,26 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """Every method is the same loop with these slots filled differently. `update` holds the loss slot."""
+    """Every method is the same loop with these slots filled differently. `update` holds the loss."""
 
-    rollout: Callable[..., Batch]
-    """`rollout(rows, step, first)`: `first` counts the prompts of the step that stand before these."""
+    rollout: Rollout
     reward: Callable[..., Batch]
     advantage: Callable[[Batch], Batch]
     update: Update
     critic: Critic | None = None
     memory: Memory | None = None
-    """What a rollout remembers of earlier steps; a checkpoint keeps it."""
     evaluate: Callable[[Sequence[Row]], Metrics] | None = None
-    """Figures of held-out rows. None: greedy completions, rewarded and checked."""
+    """Metrics of held-out rows. None: greedy completions, rewarded and checked."""
     evaluate_beside: Callable[[Sequence[Row]], Metrics] | None = None
-    """Figures beside those of greedy completions."""
+    """Metrics in addition to those of greedy completions."""
     resamples: int = 0
-    """How often a step may put other prompts in the place of groups whose rewards do not differ."""
+    """Dynamic sampling: how often a step may replace groups whose rewards are all equal."""
     notices: tuple[str, ...] = ()
-    """Said once, at the run's start."""
+    """Printed once, at the start of the run."""
     explain: Callable[[Metrics], tuple[str, ...]] = lambda metrics: ()
-    """What a user may wonder about in a step's figures; the same line is said once."""
+    """What a user may wonder about in a step's metrics; each line is printed once."""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What every method is built of."""
-
-    config: Config
-    policy: Policy
-    reference: Reference
-    reward: Callable[[Batch], Batch]
+def unchanged(batch: Batch) -> Batch:
+    """The slot of a method that needs no reward, or no advantage."""
+    return batch

@@ -1,7 +1,6 @@
 """Figures of a batch, under TRL's names where they mean the same."""
 
 import math
-from dataclasses import replace
 
 from vigneron.batch import Batch
 from vigneron.core.advantages import share_without_variance
@@ -16,9 +15,9 @@ def instruments(batch: Batch) -> dict[str, float]:
 
     `distinct`: how many distinct completions there are for each distinct answer (or input): 1 for a perfect child.
     """
-    texts = [completion_text(completion) for completion in batch.completions]
-    inputs = batch.columns.get("input") or tuple(prompt_text(prompt) for prompt in batch.prompts)
-    answers = batch.columns.get("answer", ())
+    texts = [completion_text(completion) for completion in batch.samples.completions]
+    inputs = batch.samples.columns.get("input") or tuple(prompt_text(prompt) for prompt in batch.samples.prompts)
+    answers = batch.samples.columns.get("answer", ())
     ratios = [
         length_ratio(text, completion_text(answer))
         for text, answer in zip(texts, answers, strict=False)
@@ -41,38 +40,37 @@ def batch_metrics(batch: Batch) -> Metrics:
 
     What the dataset says beside the policy's own samples is not counted among them.
     """
-    origins = batch.extras.get("origin", ())
+    origins = batch.samples.extras.get("origin", ())
     if "demonstrated" in origins:
         shown, written = (
             [i for i, o in enumerate(origins) if (o == "demonstrated") == is_shown] for is_shown in (1, 0)
         )
-        apart = {"reward/demonstrated": float(batch.rows(shown).rewards_B.nanmean())}
-        return {**batch_metrics(replace(batch.rows(written), extras={})), **apart} if written else apart
+        apart = {"reward/demonstrated": float(batch.rows(shown).signals.rewards_B.nanmean())}
+        return {**batch_metrics(batch.rows(written).with_samples(extras={})), **apart} if written else apart
     return {
-        **(_of_sampled(batch) if batch.rewards_B is not None else {}),
-        "completions/mean_length": float(batch.lengths_B.cpu().double().mean()),
-        "completions/clipped_ratio": float(batch.truncated_B.cpu().double().mean()),
-        **{f"reward/{name}": value for name, value in batch.metrics.items()},
-        **batch.figures,
+        **(_of_sampled(batch) if batch.signals.rewards_B is not None else {}),
+        "completions/mean_length": float(batch.samples.lengths_B.cpu().double().mean()),
+        "completions/clipped_ratio": float(batch.samples.truncated_B.cpu().double().mean()),
+        **batch.signals.metrics,
     }
 
 
 def _of_sampled(batch: Batch) -> Metrics:
     """What can be said of completions that the policy wrote itself; demonstrations have no rewards."""
-    present_B = ~batch.rewards_B.isnan()
-    rewards = batch.rewards_B[present_B].cpu().double()  # Apple's GPUs have no float64
+    present_B = ~batch.signals.rewards_B.isnan()
+    rewards = batch.signals.rewards_B[present_B].cpu().double()  # Apple's GPUs have no float64
     metrics = {
         "reward": float(rewards.mean()) if len(rewards) else math.nan,
         "reward_std": float(rewards.std()) if len(rewards) > 1 else 0.0,
         "reward_missing": int((~present_B).sum()),
         **_of_groups(batch),
     }
-    verdicts = [verdict for verdict in batch.correct or () if verdict is not None]
+    verdicts = [verdict for verdict in batch.signals.correct or () if verdict is not None]
     if verdicts:
         metrics["accuracy"] = sum(verdicts) / len(verdicts)
     pairs = [
         (completion, answer)
-        for completion, answer in zip(batch.completions, batch.columns.get("answer", ()), strict=False)
+        for completion, answer in zip(batch.samples.completions, batch.samples.columns.get("answer", ()), strict=False)
         if answer is not None
     ]
     if pairs:
@@ -83,6 +81,6 @@ def _of_sampled(batch: Batch) -> Metrics:
 
 def _of_groups(batch: Batch) -> Metrics:
     """The share of groups whose rewards do not differ; nothing where each sample is a group of its own."""
-    if len(batch.group_B.unique()) == len(batch):
+    if len(batch.samples.group_B.unique()) == len(batch):
         return {}
-    return {"frac_reward_zero_std": float(share_without_variance(batch.rewards_B, batch.group_B))}
+    return {"frac_reward_zero_std": float(share_without_variance(batch.signals.rewards_B, batch.samples.group_B))}

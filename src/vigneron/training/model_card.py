@@ -32,6 +32,7 @@ ABOUT_METHOD = {
     "reward_model": "A reward model: of two texts, the preferred one is to score higher (Bradley-Terry).",
     "score_model": "A reward model of people's scores: a score is the share of people who would accept a text.",
     "sft": "Supervised fine-tuning: the negative log-likelihood of demonstrations.",
+    "sppo": "SPPO: self-play on win rates; the log-ratio to the previous policy is moved towards a sample's win rate.",
     "trpo": "TRPO: the importance ratio, kept near the policy that sampled by their KL.",
 }
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vigneron.batch import Batch
@@ -33,11 +33,15 @@ class SecondLook:
     def __call__(self, batch: Batch) -> Metrics:
         found = self._canaries()
         if self.other is not None:
-            seen = self.other(replace(batch, metrics={}))  # or the trained rubric's figures would count as the other's
-            present = seen.rewards_B[~seen.rewards_B.isnan()]
+            seen = self.other(
+                batch.with_signals(metrics={})
+            )  # or the trained rubric's figures would count as the other's
+            present = seen.signals.rewards_B[~seen.signals.rewards_B.isnan()]
             if len(present):
                 found["held_out_rubric/reward"] = float(present.mean())
-            found |= {f"held_out_rubric/{name}": value for name, value in seen.metrics.items()}
+            found |= {
+                f"held_out_rubric/{name.removeprefix('reward/')}": value for name, value in seen.signals.metrics.items()
+            }
         return found
 
     def _canaries(self) -> Metrics:

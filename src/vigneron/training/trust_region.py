@@ -15,7 +15,7 @@ from vigneron.policy.logprobs import Scores
 from vigneron.policy.model import Policy
 from vigneron.timing import phase
 from vigneron.training.method import Metrics
-from vigneron.training.update import Figure, GradientUpdate, Term, check_finite
+from vigneron.training.update import GradientUpdate, Measured, Term, check_finite
 
 
 class Looked(NamedTuple):
@@ -37,7 +37,7 @@ class TrustRegionUpdate:
     options: ConstraintConfig
     score: Callable[[Batch], Scores]
     surrogate: Callable[[Batch, Scores], Term]
-    figures: Callable[[Batch, Scores], list[Term]]
+    metrics: Callable[[Batch, Scores], list[Term]]
     product: Callable[[Batch, Tensor], Tensor]
     critic: GradientUpdate
 
@@ -50,10 +50,10 @@ class TrustRegionUpdate:
     def _move(self, batch: Batch) -> Metrics:
         with phase("gradient"):
             metrics = self._differentiate(batch)
-            if batch.owners is not None:
+            if batch.packing.owners is not None:
                 ranks.sum_gradients(weight for _, weight in self.policy.trainable())
         gradient_P = self._take_gradient()
-        check_finite([Figure("grad_norm/actor", float(gradient_P.norm()))])
+        check_finite([Measured("grad_norm/actor", float(gradient_P.norm()))])
         with phase("conjugate gradient"):
             step_P = self._longest_step(batch, gradient_P)
         start_P = self._weights()
@@ -82,11 +82,11 @@ class TrustRegionUpdate:
         }
 
     def _differentiate(self, batch: Batch) -> Metrics:
-        """The surrogate's gradient, added to the weights'; and the figures of the policy that sampled."""
+        """The surrogate's gradient, added to the weights'; and the metrics of the policy that sampled."""
 
         def terms(part: Batch) -> list[Term]:
             now = self.score(part)
-            return [self.surrogate(part, now), *self.figures(part, now)]
+            return [self.surrogate(part, now), *self.metrics(part, now)]
 
         return {name: value for name, value, _ in self.critic.accumulate(batch, terms)}
 

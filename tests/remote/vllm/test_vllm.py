@@ -6,7 +6,6 @@ The server is a real one, in a process of its own, with a tiny real model behind
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,13 @@ import pytest
 import torch
 
 from support import fault_runs
+from support.rewards import with_reward
 from support.tiny_runs import tiny_config, write_data
 from support.vllm_protocol import serve
 from vigneron.config.scale import VllmSamplingConfig
 from vigneron.core.draws import Sampling, chosen_logprobs, sampled_logprobs
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
 from vigneron.remote.vllm.json_server import JsonServer
@@ -233,8 +233,8 @@ def start(tmp_path: Path, folder: Path, url: str, **changes: Any) -> Run:
         "scale": {"sampling": {"kind": "vllm", "url": url}},
     }
     config = tiny_config(folder, write_data(tmp_path), **(options | changes))
-    run = start_run(config, tmp_path, METHODS[config.method.name], name="run", view=Silent())
-    run.method = replace(run.method, reward=ApplyReward(lengths_reward, missing_limit=1.0))
+    run = start_run(config, tmp_path, build_method, name="run", view=Silent())
+    run.method = with_reward(run.method, ApplyReward(lengths_reward, missing_limit=1.0))
     run.reward = ApplyReward(lengths_reward, missing_limit=1.0)
     return run
 

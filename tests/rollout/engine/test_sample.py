@@ -24,10 +24,10 @@ def test_behaviour_log_probs_are_those_of_a_teacher_forced_pass(policy: Policy, 
     batch = rollout([{"prompt": text} for text in ("hot", "a longer prompt", "x")], step=2)
     with torch.no_grad():
         forced = score(policy, batch, sampling).logprobs_BT
-    mask = batch.mask_BT
-    torch.testing.assert_close(batch.behaviour_BT[mask], forced[mask], atol=1e-4, rtol=0)
-    assert (batch.behaviour_BT[mask] < 0).all()
-    assert (batch.behaviour_BT[~mask] == 0).all()
+    mask = batch.samples.mask_BT
+    torch.testing.assert_close(batch.samples.behaviour_BT[mask], forced[mask], atol=1e-4, rtol=0)
+    assert (batch.samples.behaviour_BT[mask] < 0).all()
+    assert (batch.samples.behaviour_BT[~mask] == 0).all()
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -123,16 +123,16 @@ def test_the_rollout_keeps_spans_groups_columns_and_texts() -> None:
     rollout = OnPolicy(policy, Sampling(), max_new_tokens=4, group_size=2)
     chat = [{"role": "user", "content": "hi"}]
     batch = rollout([{"prompt": "abc", "answer": "x"}, {"prompt": chat, "answer": "y"}])
-    assert batch.group_B.tolist() == [0, 0, 1, 1]
-    assert batch.sample_B.tolist() == [0, 1, 2, 3]
-    assert batch.columns == {"answer": ("x", "x", "y", "y")}
-    for row, (ids, spans) in enumerate(zip(batch.prompt_ids, batch.spans, strict=True)):
+    assert batch.samples.group_B.tolist() == [0, 0, 1, 1]
+    assert batch.samples.sample_B.tolist() == [0, 1, 2, 3]
+    assert batch.samples.columns == {"answer": ("x", "x", "y", "y")}
+    for row, (ids, spans) in enumerate(zip(batch.samples.prompt_ids, batch.samples.spans, strict=True)):
         ((start, stop),) = spans
         assert start == len(ids)
-        text = policy.tokenizer.decode(batch.completion_BT[row, : stop - start], skip_special_tokens=True)
-        completion = batch.completions[row]
+        text = policy.tokenizer.decode(batch.samples.completion_BT[row, : stop - start], skip_special_tokens=True)
+        completion = batch.samples.completions[row]
         assert (completion if row < 2 else completion[0]["content"]) == text
-    assert policy.tokenizer.decode(list(batch.prompt_ids[2])) == "user: hi\nanswer: "
+    assert policy.tokenizer.decode(list(batch.samples.prompt_ids[2])) == "user: hi\nanswer: "
 
 
 def test_texts_are_those_of_the_tokenizer() -> None:

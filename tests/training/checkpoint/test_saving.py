@@ -11,7 +11,7 @@ from support.minimal_recipe import line_of
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.methods import METHODS
+from vigneron.methods import build_method
 from vigneron.training import loop
 from vigneron.training.callbacks import Silent
 from vigneron.training.checkpoint import write as saving
@@ -28,7 +28,7 @@ REWARD = {"kind": "binary"}
 def start(tmp_path: Path, tiny_folder: Path, **changes: Any) -> Run:
     options = {"reward": REWARD, "eval_every": 0, "save_every": 0, "steps": 6, **changes}
     config = tiny_config(tiny_folder, write_data(tmp_path), **options)
-    return start_run(config, tmp_path, METHODS[config.method.name], name="run", view=Silent())
+    return start_run(config, tmp_path, build_method, name="run", view=Silent())
 
 
 def files_of(checkpoint: Path) -> dict[str, bytes]:
@@ -59,7 +59,7 @@ def test_what_is_trained_during_a_slow_save_is_not_in_it(
     made(run, 2)
     assert not checkpoints(run.folder.checkpoints)
     go_on.set()
-    run.saver.wait()
+    run.output.saver.wait()
     (saved,) = checkpoints(run.folder.checkpoints)
     assert files_of(saved) == expected
     monkeypatch.undo()
@@ -72,7 +72,7 @@ def _written_at_once(run: Run, folder: Path) -> dict[str, bytes]:
     taken: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vigneron.training.checkpoint.snapshot.free_host_memory", lambda: 0.0)
-        patch.setattr(run.saver, "save", taken.append)
+        patch.setattr(run.output.saver, "save", taken.append)
         run.save()
     assert not taken[0].copied
     return files_of(save_checkpoint(folder, run.policy, taken[0]))

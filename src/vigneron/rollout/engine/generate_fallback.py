@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from vigneron.batch import length_buckets
 from vigneron.core.draws import Sampling, draw_keys
+from vigneron.policy.microbatches import length_buckets
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.decode_state import choose
 from vigneron.rollout.engine.request import Completions, Request, blank_completions

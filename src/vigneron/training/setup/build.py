@@ -1,13 +1,13 @@
 """A run put together: its reward, its models, its method."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from vigneron.config import Config
-from vigneron.data.prompts import PromptOrder
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.from_config import load_child, seed_everything
@@ -20,22 +20,24 @@ from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import build_check, load_checker
 from vigneron.rewards.rank0_reward import OnFirstRank
 from vigneron.rollout.engine.sample import sampler_of
-from vigneron.rollout.on_policy import sampling_of
 from vigneron.run_data.load import Data, check_rubric_data, checker_name
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice, kept_notices
 from vigneron.run_store.samples import SampleStore
 from vigneron.timing import phase
-from vigneron.training.async_rollout import Ahead, next_boundary
+from vigneron.training.async_rollout import AsyncRollout
 from vigneron.training.callbacks import View
 from vigneron.training.checkpoint.read import weights_identity
 from vigneron.training.checkpoint.retention import Keep
 from vigneron.training.checkpoint.write import Saver
-from vigneron.training.importance_weights import Correction
+from vigneron.training.collect import collecting, rewarding
+from vigneron.training.importance_weights import WeightedAdvantage
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
-from vigneron.training.method import Method, Parts
+from vigneron.training.method import Method, unchanged
+from vigneron.training.output import RunOutput
+from vigneron.training.parts import Parts
 from vigneron.training.rubric_audit import SecondLook, second_look
-from vigneron.training.run import Run
+from vigneron.training.run import Origin, Run
 from vigneron.training.setup.length_checks import lengths
 from vigneron.training.setup.resolve import newest_weights
 from vigneron.training.setup.resume_checks import data_record
@@ -45,63 +47,77 @@ Build = Callable[[Parts], Method]
 
 def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> Run:
     with explained_memory(config):
-        scale = ranks.agreed(lambda: Scale(config, here=ranks.is_first()))
+        remote = ranks.agreed(lambda: Scale(config, here=ranks.is_first()))
         try:
-            return _put_together(config, folder, data, build, view, scale)
-        except BaseException:  # whatever it was: raised on
-            scale.close()
+            return _put_together(config, folder, data, build, view, remote)
+        except BaseException:  # Ctrl-C too
+            remote.close()
             raise
 
 
-def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, view: View, scale: Scale) -> Run:
-    built, look, policy = ranks.agreed(lambda: _loaded(config, folder, data, view, scale))
-    asked = ApplyReward(built, missing_limit=config.reward.missing_limit)
-    reward = asked if ranks.count() == 1 else OnFirstRank(asked)
-    base = _base(config, policy)
+def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, view: View, remote: Scale) -> Run:
+    function, audit, policy = ranks.agreed(lambda: _loaded(config, folder, data, view, remote))
+    local_reward = ApplyReward(function, missing_limit=config.reward.missing_limit)
+    reward = local_reward if ranks.count() == 1 else OnFirstRank(local_reward)
+    origin = Origin(_base(config, policy), data_record(data))
     shard_policy(policy, config.scale.shard)
     torch.set_rng_state(ranks.from_first(torch.get_rng_state))  # a first weight may have been drawn on the first alone
     reference = Reference.of(policy)
-    # Shared weights come and go during a pass, at addresses that no graph knows.
+    # Sharded weights come and go during a pass, at addresses that no graph knows.
     one = config.scale.shard == 1
     speed_up(policy, reference, graphs=config.model.graphs and one, compiled=config.model.compile is True and one)
-    scale.give_sampler(policy, folder)
-    longest, cut = lengths(config, policy, data, built)
+    remote.give_sampler(policy, folder)
+    longest, truncation = lengths(config, policy, data, function)
     if config.microbatch_tokens == "auto":
         with phase("see what fits into memory"):
             found = -int(ranks.largest(-find_microbatch_tokens(policy, longest)))
         config = config.model_copy(update={"microbatch_tokens": found})
         folder.write_config(config)
-    method = build(Parts(config, policy, reference, reward))
-    samples = config.method.trains == "policy" and method.evaluate is None
+    parts = Parts.of(config, policy, reference, reward, data.train)
+    plain = build(parts)
+    samples = config.method.trains == "policy" and plain.evaluate is None
+    method, async_rollout = wrapped(plain, parts, samples=samples)
     known = {notice.key for notice in kept_notices(folder.path)}
-    for text in (cut, *method.notices, sampler_of(policy).notice if samples else None):
+    for text in (truncation, *method.notices, sampler_of(policy).notice if samples else None):
         if text is not None:
             view.notice(text)
             if text not in known:
                 keep_notice(folder, Notice(0, text))
+    saver = Saver(folder.checkpoints, policy, Keep(config.keep_last, config.keep_best))
     return Run(
-        folder,
-        config,
-        data,
-        policy,
-        reference,
-        reward,
-        build_check(checker_name(config)),
-        method,
-        PromptOrder(data.train, config.prompts_per_step, config.seed),
-        SampleStore(folder.path),
-        base,
-        data_record(data),
-        Saver(folder.checkpoints, policy, Keep(config.keep_last, config.keep_best)),
-        look,
-        _correction(config, policy) if samples else None,
-        _ahead(config, policy),
-        scale,
+        config=config,
+        data=data,
+        policy=policy,
+        reference=reference,
+        curriculum=parts.curriculum,
+        method=method,
+        reward=reward,
+        check=build_check(checker_name(config)),
+        output=RunOutput(folder, config, SampleStore(folder.path), saver),
+        origin=origin,
+        audit=audit,
+        remote=remote,
+        async_rollout=async_rollout,
     )
 
 
+def wrapped(method: Method, parts: Parts, *, samples: bool) -> tuple[Method, AsyncRollout | None]:
+    """The method's slots as the loop calls them: rewards that overlap, importance weights, sampling ahead."""
+    config, policy = parts.config, parts.policy
+    method = collecting(method, parts.curriculum)
+    exact = not config.scale.staleness and sampler_of(policy).exact if samples else True
+    if config.method.reads == "prompts" and not exact:
+        limit = config.scale.correction_limit
+        method = replace(method, advantage=WeightedAdvantage(method.advantage, parts, limit))
+    if not config.scale.staleness:
+        return method, None
+    rollout = method.rollout if method.reward is unchanged else rewarding(method)
+    async_rollout = AsyncRollout(rollout, parts.curriculum, config, policy)
+    return replace(method, rollout=async_rollout, reward=unchanged), async_rollout
+
+
 def _loaded(
-    config: Config, folder: RunFolder, data: Data, view: View, scale: Scale
+    config: Config, folder: RunFolder, data: Data, view: View, remote: Scale
 ) -> tuple[Any, SecondLook | None, Policy]:
     """What comes of files, each of which may be missing on some node."""
     built = build_reward(
@@ -113,10 +129,10 @@ def _loaded(
         notice=view.notice,
         weights=partial(newest_weights, key="reward.file"),
         check=partial(check_rubric_data, data=data),
-        places=scale.places,
+        places=remote.places,
     )
-    look = second_look(config, built, data, folder, notice=view.notice, places=scale.places)
-    scale.check_used()
+    look = second_look(config, built, data, folder, notice=view.notice, places=remote.places)
+    remote.check_used()
     seed_everything(config.seed)
     with phase("load the model"):
         return built, look, load_child(config, shared=config.scale.shard > 1)
@@ -136,16 +152,3 @@ def _base(config: Config, policy: Policy) -> dict[str, str]:
 
     ranks.agreed(compare)
     return first
-
-
-def _correction(config: Config, policy: Policy) -> Correction | None:
-    """Where what samples is not the policy itself."""
-    if config.method.reads != "prompts" or (sampler_of(policy).exact and not config.scale.staleness):
-        return None
-    return Correction(policy, sampling_of(config), config.scale.correction_limit, config.tokens_at_once)
-
-
-def _ahead(config: Config, policy: Policy) -> Ahead | None:
-    if not config.scale.staleness:
-        return None
-    return Ahead(config.scale.staleness, partial(next_boundary, config), policy.sampler.publish)

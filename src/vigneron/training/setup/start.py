@@ -52,8 +52,8 @@ def scratch_folder(files: Files) -> RunFolder:
 
 
 @dataclass(frozen=True)
-class GoingOn:
-    """What a run that goes on begins with."""
+class ResumePlan:
+    """What a resumed run begins with."""
 
     config: Config
     data: Data
@@ -72,7 +72,7 @@ def start_run(config: Config, runs: Path, build: Build, *, name: str | None = No
 
     def begin() -> tuple[Config, Data, Files]:
         nonlocal folder
-        chosen, data = _looked_at(config, runs, name, view)
+        chosen, data = _prepare(config, runs, name, view)
         folder = RunFolder.create(runs, name or chosen.recipe, exact_name=name is not None)
         folder.lock()
         folder.write_config(chosen)
@@ -104,11 +104,11 @@ def resume_run(
 ) -> Run:
     """Go on from the newest whole checkpoint, or from the start where there is none yet; by another config or rubric if
     one is given. `weights_only`: with new optimizers, and whatever else a checkpoint's state holds."""
-    _join(config or folder.config(), device)
+    _join(config or folder.config(user_code=True), device)
 
-    def begin() -> GoingOn:
+    def begin() -> ResumePlan:
         folder.lock()
-        return _look_back(
+        return _prepare_resume(
             folder,
             config,
             device=device,
@@ -119,11 +119,11 @@ def resume_run(
         )
 
     try:
-        going = ranks.from_first(begin)
+        plan = ranks.from_first(begin)
         with folder.rubric_replaced(rubric if ranks.is_first() else None):
-            run = _built_again(going, folder, build, weights_only=weights_only, view=view)
+            run = _rebuild(plan, folder, build, weights_only=weights_only, view=view)
         if ranks.is_first():
-            _go_on(run, going, new_config=config is not None, view=view)
+            _restore_folder(run, plan, new_config=config is not None, view=view)
         return run
     except BaseException:  # whatever it was: raised on
         folder.unlock()
@@ -140,7 +140,7 @@ def _join(config: Config, device: str | None = None) -> None:
     ranks.join(resolve_device(device or config.model.device))
 
 
-def _looked_at(config: Config, runs: Path, name: str | None, view: View) -> tuple[Config, Data]:
+def _prepare(config: Config, runs: Path, name: str | None, view: View) -> tuple[Config, Data]:
     """What a run begins with, its parent's answers among it."""
     if config.model.compile is True and config.scale.shard > 1:
         raise UserError("model.compile: true has no effect on weights that ranks share: leave it out")
@@ -158,7 +158,7 @@ def _looked_at(config: Config, runs: Path, name: str | None, view: View) -> tupl
         return config, answered(config, data, view.notice)
 
 
-def _look_back(
+def _prepare_resume(
     folder: RunFolder,
     new: Config | None,
     *,
@@ -167,10 +167,10 @@ def _look_back(
     weights_only: bool,
     allow_changes: bool,
     view: View,
-) -> GoingOn:
+) -> ResumePlan:
     """What a run goes on with, and what is to be said of it."""
     sweep(folder.path)
-    config = new or folder.config()
+    config = new or folder.config(user_code=True)
     if rubric is not None and config.reward.kind != "rubric":
         raise UserError("--rubric: this run's reward is no rubric")
     if device is not None:
@@ -197,15 +197,15 @@ def _look_back(
         notices.append("weights only: optimizers, and what else a checkpoint keeps beside weights, begin anew")
     for text in notices:
         view.notice(text)
-    return GoingOn(config, data, saved, tuple(notices))
+    return ResumePlan(config, data, saved, tuple(notices))
 
 
-def _built_again(going: GoingOn, folder: RunFolder, build: Build, *, weights_only: bool, view: View) -> Run:
+def _rebuild(plan: ResumePlan, folder: RunFolder, build: Build, *, weights_only: bool, view: View) -> Run:
     files = ranks.from_first(lambda: files_of(folder)) if ranks.count() > 1 else {}
-    run = build_run(going.config, folder if ranks.is_first() else scratch_folder(files), going.data, build, view)
+    run = build_run(plan.config, folder if ranks.is_first() else scratch_folder(files), plan.data, build, view)
     try:
-        if (saved := going.saved) is not None:
-            ranks.agreed(lambda: run.take_over(saved, weights_only=weights_only))
+        if (saved := plan.saved) is not None:
+            ranks.agreed(lambda: run.restore(saved, weights_only=weights_only))
             run.policy.version = run.step
     except BaseException:  # whatever it was: raised on
         run.close()
@@ -213,23 +213,23 @@ def _built_again(going: GoingOn, folder: RunFolder, build: Build, *, weights_onl
     return run
 
 
-def _go_on(run: Run, going: GoingOn, *, new_config: bool, view: View) -> None:
+def _restore_folder(run: Run, plan: ResumePlan, *, new_config: bool, view: View) -> None:
     """The run's folder as it was at the checkpoint, with what was done to the run since."""
-    folder, saved = run.folder, going.saved
+    folder, saved = run.folder, plan.saved
     if new_config:
         folder.write_config(run.config)
     if saved is not None:
         set_aside(saved)
     folder.forget_after(run.step if saved else -1)
-    run.samples.forget_after(run.step if saved else -1)
-    for text in going.notices:
+    run.output.samples.forget_after(run.step if saved else -1)
+    for text in plan.notices:
         keep_notice(folder, Notice(run.step, text))
-    run.said = {notice.key for notice in kept_notices(folder.path)}
-    run.history = History(folder.records("metrics.jsonl"))
+    run.output.notified = {notice.key for notice in kept_notices(folder.path)}
+    run.output.history = History(folder.records("metrics.jsonl"))
     if run.step == run.config.steps:
         view.notice(f"finished already, at step {run.step}")
     else:
-        view.notice(f"going on after step {run.step} of {run.config.steps}")
+        view.notice(f"plan on after step {run.step} of {run.config.steps}")
 
 
 def known_state(folder: RunFolder, saved: Path | None, *, weights_only: bool) -> dict[str, Any]:

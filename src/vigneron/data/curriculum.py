@@ -1,0 +1,73 @@
+"""The order of prompts: which rows each step works on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from vigneron.batch import Batch
+from vigneron.config import Config
+from vigneron.core.draws import keyed_permutation
+from vigneron.data.texts import Row
+from vigneron.user_code import python_function
+
+# Separates the draws of dynamic sampling from those of the epochs' order.
+MORE = 2**41
+
+
+class Curriculum:
+    """Shuffled epochs. A curriculum of your own overrides `at`, and whatever else it needs.
+
+    The order is a function of (seed, step), so that a resumed run sees the same rows. A curriculum that also depends on
+    what was measured keeps its state in `scalars`.
+    """
+
+    def __init__(self, rows: Sequence[Row], prompts_per_step: int, seed: int) -> None:
+        self.rows, self.prompts_per_step, self.seed = rows, prompts_per_step, seed
+
+    def at(self, step: int) -> list[Row]:
+        """The rows of a step."""
+        size, first = len(self.rows), step * self.prompts_per_step
+        places = [divmod(place, size) for place in range(first, first + self.prompts_per_step)]
+        return [self.rows[_order(self.seed, epoch, size)[index]] for epoch, index in places]
+
+    def more(self, step: int, attempt: int) -> list[Row]:
+        """Rows for the first, the second … attempt of dynamic sampling: other than the step's own, if there are any."""
+        own = {id(row) for row in self.at(step)}
+        order = [self.rows[i] for i in keyed_permutation(self.seed, MORE + 1000 * step + attempt, len(self.rows))]
+        others = [row for row in order if id(row) not in own] or order
+        return [others[i % len(others)] for i in range(self.prompts_per_step)]
+
+    def observe(self, batch: Batch) -> dict[str, float]:
+        """Called with every step's rewarded batch. Returns metrics to log."""
+        return {}
+
+    def scalars(self) -> dict[str, Any]:
+        """State that a checkpoint keeps, as JSON."""
+        return {}
+
+    def load(self, scalars: dict[str, Any]) -> None:
+        """The state of a checkpoint."""
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, size: int) -> list[int]:
+    return keyed_permutation(seed, epoch, size)
+
+
+@dataclass(frozen=True)
+class CurriculumParts:
+    """A curriculum's `build(parts, options)` is handed these. `default` is shuffled epochs."""
+
+    config: Config
+    rows: Sequence[Row]
+    default: Curriculum
+
+
+def build_curriculum(config: Config, rows: Sequence[Row]) -> Curriculum:
+    """The curriculum that a config names, or shuffled epochs."""
+    default = Curriculum(rows, config.prompts_per_step, config.seed)
+    if config.curriculum is None:
+        return default
+    build = python_function(config.curriculum.name, "curriculum.name")
+    return build(CurriculumParts(config, rows, default), config.curriculum)

@@ -1,0 +1,45 @@
+"""SPPO (Wu et al. 2024; `rlmt-grape` §5): self-play on win rates, with a squared loss.
+
+A step is a round: π_t is the policy that sampled. The reward is a sample's win rate against the others of its group, as
+`reward: {kind: preference}` gives it; P̂ counts the sample itself as a tie, as the released code does.
+"""
+
+import torch
+
+from vigneron.batch import Batch
+from vigneron.config.methods import SppoConfig
+from vigneron.core.advantages import group_sizes
+from vigneron.core.losses import sppo
+from vigneron.core.masked import masked_sum
+from vigneron.core.selection import best_and_worst
+from vigneron.methods.terms import policy_metrics, with_advantages
+from vigneron.policy.logprobs import Scores
+from vigneron.training.method import Method
+from vigneron.training.parts import Parts
+from vigneron.training.update import Term
+
+
+def build(parts: Parts, options: SppoConfig) -> Method:
+    def advantage(batch: Batch) -> Batch:
+        """P̂ − ½ in the advantage's place; of each group the best and the worst sample are trained."""
+        rewards_B, group_B = batch.trained_rewards_B, batch.samples.group_B
+        size_B = group_sizes(rewards_B, group_B)
+        win_rate_B = (rewards_B * (size_B - 1) + 0.5) / size_B
+        batch = with_advantages(batch, win_rate_B - 0.5)
+        if options.samples == "all":
+            return batch
+        excluded_B = torch.ones_like(batch.samples.truncated_B)
+        excluded_B[[i for pair in best_and_worst(rewards_B, group_B) for i in pair]] = False
+        return batch.with_signals(excluded_B=excluded_B)
+
+    def loss(batch: Batch, now: Scores) -> list[Term]:
+        """L = ½ [log π/π_t − η (P̂ − ½)]², of whole texts."""
+        mask_BT = batch.samples.mask_BT
+        logps_B, previous_B = (masked_sum(x, mask_BT) for x in (now.logprobs_BT, batch.samples.behaviour_BT))
+        values_B = sppo(logps_B, previous_B, batch.signals.advantages_BT[:, 0] + 0.5, eta=options.eta)
+        return [Term("loss/sppo", values_B, 1.0, "samples"), *policy_metrics(batch, now)]
+
+    update = parts.gradient_update(
+        parts.score, loss, updates_per_step=options.updates_per_step, measure=parts.kl_previous
+    )
+    return Method(parts.rollout, parts.reward, advantage, update)

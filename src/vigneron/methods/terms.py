@@ -1,0 +1,83 @@
+"""Terms of a loss and metrics that several methods share."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from vigneron.batch import Batch
+from vigneron.config import KlConfig
+from vigneron.core.losses import AggregateMode, clipped, clipped_ratio
+from vigneron.core.preferences import expected_calibration_error, pair_accuracy
+from vigneron.policy.logprobs import Scores
+from vigneron.training.method import Metrics
+from vigneron.training.update import Term
+
+
+def with_advantages(batch: Batch, advantages_B: Tensor, **signals: Tensor) -> Batch:
+    """The same advantage for every token of a sample."""
+    advantages_BT = advantages_B[:, None].expand(batch.samples.completion_BT.shape)
+    return batch.with_signals(**signals, advantages_BT=advantages_BT)
+
+
+def clipped_terms(
+    batch: Batch,
+    now: Scores,
+    epsilon: float,
+    mode: AggregateMode = "tokens",
+    level: Literal["token", "sequence"] = "token",
+) -> list[Term]:
+    """−min(r·A, clip(r)·A), and the share of tokens that were clipped."""
+    samples = batch.samples
+    ratio = (now.logprobs_BT, samples.behaviour_BT, batch.signals.advantages_BT, samples.mask_BT)
+    return [
+        Term("loss/policy", clipped_ratio(*ratio, epsilon=epsilon, level=level), 1.0, mode),
+        Term("clip_ratio/region_mean", clipped(*ratio, epsilon=epsilon, level=level)),
+    ]
+
+
+def policy_metrics(batch: Batch, now: Scores) -> list[Term]:
+    """Of the policy that sampled: its entropy, and by how many nats sampling and training disagree."""
+    mismatch_BT = (now.logprobs_BT - batch.samples.behaviour_BT).abs().detach()
+    return [
+        Term("entropy", now.entropy_BT.detach(), first_update_only=True),
+        Term("logprob_mismatch", mismatch_BT, first_update_only=True),
+    ]
+
+
+def entropy_bonus(now: Scores, coefficient: float, mode: AggregateMode) -> list[Term]:
+    return [Term("loss/entropy", now.entropy_BT, -coefficient, mode)] if coefficient else []
+
+
+def options_without_effect(clip_epsilon: float | None, options: KlConfig) -> list[str]:
+    """Options that compare π₁ with π₀."""
+    clipping = ["clip_epsilon"] * (clip_epsilon is not None)
+    return clipping + ["kl.against: previous"] * (options.against == "previous" and options.estimator != "k1")
+
+
+def one_update_notice(updates_per_step: int, without_effect: Sequence[str]) -> tuple[str, ...]:
+    """With one update a step π₁ is π₀, and options that compare the two do nothing."""
+    if updates_per_step > 1 or not without_effect:
+        return ()
+    names = " and ".join(without_effect)
+    return (f"one update a step: the trained policy is the one that sampled, so {names} has no effect",)
+
+
+def sides(values_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a paired batch, the values of the chosen texts and of the rejected ones."""
+    return values_B[0::2], values_B[1::2]
+
+
+def pair_term(name: str, values_N: Tensor, coefficient: float = 0.0) -> Term:
+    """A value per pair, averaged over pairs: each of its two samples carries it."""
+    return Term(name, values_N.repeat_interleave(2), coefficient, "samples")
+
+
+def pair_metrics(margin_N: Tensor, probability_N: Tensor, loss_N: Tensor) -> Metrics:
+    """Metrics of held-out preference pairs; `probability` is that of the preferred text being the better one."""
+    return {
+        "loss": float(loss_N.mean()),
+        "accuracy": float(pair_accuracy(probability_N)),
+        "margin": float(margin_N.mean()),
+        "calibration_error": float(expected_calibration_error(probability_N)),
+    }

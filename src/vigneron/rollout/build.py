@@ -1,0 +1,39 @@
+"""The rollout that a config asks for."""
+
+from dataclasses import dataclass
+
+from vigneron.config import Config, SftConfig
+from vigneron.policy.model import Policy
+from vigneron.rollout.demonstrations import Demonstrations
+from vigneron.rollout.on_policy import OnPolicy, sampling_of
+from vigneron.rollout.pairs import OrderedPairs, Pairs
+from vigneron.rollout.rollout import Rollout
+from vigneron.user_code import python_function
+
+
+@dataclass(frozen=True)
+class RolloutParts:
+    """A rollout's `build(parts, options)` is handed these. `default` is the method's own rollout."""
+
+    config: Config
+    policy: Policy
+    default: Rollout
+
+
+def build_rollout(config: Config, policy: Policy) -> Rollout:
+    default = _default_rollout(config, policy)
+    if config.rollout is None:
+        return default
+    build = python_function(config.rollout.name, "rollout.name")
+    return build(RolloutParts(config, policy, default), config.rollout)
+
+
+def _default_rollout(config: Config, policy: Policy) -> Rollout:
+    options = config.method
+    if options.reads == "prompts":
+        return OnPolicy.of(config, policy, sampling_of(config))
+    if options.reads == "pairs":
+        return OrderedPairs(policy) if options.joins_pairs else Pairs(policy)
+    if isinstance(options, SftConfig):
+        return Demonstrations(policy, options.loss_on, options.packing)
+    return Demonstrations(policy)

@@ -1,0 +1,99 @@
+"""Rollouts that also reward: while more is sampled, and with new prompts in place of groups that train nothing.
+
+Each wraps a method's rollout and its reward, and is itself a rollout.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from vigneron.batch import Batch, concatenate
+from vigneron.core.advantages import without_variance
+from vigneron.data.curriculum import Curriculum
+from vigneron.data.prompts import Row
+from vigneron.rollout.rollout import Rollout
+from vigneron.timing import phase
+from vigneron.training.method import Method, unchanged
+
+# Fewer and larger parts sample faster, more and smaller ones hide more of the reward's latency.
+PARTS = 4
+
+
+def collecting(method: Method, curriculum: Curriculum) -> Method:
+    """The method, its reward moved into its rollout where the two overlap or samples are drawn again."""
+    if not method.resamples and not overlaps(method.reward):
+        return method
+    rollout = rewarding(method)
+    if method.resamples:
+        rollout = DynamicSampling(rollout, curriculum, method.resamples)
+    return replace(method, rollout=rollout, reward=unchanged)
+
+
+def rewarding(method: Method) -> Rollout:
+    """The method's rollout and its reward as one rollout."""
+    make = OverlappedRollout if overlaps(method.reward) else RewardedRollout
+    return make(method.rollout, method.reward)
+
+
+def overlaps(reward: Callable[..., Batch]) -> bool:
+    """Whether a reward is asynchronous: it waits for somebody else, and more can be sampled meanwhile."""
+    return getattr(reward, "overlaps", False)
+
+
+@dataclass(frozen=True)
+class RewardedRollout:
+    rollout: Rollout
+    reward: Callable[..., Batch]
+
+    def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
+        batch = self.rollout(rows, step, first)
+        with phase("reward"):
+            return self.reward(batch, **_part_of_a_step(first))
+
+
+@dataclass(frozen=True)
+class OverlappedRollout:
+    """Rewards one part of a step while the next is sampled.
+
+    The same batch as without overlap: a sample's draws do not depend on its part, and no group is split.
+    """
+
+    rollout: Rollout
+    reward: Callable[..., Batch]
+
+    def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
+        parts = self._parts(rows, step, first)
+        return self.reward.of_parts(parts, **_part_of_a_step(first))  # type: ignore[attr-defined]
+
+    def _parts(self, rows: Sequence[Row], step: int, first: int) -> Iterator[Batch]:
+        size = -(-len(rows) // PARTS)
+        for start in range(0, len(rows), size):
+            yield self.rollout(rows[start : start + size], step, first + start)
+
+
+@dataclass(frozen=True)
+class DynamicSampling:
+    """Replaces groups whose rewards are all equal by groups of other prompts, at most `attempts` times a step."""
+
+    rollout: Rollout
+    curriculum: Curriculum
+    attempts: int
+
+    def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
+        batch = self.rollout(rows, step, first)
+        replaced = 0
+        for attempt in range(1, self.attempts + 1):
+            equal_B = without_variance(batch.trained_rewards_B, batch.samples.group_B)
+            count = len(batch.samples.group_B[equal_B].unique())
+            if not count:
+                break
+            others = self.curriculum.more(step, attempt)[:count]
+            more = self.rollout(others, step, attempt * self.curriculum.prompts_per_step)
+            kept = [i for i, equal in enumerate(equal_B.tolist()) if not equal]
+            batch = concatenate([batch.rows(kept), more]) if kept else more
+            replaced += count
+        return batch.with_metrics({"groups_replaced": replaced})
+
+
+def _part_of_a_step(first: int) -> dict[str, bool]:
+    """Rows behind the first are some groups of a step: all of them may lack a reward without ending the run."""
+    return {"whole_step": False} if first else {}

@@ -1,0 +1,91 @@
+"""The optimizers of a run: AdamW for the policy, and for the critic where there is one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vigneron.config import OptimizerConfig
+from vigneron.distributed import ranks
+from vigneron.training.checkpoint.shards import placed
+
+
+@dataclass
+class Optimized:
+    """Parameters with their own AdamW and their own clipping: the actor, the critic."""
+
+    name: Literal["actor", "critic"]
+    parameters: Sequence[tuple[str, nn.Parameter]]
+    learning_rate: float
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    optimizer: torch.optim.AdamW = field(init=False)
+
+    def __post_init__(self) -> None:
+        weights = [parameter for _, parameter in self.parameters]
+        sharded, whole = _apart(weights)
+        self.optimizer = torch.optim.AdamW(
+            [{"params": some} for some in (whole, sharded) if some],
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
+            fused=all(p.is_cuda or p.device.type == "cpu" for p in weights),
+        )
+
+    def clip(self) -> Tensor:
+        """Scale the gradient to at most `max_grad_norm`; its norm before."""
+        weights = [parameter for _, parameter in self.parameters]
+        sharded, whole = _apart(weights)
+        if not sharded:
+            return torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm)
+        norm = torch.stack([_norm(some) for some in (whole, sharded) if some]).norm()
+        for some in (whole, sharded):
+            torch.nn.utils.clip_grads_with_norm_(some, self.max_grad_norm, norm)
+        return norm
+
+    def step(self, factor: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate * factor
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        state = self.optimizer.state
+        return {
+            f"{self.name}.{name}.{key}": value
+            for name, parameter in self.parameters
+            for key, value in state.get(parameter, {}).items()
+        }
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        for name, parameter in self.parameters:
+            prefix = f"{self.name}.{name}."
+            found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            # Only a fused optimizer counts its steps on the parameter's device.
+            counter = parameter.device if self.optimizer.defaults["fused"] else torch.device("cpu")
+            self.optimizer.state[parameter] = {
+                key: value.to(counter).clone() if key == "step" else placed(value, parameter)
+                for key, value in found.items()
+            }
+
+
+def make_optimizers(
+    options: OptimizerConfig,
+    actor: Sequence[tuple[str, nn.Parameter]],
+    critic: Sequence[tuple[str, nn.Parameter]] = (),
+) -> list[Optimized]:
+    """The actor, and the critic where there is one."""
+    shared = {"weight_decay": options.weight_decay, "max_grad_norm": options.max_grad_norm}
+    optimized = [Optimized("actor", actor, options.actor_lr, **shared)]
+    return [*optimized, Optimized("critic", critic, options.critic_lr, **shared)] if critic else optimized
+
+
+def _apart(weights: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Those of which ranks have parts, and those that every rank has whole: one operation never takes both."""
+    return [w for w in weights if ranks.is_sharded(w)], [w for w in weights if not ranks.is_sharded(w)]
+
+
+def _norm(weights: Sequence[nn.Parameter]) -> Tensor:
+    grads = [weight.grad for weight in weights if weight.grad is not None]
+    return ranks.whole(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros((), device=weights[0].device)

@@ -1,0 +1,106 @@
+"""What a method is built of: its rollout, its order of prompts, its models, its optimizers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vigneron.batch import Batch
+from vigneron.config import Config
+from vigneron.core import kl
+from vigneron.core.draws import Sampling
+from vigneron.data.curriculum import Curriculum, build_curriculum
+from vigneron.data.prompts import Row
+from vigneron.policy.logprobs import Critic, ExactKl, Scores, score
+from vigneron.policy.model import Policy, Reference
+from vigneron.policy.rank_batches import map_microbatches
+from vigneron.rollout.build import build_rollout
+from vigneron.rollout.on_policy import sampling_of
+from vigneron.rollout.rollout import Rollout
+from vigneron.training.optimizers import Optimized, make_optimizers
+from vigneron.training.update import GradientUpdate, Term
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A method's `build(parts, options)` is handed these."""
+
+    config: Config
+    policy: Policy
+    reference: Reference
+    rollout: Rollout
+    reward: Callable[..., Batch]
+    curriculum: Curriculum
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        policy: Policy,
+        reference: Reference,
+        reward: Callable[..., Batch],
+        rows: Sequence[Row] = (),
+    ) -> "Parts":
+        """With the rollout and the curriculum that the config asks for."""
+        rollout, curriculum = build_rollout(config, policy), build_curriculum(config, rows)
+        return cls(config, policy, reference, rollout, reward, curriculum)
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        return sampling_of(self.config)
+
+    def score(self, batch: Batch, *, critic: Critic | None = None, exact_kl: ExactKl | None = None) -> Scores:
+        """Log-probs, entropy and values of given completions under the policy as it is now."""
+        return score(self.policy, batch, self.sampling, critic=critic, exact_kl=exact_kl)
+
+    def measure(self, batch: Batch, *passes: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Any]:
+        """Signals that passes over microbatches compute before the step's updates, without gradient."""
+        if not passes:
+            return {}
+        with torch.no_grad():
+            return map_microbatches(batch, self.config.tokens_at_once, *passes)
+
+    def kl_previous(self, batch: Batch) -> Term:
+        """KL(π₀ ‖ π₁) after the updates: how far the step has moved the policy."""
+        return Term("kl_previous", kl.k3(batch.samples.behaviour_BT, self.score(batch).logprobs_BT))
+
+    def optimizers(self, critic: Critic | None = None) -> list[Optimized]:
+        """The policy's, and the critic's where there is one, as `optimizer` in the config says."""
+        return make_optimizers(
+            self.config.optimizer, self.policy.trainable(), () if critic is None else critic.parameters()
+        )
+
+    def gradient_update(
+        self,
+        score: Callable[[Batch], Any],
+        loss: Callable[[Batch, Any], list[Term]],
+        *,
+        critic: Critic | None = None,
+        optimizers: list[Optimized] | None = None,
+        updates_per_step: int = 1,
+        minibatches: int = 1,
+        measure: Callable[[Batch], Term] | None = None,
+        controller: Any = None,
+        idle: Callable[[Batch], Tensor] | None = None,
+    ) -> GradientUpdate:
+        """The update slot by gradient: `loss(batch, score(batch))` over microbatches, then a clipped optimizer step."""
+        config, per_step = self.config, updates_per_step * minibatches
+        return GradientUpdate(
+            score,
+            loss,
+            self.optimizers(critic) if optimizers is None else optimizers,
+            total_updates=config.steps * per_step,
+            updates_per_step=updates_per_step,
+            minibatches=minibatches,
+            seed=config.seed,
+            microbatch_tokens=config.tokens_at_once,
+            schedule=config.optimizer.schedule,
+            warmup_updates=config.optimizer.warmup_steps * per_step,
+            measure=measure,
+            measure_every=config.successive_kl_every,
+            controller=controller,
+            idle=idle,
+        )
