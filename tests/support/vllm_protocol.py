@@ -6,7 +6,6 @@ misbehaves when it is told to by `POST /misbehave`: {"how": ..., "times": ...}.
 
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from transformers import AutoModelForCausalLM
 class Engine:
     def __init__(self, folder: str) -> None:
         self.lock = threading.Lock()
+        self.first_folder = folder
         self.begin(folder)
 
     def begin(self, folder: str) -> None:
@@ -176,7 +176,7 @@ def app(engine: Engine) -> Starlette:
 
     def misbehave(request: Request, body: dict[str, Any]) -> Response:
         """Anew, with the weights it was started with, or those of another folder."""
-        engine.begin(body.get("folder") or sys.argv[1])
+        engine.begin(body.get("folder") or engine.first_folder)
         engine.how, engine.times = body.get("how", ""), body.get("times", 1)
         return JSONResponse({})
 
