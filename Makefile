@@ -24,7 +24,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt Makefile
 demo: setup
 	$(BIN)/vigneron demo
 
-# Two processes, one thread each: on two cores half of the time, and no test depends on another.
+# Two processes, one thread each. The tests of a file share what its fixtures train, so a file stays in one process; the longest
+# files come first (tests/conftest.py).
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12
 
 test: setup
@@ -33,7 +34,7 @@ test: setup
 test-slow: setup
 	$(PYTEST) -m "slow and not cluster"
 
-# More of the several processes and nodes: every number of ranks, every way to die.
+# Several processes and nodes: every number of ranks, every way for one to die.
 test-cluster: setup
 	$(PYTEST) -m cluster
 

@@ -30,7 +30,7 @@ shown = TerminalView.step
 def step_and_kill(self, *words):
     shown(self, *words)
     if self._title == run and words[0].step == step:
-        words[0].saver.wait()  # the checkpoint before is whole
+        words[0].output.saver.wait()  # the checkpoint before is whole
         os.kill(os.getpid(), signal.SIGKILL)
 TerminalView.step = step_and_kill
 sys.argv = ["vigneron", *sys.argv[3:]]

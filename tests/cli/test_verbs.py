@@ -16,6 +16,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import vigneron as package
+from support import fault_runs
 from support.command_line import vigneron, write_jsonl, write_recipe
 from vigneron.api import load_run
 from vigneron.api import train as train_in_python
@@ -256,18 +257,14 @@ def test_runs_without_a_name_are_numbered(tmp_path: Path, recipe: Path, monkeypa
 
 
 def test_a_process_of_its_own_writes_plain_lines(tmp_path: Path, recipe: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "vigneron", "train", str(recipe), "steps=2", "--runs", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "40", "TERM": "xterm-256color"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert ESCAPE not in done.stdout + done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["step", "step", "run", "report", "chat", "view"]
-    assert done.stderr == ""
+    log, words = tmp_path / "log", ["train", str(recipe), "steps=2", "--runs", str(tmp_path)]
+    given = {"COLUMNS": "40", "TERM": "xterm-256color"}
+    process = fault_runs.started(fault_runs.command, str(log), words, environment=given)
+    process.join(120)
+    said = log.read_text()  # of both streams: that of errors is empty
+    assert process.exitcode == 0, said
+    assert ESCAPE not in said
+    assert [line.split()[0] for line in said.splitlines()] == ["step", "step", "run", "report", "chat", "view"]
 
 
 def test_a_notice_is_one_line_however_narrow_the_pipe() -> None:

@@ -22,6 +22,7 @@ from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import Conversation, Judge, JudgePrompts, build_judge
 from vigneron.sources.parents import Parent, build_parent, conversation
 
+pytestmark = pytest.mark.slow
 STARTS_WITHIN_S = 120
 
 
@@ -92,7 +93,6 @@ def even(number: int) -> JudgePrompts:
     return JudgePrompts(None, lambda critique: said)
 
 
-@pytest.mark.slow
 def test_a_judge_there_and_one_of_our_own_say_the_same(served: tuple[str, str], tmp_path: Path) -> None:
     """The server ignores the request for structured output: what can be read is read, the rest is missing."""
     url, model = served

@@ -1,5 +1,7 @@
 """`vigneron methods`: the methods and their config keys, read from the config classes."""
 
+from collections.abc import Sequence
+
 from vigneron.config import MethodConfig
 from vigneron.config.keys import Model, keys_of, kind_of, models_in, one_line
 from vigneron.errors import UserError, did_you_mean
@@ -18,6 +20,6 @@ def method_lines(name: str | None = None) -> list[str]:
     return [one_line(model.__doc__ or ""), *_aligned(rows)]
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
