@@ -37,7 +37,7 @@ test-slow: setup
 test-cluster: setup
 	$(PYTEST) -m cluster
 
-# Long, and bounded: kills, then hostile input. docs/reliability.md has what they came to.
+# Long, and bounded: kills, then hostile input. docs/results/reliability.md has the results.
 soak: setup
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.fuzz

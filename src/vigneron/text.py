@@ -8,9 +8,9 @@ from vigneron.errors import visible
 
 
 def normalise(text: str) -> str:
-    """For comparison: casefolded, without surrounding spaces and punctuation.
+    """Normalise for equality: without case, surrounding space and surrounding punctuation.
 
-    A minus sign before a digit is kept, and so is a text of punctuation alone.
+    A minus sign before a digit is kept, and a text of only punctuation is unchanged.
     """
     text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     start, stop = 0, len(text)
@@ -33,9 +33,9 @@ def words(text: str) -> list[str]:
 
 
 def repetition(text: str) -> float:
-    """The share of a text's words that repeat an earlier word: 0 for none, near 1 for one word repeated."""
-    all_words = words(text)
-    return 1 - len(set(all_words)) / len(all_words) if all_words else 0.0
+    """The share of a text's words that repeat an earlier one: 0 for none, near 1 for one word repeated."""
+    tokens = words(text)
+    return 1 - len(set(tokens)) / len(tokens) if tokens else 0.0
 
 
 def length_ratio(text: str, answer: str) -> float:
@@ -45,8 +45,8 @@ def length_ratio(text: str, answer: str) -> float:
 
 def share_in(text: str, source: str) -> float:
     """The share of a text's words that occur in the source: 1 for an echo."""
-    all_words, in_source = words(text), set(words(source))
-    return sum(word in in_source for word in all_words) / len(all_words) if all_words else 0.0
+    tokens, known = words(text), set(words(source))
+    return sum(word in known for word in tokens) / len(tokens) if tokens else 0.0
 
 
 def _is_edge(character: str) -> bool:
@@ -72,10 +72,10 @@ def of_cell(value: Any) -> Any:
 
 
 def _is_formula(text: str) -> bool:
-    """After any number of quotes, so that `to_cell` can be inverted."""
+    """Whether a spreadsheet would read the text as a formula, after any leading quotes."""
     return text.lstrip("'").startswith(FORMULA)
 
 
 def plain(text: str) -> str:
-    """Line breaks and tabs stay; invisible and bidirectional characters are shown as escapes."""
+    """The text with control and direction characters escaped; newlines and tabs are kept."""
     return "\n".join("\t".join(visible(part) for part in line.split("\t")) for line in text.split("\n"))

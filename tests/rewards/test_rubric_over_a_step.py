@@ -135,7 +135,9 @@ def test_a_changed_file_counts_from_the_next_step(tmp_path: Path) -> None:
     write_rubric(tmp_path, version="2", **{**TWO, "sums": {"right": 1.0, "short": 1.0}})
     assert reward(**columns(*ROWS)) == pytest.approx([1.125, 0.15, 0.4])
     assert reward.live_rubric.version.startswith("2@")
-    assert said[0] == f"the rubric was edited: version {reward.live_rubric.version} replaces {before} from the next step"
+    assert (
+        said[0] == f"the rubric was edited: version {reward.live_rubric.version} replaces {before} from the next step"
+    )
     assert said[1:] == ["the weights of 'sums' sum to 2 and are normalised to sum to one"]
     # 2 · 0.5 (1·0.7 + 0.5·0.3), 2 · 0.5 · 0.3
     assert reward(**columns(*ROWS)) == pytest.approx([0.85, 0.3, 0.4])

@@ -175,7 +175,7 @@ def test_the_judge_is_told_the_item_and_the_columns() -> None:
     [
         ("clear", None, "the categories a, b all have an item 'clear': choose one with --category"),
         ("claer", None, "the rubric has no item 'claer' (did you mean 'clear'?)"),
-        ("clear", "x", "--category: the rubric has no category 'x' (there is: a, b)"),
+        ("clear", "x", "--category: the rubric has no category 'x' (available: a, b)"),
         ("right", "a", "'a.right' has `flow: verify`: only items with `flow: judge` can be atomized"),
     ],
 )

@@ -80,10 +80,11 @@ def test_every_error_of_a_broken_file_comes_at_once_with_its_line() -> None:
     assert found[11] == ["categories.coding.items[1].name: two items are named 'style'"]
     assert found[14] == ["categories.coding.items[1].weight: should be greater than 0, not 0"]
     assert found[18] == [
-        "categories.coding.items[1].critique: '__class__' is not allowed: names that begin with `_` are internal to Python"
+        "categories.coding.items[1].critique: '__class__' is not allowed: names that begin with `_` are "
+        "internal to Python"
     ]
     assert found[19][0] == "categories.coding.items[2].weight: should be greater than 0, not -1"
-    assert found[19][1].startswith("unknown key 'categories.coding.items[2].length' (there is: name, ")
+    assert found[19][1].startswith("unknown key 'categories.coding.items[2].length' (available: name, ")
     assert found[23][0].startswith("categories.coding.items[3].pattern: not a valid regular expression: missing )")
     assert found[24] == ["'categories.coding.items[4].description' is missing"]
     assert found[28] == ["categories.other.items[0]: `at_least` is more than `at_most`"]
@@ -222,7 +223,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=what):
             read_rubric(tmp_path / name)
-    with pytest.raises(UserError, match=r"unknown rubric 'codign' \(did you mean 'coding'\?\); give a bundled name, or a .yaml or .json file"):
+    with pytest.raises(
+        UserError,
+        match=r"unknown rubric 'codign' \(did you mean 'coding'\?\); give a bundled name, or a .yaml or .json file",
+    ):
         read_rubric("codign")
 
 

@@ -12,11 +12,11 @@ import pytest
 from benchmarks.study import keep
 from hypothesis import given
 from hypothesis import strategies as st
-from vigneron.run_store import archive
 
 from vigneron.cli.main import main
 from vigneron.errors import UserError
 from vigneron.recipe import load_config
+from vigneron.run_store import archive
 from vigneron.run_store.archive import archives_unpacked, check_archive, unpacked, write_archive
 from vigneron.run_store.folder import RunFolder
 

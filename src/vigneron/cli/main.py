@@ -83,14 +83,14 @@ def _profiled(console: "Console", wanted: bool) -> Iterator[None]:
         yield
         return
     from vigneron.report.terminal import profile_table
-    from vigneron.timing import listening
+    from vigneron.timing import recording_timings
 
-    with listening() as watch:
+    with recording_timings() as watch:
         try:
             yield
         finally:  # also of a run that was stopped
-            if watch.laps:
-                console.print(profile_table(watch.laps))
+            if watch.steps:
+                console.print(profile_table(watch.steps))
 
 
 @app.command()
@@ -189,9 +189,9 @@ def validate(file: Recipe, overrides: Overrides = None) -> None:
         typer.echo(f"note: {visible(text)}")
     samples = config.prompts_per_step * config.group_size
     if config.parent is not None:
-        from vigneron.run_data.reference_answers import counted
+        from vigneron.run_data.reference_answers import count_cached
 
-        cached, to_ask = counted(config, data)
+        cached, to_ask = count_cached(config, data)
         typer.echo(f"the parent {config.parent.model}: {cached} answers in the cache, {to_ask} to ask")
     typer.echo(f"{file} is valid: {len(data.train)} prompts to train on, {len(data.held_out)} held out")
     if config.method.reads != "prompts":
@@ -230,10 +230,12 @@ def evaluate(
     """Greedy completions of the held-out part, scored."""
     rows = None
     if file is not None:
-        from vigneron.run_data.reference_answers import rows_to_evaluate
+        from vigneron.run_data.reference_answers import load_evaluation_rows
         from vigneron.run_store.folder import RunFolder
 
-        rows = rows_to_evaluate(RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {visible(text)}"))
+        rows = load_evaluation_rows(
+            RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {visible(text)}")
+        )
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 
@@ -370,11 +372,11 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
     except UserError as error:
         if debug:
             raise
-        if error.said_elsewhere:
+        if error.reported_elsewhere:
             raise SystemExit(2) from None
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
-        if error.ends_at_once:
+        if error.exit_immediately:
             with suppress(OSError):
                 sys.stdout.flush()
             os._exit(2)

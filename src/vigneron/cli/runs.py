@@ -42,11 +42,11 @@ def show(run: RunPath, as_json: AsJson = False) -> None:
     from rich.console import Console
 
     from vigneron.commands.show import print_run
-    from vigneron.report.run_details import look_at, shown_json
+    from vigneron.run_store.run_details import details_json, run_details
 
-    seen = look_at(run)
+    seen = run_details(run)
     if as_json:
-        typer.echo(json.dumps(shown_json(seen), indent=1))
+        typer.echo(json.dumps(details_json(seen), indent=1))
     else:
         print_run(Console(), seen)
 

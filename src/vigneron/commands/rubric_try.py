@@ -27,7 +27,7 @@ from vigneron.rubric.read import read_rubric
 from vigneron.rubric.rows import category_of, check_rubric_rows
 from vigneron.sources.judges import Judge
 from vigneron.sources.verdict import Grader
-from vigneron.validation import faults
+from vigneron.validation import field_errors
 
 EXAMPLE = "--judge '{kind: endpoint, model: gpt-4o-mini}'"
 
@@ -64,7 +64,7 @@ def _checked(given: Mapping[str, Any], where: str) -> JudgeConfig:
     try:
         return _Given.model_validate(whole).judge
     except ValidationError as errors:
-        found = faults(errors.errors(), whole, _Given, "the judge")
+        found = field_errors(errors.errors(), whole, _Given, "the judge")
         raise UserError("\n".join(f"{where}: {visible(fault.line)}" for fault in found)) from errors
 
 

@@ -31,7 +31,7 @@ class Rank0Reward:
         return _broadcast(batch, lambda: self._inner(batch, whole_step=whole_step))
 
     def of_parts(self, parts: Iterable[Batch], *, whole_step: bool = True) -> Batch:
-        if not ranks.is_first():
+        if not ranks.is_rank0():
             return _broadcast(concatenate(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]
         rest, sampled = iter(parts), list[Batch]()
         sampling = False
@@ -81,7 +81,7 @@ def _broadcast(batch: Batch, compute: Callable[[], Batch]) -> Batch:
         return rewarded.signals.rewards_B.tolist(), rewarded.samples.extras, rewarded.signals.metrics
 
     try:
-        rewards, extras, metrics = ranks.from_first(computed)
+        rewards, extras, metrics = ranks.run_on_rank0(computed)
     except NonFinite as error:
         error.batch = error.batch or batch
         raise

@@ -213,7 +213,7 @@ class RubricReward:
             log_extra("rubric", records)
         self._count(sum(len(record["items"]) for record in records), failures)
         # With several ranks an edit is ignored: they might not all see it in the same step.
-        for text in self.live_rubric.refresh(self._check_edited) if ranks.count() == 1 else ():
+        for text in self.live_rubric.refresh(self._check_edited) if ranks.world_size() == 1 else ():
             self._notice(text)
         return rewards
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import normalised, read_rubric, rubric_version
 
@@ -44,8 +44,9 @@ class LiveRubric:
             check(self.rubric)
         except (OSError, UserError) as error:
             self.rubric, self.version, self.notices = rubric, before, notices
-            first = str(error).splitlines()[0]
-            return [f"the edited rubric '{self.path}' cannot be used, version {before} stays in use: {first}"]
+            return [
+                f"the edited rubric '{self.path}' cannot be used, version {before} stays in use: {first_line(error)}"
+            ]
         changed = [f"the rubric was edited: version {self.version} replaces {before} from the next step"]
         return [*(changed if self.version != before else ()), *self.notices]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vigneron.config import LocalJudgeConfig
     from vigneron.policy.model import Policy
-    from vigneron.policy.reward_model import ScorerKind
+    from vigneron.policy.reward_model import RewardModelKind
     from vigneron.sources.embedders import Embedder
     from vigneron.sources.judge_client import JudgeBackend
 
@@ -20,7 +20,7 @@ class ModelPlacement:
     """From the embedder's name."""
     judge_backend: "Callable[[LocalJudgeConfig, str, str], JudgeBackend] | None" = None
     """From the judge's config, the identity of its weights, and the config key that errors name."""
-    scorer: "Callable[[str, ScorerKind, str], Policy] | None" = None
+    scorer: "Callable[[str, RewardModelKind, str], Policy] | None" = None
     """From the name of a reward or preference model, its kind, and a device."""
 
 

@@ -7,7 +7,6 @@ and `sample.…`. In OpenAI's graders a failure gives 0; here it is missing.
 """
 
 import ast
-import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -24,6 +23,7 @@ from vigneron.rubric.formats.parts import (
     renamed,
 )
 from vigneron.rubric.model import AnyItem, Category, Rubric
+from vigneron.values import is_number
 
 MAX_FORMULA = 10_000
 Sum = dict[str, float]
@@ -216,14 +216,9 @@ def _reference(grader: Given, *, either_way: bool = True) -> str:
     return reference
 
 
-def _is_number(value: Any) -> bool:
-    """A number that fits a float."""
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
-
-
 def _score_model(name: str, grader: Given) -> tuple[dict[str, Any], list[str], set[str]]:
     bounds = grader.get("range") or [0, 1]
-    if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(_is_number, bounds)):
+    if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(is_number, bounds)):
         raise NoCounterpart("its `range` is not a pair of numbers")
     low, high = bounds
     if high <= low:
