@@ -37,7 +37,7 @@ test-slow: setup
 test-cluster: setup
 	$(PYTEST) -m cluster
 
-# Long, and bounded: kills, then hostile input. docs/reliability.md has what they came to.
+# Long, and bounded: kills, then hostile input. docs/results/reliability.md has the results.
 soak: setup
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.fuzz
@@ -56,6 +56,7 @@ format: setup
 # The pages that are generated from the code.
 docs: setup
 	$(BIN)/python -m vigneron.config.page
+	$(BIN)/python -m vigneron.report.metrics_page
 
 # An environment of its own: what the peers pin cannot touch the package's.
 bench-setup: $(BENCH_VENV)/.ready

@@ -1,10 +1,10 @@
-"""What a small judge can tell: the item `true reason` of the rubric `study`, on answers whose worth is known.
+"""The ability of a small judge: the item `true reason` of the rubric `study`, on answers of known quality.
 
 python -m benchmarks.judge_ability [--model smollm2-135m]
 
 Every held-out question of the category `explanations`, with its written answer, with the written answer to another
-question, with the question said again, and with nothing. Printed: the judge's mean score and confidence for each kind,
-and how often it gives a written answer more than a bad one of the same question (0.5 is a coin's throw).
+question, with the question repeated, and with nothing. Prints the judge's mean score and confidence for each kind, and
+how often it scores a written answer above a bad one of the same question (0.5 is chance).
 """
 
 import argparse
@@ -26,14 +26,14 @@ def answers() -> list[dict[str, str]]:
     others = [row["answer"] for row in [*rows[1:], rows[0]]]
     made = []
     for row, other in zip(rows, others, strict=True):
-        asked = row["prompt"].split("why ")[-1].split("\n")[0]
-        for kind, text in zip(KINDS, (row["answer"], other, f"{asked[0].upper()}{asked[1:]}", ""), strict=True):
+        question = row["prompt"].split("why ")[-1].split("\n")[0]
+        for kind, text in zip(KINDS, (row["answer"], other, f"{question[0].upper()}{question[1:]}", ""), strict=True):
             made.append({**row, "completion": text, "kind": kind})
     return made
 
 
 def won(good: Sequence[float], bad: Sequence[float]) -> float:
-    """How often the first is above the second, question by question; a tie is half."""
+    """How often the first is above the second, question by question; a tie counts half."""
     return sum((g > b) + (g == b) / 2 for g, b in zip(good, bad, strict=True)) / len(good)
 
 

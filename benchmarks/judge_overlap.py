@@ -1,4 +1,4 @@
-"""How well a judge's calls overlap: 512 samples × 6 items at an endpoint that takes 200 ms to answer.
+"""Concurrency of judge calls: 512 samples × 6 items at an endpoint that takes 200 ms to answer.
 
 python -m benchmarks.judge_overlap [--samples N] [--items N] [--latency-ms N] [--concurrency N]
 
@@ -66,7 +66,7 @@ def _serve(listening: socket.socket, latency_s: float) -> None:
 
 @contextmanager
 def slow_endpoint(latency_s: float) -> Iterator[str]:
-    """The URL of an endpoint that gives everybody the same verdict, late."""
+    """The URL of an endpoint that always returns the same verdict, with a delay."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
         process = multiprocessing.get_context("fork").Process(target=_serve, args=(listening, latency_s), daemon=True)
         process.start()

@@ -12,7 +12,7 @@ from vigneron.data.prompts import Row, completion_text
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.methods import build_method
-from vigneron.policy.from_config import load_child
+from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import changed_config, load_config
 from vigneron.rewards.apply import ApplyReward
@@ -22,7 +22,7 @@ from vigneron.rollout.on_policy import OnPolicy
 from vigneron.run_data.load import checker_name
 from vigneron.run_store.folder import RunFolder, default_runs_folder
 from vigneron.run_store.samples import Sample
-from vigneron.timing import telling
+from vigneron.timing import reporting_phases
 from vigneron.training import loop
 from vigneron.training.callbacks import AnyView, View, as_view
 from vigneron.training.checkpoint.read import checkpoint_step, load_weights
@@ -116,7 +116,7 @@ def train(
     config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides, keys)
     runs_folder = Path(runs) if runs is not None else default_runs_folder()
     watching = as_view(view)
-    with telling(getattr(watching, "phase", None)):
+    with reporting_phases(getattr(watching, "phase", None)):
         return _finish(start_run(config, runs_folder, build_method, name=name, view=watching), watching)
 
 
@@ -137,7 +137,7 @@ def resume(
     run_folder = RunFolder.open(folder)
     watching, config = as_view(view), run_folder.config(user_code=True)
     new = changed_config(config, overrides, str(run_folder.path)) if overrides else None
-    with telling(getattr(watching, "phase", None)):
+    with reporting_phases(getattr(watching, "phase", None)):
         run = resume_run(
             run_folder,
             build_method,
@@ -158,7 +158,7 @@ def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
     checkpoint = checkpoint_to_look_at(run_folder.path, step)
     # On this machine's device, whatever the run was trained on.
     here = config.model.model_copy(update={"device": "auto", "dtype": "auto"})
-    policy = load_child(config.model_copy(update={"model": here}))
+    policy = policy_from_config(config.model_copy(update={"model": here}))
     reference = Reference.of(policy)
     load_weights(checkpoint, policy)
     return Trained(run_folder.path, config, checkpoint_step(checkpoint), policy, reference)

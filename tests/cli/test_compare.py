@@ -251,7 +251,7 @@ class TestRefused:
         before = written(folder)
         words = ("compare", *recipes, "--runs", tmp_path)
         changed = vigneron(*words, "optimizer.actor_lr=1e-4", "steps=9")
-        one_line(changed, "rl-seed-0' was started with another config", "optimizer.actor_lr was 1e-05 and is 0.0001")
+        one_line(changed, "rl-seed-0' was started with another config", "optimizer.actor_lr was 1e-05, is now 0.0001")
         assert written(folder) == before
         assert vigneron(*words, "about=else", "model.device=auto").code == 0
 
@@ -276,12 +276,12 @@ class TestRefused:
         one_line(vigneron("compare", "demo", "missing.yaml"), "'missing.yaml'", "No such file")
 
     def test_two_identical_arms(self, elsewhere: Path, whole: tuple[Path, Answer], recipes: tuple[Path, Path]) -> None:
-        one_line(vigneron("compare", "demo", "demo"), "'demo' and 'demo' are identical")
+        one_line(vigneron("compare", "demo", "demo"), "'demo' and 'demo' have the same config and seed")
         copy = shutil.copy(recipes[0], elsewhere / "copy.yaml")
-        one_line(vigneron("compare", recipes[0], copy), "rl-seed-0' and", "copy-seed-0' are identical")
+        one_line(vigneron("compare", recipes[0], copy), "rl-seed-0' and", "copy-seed-0' have the same config and seed")
         run = whole[0] / "rl-seed-1"
-        one_line(vigneron("compare", run, run), "are identical, seed and all")
-        one_line(vigneron("compare", recipes[0], run, "seed=1"), "are identical, seed and all")
+        one_line(vigneron("compare", run, run), "have the same config and seed")
+        one_line(vigneron("compare", recipes[0], run, "seed=1"), "have the same config and seed")
 
     def test_two_recipes_of_one_name(self, elsewhere: Path) -> None:
         one_line(vigneron("compare", "demo", "pgsrm-antonyms", "recipe=x"), "are both named 'x'")
@@ -323,8 +323,8 @@ class TestRefused:
         assert not (tmp_path / "runs").exists()
 
     def test_names_and_places(self, elsewhere: Path, recipes: tuple[Path, Path], whole: tuple[Path, Answer]) -> None:
-        one_line(vigneron("compare", *recipes, "--name", "a/b"), "'a/b' is no name for a run")
-        one_line(vigneron("compare", recipes[0], "recipe=a/b", "--seeds", 2), "'a/b' is no name for a run")
+        one_line(vigneron("compare", *recipes, "--name", "a/b"), "'a/b' is not a valid run name")
+        one_line(vigneron("compare", recipes[0], "recipe=a/b", "--seeds", 2), "'a/b' is not a valid run name")
         (elsewhere / "file").write_text("", encoding="utf-8")
         one_line(vigneron("compare", whole[0], "--out", "file"), "cannot create the folder 'file'")
         (elsewhere / "runs" / "compare-rl-sft").mkdir(parents=True)

@@ -15,7 +15,7 @@ from vigneron.api import load_run
 from vigneron.commands import export as exporting
 from vigneron.commands.export import error_line
 from vigneron.errors import UserError
-from vigneron.policy.reward_model import scorer_kind
+from vigneron.policy.reward_model import reward_model_kind
 
 TOKEN = "hf_canaryCANARYcanary1234567890"
 PAIRS = [f'{{"prompt": "say {w}:", "chosen": " {w}!", "rejected": " {w}?"}}' for w in ("a", "b", "c", "d")]
@@ -113,7 +113,7 @@ def test_scorers_and_preferences_are_exported_too(places: Path, tiny_folder: Pat
         return
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     child = load_run(run).policy
-    assert loaded.config.id2label[0] == scorer_kind(child)
+    assert loaded.config.id2label[0] == reward_model_kind(child)
     assert loaded.score.weight.equal(child.causal.score.weight)
 
 

@@ -14,7 +14,7 @@ from support.command_line import Answer, vigneron, write_jsonl, write_recipe
 from support.servers import Seen, Sent, chat, refusal, serving, vectors
 from vigneron.data.tasks import load_task
 from vigneron.recipe import load_config
-from vigneron.run_data.reference_answers import rows_to_evaluate
+from vigneron.run_data.reference_answers import load_evaluation_rows
 
 KEY = "sk-secret-4f9a1c77e2"
 
@@ -81,7 +81,9 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
         assert "missing: its reply 'two\\nlines': it had more than one line" in " ".join(out.split())
         assert "… and 9 more (--show 14)" in out
         assert "13 answered, 1 missing" in out
-        assert "14 prompts asked (105 tokens in, 45 out), 0 from the cache" in out, "the missing one was asked twice"
+        assert "14 prompts sent (105 tokens in, 45 out), 0 answers from the cache" in out, (
+            "the missing one was asked twice"
+        )
         rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
         assert rows[0] == {"word": "w0", "prompt": "say w0: ", "answer": "W0!"}
         assert len(rows) == 11
@@ -92,7 +94,7 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
         assert "13 answers in the cache, 1 to request" in said[-1].out
         said.append(vigneron("train", recipe, limit, "--name", "one"))
         assert said[-1].code == 0, said[-1]
-        assert "1 of 14 prompts got no answer and are left out: 'say w3: '" in said[-1].out
+        assert "1 of 14 prompts got no answer and are dropped: 'say w3: '" in said[-1].out
         chats = [seen for seen in server.seen[asked:] if seen.path.endswith("/chat/completions")]
         assert {seen.body["messages"][1]["content"] for seen in chats} == {"w3"}, "only what is missing is asked again"
         run = tmp_path / "runs" / "one"
@@ -107,7 +109,7 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
 
         said.append(vigneron("eval", run, "--file", "held.jsonl"))
         assert said[-1].code == 0, said[-1]
-        assert "0 prompts asked, 2 from the cache" in said[-1].out
+        assert "0 prompts sent, 2 answers from the cache" in said[-1].out
 
         recorded = ["data.train=answers.jsonl", "data.held_out=answers.held_out.jsonl", "parent=null"]
         said.append(vigneron("validate", recipe, *recorded))
@@ -127,8 +129,8 @@ def test_a_parent_that_fails_trains_nothing_and_leaves_no_folder(tmp_path: Path)
     with serving(lambda seen, n: shout(seen, n) if n == 0 else refusal(400)) as server:
         recipe = recipe_with_parent(tmp_path, "smollm2-135m", server.url)
         line = one_line(vigneron("train", recipe))
-        assert re.search(r"parent: \d+ of 14 prompts got no answer( \(\d+ were not asked any more\))?, more than", line)
-        assert "`parent.missing_limit: 0.05` allows; the first: answered 400" in line
+        assert re.search(r"parent: \d+ of 14 prompts got no answer( \(\d+ more were not sent\))?, more than", line)
+        assert "`parent.missing_limit: 0.05` allows; the first error: answered 400" in line
     line = one_line(vigneron("train", recipe, "parent.url=http://127.0.0.1:1/v1"))
     assert "parent: 'grape' at 'http://127.0.0.1:1/v1' cannot be reached (Connection refused)" in line
     assert not (tmp_path / "runs").exists()
@@ -136,8 +138,8 @@ def test_a_parent_that_fails_trains_nothing_and_leaves_no_folder(tmp_path: Path)
 
 def test_what_a_user_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_with_parent(tmp_path, "smollm2-135m", "http://127.0.0.1:1/v1")
-    assert "has no parent, its answers are recorded" in one_line(vigneron("parent", "pgsrm-antonyms"))
-    assert "parent.input: row 1 cannot fill '{wrd}'" in one_line(vigneron("parent", recipe, "parent.input='{wrd}'"))
+    assert "has no parent, it uses recorded answers" in one_line(vigneron("parent", "pgsrm-antonyms"))
+    assert "parent.input: row 1 does not fit '{wrd}'" in one_line(vigneron("parent", recipe, "parent.input='{wrd}'"))
     (tmp_path / "there.jsonl").write_text("")
     assert "'there.jsonl' exists" in one_line(vigneron("parent", recipe, "--out", "there.jsonl"))
     assert "'a.csv' should end in .jsonl" in one_line(vigneron("parent", recipe, "--out", "a.csv"))
@@ -150,7 +152,7 @@ def test_the_parent_fills_in_only_what_a_file_lacks(tmp_path: Path) -> None:
     with serving(shout) as server:
         config = load_config(str(recipe_with_parent(tmp_path, "smollm2-135m", server.url)))
         file = write_jsonl(tmp_path / "some.jsonl", ['{"word": "a", "answer": "own"}', '{"word": "b"}'])
-        rows = rows_to_evaluate(config, file, lambda text: None)
+        rows = load_evaluation_rows(config, file, lambda text: None)
         assert [(row["word"], row["answer"]) for row in rows] == [("a", "own"), ("b", "B!")]
         assert len(server.seen) == 1
 
@@ -204,11 +206,11 @@ def test_a_local_parent_trains_a_child(tmp_path: Path, tiny_folder: Path, obligi
     )
     answer = vigneron("train", recipe, "--name", "one")
     assert answer.code == 0, answer
-    assert "14 prompts asked" in answer.out
+    assert "14 prompts sent" in answer.out
     rows = [json.loads(line) for line in (tmp_path / "runs/one/data/train.jsonl").read_text().splitlines()]
     assert {row["answer"] for row in rows} == {"xy"}
     again = vigneron("train", recipe)
-    assert "0 prompts asked, 14 from the cache" in again.out
+    assert "0 prompts sent, 14 answers from the cache" in again.out
 
 
 # ---------------------------------------------------------------------------------------------- recorded answers
@@ -224,9 +226,9 @@ def test_recorded_rows_that_contradict_each_other(tmp_path: Path) -> None:
         return one_line(vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data)))
 
     assert "row 2 has no 'answer'" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
-    assert "nor have 2 others" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
+    assert "nor do 2 other rows" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
     twice = line([row("a"), row("c"), row("a", "z"), row("c", "z")])
-    assert "rows 1 and 3 have the same prompt and different answers (2 such rows in all)" in twice
+    assert "rows 1 and 3 have the same prompt and different answers (2 such rows in total)" in twice
 
 
 def test_what_is_trained_on_and_held_out_is_said_so(tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ def test_what_is_trained_on_and_held_out_is_said_so(tmp_path: Path) -> None:
     data = {name: str(write_jsonl(tmp_path / f"{name}.jsonl", rows)) for name, rows in parts.items()}
     answer = vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data))
     assert answer.code == 0, answer
-    assert "2 of 3 prompts of `held_out` stand in `train` too, the first in row 2: 'c'" in answer.out
+    assert "2 of 3 prompts of `held_out` are also in `train`, the first in row 2: 'c'" in answer.out
 
 
 def test_exact_repeats_are_left_out_and_said_so(tmp_path: Path) -> None:
@@ -242,5 +244,5 @@ def test_exact_repeats_are_left_out_and_said_so(tmp_path: Path) -> None:
     data = {"train": str(write_jsonl(tmp_path / "repeats.jsonl", rows))}
     answer = vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data))
     assert answer.code == 0, answer
-    assert "repeats.jsonl': 2 rows repeat an earlier one and are left out" in answer.out
+    assert "repeats.jsonl': 2 duplicate rows are dropped" in answer.out
     assert "3 training rows" in answer.out

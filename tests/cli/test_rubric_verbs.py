@@ -242,7 +242,7 @@ def test_convert_there_and_back(rubric: Path) -> None:
             "--model has no effect",
         ),
         (["no.json", "x.yaml", "--from", "verifiers", "--to", "vigneron"], "cannot read 'no.json': No such file"),
-        (["no.jsonl", "x.yaml", "--from", "healthbench", "--to", "vigneron"], "data: there is no file"),
+        (["no.jsonl", "x.yaml", "--from", "healthbench", "--to", "vigneron"], "data: file not found"),
         (["bad.json", "x.yaml", "--from", "openai", "--to", "vigneron"], "'bad.json', line 1: not valid JSON"),
         (
             ["mine.yaml", "no/x.json", "--from", "vigneron", "--to", "vigneron"],

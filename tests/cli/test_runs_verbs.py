@@ -16,12 +16,13 @@ from support.command_line import vigneron
 from vigneron.commands.runs import ago, list_runs, print_runs
 from vigneron.commands.show import print_run
 from vigneron.recipe import load_config
-from vigneron.report.run_details import look_at
+from vigneron.report.sparkline import whole_sparkline
 from vigneron.run_store.folder import RunFolder
-from vigneron.run_store.headline_metrics import answers_are_free, headline, watched_in, whole_sparkline
+from vigneron.run_store.headline_metrics import has_open_answers, headline_metrics, headline_values
 from vigneron.run_store.metrics_file import READ_WHOLE, records_of
 from vigneron.run_store.notices import Notice, keep_notice, kept_notices
-from vigneron.run_store.status import readable, write_status
+from vigneron.run_store.run_details import run_details
+from vigneron.run_store.status import readable_size, write_status
 
 RECORDS: list[dict[str, Any]] = [
     {"step": 0, "eval/accuracy": 0.125, "eval/reward": 0.25},
@@ -198,7 +199,7 @@ def test_show_needs_a_runs_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [30, 40, 120])
 def test_show_fits_into_narrow_terminals(runs: Path, width: int) -> None:
     out = io.StringIO()
-    print_run(Console(file=out, force_terminal=True, width=width, no_color=True), look_at(runs / "finished"))
+    print_run(Console(file=out, force_terminal=True, width=width, no_color=True), run_details(runs / "finished"))
     assert "curves" in out.getvalue()
 
 
@@ -224,13 +225,14 @@ def test_a_long_run_is_shown_without_reading_all_of_it(tmp_path: Path) -> None:
 def test_free_answers_show_no_accuracy_of_zero() -> None:
     own = {"method": {"name": "sft"}, "data": {"train": "my.jsonl"}, "reward": {"kind": "binary"}}
     zero, once = {"loss/nll": 1.0, "eval/accuracy": 0.0, "eval/reward": 0.0}, {"eval/accuracy": 0.25}
-    assert [shown.label for shown in watched_in(own, [zero])] == ["NLL"]
-    assert "held-out accuracy" in [shown.label for shown in watched_in(own, [zero, once])]
-    assert headline({**own, "data": {"task": "antonyms"}}, zero) == [("held-out accuracy", 0.0), ("NLL", 1.0)]
-    assert not answers_are_free({**own, "data": {"train": "my.jsonl", "checker": "m:f"}})
-    assert not answers_are_free({**own, "method": {"name": "reward_model"}})
-    assert not answers_are_free({**own, "method": {"name": "grpo"}})
-    assert answers_are_free({**own, "method": {"name": "grpo"}, "reward": {"kind": "rubric"}})
+    assert [one.label for one in headline_metrics(own, [zero])] == ["NLL"]
+    assert "held-out accuracy" in [one.label for one in headline_metrics(own, [zero, once])]
+    values = headline_values({**own, "data": {"task": "antonyms"}}, zero)
+    assert [(one.label, value) for one, value in values] == [("held-out accuracy", 0.0), ("NLL", 1.0)]
+    assert not has_open_answers({**own, "data": {"train": "my.jsonl", "checker": "m:f"}})
+    assert not has_open_answers({**own, "method": {"name": "reward_model"}})
+    assert not has_open_answers({**own, "method": {"name": "grpo"}})
+    assert has_open_answers({**own, "method": {"name": "grpo"}, "reward": {"kind": "rubric"}})
 
 
 def test_notices_are_read_as_they_were_kept(tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_notices_are_read_as_they_were_kept(tmp_path: Path) -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [readable(n) for n in (0, 999, 1500, 25_000, 2_500_000_000, 3e12)] == [
+    assert [readable_size(n) for n in (0, 999, 1500, 25_000, 2_500_000_000, 3e12)] == [
         "0 B",
         "999 B",
         "1.5 kB",

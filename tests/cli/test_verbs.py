@@ -342,7 +342,7 @@ def test_eval_of_a_file_and_of_an_older_step(trained: tuple[Path, str], tmp_path
     assert "only this" not in vigneron("eval", run, "--file", data, "--show", 0).out
     missing = vigneron("eval", run, "--step", 3)
     assert missing.code == 2
-    assert missing.err.endswith("has no checkpoint of step 3 (there is: 2, 4)\n")
+    assert missing.err.endswith("has no checkpoint of step 3 (available: 2, 4)\n")
 
 
 def test_eval_fills_the_runs_template(tmp_path: Path, tiny_folder: Path) -> None:

@@ -122,7 +122,7 @@ def test_activation_checkpointing_changes_neither_gradients_nor_sampling(kind: s
 
 
 def test_a_bundled_name_mistyped_is_not_looked_for_on_the_hub() -> None:
-    with pytest.raises(UserError, match=r"there is no 'smollm-135m' \(did you mean 'smollm2-135m'\?\)"):
+    with pytest.raises(UserError, match=r"unknown model 'smollm-135m' \(did you mean 'smollm2-135m'\?\)"):
         check_model_name("smollm-135m")
     check_model_name("gpt2")
 

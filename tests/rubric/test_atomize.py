@@ -175,7 +175,7 @@ def test_the_judge_is_told_the_item_and_the_columns() -> None:
     [
         ("clear", None, "an item 'clear' stands in a, b: choose one with --category"),
         ("claer", None, "the rubric has no item 'claer' (did you mean 'clear'?)"),
-        ("clear", "x", "--category: the rubric has no category 'x' (there is: a, b)"),
+        ("clear", "x", "--category: the rubric has no category 'x' (available: a, b)"),
         ("right", "a", "'a.right' has the flow verify: only items of the flow judge are vague"),
     ],
 )

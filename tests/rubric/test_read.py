@@ -83,7 +83,7 @@ def test_every_error_of_a_broken_file_comes_at_once_with_its_line() -> None:
         "categories.coding.items[1].critique: '__class__' is not allowed: what begins with `_` is Python's own"
     ]
     assert found[19][0] == "categories.coding.items[2].weight: should be greater than 0, not -1"
-    assert found[19][1].startswith("unknown key 'categories.coding.items[2].length' (there is: name, ")
+    assert found[19][1].startswith("unknown key 'categories.coding.items[2].length' (available: name, ")
     assert found[23][0].startswith("categories.coding.items[3].pattern: not a regular expression: missing )")
     assert found[24] == ["'categories.coding.items[4].description' is missing"]
     assert found[28] == ["categories.other.items[0]: `at_least` is more than `at_most`"]

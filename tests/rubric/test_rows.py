@@ -45,14 +45,14 @@ def test_a_rows_category_is_its_columns_value() -> None:
     ("rubric", "row", "line"),
     [
         (RUBRIC, {"kind": "math"}, "row 7: the rubric has no category 'math' (did you mean 'maths'?)"),
-        (RUBRIC, {"kind": 5}, "row 7: the rubric has no category '5' (there is: maths, coding, words)"),
+        (RUBRIC, {"kind": 5}, "row 7: the rubric has no category '5' (available: maths, coding, words)"),
         (RUBRIC, {"kinds": "maths"}, "row 7 has no 'kind' (did you mean 'kinds'?): name its category there"),
         (RUBRIC, {"kind": None}, "row 7 has no 'kind': name its category there"),
         (RUBRIC, {}, "row 7 has no 'kind': name its category there"),
         (
             ONE,
             {"prompt": "a"},
-            "row 7 has no 'category' (there is: prompt): name its category there, "
+            "row 7 has no 'category' (available: prompt): name its category there, "
             "or set `category_column: null` in the rubric",
         ),
     ],

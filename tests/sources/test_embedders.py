@@ -123,7 +123,7 @@ def test_minilm_is_sentence_transformers_own_and_an_empty_text_is_zero() -> None
     [
         ("wordlama", "'wordlama' is no embedder \\(did you mean 'wordllama'\\?\\)"),
         ("mini-lm", "did you mean 'minilm'"),
-        ("zzz", "there is: lexical, wordllama, minilm"),
+        ("zzz", "available: lexical, wordllama, minilm"),
         ("./no/such/folder", "is no embedder"),
         ("/no/such/folder", "is no embedder"),
     ],

@@ -125,7 +125,7 @@ def measured(
     policy.device = torch.device(device)
     if shard == 1:
         policy.model.to(device)
-    elif not ranks.is_first():  # the first one's are on its host until they are sent
+    elif not ranks.is_rank0():  # the first one's are on its host until they are sent
         _forget_values(policy.model)
     shard_policy(policy, shard)
     reference = Reference.of(policy)
@@ -133,7 +133,7 @@ def measured(
         build_reward(config.reward, None) if config.reward.kind == "rubric" else paid,
         missing_limit=1.0,
     )
-    reward = apply if ranks.count() == 1 else OnFirstRank(apply)
+    reward = apply if ranks.world_size() == 1 else OnFirstRank(apply)
     method = build_method(Parts.of(config, policy, reference, reward))
     rows = PAIRS if config.method.reads == "pairs" else ROWS
     run: Any = SimpleNamespace(method=method, curriculum=Curriculum(rows, 5, 0), check=lambda batch: batch, step=0)
@@ -143,7 +143,7 @@ def measured(
         for run.step in range(2):
             figures.append(one_step(run)[1])
             policy.version += 1
-    found |= {f"weight.{name}": ranks.whole(weight.detach()).clone() for name, weight in policy.trainable()}
+    found |= {f"weight.{name}": ranks.full_tensor(weight.detach()).clone() for name, weight in policy.trainable()}
     return {name: tensor.cpu() for name, tensor in found.items()}, figures
 
 
@@ -165,7 +165,7 @@ class _gradients_kept:
 
         def keep(name: str, grad: Tensor) -> None:
             number = sum(key.startswith(f"{run.step}.{name}.") for key in into)
-            into[f"{run.step}.{name}.{number}"] = ranks.whole(grad).detach().clone()
+            into[f"{run.step}.{name}.{number}"] = ranks.full_tensor(grad).detach().clone()
 
         def clipped(player: Optimized) -> Tensor:
             for name, weight in player.parameters:
@@ -194,7 +194,7 @@ def main(place: Path, shard: int, device: str, *, halves: bool) -> None:
         if shard > 1 and CASES[case].get("form") == "constraint":
             continue
         tensors, figures = measured(case, place, shard, device, halves=halves)
-        if ranks.is_first():
+        if ranks.is_rank0():
             save_file(tensors, place / f"{case}.safetensors")
             (place / f"{case}.json").write_text(json.dumps(figures))
     ranks.leave()

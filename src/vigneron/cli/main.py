@@ -180,10 +180,12 @@ def evaluate(
     """Evaluate a run on held-out prompts, with greedy completions."""
     rows = None
     if file is not None:
-        from vigneron.run_data.reference_answers import rows_to_evaluate
+        from vigneron.run_data.reference_answers import load_evaluation_rows
         from vigneron.run_store.folder import RunFolder
 
-        rows = rows_to_evaluate(RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {visible(text)}"))
+        rows = load_evaluation_rows(
+            RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {visible(text)}")
+        )
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 
@@ -280,11 +282,11 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
     except UserError as error:
         if debug:
             raise
-        if error.said_elsewhere:
+        if error.reported_elsewhere:
             raise SystemExit(2) from None
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
-        if error.ends_at_once:
+        if error.exit_immediately:
             with suppress(OSError):
                 sys.stdout.flush()
             os._exit(2)

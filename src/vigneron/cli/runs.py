@@ -38,11 +38,11 @@ def runs(
 def show(run: RunPath, as_json: AsJson = False) -> None:
     """Show a run: state, config, metrics, warnings, checkpoints."""
     from vigneron.commands.show import print_run
-    from vigneron.report.run_details import look_at, shown_json
+    from vigneron.run_store.run_details import details_json, run_details
 
-    details = look_at(run)
+    details = run_details(run)
     if as_json:
-        typer.echo(json.dumps(shown_json(details), indent=1))
+        typer.echo(json.dumps(details_json(details), indent=1))
     else:
         print_run(console(), details)
 

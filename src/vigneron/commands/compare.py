@@ -15,13 +15,13 @@ from vigneron.commands.compare_plan import Plan, PlannedRun
 from vigneron.errors import UserError
 from vigneron.policy.load import check_model_name
 from vigneron.report.comparison_files import comparison_table, write_comparison
-from vigneron.report.experiment_arms import CollectedRun, arms_of, first_change, refuse_twins
 from vigneron.report.terminal import TerminalView, say
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
 from vigneron.run_data.load import checker_name, load_data
-from vigneron.run_data.reference_answers import answered
+from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.run_store.archive import write_archive
+from vigneron.run_store.experiment_arms import CollectedRun, arms_of, first_change, refuse_duplicates
 from vigneron.run_store.folder import RunFolder
 from vigneron.training.checkpoint.read import checkpoint_step, checkpoints
 from vigneron.training.setup.resolve import resolved
@@ -34,7 +34,7 @@ def run_comparison(console: Console, plan: Plan) -> None:
     """All checks run before the first training starts."""
     given = [CollectedRun.read(path) for path in plan.given]
     planned = [(run.path, resolved(run.config)) for run in plan.planned]
-    refuse_twins([*planned, *((run.path, run.config) for run in given)])
+    refuse_duplicates([*planned, *((run.path, run.config) for run in given)])
     missing = [run for run in plan.planned if not is_finished(run)]
     check_recipes(missing)
     for number, run in enumerate(missing, start=1):
@@ -93,7 +93,7 @@ def check_recipes(missing: Sequence[PlannedRun]) -> None:
     """Check each recipe once and query its parent, so that the last recipe does not fail after hours of training."""
     for run in {run.config.recipe: run for run in missing}.values():
         config = resolved(run.config)
-        answered(config, load_data(config), lambda text: None)
+        with_parent_answers(config, load_data(config), lambda text: None)
         check_model_name(config.model.name)
         with tempfile.TemporaryDirectory() as folder:  # an API embedder gets a test request, as at the start of a run
             build_reward(config.reward, load_checker(checker_name(config)), cache=Path(folder) / "embeddings.sqlite")

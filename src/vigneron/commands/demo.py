@@ -3,7 +3,7 @@
 In PGSRM the child is the model that is trained, the parent the model whose answers it learns from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from vigneron.api import train
 from vigneron.errors import UserError
 from vigneron.recipe import load_config
-from vigneron.report.html import summary, write_report
+from vigneron.report.html import write_report
 from vigneron.report.terminal import TerminalView, say
 from vigneron.run_store.folder import RunFolder
 
@@ -37,6 +37,25 @@ def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> N
     say(console, verdict(*rows))
     say(console, f"report  {write_report([folder.path for folder in folders])}")
     say(console, f"chat    vigneron chat {folders[0].path}")
+
+
+def summary(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Held-out metrics before and after, and the last ones of training."""
+    config = folder.config()
+    evals = [r for r in records if r.get("eval/accuracy") is not None]
+    steps = [r for r in records if r.get("reward") is not None]
+    return {
+        "name": folder.path.name,
+        "reward_kind": config.reward.kind,
+        "steps": records[-1]["step"] if records else 0,
+        "before": evals[0]["eval/accuracy"] if evals else None,
+        "after": evals[-1]["eval/accuracy"] if len(evals) > 1 else None,
+        "included_before": evals[0].get("eval/answer_included") if evals else None,
+        "included_after": evals[-1].get("eval/answer_included") if len(evals) > 1 else None,
+        "reward": steps[-1]["reward"] if steps else None,
+        "entropy": steps[-1].get("entropy") if steps else None,
+        "kl": steps[-1].get("kl") if steps else None,
+    }
 
 
 def verdict(pgsrm: dict[str, Any], binary: dict[str, Any]) -> str:

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from vigneron.api import Trained, load_run
 from vigneron.data.prompts import Row, prompts_token_ids
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line, reason
 from vigneron.files import sync
 from vigneron.policy.bundled import quiet_transformers
-from vigneron.policy.load import first_line
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import HEAD
 from vigneron.redaction import MARK, redacted
@@ -62,8 +61,7 @@ def export(run: str | Path, target: str | Path, *, step: int | None = None, dtyp
         draft.rename(target)
         sync(target.parent)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise UserError(f"cannot write '{target}': {reason}; nothing was written") from error
+        raise UserError(f"cannot write '{target}': {reason(error)}; nothing was written") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return Exported(target, trained.step, *exported)

@@ -20,7 +20,7 @@ from vigneron.errors import UserError, visible
 from vigneron.files import write_atomically
 from vigneron.report.terminal import say
 from vigneron.run_data.load import checker_name, load_data
-from vigneron.run_data.reference_answers import ask_parent, check_missing, counted, load_parent, said_of
+from vigneron.run_data.reference_answers import answer_notices, ask_parent, check_missing, count_cached, load_parent
 from vigneron.sources.parents import Outcome
 
 PROGRESS_LINES = 10
@@ -37,7 +37,7 @@ def review_parent(console: Console, config: Config, recipe: str, *, show: int, o
         with _progress(console) as progress:
             review = ask_parent(config, data, progress=progress)
     except KeyboardInterrupt:
-        cached, to_ask = counted(config, data)
+        cached, to_ask = count_cached(config, data)
         say(console, f"stopped: {cached} answers are cached, {to_ask} are left to request")
         say(console, f"resume  vigneron parent {recipe}")
         raise SystemExit(130) from None
@@ -48,7 +48,7 @@ def review_parent(console: Console, config: Config, recipe: str, *, show: int, o
         say(console, f"… and {len(outcomes) - show} more (--show {len(outcomes)})")
     have = len(outcomes) - review.answers.missing
     say(console, f"{have} answered, {review.answers.missing} missing")
-    say(console, said_of(review, config.parent.model)[0])
+    say(console, answer_notices(review, config.parent.model)[0])
     check_missing(config, review)
     whole = review.with_answers()
     written = []

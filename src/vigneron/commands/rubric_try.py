@@ -27,7 +27,7 @@ from vigneron.rubric.read import read_rubric
 from vigneron.rubric.rows import category_of, check_rubric_rows
 from vigneron.sources.judges import Judge
 from vigneron.sources.verdict import Grader
-from vigneron.validation import faults
+from vigneron.validation import field_errors
 
 EXAMPLE = "--judge '{kind: endpoint, model: gpt-4o-mini}'"
 
@@ -64,7 +64,7 @@ def _validated(judge: Mapping[str, Any], where: str) -> JudgeConfig:
     try:
         return _JudgeOption.model_validate(whole).judge
     except ValidationError as errors:
-        lines = [fault.line for fault in faults(errors.errors(), whole, _JudgeOption, "the judge")]
+        lines = [fault.line for fault in field_errors(errors.errors(), whole, _JudgeOption, "the judge")]
         raise UserError("\n".join(f"{where}: {visible(line)}" for line in lines)) from errors
 
 

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from vigneron.errors import visible
-from vigneron.run_store.headline_metrics import headline, short
-from vigneron.run_store.status import RunStatus, bytes_in, readable, run_folders, status_of
+from vigneron.report.sparkline import short
+from vigneron.run_store.headline_metrics import headline_values
+from vigneron.run_store.status import RunStatus, bytes_in, readable_size, run_folders, status_of
 
 STATE_STYLES = {
     "starting": "cyan",
@@ -43,7 +44,7 @@ class ListedRun:
         keys = ("state", "recipe", "method", "step", "steps", "began", "ended", "changed", "error")
         values = {key: getattr(status, key) for key in keys}
         return {"name": self.name, "path": str(status.path), **values, "bytes": self.bytes} | {
-            "figures": dict(status.figures)
+            "figures": dict(status.metrics)
         }
 
 
@@ -84,9 +85,9 @@ def _cells(run: ListedRun, now: float) -> dict[str, str]:
         "run": visible(run.name),
         "state": status.state,
         "step": f"{status.step}/{status.steps}",
-        "metrics": "  ".join(f"{label} {short(value)}" for label, value in headline(status.config, status.figures)),
+        "metrics": "  ".join(f"{one.label} {short(v)}" for one, v in headline_values(status.config, status.metrics)),
         "changed": ago(now - run.changed) if run.changed else "",
-        "size": readable(run.bytes),
+        "size": readable_size(run.bytes),
         "method": visible(status.method),
     }
 

@@ -11,27 +11,27 @@ from rich.text import Text
 from vigneron.commands.runs import STATE_STYLES, ago
 from vigneron.distributed.checks import resume_command
 from vigneron.errors import visible
-from vigneron.report.curves import series
-from vigneron.report.run_details import LookedAt, ends_of
-from vigneron.run_store.headline_metrics import short, whole_sparkline
-from vigneron.run_store.status import RunStatus, Saved, readable
+from vigneron.report.sparkline import short, whole_sparkline
+from vigneron.run_store.run_details import RunDetails, before_and_after
+from vigneron.run_store.series import series
+from vigneron.run_store.status import RunStatus, SavedCheckpoint, readable_size
 
 CHANGES_SHOWN = 12
 
 
-def print_run(console: Console, run: LookedAt) -> None:
+def print_run(console: Console, run: RunDetails) -> None:
     for line in lines_of(run, min(console.width, 100)):
         console.print(line, soft_wrap=not console.is_terminal)
 
 
-def lines_of(run: LookedAt, width: int) -> Iterator[Text]:
+def lines_of(run: RunDetails, width: int) -> Iterator[Text]:
     yield from _head(run)
-    if ends := ends_of(run):
-        yield from _section("held out", ((e.label, f"{short(e.before)} → {short(e.after)}") for e in ends))
-    curves = [(metric, series(run.records, metric.key)[1]) for metric in run.figures]
+    if changes := before_and_after(run):
+        yield from _section("held out", ((c.label, f"{short(c.before)} → {short(c.after)}") for c in changes))
+    curves = [(metric.label, series(run.records, metric.key)[1]) for metric in run.metrics]
     room = max(8, width - 32)
     yield from _section(
-        "curves", ((metric.label, f"{values[-1]:>9.3f}  {whole_sparkline(values, room)}") for metric, values in curves)
+        "curves", ((label, f"{values[-1]:>9.3f}  {whole_sparkline(values, room)}") for label, values in curves)
     )
     for kind, title in (("warning", "warnings"), ("note", "notes")):
         notices = [(f"step {n.step}", visible(n.text)) for n in run.notices if n.kind == kind]
@@ -40,7 +40,7 @@ def lines_of(run: LookedAt, width: int) -> Iterator[Text]:
     yield from _section("next", _next_commands(run))
 
 
-def _head(run: LookedAt) -> Iterator[Text]:
+def _head(run: RunDetails) -> Iterator[Text]:
     status, config = run.status, run.config
     yield Text.assemble(
         (visible(status.name), "bold"), "  ", (status.state, STATE_STYLES[status.state]), f"  {_progress(status)}"
@@ -56,7 +56,7 @@ def _head(run: LookedAt) -> Iterator[Text]:
         ("model", _model_text(config.model.name) + lora),
         ("data", f"{data}: {run.rows[0]} rows, {run.rows[1]} held out"),
         ("changed", _changes_text(run.changes)),
-        ("size", readable(run.bytes)),
+        ("size", readable_size(run.bytes)),
     ):
         if value:
             yield Text(f"{name:<9}{visible(value)}")
@@ -90,12 +90,16 @@ def _changes_text(changes: Mapping[str, Any] | None) -> str:
     return ", ".join(shown) + more if shown else "nothing"
 
 
-def _described(run: LookedAt, one: Saved) -> str:
-    notes = [readable(one.bytes), *["newest"] * (one is run.saved[-1]), *["best, held out"] * (one.step == run.best)]
+def _described(run: RunDetails, one: SavedCheckpoint) -> str:
+    notes = [
+        readable_size(one.bytes),
+        *["newest"] * (one is run.saved[-1]),
+        *["best, held out"] * (one.step == run.best),
+    ]
     return "  ".join(notes)
 
 
-def _next_commands(run: LookedAt) -> Iterator[tuple[str, str]]:
+def _next_commands(run: RunDetails) -> Iterator[tuple[str, str]]:
     status, path = run.status, run.status.path
     resume = resume_command(path, run.config.scale.shard)
     if not status.alive and status.state != "finished":
@@ -117,5 +121,6 @@ def _section(title: str, rows: Iterable[tuple[str, str]], style: str = "") -> It
         return
     yield Text()
     yield Text(title, style="dim")
+    width = max(17, *(len(name) for name, _ in rows))
     for name, value in rows:
-        yield Text(f"  {name:<17} {value}", style=style)
+        yield Text(f"  {name:<{width}} {value}", style=style)

@@ -10,7 +10,7 @@ from vigneron import api
 from vigneron.config import Config
 from vigneron.report.html import write_report
 from vigneron.report.terminal import TerminalView, profile_table, say
-from vigneron.timing import listening
+from vigneron.timing import recording_timings
 from vigneron.training.signals import Stopped
 
 
@@ -55,12 +55,12 @@ def _profiled(console: Console, enabled: bool) -> Iterator[None]:
     if not enabled:
         yield
         return
-    with listening() as watch:
+    with recording_timings() as watch:
         try:
             yield
         finally:  # also for a run that was stopped
-            if watch.laps:
-                console.print(profile_table(watch.laps))
+            if watch.steps:
+                console.print(profile_table(watch.steps))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from vigneron.policy.load import check_model_name
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
 from vigneron.run_data.load import checker_name, load_data
-from vigneron.run_data.reference_answers import counted
+from vigneron.run_data.reference_answers import count_cached
 from vigneron.trackers.tracking import check_trackers
 from vigneron.training.setup.resolve import newest_weights, resolved
 
@@ -24,7 +24,7 @@ def validation_lines(config: Config, name: str) -> Iterator[str]:
     for text in data.notices:
         yield f"note: {visible(text)}"
     if config.parent is not None:
-        cached, to_ask = counted(config, data)
+        cached, to_ask = count_cached(config, data)
         yield f"parent {config.parent.model}: {cached} answers in the cache, {to_ask} to request"
     yield f"{name} is valid: {len(data.train)} training rows, {len(data.held_out)} held out"
     yield _size(config)

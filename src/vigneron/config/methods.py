@@ -1,7 +1,7 @@
 """The methods, each with keys of its own."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -16,6 +16,12 @@ from vigneron.config.values import NotNegative, Positive, Strict
 class ActorCriticConfig(MethodOptions):
     """PGSRM's Algorithm 1 (`pgsrm`, A.4), and §3.3's clipped objective."""
 
+    description: ClassVar[str] = (
+        "PGSRM's Algorithm 1: policy gradient with one value per prompt and a KL; optionally the clipped ratio (§3.3)."
+    )
+    card: ClassVar[str] = (
+        "Actor-critic by PGSRM's Algorithm 1: the policy gradient, with a value for each prompt as the baseline."
+    )
     name: Literal["actor_critic"]
     faithful: bool = False
     """Algorithm 1 to the letter: k1 differentiated, the value read after the last completion token."""
@@ -85,6 +91,8 @@ class PpoCriticConfig(TokenCriticConfig):
 class ReinforceConfig(MethodOptions):
     """REINFORCE (`rlmt-grape` eq. 3): the reward-weighted log-likelihood, less a baseline."""
 
+    description: ClassVar[str] = "Reward-weighted log-likelihood minus a baseline (rlmt-grape eq. 3)."
+    card: ClassVar[str] = "REINFORCE: the reward-weighted log-likelihood of samples, minus a baseline."
     name: Literal["reinforce"]
     baseline: Literal["none", "constant", "running_mean", "critic"] = "critic"
     constant: float | None = None
@@ -125,6 +133,8 @@ class ReinforceConfig(MethodOptions):
 class PpoConfig(MethodOptions):
     """PPO (`rlmt-grape` eq. 11-12): the clipped ratio, a critic, and the KL in the reward."""
 
+    description: ClassVar[str] = "Clipped ratio, a critic, and the KL in the reward (rlmt-grape eq. 11-12)."
+    card: ClassVar[str] = "PPO: the clipped ratio, with a critic and the KL to the base model in the reward."
     name: Literal["ppo"]
     updates_per_step: Positive = 4
     """How often a step's samples are gone through."""
@@ -173,6 +183,12 @@ class ConstraintConfig(Strict):
 class TrpoConfig(MethodOptions):
     """TRPO (`rlmt-grape` eq. 7-10): the importance ratio with a KL to π₀ as a penalty, or as a constraint."""
 
+    description: ClassVar[str] = (
+        "Importance ratio with KL(π₀ ‖ π₁) as a penalty or as a constraint (rlmt-grape eq. 7-10)."
+    )
+    card: ClassVar[str] = (
+        "TRPO: the importance ratio, with the KL to the policy that sampled as a penalty or a constraint."
+    )
     name: Literal["trpo"]
     form: Literal["penalty", "constraint"] = "penalty"
     updates_per_step: Positive = 4
@@ -208,6 +224,11 @@ class TrpoConfig(MethodOptions):
 class SftConfig(MethodOptions):
     """Fine-tuning on demonstrations (`rlmt-grape` eq. 1-2): the negative log-likelihood of texts or their answers."""
 
+    description: ClassVar[str] = (
+        "Supervised fine-tuning: negative log-likelihood of demonstrations (rlmt-grape eq. 1-2)."
+    )
+    card: ClassVar[str] = "Supervised fine-tuning: the negative log-likelihood of demonstrations."
+    metrics: ClassVar[tuple[str, ...]] = ("loss/nll", "eval/loss/nll")
     name: Literal["sft"]
     loss_on: Literal["answers", "text"] = "answers"
     """answers: what the assistant says, every turn of it in `messages`. text: the prompts too, as eq. 1 is written."""
@@ -223,6 +244,9 @@ class SftConfig(MethodOptions):
 class RejectionSamplingConfig(MethodOptions):
     """Rejection sampling (`rlmt-grape` §3): fine-tuning on the best of a prompt's samples. A step is a round."""
 
+    description: ClassVar[str] = "Fine-tuning on the best of each prompt's samples, one round per step (rlmt-grape §3)."
+    card: ClassVar[str] = "Rejection sampling: fine-tuning on the best of each prompt's samples."
+    metrics: ClassVar[tuple[str, ...]] = ("loss/nll", "kept/reward")
     name: Literal["rejection_sampling"]
     keep: Positive = 1
     """The best so many samples of a prompt are trained on."""
@@ -240,6 +264,17 @@ class RejectionSamplingConfig(MethodOptions):
 class DpoConfig(MethodOptions):
     """Direct preference optimization (`rlmt-grape` §4.9)."""
 
+    description: ClassVar[str] = "Direct preference optimization on recorded or sampled pairs (rlmt-grape §4.9)."
+    card: ClassVar[str] = (
+        "Direct preference optimization: the preferred text of a pair becomes more likely than the other."
+    )
+    metrics: ClassVar[tuple[str, ...]] = (
+        "loss/dpo",
+        "rewards/margins",
+        "eval/rewards/accuracies",
+        "eval/loss/dpo",
+        "eval/rewards/margins",
+    )
     name: Literal["dpo"]
     beta: Annotated[float, Field(gt=0)] = 0.1
     """1 with `reference_free`, unless it is given."""
@@ -268,6 +303,11 @@ class SppoConfig(MethodOptions):
     """SPPO (Wu et al. 2024; `rlmt-grape` §5): self-play on win rates. Each round moves the best and the worst
     sample of a prompt towards their win rates against the policy that sampled."""
 
+    description: ClassVar[str] = "Self-play on win rates with a squared loss, one round per step (rlmt-grape §5)."
+    card: ClassVar[str] = (
+        "SPPO: self-play on win rates; the log-ratio to the previous policy is moved towards a sample's win rate."
+    )
+    metrics: ClassVar[tuple[str, ...]] = ("loss/sppo",)
     name: Literal["sppo"]
     eta: Annotated[float, Field(gt=0)] = 1000.0
     """η, the inverse of the KL's coefficient: how far a round moves the policy."""

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from vigneron.labels.items import SKIP, BadChoice, Choice, digest, shown_text
+from vigneron.values import is_number
 
 SCORES = (0, 10)
 """Range of the number that the page sends: tenths of the score."""
@@ -56,14 +57,14 @@ class JudgedAnswer:
         if given == SKIP:
             return SKIP
         low, high = SCORES
-        if isinstance(given, bool) or not isinstance(given, int | float) or not low <= given <= high:
+        if not is_number(given) or not low <= given <= high:
             raise BadChoice(f"invalid score {given!r:.40}: expected {low} to {high}, or skip")
         return round(given / high, 3)
 
     def allows(self, choice: Any) -> bool:
         if isinstance(choice, str):
             return choice == SKIP
-        return isinstance(choice, int | float) and not isinstance(choice, bool) and 0 <= choice <= 1
+        return is_number(choice) and 0 <= choice <= 1
 
     def revealed(self, choice: Choice) -> dict[str, Any] | None:
         if choice == SKIP:

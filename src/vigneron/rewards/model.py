@@ -11,7 +11,7 @@ import torch
 from vigneron.data.prompts import completion_text
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
-from vigneron.policy.reward_model import ScorerKind, load_scorer, scorer_kind, scores_in_parts
+from vigneron.policy.reward_model import RewardModelKind, load_reward_model, reward_model_kind, scores_in_parts
 from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.rollout.pairs import two_texts
 
@@ -116,10 +116,10 @@ def _scored(scorer: Policy, prompts: Sequence[Any], texts: Sequence[str]) -> lis
     return scores_in_parts(scorer, batch, TOKENS_AT_ONCE).tolist()
 
 
-def load_reward_scorer(name: str, kind: ScorerKind, device: str) -> Policy:
+def load_reward_scorer(name: str, kind: RewardModelKind, device: str) -> Policy:
     """The scorer that `reward.model` names, in full precision; one of the other kind is refused."""
-    scorer = load_scorer(name, start=False, device=device, dtype="float32", key="reward.model")
-    compares = scorer_kind(scorer) == "first_is_better"
+    scorer = load_reward_model(name, start=False, device=device, dtype="float32", key="reward.model")
+    compares = reward_model_kind(scorer) == "first_is_better"
     if compares != (kind == "first_is_better"):
         what, mend = ("compares two texts", "preference") if compares else ("scores one text", "model")
         raise UserError(f"reward.model: '{name}' {what}: that is `reward.kind: {mend}`")

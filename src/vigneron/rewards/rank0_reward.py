@@ -31,7 +31,7 @@ class OnFirstRank:
         return _told(batch, lambda: self._inner(batch, whole_step=whole_step))
 
     def of_parts(self, parts: Iterable[Batch], *, whole_step: bool = True) -> Batch:
-        if not ranks.is_first():
+        if not ranks.is_rank0():
             return _told(concatenate(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]
         rest, sampled = iter(parts), list[Batch]()
         sampling = False
@@ -79,7 +79,7 @@ def _told(batch: Batch, ask: Callable[[], Batch]) -> Batch:
         return found.signals.rewards_B.tolist(), found.samples.extras, found.signals.metrics
 
     try:
-        rewards, extras, metrics = ranks.from_first(tell)
+        rewards, extras, metrics = ranks.run_on_rank0(tell)
     except NonFinite as error:
         error.batch = error.batch or batch
         raise

@@ -210,7 +210,7 @@ class RubricReward:
             log_extra("rubric", said)
         self._count(sum(len(entry["items"]) for entry in said), failures)
         # Several ranks read it once, at the start: they would not all see a change in the same step.
-        for text in self.book.refresh(self._fits) if ranks.count() == 1 else ():
+        for text in self.book.refresh(self._fits) if ranks.world_size() == 1 else ():
             self._notice(text)
         return rewards
 

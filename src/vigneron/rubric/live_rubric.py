@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import normalised, read_rubric, rubric_version
 
@@ -44,8 +44,7 @@ class Book:
             check(self.rubric)
         except (OSError, UserError) as error:
             self.rubric, self.version, self.notices = rubric, before, notices
-            first = str(error).splitlines()[0]
-            return [f"the rubric '{self.path}' was changed and cannot be used, so {before} stands: {first}"]
+            return [f"the rubric '{self.path}' was changed and cannot be used, so {before} stands: {first_line(error)}"]
         said = f"the rubric was changed: {self.version} instead of {before}, from the next step on"
         changed = [said] if self.version != before else []
         return [*changed, *self.notices]

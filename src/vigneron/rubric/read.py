@@ -23,7 +23,7 @@ from vigneron.rubric.fences import one_line
 from vigneron.rubric.model import AnyItem, Category, Rubric
 from vigneron.rubric.templates import rubric_faults
 from vigneron.rubric.yaml_positions import NO_TEXTS, Read, read_text
-from vigneron.validation import Fault, faults, said
+from vigneron.validation import FieldError, field_errors, format_path
 
 SUFFIXES = (".yaml", ".yml", ".json")
 CLOSE_ENOUGH = 1e-6
@@ -65,12 +65,12 @@ def parse_rubric(text: str, where: str, *, json: bool = False) -> Rubric:
         rubric = Rubric.model_validate(given)
         found = []
     except ValidationError as errors:
-        found = faults(errors.errors()[:MOST_ERRORS], given, Rubric, "the rubric")
+        found = field_errors(errors.errors()[:MOST_ERRORS], given, Rubric, "the rubric")
     repeated = list(_repeated_names(given))
     said_there = {fault.line.partition(": ")[2] for fault in repeated}
     found = [fault for fault in found if fault.line.partition(": ")[2] not in said_there] + repeated
     lines = [(read.line(fault.path), fault.line) for fault in [*found, *_bad_patterns(given)]]
-    lines += [(read.line(f.path, f.fault.line), f"{said(f.path)}: {f.fault.what}") for f in rubric_faults(given)]
+    lines += [(read.line(f.path, f.fault.line), f"{format_path(f.path)}: {f.fault.what}") for f in rubric_faults(given)]
     if rubric is None or lines:
         raise UserError("\n".join(f"{where}, line {line}: {one_line(what)}" for line, what in sorted(set(lines))))
     return rubric
@@ -97,18 +97,18 @@ def _items(given: Any) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
                 yield name, place, item
 
 
-def _repeated_names(given: Any) -> Iterator[Fault]:
+def _repeated_names(given: Any) -> Iterator[FieldError]:
     """Said where the second one stands, and also where something else is wrong with the category."""
     seen: set[tuple[str, str]] = set()
     for category, place, item in _items(given):
         name = item.get("name")
         if isinstance(name, str) and (category, name) in seen:
             path = ("categories", category, "items", place, "name")
-            yield Fault(path, f"{said(path)}: two items are named {name!r}")
+            yield FieldError(path, f"{format_path(path)}: two items are named {name!r}")
         seen.add((category, str(name)))
 
 
-def _bad_patterns(given: Any) -> Iterator[Fault]:
+def _bad_patterns(given: Any) -> Iterator[FieldError]:
     for category, place, item in _items(given):
         pattern = item.get("pattern")
         if item.get("flow") != "regex" or not isinstance(pattern, str):
@@ -117,7 +117,7 @@ def _bad_patterns(given: Any) -> Iterator[Fault]:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             path = ("categories", category, "items", place, "pattern")
-            yield Fault(path, f"{said(path)}: not a regular expression: {error}")
+            yield FieldError(path, f"{format_path(path)}: not a regular expression: {error}")
 
 
 def normalised(rubric: Rubric) -> tuple[Rubric, list[str]]:

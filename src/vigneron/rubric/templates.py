@@ -14,7 +14,7 @@ from jinja2 import StrictUndefined, Template, Undefined, UndefinedError
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.rubric.fences import LONGEST_FENCED, as_text, fenced, visible
 from vigneron.rubric.model import Item, Rubric
 from vigneron.rubric.template_language import (
@@ -24,7 +24,7 @@ from vigneron.rubric.template_language import (
     template_faults,
 )
 from vigneron.sources.verdict import Answered
-from vigneron.validation import Path, said
+from vigneron.validation import Path, format_path
 
 __all__ = ["LONGEST_FENCED", "check_templates", "fenced", "render_plain", "render_prompt", "rubric_faults", "visible"]
 
@@ -125,9 +125,7 @@ def render(text: str, names: tuple[str, ...], values: Mapping[str, Any], *, fenc
     except (UndefinedError, UserError) as error:
         raise UserError(f"{where}: {error}") from error
     except Exception as error:  # the edge to somebody's template: it can fail in any way
-        raise UserError(
-            f"{where}: {type(error).__name__} when rendered: {visible(str(error)).splitlines()[0]}"
-        ) from error
+        raise UserError(f"{where}: {type(error).__name__} when rendered: {visible(first_line(error))}") from error
     return "".join(pieces)
 
 
@@ -197,7 +195,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def check_templates(rubric: Rubric, where: str = "the rubric") -> None:
     """Of a rubric that was not read from a file; `read_rubric` has checked those that were, and names their lines."""
-    found = [f"{where}: {said(f.path)}: {f.fault.what}" for f in rubric_faults(rubric.model_dump())]
+    found = [f"{where}: {format_path(f.path)}: {f.fault.what}" for f in rubric_faults(rubric.model_dump())]
     if found:
         raise UserError("\n".join(found))
 

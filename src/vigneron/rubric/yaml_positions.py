@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import yaml
 from yaml.composer import ComposerError
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.rubric.fences import one_line
-from vigneron.validation import Path, said
+from vigneron.validation import Path, format_path
 from vigneron.yaml_text import LARGEST_FILE, MOST_NODES, Loader
 
 TAG = "tag:yaml.org,2002:"
@@ -80,7 +80,7 @@ def _raise_unreadable(error: Exception, text: str, where: str) -> NoReturn:
     mark = getattr(error, "problem_mark", None)
     before = getattr(error, "position", None)
     number = mark.line + 1 if mark else text.count("\n", 0, before) + 1 if isinstance(before, int) else None
-    problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+    problem = getattr(error, "problem", None) or first_line(error)
     raise UserError(f"{where}{f', line {number}' if number else ''}: not valid YAML: {one_line(problem)}") from error
 
 
@@ -122,7 +122,7 @@ def _refused_keys(node: yaml.MappingNode, path: Path) -> Iterator[Refused]:
         elif key.tag != TAG + "str":
             yield _line(key), f"{_name(path)}: a key is a text"
         elif key.value in first:
-            name = said((*path, key.value))
+            name = format_path((*path, key.value))
             yield _line(key), f"the key '{name}' stands twice, first in line {first[key.value]}"
         else:
             first[key.value] = _line(key)
@@ -142,4 +142,4 @@ def _line(node: yaml.Node) -> int:
 
 
 def _name(path: Path) -> str:
-    return said(path) or "the rubric"
+    return format_path(path) or "the rubric"

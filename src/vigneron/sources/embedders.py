@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vigneron.config import is_api_embedder
-from vigneron.errors import UserError, did_you_mean
+from vigneron.errors import UserError, did_you_mean, first_line
 from vigneron.files import sha256_of, user_path
 from vigneron.policy.bundled import package_folder, quiet_transformers
 
@@ -66,8 +66,7 @@ class SentenceEmbedder:
             with quiet_transformers():
                 self._model: Any = SentenceTransformer(source, device="cpu", model_kwargs={"use_safetensors": True})
         except Exception as error:  # the edge to somebody's files: they can be broken in any way
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"reward.embedder: cannot load '{name}': {first}") from error
+            raise UserError(f"reward.embedder: cannot load '{name}': {first_line(error)}") from error
 
     @classmethod
     def bundled(cls) -> "SentenceEmbedder":

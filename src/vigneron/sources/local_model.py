@@ -9,7 +9,7 @@ from typing import Any
 
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import prompts_token_ids, texts_of
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.files import sha256_of, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, CONVERSION, bundled_weights, quiet_transformers
 from vigneron.policy.load import check_model_name, load_policy, model_source
@@ -134,8 +134,7 @@ def _hub_commit(name: str) -> str:
         with quiet_transformers():
             commit = getattr(AutoConfig.from_pretrained(model_source(name)), "_commit_hash", None)
     except Exception as error:  # the edge to the network and to somebody's files
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"model: cannot load '{name}': {first}") from error
+        raise UserError(f"model: cannot load '{name}': {first_line(error)}") from error
     if commit is None:
         raise UserError(f"model: '{name}' has no commit to know it by: give its folder")
     return str(commit)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vigneron.config import LocalJudgeConfig
     from vigneron.policy.model import Policy
-    from vigneron.policy.reward_model import ScorerKind
+    from vigneron.policy.reward_model import RewardModelKind
     from vigneron.sources.embedders import Embedder
     from vigneron.sources.judge_questions import Voice
 
@@ -19,7 +19,7 @@ class Places:
     embedder: "Callable[[str], Embedder] | None" = None
     voice: "Callable[[LocalJudgeConfig, str, str], Voice] | None" = None
     """Of the judge's config, what identifies its weights, and the config's key that errors name."""
-    scorer: "Callable[[str, ScorerKind, str], Policy] | None" = None
+    scorer: "Callable[[str, RewardModelKind, str], Policy] | None" = None
     """Of a reward or preference model's name, its kind, and a device."""
 
 

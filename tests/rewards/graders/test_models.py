@@ -14,7 +14,7 @@ from torch import Tensor
 
 from support.tiny_models import tiny_scorer
 from vigneron.errors import UserError
-from vigneron.policy.reward_model import set_scorer_kind
+from vigneron.policy.reward_model import set_reward_model_kind
 from vigneron.rewards.graders.build import build_grader
 from vigneron.rewards.graders.models import Semantic
 from vigneron.rubric.model import Item, PythonItem, RewardModelItem, SemanticItem
@@ -97,7 +97,7 @@ def test_semantic_lies_between_0_and_1_and_is_each_samples_own(vectors: str, tex
 def reward_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "reward"
     scorer = tiny_scorer("llama")
-    set_scorer_kind(scorer, "reward")
+    set_reward_model_kind(scorer, "reward")
     scorer.causal.save_pretrained(folder)
     scorer.tokenizer.save_pretrained(folder)
     return folder
@@ -130,7 +130,7 @@ def test_a_reward_models_score_as_it_is_or_through_the_logistic_function(reward_
 
 
 def test_a_model_that_is_no_reward_model_is_the_items_to_mend(tiny_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"^item 'human', model: '.*' is no reward or preference model"):
+    with pytest.raises(UserError, match=r"^item 'human', model: '.*' is not a reward or preference model"):
         built(reward_model(tiny_folder))
 
 

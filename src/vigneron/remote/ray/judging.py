@@ -5,7 +5,7 @@ from typing import Any
 
 from vigneron.config import LocalJudgeConfig, PoolConfig
 from vigneron.errors import UserError
-from vigneron.remote.ray.cluster import Cluster, Wanted
+from vigneron.remote.ray.cluster import Cluster, PoolSpec
 from vigneron.remote.ray.pool import Member, Pool, PoolActor
 from vigneron.remote.ray.sampler import actors_of
 from vigneron.remote.ray.splitting import chosen
@@ -38,12 +38,12 @@ class JudgingActor(PoolActor):
 
 
 class JudgePool:
-    """Several judges share the actors. Each is loaded everywhere before it is asked."""
+    """Judges that share one pool of actors. Each is loaded on every actor before it is used."""
 
     def __init__(self, cluster: Cluster, options: PoolConfig) -> None:
         self._options, self._asked, self._sources = options, list[Asked](), list[str]()
         self.device = "cuda" if options.gpus else "cpu"
-        self.pool = Pool(cluster, Wanted(KEY, options), actors_of(cluster, JudgingActor, options, self.device))
+        self.pool = Pool(cluster, PoolSpec(KEY, options), actors_of(cluster, JudgingActor, options, self.device))
 
     def voice(self, config: LocalJudgeConfig, source: str, where: str) -> "PooledVoice":
         self._asked.append((config, where))
@@ -58,13 +58,13 @@ class JudgePool:
     def key(self) -> int:
         return len(self._asked)
 
-    def give(self, member: Member) -> Any:
+    def send(self, member: Member) -> Any:
         return member.handle.load.remote(list(self._asked))
 
     def check(self, answer: list[str], member: Member) -> bool:
         for (config, where), here, there in zip(self._asked, self._sources, answer, strict=False):
             if here != there:
-                raise UserError(f"{where}: the files of '{config.model}' are not the ones here on {member.name}")
+                raise UserError(f"{where}: the files of '{config.model}' differ on {member.name}: copy the same ones")
         return True
 
     def start(self) -> None:

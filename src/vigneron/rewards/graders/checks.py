@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.rewards.graders.similarity import similarity
 from vigneron.rubric.model import LengthItem, RegexItem, StringCheckItem, TextSimilarityItem
 from vigneron.sources.verdict import Answered, Verdict
@@ -74,8 +74,7 @@ def compiled(pattern: str, where: str) -> Any:
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError, ValueError, MemoryError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{where}: '{pattern}' is no regular expression: {first}") from None
+        raise UserError(f"{where}: '{pattern}' is no regular expression: {first_line(error)}") from None
 
 
 class Length(EachAlone):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vigneron.errors import UserError, did_you_mean
-from vigneron.files import parsed_json, user_path
+from vigneron.files import parse_json, user_path
 from vigneron.recipe import config_text
 from vigneron.rubric.formats import healthbench, openai_read, openai_write, verifiers
 from vigneron.rubric.formats.parts import json_text
@@ -82,7 +82,7 @@ def _data(path: Path, where: str) -> Any:
     if path.suffix == ".toml":
         return verifiers.read_toml(text, where)
     try:
-        return parsed_json(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}, line {error.lineno}: not valid JSON: {error.msg}") from error
     except ValueError as error:

@@ -7,7 +7,6 @@ and `sample.…`. There a grader that fails gives 0; here a failure is missing.
 """
 
 import ast
-import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -24,6 +23,7 @@ from vigneron.rubric.formats.parts import (
     said_of,
 )
 from vigneron.rubric.model import AnyItem, Category, Rubric
+from vigneron.values import is_number
 
 LONGEST = 10_000
 Sum = dict[str, float]
@@ -188,7 +188,7 @@ def _text_similarity(name: str, grader: Given) -> tuple[dict[str, Any], list[str
     if metric == "cosine":
         return {**common, "flow": "semantic", "embedder": COSINE_BY, "alpha": 1.0}, [], used
     if metric not in METRICS:
-        raise NoCounterpart(f"`{metric}` has no counterpart (there is: {', '.join(METRICS)}, cosine)")
+        raise NoCounterpart(f"`{metric}` has no counterpart (available: {', '.join(METRICS)}, cosine)")
     said = {**common, "flow": "text_similarity", "metric": METRICS[metric]}
     return (
         said,
@@ -210,14 +210,9 @@ def _reference(grader: Given, *, either_way: bool = True) -> str:
     return reference
 
 
-def _is_number(value: Any) -> bool:
-    """One that is one as a float too."""
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
-
-
 def _score_model(name: str, grader: Given) -> tuple[dict[str, Any], list[str], set[str]]:
     bounds = grader.get("range") or [0, 1]
-    if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(_is_number, bounds)):
+    if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(is_number, bounds)):
         raise NoCounterpart("its `range` is no pair of numbers")
     low, high = bounds
     if high <= low:

@@ -1,24 +1,24 @@
-"""Runs put together into arms: one arm is one recipe, its runs differ by their seed alone."""
+"""Runs grouped into the arms of a comparison: the runs of an arm differ only by their seed."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError, visible
-from vigneron.report.curves import is_number
 from vigneron.run_store.folder import RunFolder
+from vigneron.values import differing_keys, flatten, is_number
 
 ABSENT = "nothing"
 NAMES = ("recipe", "about")
-"""What a config is called changes nothing of what it does."""
+"""Keys that do not change what a run does."""
 
 
 @dataclass(frozen=True)
 class CollectedRun:
-    """What is known of a run, finished or not."""
+    """A run's config and metrics, finished or not."""
 
     path: Path
     config: Config
@@ -32,7 +32,7 @@ class CollectedRun:
         per_step = config.prompts_per_step * config.group_size
         records = folder.metrics()
         if not records:
-            raise UserError(f"'{path}' has no metrics yet: `vigneron resume {path}` goes on with it")
+            raise UserError(f"'{path}' has no metrics yet: continue it with `vigneron resume {path}`")
         seconds = [r["seconds"] for r in folder.records("timings.jsonl") if is_number(r.get("seconds"))]
         return cls(
             path,
@@ -49,7 +49,7 @@ class Arm:
 
 
 def arms_of(runs: Sequence[CollectedRun]) -> list[Arm]:
-    """In the order they came, each by its recipe's name, or by its folder's where two recipes are called alike."""
+    """In the given order, named by recipe, or by folder where two recipes have the same name."""
     grouped: dict[str, list[CollectedRun]] = {}
     for run in runs:
         grouped.setdefault(repr(identity(run.config)), []).append(run)
@@ -65,49 +65,33 @@ def _folder_name(run: CollectedRun) -> str:
     return re.sub(r"-seed-\d+$", "", run.path.resolve().name)
 
 
-def refuse_twins(runs: Sequence[tuple[Path, Config]]) -> None:
-    """Two runs of one config and one seed say nothing about each other."""
+def refuse_duplicates(runs: Sequence[tuple[Path, Config]]) -> None:
+    """Refuse two runs of the same config and seed."""
     seen: dict[str, Path] = {}
     for path, config in runs:
         key = repr((config.seed, identity(config)))
         if key in seen:
-            raise UserError(f"'{seen[key]}' and '{path}' are identical, seed and all: leave out one of the two")
+            raise UserError(f"'{seen[key]}' and '{path}' have the same config and seed: leave out one of them")
         seen[key] = path
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What makes two runs arms of their own: everything but names, the seed, and what only bounds memory."""
-    flat = flattened(config.model_dump(mode="json"))
+    """The keys that tell arms apart: all but names, the seed, and keys that only bound memory or log."""
+    flat = flatten(config.model_dump(mode="json"))
     flat["model.device"] = str(flat["model.device"]).split(":")[0]
     return {key: value for key, value in flat.items() if key not in (*NAMES, "seed", "microbatch_tokens", "trackers")}
 
 
 def differences(arms: Sequence[Arm]) -> list[tuple[str, list[Any]]]:
-    """The keys of the config in which arms differ, and each arm's value."""
-    configs = [identity(arm.runs[0].config) for arm in arms]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    rows = [(key, [config.get(key, ABSENT) for config in configs]) for key in keys]
-    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+    """The config keys in which arms differ, and each arm's value."""
+    return list(differing_keys([identity(arm.runs[0].config) for arm in arms], ABSENT).items())
 
 
-def first_change(asked: Config, resolved: Config, found: Config) -> str | None:
-    """Where a run's config is not what is asked for now; what `auto` became when it started is no change."""
-    before, now, then = (flattened(config.model_dump(mode="json")) for config in (asked, resolved, found))
+def first_change(requested: Config, resolved: Config, existing: Config) -> str | None:
+    """The first key in which a run's config differs from the requested one; a resolved `auto` is no difference."""
+    before, now, then = (flatten(config.model_dump(mode="json")) for config in (requested, resolved, existing))
     for key in dict.fromkeys((*now, *then)):
         if key == "about" or before.get(key) == "auto" or now.get(key, ABSENT) == then.get(key, ABSENT):
             continue
-        return f"{key} was {then.get(key, ABSENT)!r} and is {now.get(key, ABSENT)!r} now"
+        return f"{key} was {then.get(key, ABSENT)!r}, is now {now.get(key, ABSENT)!r}"
     return None
-
-
-def flattened(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings under dotted keys."""
-    return dict(_leaves(mapping))
-
-
-def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in mapping.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -1,7 +1,7 @@
-"""The process that talks to one tracker: `python -m vigneron.trackers.child NAME`, with lines of JSON to its input.
+"""The process that logs to one tracker: `python -m vigneron.trackers.worker NAME`, with lines of JSON on stdin.
 
-The first line says what the run is, each that follows is a step's figures. What it says on its error output, in one
-line, is why it stopped. When its input ends it has so many seconds to finish.
+The first line describes the run; each following line has the metrics of a step. If it fails, it writes one line with
+the reason to stderr. When stdin ends it has FINISH_WITHIN seconds to finish.
 """
 
 import json
@@ -16,13 +16,14 @@ from typing import Any
 from vigneron.redaction import redacted
 
 FINISH_WITHIN = 60
+"""Seconds."""
 
 Metrics = dict[str, float]
 Log = Callable[[int, Metrics], None]
 
 
 def tensorboard(run: dict[str, Any]) -> tuple[Log, Callable[[], None]]:
-    """Events in the run's own folder, without TensorFlow."""
+    """Event files in the run's folder, written without TensorFlow."""
     writer = import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter(
         run["folder"] + "/tensorboard"
     )
@@ -38,7 +39,7 @@ def tensorboard(run: dict[str, Any]) -> tuple[Log, Callable[[], None]]:
 
 
 def wandb(run: dict[str, Any]) -> tuple[Log, Callable[[], None]]:
-    """Where, by whose key and whether offline at all is said by wandb's own variables (WANDB_MODE, …)."""
+    """Server, key and offline mode are set by wandb's environment variables (WANDB_MODE, …)."""
     package: Any = import_module("wandb")
     settings = package.Settings(silent=True, console="off", x_disable_stats=True, init_timeout=30)
     started = package.init(
@@ -54,7 +55,7 @@ def wandb(run: dict[str, Any]) -> tuple[Log, Callable[[], None]]:
 
 
 def trackio(run: dict[str, Any]) -> tuple[Log, Callable[[], None]]:
-    """In trackio's own folder (TRACKIO_DIR), or on a server that its variables name; it keeps what that one refuses."""
+    """Logs to trackio's folder (TRACKIO_DIR), or to the server set by its environment variables."""
     package: Any = import_module("trackio")
     name = f"{run['name']}-{run['id']}"
     package.init(project=os.environ.get("TRACKIO_PROJECT", "vigneron"), name=name, config=run["config"], resume="allow")
@@ -70,12 +71,12 @@ def main(name: str) -> None:
     for line in sys.stdin:
         step = json.loads(line)
         log(step["step"], step["metrics"])
-    signal.alarm(FINISH_WITHIN)  # its default is to end the process
+    signal.alarm(FINISH_WITHIN)  # by default SIGALRM ends the process
     finish()
 
 
-def said(error: BaseException) -> str:
-    """One line, with no key of the environment in it."""
+def one_line(error: BaseException) -> str:
+    """The error on one line, without secrets of the environment."""
     return redacted(" ".join(str(error).split()) or type(error).__name__)[:300]
 
 
@@ -83,8 +84,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         main(sys.argv[1])
-    except BaseException as error:  # whatever it was: said in one line
-        sys.stderr.write(f"\nfailed: {said(error)}\n")
+    except BaseException as error:  # any failure is reported in one line
+        sys.stderr.write(f"\nfailed: {one_line(error)}\n")
         sys.stderr.flush()
-        os._exit(1)  # its threads may hang
+        os._exit(1)  # the tracker's threads may hang
     os._exit(0)

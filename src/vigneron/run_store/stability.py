@@ -1,6 +1,6 @@
-"""How steadily a run went, in numbers: PGSRM's §5 speaks of collapses, excursions and spikes.
+"""The stability of a run in numbers: the collapses, excursions and spikes of PGSRM's §5.
 
-Pure: a run's logged values in, numbers out. None: there was nothing to measure.
+Pure: a run's logged values in, numbers out. None: there is nothing to measure.
 """
 
 import math
@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from vigneron.report.curves import Records, series, smoothed
+from vigneron.run_store.series import Records, series, smoothed
+
+STABILITY_KEYS = (
+    "entropy_collapses",
+    "entropy_recoveries",
+    "kl_largest_rise",
+    "kl_previous_largest",
+    "reward_drop",
+    "steps_without_reward",
+)
 
 
 class Collapses(NamedTuple):
@@ -22,26 +31,27 @@ def final_window(steps: int) -> int:
 
 
 def stability(records: Records) -> dict[str, float | None]:
-    """Of one run's records."""
+    """Of one run's records, by `STABILITY_KEYS`."""
     rewards = series(records, "reward")[1]
     entropies = series(records, "entropy")[1]
     collapses = entropy_collapses(entropies) if entropies else None
-    return {
-        "entropy_collapses": collapses and collapses.collapsed,
-        "entropy_recoveries": collapses and collapses.recovered,
-        "kl_largest_rise": largest_rise(smoothed(series(records, "kl")[1])),
-        "kl_previous_largest": max(series(records, "kl_previous")[1], default=None),
-        "reward_drop": drop_from_the_best(rewards),
-        "steps_without_reward": share_not_above_zero(rewards),
-    }
+    values = (
+        collapses and collapses.collapsed,
+        collapses and collapses.recovered,
+        largest_rise(smoothed(series(records, "kl")[1])),
+        max(series(records, "kl_previous")[1], default=None),
+        drop_from_best(rewards),
+        share_not_above_zero(rewards),
+    )
+    return dict(zip(STABILITY_KEYS, values, strict=True))
 
 
 def entropy_collapses(entropies: Sequence[float]) -> Collapses:
-    """How often entropy fell below its floor, and how often it came back to twice the floor.
+    """How often entropy fell below a floor, and how often it came back to twice the floor.
 
     The floor is a tenth of the first value, or 0.05 nats where that is more. Between the floor and twice the floor
-    nothing is counted, so that noise about the floor is one collapse, not many. A run that starts below its floor has
-    not fallen.
+    nothing is counted, so that noise around the floor is one collapse, not many. A run that starts below its floor has
+    not collapsed.
     """
     if not entropies:
         return Collapses(0, 0)
@@ -62,8 +72,8 @@ def largest_rise(values: Sequence[float]) -> float | None:
     return max(0.0, *rises) if rises else None
 
 
-def drop_from_the_best(values: Sequence[float]) -> float | None:
-    """The best mean over as many consecutive steps as the final value is taken over, less the final value."""
+def drop_from_best(values: Sequence[float]) -> float | None:
+    """The best mean over as many consecutive steps as the final value is a mean of, minus the final value."""
     if not values:
         return None
     width = min(len(values), final_window(len(values)))
@@ -73,5 +83,5 @@ def drop_from_the_best(values: Sequence[float]) -> float | None:
 
 
 def share_not_above_zero(values: Sequence[float]) -> float | None:
-    """Steps whose mean reward is not above 0: with rewards that are never negative, steps that taught nothing."""
+    """Share of steps whose mean reward is not above 0: no learning signal where rewards are never negative."""
     return sum(value <= 0 for value in values) / len(values) if values else None
