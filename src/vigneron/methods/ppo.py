@@ -1,8 +1,8 @@
 """PPO (`rlmt-grape` §4.6-4.7, eq. 11-12): the clipped ratio against the policy that sampled, a critic before every
 token, and the KL to the reference in the reward.
 
-`advantage: eq_12` is the paper's A' = R − β (log π₀ − log reference) − V at each token. `gae`, as practised, makes these
-rewards a token, with R on the last, and sums what follows. The coefficient may adapt, by the PPO paper's rule or PGSRM's.
+`advantage: eq_12` is the paper's A' = R − β (log π₀ − log reference) − V at each token. `gae`, as practised, has these
+as rewards a token, with R on the last, and sums what follows. The coefficient may adapt.
 """
 
 from functools import partial
