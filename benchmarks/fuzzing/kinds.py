@@ -144,7 +144,7 @@ def rubric_case(random: Random, folder: Path) -> Case:
 
 
 def _use(rubric: Rubric) -> None:
-    from vigneron.rubric.formats.vigneron_write import rubric_file_text
+    from vigneron.rubric.formats.convert import rubric_file_text
 
     assert rubric_version(normalised(rubric)[0])
     rubric_file_text(rubric, json_form=False)

@@ -23,8 +23,7 @@ from vigneron.data.curriculum import Curriculum, CurriculumParts
 from vigneron.data.prompts import Row, prompt_text
 from vigneron.methods.terms import policy_metrics, with_advantages
 from vigneron.policy.logprobs import Scores
-from vigneron.rollout.build import RolloutParts
-from vigneron.rollout.rollout import Rollout
+from vigneron.rollout.build import Rollout, RolloutParts
 from vigneron.training.kl_penalty import KlPenalty
 from vigneron.training.method import Method
 from vigneron.training.parts import Parts

@@ -25,13 +25,12 @@ from vigneron.run_store.samples import Sample
 from vigneron.timing import reporting_phases
 from vigneron.training import loop
 from vigneron.training.callbacks import AnyView, View, as_view
-from vigneron.training.checkpoint.read import checkpoint_step, load_weights
-from vigneron.training.checkpoint.select import checkpoint_to_look_at
-from vigneron.training.evaluate import evaluate
+from vigneron.training.checkpoint.read import checkpoint_step, checkpoint_to_look_at, load_weights
 from vigneron.training.method import Method, unchanged
+from vigneron.training.metrics import evaluate
+from vigneron.training.output import samples_of
 from vigneron.training.parts import Parts
 from vigneron.training.run import Run
-from vigneron.training.sample_records import samples_of
 from vigneron.training.setup.resolve import newest_weights
 from vigneron.training.setup.start import resume_run, start_run
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -113,3 +113,11 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_new_file(path: Path, suffixes: Sequence[str] = ()) -> None:
+    """The path must have one of the suffixes, and must not exist."""
+    if suffixes and path.suffix not in suffixes:
+        raise UserError(f"'{path}' should end in {' or '.join(suffixes)}")
+    if path.exists():
+        raise UserError(f"'{path}' exists: choose another name")

@@ -16,7 +16,7 @@ from support.command_line import vigneron
 from vigneron.commands.runs import ago, list_runs, print_runs
 from vigneron.commands.show import print_run
 from vigneron.recipe import load_config
-from vigneron.report.sparkline import whole_sparkline
+from vigneron.report.tables import whole_sparkline
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.headline_metrics import has_open_answers, headline_metrics, headline_values
 from vigneron.run_store.metrics_file import READ_WHOLE, records_of

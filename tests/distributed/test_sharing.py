@@ -12,7 +12,7 @@ from vigneron.batch import Batch
 from vigneron.cli.main import without_option
 from vigneron.config import Config, RewardConfig
 from vigneron.distributed import ranks
-from vigneron.distributed.checks import check_ranks, resume_command
+from vigneron.distributed.launch import check_ranks, resume_command
 from vigneron.errors import UserError
 from vigneron.policy.rank_batches import assign_ranks, balanced_owners
 from vigneron.recipe import changed_config, check_config, load_config

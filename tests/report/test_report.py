@@ -12,7 +12,7 @@ from vigneron.errors import UserError
 from vigneron.recipe import load_config
 from vigneron.report.figures import PANELS, as_svg, comparison_figure, smaller
 from vigneron.report.html import before_and_after, write_report
-from vigneron.report.sparkline import BARS, sparkline
+from vigneron.report.tables import BARS, sparkline
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.run_store.series import series, smoothed

@@ -25,7 +25,7 @@ from vigneron.rubric.atomize import (
     request_proposals,
     with_parts,
 )
-from vigneron.rubric.formats.vigneron_write import rubric_file_text
+from vigneron.rubric.formats.convert import rubric_file_text
 from vigneron.rubric.model import AnyItem, Rubric
 from vigneron.rubric.read import normalised
 from vigneron.sources.answer_cache import AnswerCache

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from vigneron.errors import UserError
 from vigneron.rewards.rubric import grape_reward
 from vigneron.rubric.formats import healthbench, openai_read, openai_write, verifiers
-from vigneron.rubric.formats.convert import Options, convert
+from vigneron.rubric.formats.convert import Options, convert, rubric_file_text
 from vigneron.rubric.formats.openai_messages import to_openai, to_vigneron
 from vigneron.rubric.formats.openai_read import weighted_sum
 from vigneron.rubric.formats.parts import NoCounterpart, fitting_name
-from vigneron.rubric.formats.vigneron_write import rubric_file_text
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.prompts import SCORE
 from vigneron.rubric.read import normalised, parse_rubric, read_rubric

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from vigneron.rewards.apply import ApplyReward
-from vigneron.rollout.rollout import Rollout
+from vigneron.rollout.build import Rollout
 from vigneron.training.collect import DynamicSampling, OverlappedRollout, RewardedRollout
 from vigneron.training.method import Method
 

@@ -127,7 +127,7 @@ def recipes() -> None:
 @app.command()
 def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="New YAML file to write.")]) -> None:
     """Copy a recipe to a file for editing."""
-    from vigneron.commands.new_file import check_new_file
+    from vigneron.files import check_new_file
     from vigneron.recipe import recipe_text
 
     lines = recipe_text(recipe).splitlines(keepends=True)
@@ -257,8 +257,7 @@ def _launch_processes(config: "Config", count: int) -> None:
     """With more than one process, this one only starts the others and waits for them."""
     if count == 1:
         return
-    from vigneron.distributed.checks import check_ranks
-    from vigneron.distributed.launch import launch
+    from vigneron.distributed.launch import check_ranks, launch
 
     check_ranks(config, count)
     raise SystemExit(launch(without_option(sys.argv[1:], "--nproc"), count))

@@ -76,7 +76,7 @@ def convert(
     generic: Annotated[bool, typer.Option("--generic", help="HealthBench: one generic item for all examples.")] = False,
 ) -> None:
     """Convert from and to OpenAI graders, HealthBench, verifiers."""
-    from vigneron.commands.new_file import check_new_file
+    from vigneron.files import check_new_file
     from vigneron.rubric.formats.convert import Options, convert
 
     check_new_file(out)

@@ -13,11 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from vigneron.commands.new_file import check_new_file
 from vigneron.config import Config
 from vigneron.data.prompts import Row, prompt_text
 from vigneron.errors import UserError, visible
-from vigneron.files import write_atomically
+from vigneron.files import check_new_file, write_atomically
 from vigneron.report.terminal import say
 from vigneron.run_data.load import checker_name, load_data
 from vigneron.run_data.reference_answers import answer_notices, ask_parent, check_missing, count_cached, load_parent

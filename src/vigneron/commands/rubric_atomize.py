@@ -8,11 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from vigneron.commands.new_file import check_new_file
 from vigneron.commands.rubric_try import plain
 from vigneron.config import JudgeConfig
 from vigneron.errors import UserError
-from vigneron.files import write_for_user
+from vigneron.files import check_new_file, write_for_user
 from vigneron.policy.bundled import cache_folder
 from vigneron.report.terminal import say
 from vigneron.rewards.graders.build import build_grader
@@ -27,7 +26,7 @@ from vigneron.rubric.atomize import (
     with_parts,
 )
 from vigneron.rubric.fences import one_line
-from vigneron.rubric.formats.vigneron_write import rubric_file_text
+from vigneron.rubric.formats.convert import rubric_file_text
 from vigneron.rubric.model import AnyItem, Rubric, VerifyItem
 from vigneron.rubric.read import SUFFIXES, read_rubric, rubric_version
 from vigneron.sources.answer_cache import AnswerCache

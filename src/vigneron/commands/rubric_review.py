@@ -11,12 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.commands.compare import print_full_width
-from vigneron.commands.new_file import check_new_file
 from vigneron.data.dataset import read_rows
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import completion_text, prompt_text
 from vigneron.errors import UserError, visible
-from vigneron.files import write_for_user
+from vigneron.files import check_new_file, write_for_user
 from vigneron.labels.from_run import EVERY, check_step, open_samples
 from vigneron.report.terminal import say
 from vigneron.rubric.review import ItemReview, ItemScore, Label, item_scores, labels_of, review, unmatched

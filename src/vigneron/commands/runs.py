@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from vigneron.errors import visible
-from vigneron.report.sparkline import short
+from vigneron.report.tables import short
 from vigneron.run_store.headline_metrics import headline_values
 from vigneron.run_store.status import RunStatus, bytes_in, readable_size, run_folders, status_of
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from vigneron.commands.runs import STATE_STYLES, ago
-from vigneron.distributed.checks import resume_command
+from vigneron.distributed.launch import resume_command
 from vigneron.errors import visible
-from vigneron.report.sparkline import short, whole_sparkline
+from vigneron.report.tables import short, whole_sparkline
 from vigneron.run_store.run_details import RunDetails, before_and_after
 from vigneron.run_store.series import series
 from vigneron.run_store.status import RunStatus, SavedCheckpoint, readable_size

@@ -8,7 +8,7 @@ from typing import Any
 from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.core.draws import keyed_permutation
-from vigneron.data.texts import Row
+from vigneron.data.prompts import Row
 from vigneron.user_code import python_function
 
 # Separates the draws of dynamic sampling from those of the epochs' order.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vigneron.data.formats import is_conversation
-from vigneron.data.texts import Row, prompt_text
+from vigneron.data.prompts import Row, prompt_text
 from vigneron.errors import UserError, did_you_mean
 from vigneron.files import parse_int, user_path
 

@@ -10,7 +10,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from vigneron.data.texts import Row, completion_text
+from vigneron.data.prompts import Row, completion_text
 from vigneron.errors import UserError
 
 

@@ -3,11 +3,24 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vigneron.data.texts import Row
-from vigneron.data.texts import completion_text as completion_text
-from vigneron.data.texts import prompt_text as prompt_text
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation
+
+Row = dict[str, Any]
+
+
+def prompt_text(prompt: Any) -> str:
+    """A prompt as text, a conversation with one line per message."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+
+
+def completion_text(completion: Any) -> str:
+    """A completion or answer as text: given as text, number, or TRL's list of messages."""
+    if isinstance(completion, list) and all(isinstance(m, dict) and "content" in m for m in completion):
+        return "\n".join(str(message["content"]) for message in completion)
+    return str(completion)
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from vigneron.data.dataset import read_rows
 from vigneron.data.formats import is_conversation
-from vigneron.data.texts import Row
+from vigneron.data.prompts import Row
 from vigneron.errors import UserError
 from vigneron.labels.items import Collected, Comparison, distinct, in_random_order, make_comparisons
 

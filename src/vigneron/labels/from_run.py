@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vigneron.data.dataset import read_rows
 from vigneron.data.formats import is_conversation
-from vigneron.data.texts import prompt_text
+from vigneron.data.prompts import prompt_text
 from vigneron.errors import UserError
 from vigneron.labels.items import Collected, in_format_of, in_random_order, make_comparisons
 from vigneron.run_store.folder import RunFolder

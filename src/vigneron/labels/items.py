@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 from vigneron.data.formats import is_conversation
-from vigneron.data.texts import completion_text, prompt_text
+from vigneron.data.prompts import completion_text, prompt_text
 from vigneron.text import plain
 
 LONGEST_SHOWN = 100_000

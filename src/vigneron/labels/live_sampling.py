@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from vigneron.data.dataset import check_rows, read_rows
 from vigneron.data.formats import with_prompts_and_answers
-from vigneron.data.texts import prompt_text
+from vigneron.data.prompts import prompt_text
 from vigneron.errors import UserError
 from vigneron.labels.items import Comparison, digest, distinct, in_format_of, make_comparisons
 from vigneron.labels.session import Session
@@ -35,7 +35,7 @@ def load_sampler(name: str, *, temperature: float, max_new_tokens: int | None) -
         options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": max_new_tokens}
         return lambda prompt, count, seed: trained.sample([prompt] * count, seed=seed, **options)
     from vigneron.core.draws import Sampling
-    from vigneron.data.texts import completion_text
+    from vigneron.data.prompts import completion_text
     from vigneron.policy.load import load_policy
     from vigneron.rollout.on_policy import OnPolicy
 

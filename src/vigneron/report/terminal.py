@@ -18,8 +18,7 @@ from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.errors import visible
 from vigneron.redaction import redacted
-from vigneron.report.sparkline import short, sparkline
-from vigneron.report.tables import NARROW, samples_lines, samples_table
+from vigneron.report.tables import NARROW, samples_lines, samples_table, short, sparkline
 from vigneron.run_store.headline_metrics import headline_metrics
 from vigneron.run_store.metric_table import in_order
 from vigneron.run_store.metrics_file import records_of
@@ -28,7 +27,7 @@ from vigneron.run_store.samples import Sample
 from vigneron.timing import WHOLE
 from vigneron.training.callbacks import RunInfo
 from vigneron.training.method import Metrics
-from vigneron.training.sample_records import samples_of
+from vigneron.training.output import samples_of
 from vigneron.values import is_number
 
 WEAKEST_SHOWN = 3

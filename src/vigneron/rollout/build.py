@@ -1,14 +1,24 @@
 """The rollout that a config asks for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from vigneron.batch import Batch
 from vigneron.config import Config, SftConfig
+from vigneron.data.prompts import Row
 from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.rollout.pairs import OrderedPairs, Pairs
-from vigneron.rollout.rollout import Rollout
 from vigneron.user_code import python_function
+
+
+class Rollout(Protocol):
+    """`rollout(rows, step, first)`: a batch of samples for these rows. `first` counts the rows of the step before them:
+    a sample's draws are keyed by its number in the step, so they do not depend on how a step is split."""
+
+    def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch: ...
 
 
 @dataclass(frozen=True)

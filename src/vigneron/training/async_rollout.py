@@ -18,7 +18,7 @@ from vigneron.data.curriculum import Curriculum
 from vigneron.data.prompts import Row
 from vigneron.errors import NonFinite, UserError
 from vigneron.policy.model import Policy
-from vigneron.rollout.rollout import Rollout
+from vigneron.rollout.build import Rollout
 from vigneron.timing import phase
 
 END = -1

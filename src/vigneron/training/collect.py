@@ -10,7 +10,7 @@ from vigneron.batch import Batch, concatenate
 from vigneron.core.advantages import without_variance
 from vigneron.data.curriculum import Curriculum
 from vigneron.data.prompts import Row
-from vigneron.rollout.rollout import Rollout
+from vigneron.rollout.build import Rollout
 from vigneron.timing import phase
 from vigneron.training.method import Method, unchanged
 

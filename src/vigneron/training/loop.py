@@ -4,7 +4,7 @@ import time
 
 from vigneron.batch import Batch
 from vigneron.distributed import ranks
-from vigneron.distributed.checks import resume_command
+from vigneron.distributed.launch import resume_command
 from vigneron.errors import NonFinite, UserError
 from vigneron.files import full_disk_errors
 from vigneron.policy.rank_batches import assign_ranks

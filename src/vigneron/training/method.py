@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from vigneron.batch import Batch
 from vigneron.data.prompts import Row
 from vigneron.policy.logprobs import Critic
-from vigneron.rollout.rollout import Rollout
+from vigneron.rollout.build import Rollout
 
 Metrics = dict[str, float]
 

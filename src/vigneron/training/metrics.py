@@ -1,11 +1,15 @@
 """Metrics of a batch, under TRL's names where they mean the same. `run_store/metric_table.py` describes them."""
 
 import math
+from collections.abc import Callable, Sequence
 
 from vigneron.batch import Batch
+from vigneron.config import Config
 from vigneron.core.advantages import share_without_variance
-from vigneron.data.prompts import completion_text, prompt_text
-from vigneron.rewards.checkers import includes, is_exact
+from vigneron.data.prompts import Row, completion_text, prompt_text
+from vigneron.policy.model import Policy
+from vigneron.rewards.checkers import Check, includes, is_exact
+from vigneron.rollout.on_policy import OnPolicy
 from vigneron.text import length_ratio, repetition, share_in
 from vigneron.training.method import Metrics
 
@@ -84,3 +88,10 @@ def _group_metrics(batch: Batch) -> Metrics:
     if len(batch.samples.group_B.unique()) == len(batch):
         return {}
     return {"frac_reward_zero_std": float(share_without_variance(batch.signals.rewards_B, batch.samples.group_B))}
+
+
+def evaluate(
+    config: Config, policy: Policy, reward: Callable[[Batch], Batch], check: Check, rows: Sequence[Row]
+) -> tuple[Batch, Metrics]:
+    batch = check(reward(OnPolicy.greedy(config, policy)(rows)))
+    return batch, batch_metrics(batch)

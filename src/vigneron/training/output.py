@@ -1,21 +1,64 @@
 """What a run writes: metrics, samples, notices, checkpoints, and trackers' copies of the metrics."""
 
+import json
+import math
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from vigneron.batch import Batch
 from vigneron.config import Config
+from vigneron.core.masked import masked_sum
+from vigneron.data.prompts import completion_text, prompt_text
 from vigneron.distributed import ranks
-from vigneron.errors import UserError
+from vigneron.errors import UserError, reason
+from vigneron.files import write_atomically
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice
-from vigneron.run_store.samples import Kind, SampleStore
+from vigneron.run_store.samples import Kind, Sample, SampleStore
 from vigneron.trackers.tracking import Tracking, missing_trackers
 from vigneron.training.alerts import History
 from vigneron.training.callbacks import View, tell
 from vigneron.training.checkpoint.write import Saver
 from vigneron.training.method import Metrics
-from vigneron.training.sample_records import samples_of
+
+
+def samples_of(batch: Batch, step: int, kind: Kind) -> list[Sample]:
+    answers: Sequence[Any] = batch.samples.columns.get("answer", (None,) * len(batch))
+    rewards = batch.signals.rewards_B.tolist() if batch.signals.rewards_B is not None else [None] * len(batch)
+    advantages: list[Any] = [None] * len(batch)
+    if batch.signals.advantages_BT is not None:
+        trained_BT = batch.trained_BT.cpu()
+        means_B = masked_sum(batch.signals.advantages_BT.cpu(), trained_BT) / trained_BT.sum(1)
+        advantages = [mean if some else None for mean, some in zip(means_B.tolist(), trained_BT.any(1), strict=True)]
+    # Which side of a pair a text is.
+    sides: dict[str, Any] = {
+        name: batch.samples.columns[name] for name in ("side", "first") if name in batch.samples.columns
+    }
+    extras = {**batch.samples.extras, **sides}
+    names, truncated = batch.samples.sample_B.tolist(), batch.samples.truncated_B.tolist()
+    return [
+        Sample(
+            step=step,
+            kind=kind,
+            sample=names[i],
+            prompt=prompt_text(batch.samples.prompts[i]),
+            completion=completion_text(batch.samples.completions[i]),
+            answer=None if answers[i] is None else str(answers[i]),
+            reward=None if rewards[i] != rewards[i] else rewards[i],
+            advantage=advantages[i],
+            correct=None if batch.signals.correct is None else batch.signals.correct[i],
+            truncated=truncated[i],
+            extras={name: column[i] for name, column in extras.items()},
+        )
+        for i in range(len(batch))
+    ]
 
 
 @dataclass
@@ -72,3 +115,34 @@ class RunOutput:
         with suppress(UserError):  # a full disk, which was reported
             for text in warnings:
                 keep_notice(self.folder, Notice(step, text, "warning"))
+
+
+# Hidden states are large, and follow from the rest.
+LEFT_OUT = ("prompt_hidden_BH", "reference_hidden_BTH", "previous_hidden_BTH")
+
+
+def dump_batch(folder: Path, step: int, batch: Batch | None, why: str) -> str:
+    """`dumps/step-N/`: tensors, and texts with what was said of them. Returns where it is, or why it is nowhere."""
+    where = folder / "dumps" / f"step-{step}"
+    values = {} if batch is None else {f.name: getattr(batch, f.name) for f in fields(batch) if f.name not in LEFT_OUT}
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in values.items() if isinstance(v, torch.Tensor)}
+    rest = {k: v for k, v in values.items() if k not in tensors and v is not None}
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, where / "batch.safetensors")
+        text = json.dumps({"step": step, "why": why, **_plain(rest)}, ensure_ascii=False, indent=1)
+        write_atomically(where / "batch.json", text)
+    except (OSError, SafetensorError) as error:  # what happened is said all the same
+        return f"could not be written: {reason(error)}"
+    return f"is in '{where}'"
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: as text, so that it can be seen."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)

@@ -17,9 +17,8 @@ from vigneron.data.prompts import Row
 from vigneron.policy.logprobs import Critic, ExactKl, Scores, score
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.rank_batches import map_microbatches
-from vigneron.rollout.build import build_rollout
+from vigneron.rollout.build import Rollout, build_rollout
 from vigneron.rollout.on_policy import sampling_of
-from vigneron.rollout.rollout import Rollout
 from vigneron.training.optimizers import Optimized, make_optimizers
 from vigneron.training.update import GradientUpdate, Term
 

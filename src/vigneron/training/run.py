@@ -9,7 +9,7 @@ from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.data.curriculum import Curriculum
 from vigneron.distributed import ranks
-from vigneron.distributed.checks import resume_command
+from vigneron.distributed.launch import resume_command
 from vigneron.errors import NonFinite, UserError, did_you_mean
 from vigneron.policy.model import Policy, Reference
 from vigneron.remote.setup import RemoteWorkers
@@ -26,12 +26,10 @@ from vigneron.training.checkpoint.manifest import damage_explained
 from vigneron.training.checkpoint.read import State, checkpoint_step, load_checkpoint, load_weights
 from vigneron.training.checkpoint.shards import placed
 from vigneron.training.checkpoint.snapshot import take_snapshot
-from vigneron.training.evaluate import evaluate
 from vigneron.training.method import Method, Metrics
-from vigneron.training.metrics import batch_metrics
+from vigneron.training.metrics import batch_metrics, evaluate
 from vigneron.training.model_card import Rows, model_card
-from vigneron.training.nan_dump import dump_batch
-from vigneron.training.output import RunOutput
+from vigneron.training.output import RunOutput, dump_batch
 from vigneron.training.rubric_audit import SecondLook, explain_canaries
 
 

@@ -5,15 +5,28 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from vigneron.errors import UserError, visible
+from vigneron.run_store.curves import Curves, curves_of
+from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.headline_metrics import COMMON
 from vigneron.run_store.metric_table import RUBRIC, SECTIONS, metric
-from vigneron.run_store.rubric_items import HELD_OUT_PREFIX, HELD_OUT_RUBRIC_PREFIX, TRAINING_PREFIX
+from vigneron.run_store.rubric_items import (
+    HELD_OUT_PREFIX,
+    HELD_OUT_RUBRIC_PREFIX,
+    TRAINING_PREFIX,
+    ItemKey,
+    ItemRow,
+    item_rows,
+    items_of,
+    readable_rubric,
+)
+from vigneron.run_store.sample_search import SampleSearch
 from vigneron.run_store.series import Curve
 from vigneron.text import plain
 from vigneron.web.runs import NoSuchRun
@@ -133,3 +146,45 @@ def _by_category(names: Iterable[str]) -> list[Group]:
         prefix = next(p for p in (HELD_OUT_RUBRIC_PREFIX, HELD_OUT_PREFIX, TRAINING_PREFIX) if name.startswith(p))
         by_category.setdefault(name.removeprefix(prefix).split("/")[0], []).append(name)
     return [Group(f"Rubric: {category}", tuple(of), False) for category, of in sorted(by_category.items())]
+
+
+MAX_COUNTED = 20_000
+"""Samples up to which the samples judged by each item are counted, which reads all of them."""
+
+
+def items_of_run(folder: Path) -> list[ItemRow]:
+    """Weak items first. Empty for a run without a rubric."""
+    curves, _ = curves_of(folder)
+    if curves is None:
+        return []
+    try:
+        records = _records(curves)
+    finally:
+        curves.close()
+    rubric = readable_rubric(RunFolder(folder).rubric)
+    rows = item_rows(records, rubric)
+    if any(row.failed for row in rows):
+        rows = item_rows(records, rubric, _judged_counts(folder))
+    return sorted(rows, key=lambda row: not row.weak)
+
+
+def _records(curves: Curves) -> list[Mapping[str, Any]]:
+    """Like the records of metrics.jsonl; of a long run, means over several steps, and sums of failures."""
+    names = [name for name in curves.names() if name.startswith((TRAINING_PREFIX, HELD_OUT_PREFIX))]
+    if not items_of(names) and not items_of(names, HELD_OUT_PREFIX):
+        return []
+    records: dict[float, dict[str, Any]] = {}
+    for name, curve in curves.read(names).items():
+        for step, mean, count in zip(curve.steps, curve.means, curve.counts, strict=True):
+            record = records.setdefault(step, {"step": step})
+            record[name] = mean * count if name.endswith("/failed") else mean
+    return [records[step] for step in sorted(records)]
+
+
+def _judged_counts(folder: Path) -> dict[ItemKey, int]:
+    if not (folder / "samples.sqlite").is_file():
+        return {}
+    with SampleSearch(folder) as store:
+        if not store.has_at_most(MAX_COUNTED):
+            return {}
+        return {ItemKey(*key): count for key, count in store.judged_counts().items()}

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from vigneron.labels.items import BadChoice, Kind
 from vigneron.labels.session import ConflictingLabel, Session, UnknownItem
-from vigneron.web.pages import page, static_routes
+from vigneron.web.serve import page, static_routes
 
 TEMPLATES: dict[Kind, str] = {
     "pairs": "label_compare.html",

@@ -4,10 +4,18 @@ import errno
 import secrets
 import socket
 from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
+from starlette.responses import FileResponse, HTMLResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, visible
 from vigneron.web.guard import Guard
 
 LOOPBACK = "127.0.0.1"
@@ -74,3 +82,27 @@ def _bound(host: str, port: int) -> socket.socket:
         hint = "; choose another --port" if error.errno == errno.EADDRINUSE else ""
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}{hint}") from error
     return listening
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("vigneron", "web/templates"), autoescape=True, undefined=StrictUndefined
+    )
+    environment.filters["visible"] = visible
+    return environment
+
+
+def page(template: str, status: int = 200, **values: Any) -> HTMLResponse:
+    return HTMLResponse(_environment().get_template(template).render(values), status)
+
+
+async def plotly(request: Any) -> FileResponse:
+    """From the installed plotly package: nothing is loaded from the network."""
+    script = Path(str(resources.files("plotly") / "package_data" / "plotly.min.js"))
+    return FileResponse(script, media_type="text/javascript", headers={"Cache-Control": "private, max-age=86400"})
+
+
+def static_routes() -> list[Route | Mount]:
+    folder = str(resources.files("vigneron") / "web" / "static")
+    return [Route("/static/plotly.js", plotly), Mount("/static", StaticFiles(directory=folder))]

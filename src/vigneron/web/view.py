@@ -17,10 +17,9 @@ from vigneron.run_store.rubric_samples import KINDS
 from vigneron.run_store.sample_search import SORTS, WHICH, SampleQuery, SampleSearch
 from vigneron.run_store.samples import Kind
 from vigneron.run_store.status import RunStatus
-from vigneron.web.answers import choice, groups, json_endpoint, number, whole
-from vigneron.web.items import items_of_run
-from vigneron.web.pages import page, static_routes
+from vigneron.web.answers import choice, groups, items_of_run, json_endpoint, number, whole
 from vigneron.web.runs import NoSuchRun, Runs, differences, read_config, written_config
+from vigneron.web.serve import page, static_routes
 
 MAX_RUNS = 12
 """In one plot: more cannot be told apart."""

@@ -14,7 +14,7 @@ from vigneron.errors import UserError
 from vigneron.remote.ray import pool as pools
 from vigneron.remote.ray.cluster import FREE_PERIOD, FREE_PERIOD_MS, Cluster, PoolSpec
 from vigneron.remote.ray.pool import Pool
-from vigneron.remote.ray.splitting import pieces, sample_pieces
+from vigneron.remote.ray.sampler import pieces, sample_pieces
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from vigneron.errors import UserError
 from vigneron.rewards.graders.build import build_grader
-from vigneron.rewards.graders.similarity import longest_common, similarity
+from vigneron.rewards.graders.checks import longest_common, similarity
 from vigneron.rubric.model import AnyItem, JudgeItem
 from vigneron.sources.verdict import Grader, GraderInput, Verdict
 

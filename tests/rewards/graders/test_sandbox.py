@@ -25,8 +25,7 @@ from vigneron.rewards.graders.assertions import NotPlain, decoded, prepared
 from vigneron.rewards.graders.code import CodeGrader, cores, python_code
 from vigneron.rewards.graders.inside import plain
 from vigneron.rewards.graders.runner import find_sandbox, run_test
-from vigneron.rewards.graders.sandbox import Container, Limits
-from vigneron.rewards.graders.seccomp import REFUSED, SOCKET, seccomp_filter
+from vigneron.rewards.graders.sandbox import REFUSED, SOCKET, Container, Limits, seccomp_filter
 from vigneron.rubric.model import CodeItem
 from vigneron.sources.verdict import GraderInput, Verdict
 

@@ -16,9 +16,8 @@ from vigneron.training import loop
 from vigneron.training.callbacks import Silent
 from vigneron.training.checkpoint import write as saving
 from vigneron.training.checkpoint.read import checkpoints
-from vigneron.training.checkpoint.retention import best_checkpoint
 from vigneron.training.checkpoint.snapshot import take_snapshot
-from vigneron.training.checkpoint.write import save_checkpoint, sweep
+from vigneron.training.checkpoint.write import best_checkpoint, save_checkpoint, sweep
 from vigneron.training.run import Run
 from vigneron.training.setup.start import start_run
 

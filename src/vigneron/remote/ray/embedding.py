@@ -12,8 +12,7 @@ from vigneron.config import PoolConfig
 from vigneron.errors import UserError
 from vigneron.remote.ray.cluster import Cluster, PoolSpec
 from vigneron.remote.ray.pool import Member, Pool, PoolActor
-from vigneron.remote.ray.sampler import actors_of
-from vigneron.remote.ray.splitting import chosen, pieces
+from vigneron.remote.ray.sampler import actors_of, chosen, pieces
 from vigneron.sources.embedders import Embedder, SentenceEmbedder, load_embedder
 
 KEY = "scale.embedding"

@@ -7,8 +7,7 @@ from vigneron.config import LocalJudgeConfig, PoolConfig
 from vigneron.errors import UserError
 from vigneron.remote.ray.cluster import Cluster, PoolSpec
 from vigneron.remote.ray.pool import Member, Pool, PoolActor
-from vigneron.remote.ray.sampler import actors_of
-from vigneron.remote.ray.splitting import chosen
+from vigneron.remote.ray.sampler import actors_of, chosen
 from vigneron.sources.client import ChatReply, Failure
 from vigneron.sources.judge_client import JudgeCall
 from vigneron.sources.local_judge import BATCH_SIZE, LocalBackend

@@ -14,9 +14,9 @@ from vigneron.config import Config
 from vigneron.policy.compiling import can_compile, set_compiling
 from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.model import Policy
-from vigneron.remote.ray.cuda_ipc import Handle, gpu_uuid, open_handles
 from vigneron.remote.ray.pool import PoolActor, UnusableActor
 from vigneron.remote.ray.weight_packer import WeightPacker, fingerprint
+from vigneron.remote.ray.weight_sync import Handle, gpu_uuid, open_handles
 from vigneron.rollout.engine.request import Completions, Request
 from vigneron.rollout.engine.sample import sampler_of
 

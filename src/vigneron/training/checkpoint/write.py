@@ -1,11 +1,13 @@
 """Writing checkpoints off the training thread: one at a time, whole or not there."""
 
 import json
+import math
 import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -14,13 +16,54 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, reason
-from vigneron.files import sha256_of, sync
+from vigneron.files import sha256_of, sync, write_atomically, writing
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.model import Policy
-from vigneron.training.checkpoint.read import MANIFEST, MEMORY, SCALARS, TENSORS
-from vigneron.training.checkpoint.retention import Keep, prune
+from vigneron.run_store.metric_table import lower_is_better
+from vigneron.training.checkpoint.read import MANIFEST, MEMORY, SCALARS, TENSORS, checkpoint_step, checkpoints
 from vigneron.training.checkpoint.shards import check_there, write_shards
 from vigneron.training.checkpoint.snapshot import Snapshot
+
+BEST = "best.json"
+
+
+@dataclass(frozen=True)
+class Keep:
+    last: int
+    best: str | None = None
+    """The name of a figure, as in metrics.jsonl."""
+
+
+def best_checkpoint(folder: Path, figure: str) -> tuple[Path, float] | None:
+    """The best of those that are there and were evaluated, the earlier of equal ones. Each carries its figures: a kill
+    between a save and a look back loses nothing."""
+    sign = -1 if lower_is_better(figure) else 1
+    found = [(path, value) for path in checkpoints(folder) if (value := _figure(path, figure)) is not None]
+    return max(found, key=lambda pair: (sign * pair[1], -checkpoint_step(pair[0])), default=None)
+
+
+def prune(folder: Path, keep: Keep) -> None:
+    best = best_checkpoint(folder, keep.best) if keep.best is not None else None
+    if keep.best is not None and best is not None:
+        record = {"step": checkpoint_step(best[0]), "figure": keep.best, "value": best[1]}
+        with writing(folder / BEST):
+            write_atomically(folder / BEST, json.dumps(record) + "\n")
+    for old in checkpoints(folder)[: -keep.last]:
+        if best is None or old != best[0]:
+            # Under a name that is swept, should the process end in the middle.
+            going = old.with_name(f".{old.name}.draft")
+            shutil.rmtree(going, ignore_errors=True)
+            old.rename(going)
+            shutil.rmtree(going, ignore_errors=True)
+
+
+def _figure(path: Path, figure: str) -> float | None:
+    try:
+        scalars: Any = json.loads((path / SCALARS).read_text(encoding="utf-8"))
+        value = float(scalars["figures"][figure])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return value if math.isfinite(value) else None
 
 
 @dataclass

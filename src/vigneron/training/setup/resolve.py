@@ -13,8 +13,7 @@ from vigneron.recipe import recipe_names
 from vigneron.run_data.load import Data
 from vigneron.run_store.folder import RunFolder, default_runs_folder
 from vigneron.sources.client import base_url
-from vigneron.training.checkpoint.read import checkpoints
-from vigneron.training.checkpoint.select import checkpoint_to_look_at
+from vigneron.training.checkpoint.read import checkpoint_to_look_at, checkpoints
 
 # Compiling takes half a minute: shorter runs are over sooner without.
 COMPILE_FROM_STEPS = 200

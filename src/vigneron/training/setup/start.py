@@ -7,7 +7,7 @@ from typing import Any
 
 from vigneron.config import Config
 from vigneron.distributed import ranks
-from vigneron.distributed.checks import check_ranks
+from vigneron.distributed.launch import check_ranks
 from vigneron.errors import UserError
 from vigneron.files import write_atomically
 from vigneron.policy.compiling import can_compile
@@ -24,8 +24,7 @@ from vigneron.training.alerts import History
 from vigneron.training.async_rollout import check_staleness
 from vigneron.training.callbacks import View
 from vigneron.training.checkpoint.manifest import damage_explained
-from vigneron.training.checkpoint.read import SCALARS, checkpoint_step, read_scalars
-from vigneron.training.checkpoint.select import checkpoint_to_resume, set_aside
+from vigneron.training.checkpoint.read import SCALARS, checkpoint_step, checkpoint_to_resume, read_scalars, set_aside
 from vigneron.training.checkpoint.write import sweep
 from vigneron.training.run import Run
 from vigneron.training.setup.build import Build, build_run
