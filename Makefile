@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python
 
-.PHONY: setup demo test test-slow test-cluster soak lint types format bench-setup bench bench-gpu clean
+.PHONY: setup demo test test-slow test-cluster soak lint types format docs bench-setup bench bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -24,7 +24,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt Makefile
 demo: setup
 	$(BIN)/vigneron demo
 
-# Two processes, one thread each: on two cores half of the time, and no test depends on another.
+# Two processes, one thread each. The tests of a file share what its fixtures train, so a file stays in one process; the longest
+# files come first (tests/conftest.py).
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12
 
 test: setup
@@ -33,11 +34,11 @@ test: setup
 test-slow: setup
 	$(PYTEST) -m "slow and not cluster"
 
-# More of the several processes and nodes: every number of ranks, every way to die.
+# Several processes and nodes: every number of ranks, every way for one to die.
 test-cluster: setup
 	$(PYTEST) -m cluster
 
-# Long, and bounded: kills, then hostile input. docs/reliability.md has what they came to.
+# Long, and bounded: kills, then hostile input. docs/results/reliability.md has the results.
 soak: setup
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.fuzz
@@ -52,6 +53,11 @@ types: setup
 format: setup
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
+
+# The pages that are generated from the code.
+docs: setup
+	$(BIN)/python -m vigneron.config.page
+	$(BIN)/python -m vigneron.report.metrics_page
 
 # An environment of its own: what the peers pin cannot touch the package's.
 bench-setup: $(BENCH_VENV)/.ready

@@ -1,4 +1,4 @@
-"""The study of docs/guides/grape.md: GRAPE with revisions, GRAPE with fresh answers only, GRPO on the summed score.
+"""The study of docs/results/grape.md: GRAPE with revisions, GRAPE with fresh answers alone, GRPO on the summed score.
 
 python -m benchmarks.grape_study plan QUEUE                  the list of its runs, for `python -m benchmarks.study work`
 python -m benchmarks.grape_study show RUNS [--figure FILE]   its tables and figure; RUNS: a folder, or an archive

@@ -10,11 +10,11 @@ how often it scores a written answer above a bad one of the same question (0.5 i
 import argparse
 from collections.abc import Sequence
 
-from vigneron.commands.rubric_try import Tried, tried_answers
+from vigneron.commands.rubric_try import ScoredAnswer, score_answers
 from vigneron.config import LocalJudgeConfig
 from vigneron.data.tasks import load_task
 from vigneron.rewards.rubric_build import Graders
-from vigneron.rubric.live_rubric import StandingBook
+from vigneron.rubric.live_rubric import FixedRubric
 from vigneron.rubric.read import read_rubric
 
 CATEGORY, ITEM = "explanations", "true reason"
@@ -44,10 +44,10 @@ def main() -> None:
     rubric = read_rubric("study")
     category = rubric.categories[CATEGORY]
     only = category.model_copy(update={"items": [item for item in category.items if item.name == ITEM]})
-    book = StandingBook(rubric.model_copy(update={"categories": {CATEGORY: only}}), {CATEGORY})
+    fixed = FixedRubric(rubric.model_copy(update={"categories": {CATEGORY: only}}), {CATEGORY})
     graders = Graders(judge, where="judge")
     rows = answers()
-    tried = tried_answers(rows, book, graders)
+    tried = score_answers(rows, fixed, graders)
     graders.stop()
     scores = {kind: of_kind(rows, tried, kind, "score") for kind in KINDS}
     print("| answer | score | smallest | largest | confidence | below the written answer |\n|---|---|---|---|---|---|")
@@ -61,7 +61,7 @@ def main() -> None:
     print(f"{len(rows) // len(KINDS)} questions")
 
 
-def of_kind(rows: Sequence[dict[str, str]], tried: Sequence[Tried], kind: str, figure: str) -> list[float]:
+def of_kind(rows: Sequence[dict[str, str]], tried: Sequence[ScoredAnswer], kind: str, figure: str) -> list[float]:
     return [one.items[ITEM][figure] for row, one in zip(rows, tried, strict=True) if row["kind"] == kind]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from vigneron.config.judges import EndpointJudgeConfig
 from vigneron.sources.answer_cache import AnswerCache
-from vigneron.sources.judges import Asked, Conversation, build_judge
+from vigneron.sources.judges import Conversation, JudgePrompts, build_judge
 
 VERDICT = json.dumps({"reasoning": "It says what was asked for.", "score": 0.75, "confidence": 0.9})
 MESSAGE = {"role": "assistant", "content": VERDICT}
@@ -77,13 +77,13 @@ def slow_endpoint(latency_s: float) -> Iterator[str]:
             process.join()
 
 
-def asked(sample: int, item: int) -> Asked:
+def asked(sample: int, item: int) -> JudgePrompts:
     shown = f"Question {sample}. " + "The response goes on for a while. " * 20 + f"Item {item}."
 
     def score(critique: str) -> Conversation:
         return ("system", "Score the response as JSON."), ("user", f"{shown}\n{critique}")
 
-    return Asked((("system", "Criticise the response."), ("user", shown)), score)
+    return JudgePrompts((("system", "Criticise the response."), ("user", shown)), score)
 
 
 def seconds(load: Load) -> float:

@@ -1,4 +1,4 @@
-"""The tables of docs/guides/scale.md: predictions of the cost model and the simulator, and measurements.
+"""The tables of docs/results/scale.md: predictions of the cost model and the simulator, and measurements.
 
 python -m benchmarks.scale_plan [--write]     prints them; --write puts them into the page
 """
@@ -30,7 +30,7 @@ from benchmarks.simulator.predict import (
     trace_of,
 )
 
-PAGE = Path(__file__).parent.parent / "docs" / "guides" / "scale.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "scale.md"
 GB = 1e9
 
 
@@ -73,7 +73,7 @@ def processes() -> str:
         return "Not measured yet: `python -m benchmarks.scale_points` adds them where `vigneron train` knows `--nproc`."
     one = found.get("1")
     rows = [(n, f"{s:.3g}", f"{one / s:.2f}" if one else "") for n, s in found.items()]
-    return table(("processes", "s/step measured", "times as fast as one"), rows)
+    return table(("processes", "s/step measured", "speed-up over one"), rows)
 
 
 def _named(setting: Setting) -> tuple[str, str, str]:
@@ -90,7 +90,7 @@ def memory() -> str:
         cells = (f"{size / GB:.0f}" for size in vars(found).values())
         rows.append((*_named(setting), str(setting.shard), *cells, f"{found.total / GB:.0f}", fits))
     header = ("model", "GPUs", "sampler", "shard", "sharded state", "replicated state", "reference", "sampling copy")
-    return table((*header, "cache", "activations", "GB in all", "of 141"), rows)
+    return table((*header, "KV cache", "activations", "total GB", "of 141"), rows)
 
 
 def steps() -> str:
@@ -139,7 +139,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(page: str) -> str:
-    """The page with every table updated; each is between its own two markers."""
+    """The page with every table up to date. Each table is between its own two marks."""
     for name, made in TABLES.items():
         before, opening, rest = page.partition(f"<!-- {name} -->\n")
         _, closing, after = rest.partition(f"\n<!-- end of {name} -->")

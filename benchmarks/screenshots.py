@@ -1,7 +1,7 @@
 """Screenshots of the pages for the docs, light and dark: python -m benchmarks.screenshots
 
-Trains two short runs with the bundled model, unless --runs is a folder that has them. Curves are those of the study of
-docs/results/pgsrm.md. To add a page, add a `Shot`.
+Two short real runs are made with the bundled model, unless --runs names a folder that has them already. Curves are
+those of the study of docs/results/pgsrm.md. Another page is one more `Shot`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from benchmarks.browser import chromium, reason_to_skip, served
-from vigneron.commands.label import Asked, open_session
+from vigneron.commands.label import LabelOptions, open_session
 from vigneron.report.html import write_report
 from vigneron.run_store.archive import unpacked
 from vigneron.web.label import label_app
@@ -69,7 +69,7 @@ def _label(**asked: Any) -> Callable[[Path], Starlette]:
 
     def app(runs: Path) -> Starlette:
         out = Path(mkdtemp()) / ("people.csv" if asked.get("scores") else "pairs.jsonl")
-        what = Asked(runs / "grape-study", out, labeller="ann", **asked)
+        what = LabelOptions(runs / "grape-study", out, labeller="ann", **asked)
         return label_app(open_session(what, print), what.kind)
 
     return app

@@ -1,15 +1,20 @@
 """Fixtures that every test folder shares."""
 
 import json
+import random
 import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from transformers import AutoModelForCausalLM, GPT2Config
 
+from support import shape_checks  # noqa: F401
 from support.browser import browser, browser_page  # noqa: F401
+from support.resuming import trained_once  # noqa: F401
 from support.tiny_models import VOCABULARY, byte_tokenizer, tiny_model, tiny_policy
 from vigneron.policy.model import Policy
 
@@ -17,9 +22,42 @@ from vigneron.policy.model import Policy
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Property tests draw the same examples in every run.
+settings.register_profile("vigneron", derandomize=True, deadline=None, database=None)
+settings.load_profile("vigneron")
+
+# Files that take long come first: a process that has one of them is not the last to finish.
+LONGEST = (
+    "test_demo",
+    "test_kills",
+    "test_readme",
+    "test_ranked_runs",
+    "test_ranked_methods",
+    "test_preferences_run",
+    "test_critic_runs",
+    "test_transformers_serve",
+    "test_resume",
+    "test_grpo_run",
+    "test_vllm",
+    "test_view_browser",
+    "test_grape_run",
+    "test_loop",
+    "test_judges",
+    "test_verbs",
+    "test_sandbox",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: with two processes the others run beside it."""
-    items.sort(key=lambda item: "test_demo" not in item.nodeid)
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws does not depend on those before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(params=["gpt2", "llama", "qwen"])

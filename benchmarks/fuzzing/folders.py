@@ -157,7 +157,7 @@ def _use_samples(run: Path) -> None:
         try:
             for at in store.steps("eval"):
                 store.page(step=at, kind="eval")
-            store.times_asked()
+            store.judged_counts()
             if not read_only:
                 store.forget_after(0)
         finally:

@@ -14,7 +14,7 @@ import yaml
 from benchmarks.fuzzing.mutations import as_bytes, changed_bytes, changed_text, changed_tree, garbage
 from vigneron.config import Config
 from vigneron.recipe import check_config, config_yaml, load_config, parse_yaml, recipe_names, recipe_text
-from vigneron.rubric.formats.convert import Options, converted
+from vigneron.rubric.formats.convert import Options, convert
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import example_names, normalised, read_rubric, rubric_text, rubric_version
 from vigneron.rubric.rows import check_rubric_rows
@@ -144,7 +144,7 @@ def rubric_case(random: Random, folder: Path) -> Case:
 
 
 def _use(rubric: Rubric) -> None:
-    from vigneron.rubric.formats.written import rubric_file_text
+    from vigneron.rubric.formats.vigneron_write import rubric_file_text
 
     assert rubric_version(normalised(rubric)[0])
     rubric_file_text(rubric, json_form=False)
@@ -159,7 +159,7 @@ def _foreign_rubric_case(random: Random, folder: Path) -> Case:
     target = random.choice((("vigneron", "ours.yaml"), ("openai", "o.json"), ("verifiers", "v.json")))
 
     def case() -> None:
-        converted(path, source, folder / target[1], target[0], Options())
+        convert(path, source, folder / target[1], target[0], Options())
 
     return case
 

@@ -1,4 +1,4 @@
-"""Text: normalisation for comparison, safe display, CSV cells."""
+"""Text utilities: normalisation for comparison, simple statistics, CSV cells, safe display."""
 
 import re
 import unicodedata
@@ -22,7 +22,7 @@ def normalise(text: str) -> str:
 
 
 def letters_only(text: str) -> str:
-    """As the released PGSRM code embeds: lowercase, everything but letters and the spaces between words removed."""
+    """Lowercase letters and single spaces only, as in the released PGSRM code."""
     kept = "".join(c if c.isalpha() or c.isspace() else "" for c in text.lower())
     return " ".join(kept.split())
 
@@ -39,7 +39,7 @@ def repetition(text: str) -> float:
 
 
 def length_ratio(text: str, answer: str) -> float:
-    """Words of a text for each word of the answer."""
+    """The text's number of words over the answer's."""
     return len(words(text)) / max(1, len(words(answer)))
 
 
@@ -62,14 +62,16 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def to_cell(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and _risky(value) else value
+    """A CSV cell that a spreadsheet does not run as a formula: prefixed with a quote."""
+    return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
 
 
 def of_cell(value: Any) -> Any:
-    return value[1:] if isinstance(value, str) and value.startswith("'") and _risky(value) else value
+    """The inverse of `to_cell`."""
+    return value[1:] if isinstance(value, str) and value.startswith("'") and _is_formula(value) else value
 
 
-def _risky(text: str) -> bool:
+def _is_formula(text: str) -> bool:
     """Whether a spreadsheet would read the text as a formula, after any leading quotes."""
     return text.lstrip("'").startswith(FORMULA)
 

@@ -155,8 +155,8 @@ class TestReward:
         [
             ("missing.txt", ("there is no file 'missing.txt'",)),
             ("missing.txt.gz", ("there is no file 'missing.txt.gz'",)),
-            ("wordlama", ("'wordlama' is no embedder", "did you mean 'wordllama'?")),
-            ("./nowhere", ("'./nowhere' is no embedder",)),
+            ("wordlama", ("unknown embedder 'wordlama'", "did you mean 'wordllama'?")),
+            ("./nowhere", ("'./nowhere' unknown embedder",)),
             ("empty-folder", ("empty-folder' is not a sentence-transformers model",)),
             ("bad.txt", ("bad.txt', line 1 is not Numberbatch's header",)),
             ("short.txt", ("short.txt', line 2 does not hold 3 numbers",)),

@@ -70,13 +70,13 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
         recipe = recipe_with_parent(tmp_path, tiny_folder, server.url, reward=reward)
         limit = "parent.missing_limit=0.1"
         said = [vigneron("validate", recipe, limit)]
-        assert "the parent grape: 0 answers in the cache, 14 to ask" in said[0].out
+        assert "parent grape: 0 answers in the cache, 14 to request" in said[0].out
         assert server.seen == [], "validate asks nothing"
 
         said.append(vigneron("parent", recipe, limit, "--show", "5", "--out", "answers.jsonl"))
         out = said[-1].out
         assert said[-1].code == 0, said[-1]
-        assert "asked 14/14" in out
+        assert "answers 14/14" in out
         assert re.search(r"say w0: +W0!", out)
         assert "missing: its reply 'two\\nlines': it had more than one line" in " ".join(out.split())
         assert "… and 9 more (--show 14)" in out
@@ -91,7 +91,7 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
 
         asked = len(server.seen)
         said.append(vigneron("validate", recipe, limit))
-        assert "13 answers in the cache, 1 to ask" in said[-1].out
+        assert "13 answers in the cache, 1 to request" in said[-1].out
         said.append(vigneron("train", recipe, limit, "--name", "one"))
         assert said[-1].code == 0, said[-1]
         assert "1 of 14 prompts got no answer and are dropped: 'say w3: '" in said[-1].out
@@ -113,7 +113,7 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
 
         recorded = ["data.train=answers.jsonl", "data.held_out=answers.held_out.jsonl", "parent=null"]
         said.append(vigneron("validate", recipe, *recorded))
-        assert "is valid: 11 prompts to train on, 2 held out" in said[-1].out
+        assert "is valid: 11 training rows, 2 held out" in said[-1].out
     assert any(seen.headers["authorization"] == f"Bearer {KEY}" for seen in server.seen)
     assert KEY.encode() not in all_bytes(tmp_path)
     assert KEY not in "".join(answer.out + answer.err for answer in said)
@@ -173,7 +173,7 @@ def test_a_task_asks_with_its_own_instruction(tmp_path: Path) -> None:
     assert re.search(r"The opposite of 'hot' is +unhot", answer.out)
     # What it says to train on the written files is a command that can be run.
     (command,) = re.findall(r"^train  vigneron train (.*)$", answer.out, flags=re.M)
-    assert "is valid: 254 prompts to train on, 126 held out" in vigneron("validate", *command.split()).out
+    assert "is valid: 254 training rows, 126 held out" in vigneron("validate", *command.split()).out
     assert server.seen[0].body["messages"][0]["content"].startswith("You give the opposite of a word.")
     asked = [seen.body["messages"][1]["content"] for seen in server.seen]
     words = [row["word"] for part in ("train", "held_out") for row in load_task("antonyms").rows(part)]
@@ -190,7 +190,7 @@ def test_ctrl_c_leaves_what_was_answered(tmp_path: Path) -> None:
         recipe = recipe_with_parent(tmp_path, "smollm2-135m", server.url, count=100)
         answer = vigneron("parent", recipe, "parent.concurrency=2", "parent.missing_limit=0.1")
     assert answer.code == 130, answer
-    kept = re.search(r"stopped: (\d+) answers are kept, (\d+) are left to ask", answer.out)
+    kept = re.search(r"stopped: (\d+) answers are cached, (\d+) are left to request", answer.out)
     assert kept, answer
     missing = 1  # w3, which cannot be read
     assert int(kept[1]) + missing == len({seen.body["messages"][1]["content"] for seen in server.seen}) < 30
@@ -245,4 +245,4 @@ def test_exact_repeats_are_left_out_and_said_so(tmp_path: Path) -> None:
     answer = vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data))
     assert answer.code == 0, answer
     assert "repeats.jsonl': 2 duplicate rows are dropped" in answer.out
-    assert "3 prompts to train on" in answer.out
+    assert "3 training rows" in answer.out

@@ -44,7 +44,7 @@ def test_more_ranks_and_sharded_weights(alone: Found, tmp_path: Path, count: int
 @pytest.mark.slow
 def test_products_in_bfloat16_with_sharded_weights(tmp_path: Path) -> None:
     """In processes of their own: a CPU without bfloat16 makes torch multiply in another way ever after."""
-    alone = of_ranks(tmp_path / "alone", 1, 1, "--halves")
-    together = of_ranks(tmp_path / "together", 2, 2, "--halves")
+    alone = of_ranks(tmp_path / "alone", 1, 1, halves=True)
+    together = of_ranks(tmp_path / "together", 2, 2, halves=True)
     assert set(together) == set(IN_HALVES)
     check_near(alone, together, share=0.01)

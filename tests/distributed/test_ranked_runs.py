@@ -1,14 +1,18 @@
 """Runs of several processes, by the command line: they end as one process would, die cleanly, and go on with fewer or
 more."""
 
+import importlib.metadata
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,9 +20,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from support import SUPPORT
+from support import SUPPORT, command_line, fault_runs
 from support.processes import begun, vigneron
 from support.tiny_runs import tiny_recipe, write_data
+from vigneron.training.setup import start as starting
 
 AT_LENGTH = [pytest.mark.slow, pytest.mark.cluster]
 REWARD = """
@@ -66,6 +71,13 @@ def place(tmp_path: Path, tiny_folder: Path) -> Path:
     return tmp_path
 
 
+def one(place: Path, *arguments: str) -> None:
+    """One rank, as a process that the fork server starts."""
+    with chdir(place), patch.object(sys, "path", [str(place), *sys.path]):
+        log = place / "log"
+        assert fault_runs.exit_code(fault_runs.command, str(log), list(arguments)) == 0, log.read_text()
+
+
 def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -85,7 +97,7 @@ def check_the_same(run: Path, other: Path) -> None:
 
 
 def test_two_processes_end_as_one_does(place: Path) -> None:
-    vigneron(place, "train", "tiny.yaml", "--name", "one")
+    one(place, "train", "tiny.yaml", "--name", "one")
     out, err = vigneron(place, "train", "tiny.yaml", "--name", "two", "--nproc", "2")
     words = [line.split()[0] for line in out.splitlines()]
     assert [w for w in words if not w.endswith(":")] == [*["step"] * 6, "run", "report", "talk", "look"]
@@ -107,7 +119,7 @@ def test_two_processes_end_as_one_does(place: Path) -> None:
 )
 def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list[str], after: list[str]) -> None:
     """A rank dies in the fifth step; the run ends with its last checkpoint whole, and goes on from it."""
-    vigneron(place, "train", "tiny.yaml", "--name", "whole")
+    one(place, "train", "tiny.yaml", "--name", "whole")
     run = place / "runs" / "cut"
     if before:
         (place / "kill").write_text("6")  # the first evaluation asks for a reward too, and the one after step 3
@@ -124,7 +136,7 @@ def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["model"]["compile"] = True  # as `auto` is resolved on a GPU, whoever goes on
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    vigneron(place, "resume", "runs/cut", *after)
+    (vigneron if "--nproc" in after else one)(place, "resume", "runs/cut", *after)
     check_the_same(run, place / "runs" / "whole")
 
 
@@ -189,19 +201,28 @@ def test_a_reward_that_is_not_finite_is_passed_over_by_all_ranks(place: Path) ->
     assert records(place / "runs" / "r")[-1]["steps_skipped"] == 1
 
 
-def test_bad_input_is_one_line(place: Path) -> None:
-    def said(*arguments: str) -> str:
-        _, err = vigneron(place, *arguments, code=2)
+def test_bad_input_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*arguments: str, by_ranks: bool = False) -> str:
+        """In this process, where no ranks are started."""
+        if by_ranks:
+            _, err = vigneron(place, *arguments, code=2)
+        else:
+            answer = command_line.vigneron(*arguments)
+            assert answer.code == 2
+            err = answer.err
         assert err.startswith("error: ")
         assert err.count("\n") == 1, err
         return err
 
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(str(place))
     assert "17 ranks have only 16 samples a step" in said("train", "tiny.yaml", "--nproc", "17")
     assert "scale.shard: 3 ranks are not a multiple of 2" in said("train", "tiny.yaml", "--nproc", "3", "scale.shard=2")
     constraint = ("method={name: trpo, form: constraint}", "optimizer={}", "scale.shard=2")
-    assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2")
+    assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2", by_ranks=True)
     assert "staleness" in said("train", "tiny.yaml", "scale.staleness=1")
-    compiled = said("train", "tiny.yaml", "model.compile=true", "scale.shard=2", "--nproc", "2")
+    monkeypatch.setattr(starting, "_join", lambda *_: None)  # as a rank of two
+    compiled = said("train", "tiny.yaml", "model.compile=true", "scale.shard=2")
     assert "no effect on weights that ranks share" in compiled
 
 
@@ -210,7 +231,6 @@ def test_bad_input_is_one_line(place: Path) -> None:
     [
         ("none", None),
         ("model", "rank 1: model: the folder"),
-        ("version", "rank 1, on "),
         pytest.param("weights", "has other weights here than on rank 0", marks=AT_LENGTH),
         pytest.param(
             "shapes", "weight names or shapes differ from those on rank 0: model.embed_tokens.weight", marks=AT_LENGTH
@@ -218,7 +238,7 @@ def test_bad_input_is_one_line(place: Path) -> None:
     ],
 )
 def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, expected: str | None) -> None:
-    """Its node has no files of the model, others, or another version of a package: nothing begins, a line says why."""
+    """Its node has no files of the model, or others: nothing begins, a line says why."""
     if what in ("model", "weights", "shapes") and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
     recipe = yaml.safe_load((place / "tiny.yaml").read_text()) | {"steps": 1, "eval_every": 0}
@@ -240,5 +260,31 @@ def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, e
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, done.stderr
     assert expected in lines[0]
-    assert what != "version" or "has transformers 5.0.1" in lines[0]
+    assert not (place / "runs" / "odd").exists()
+
+
+def train_with_odd_version(log: str, words: list[str]) -> None:
+    """As a rank; the second one's node has another version of a package."""
+    if os.environ["RANK"] == "1":
+        known = importlib.metadata.version
+        importlib.metadata.version = lambda name: "5.0.1" if name == "transformers" else known(name)
+    fault_runs.command(log, words)
+
+
+def test_a_rank_with_another_version_of_a_package(place: Path) -> None:
+    words = ["train", "tiny.yaml", "steps=1", "eval_every=0", "--name", "odd"]
+    logs = [place / f"rank-{rank}.log" for rank in range(2)]
+    with chdir(place), patch.object(sys, "path", [str(place), *sys.path]):
+        processes = [
+            fault_runs.started(
+                train_with_odd_version, str(log), words, environment=fault_runs.environment_of(rank, 2, place)
+            )
+            for rank, log in enumerate(logs)
+        ]
+        for process in processes:
+            process.join(120)
+    said = "".join(log.read_text() for log in logs)
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert "rank 1, on " in line
+    assert "has transformers 5.0.1" in line
     assert not (place / "runs" / "odd").exists()

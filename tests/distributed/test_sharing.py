@@ -17,7 +17,7 @@ from vigneron.errors import UserError
 from vigneron.policy.rank_batches import assign_ranks, balanced_owners
 from vigneron.recipe import changed_config, check_config, load_config
 from vigneron.rewards.build import build_reward
-from vigneron.sources.placement import NOWHERE
+from vigneron.sources.placement import NOT_LOADED
 from vigneron.training.setup import start as starting
 
 sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=24)
@@ -116,4 +116,4 @@ def test_a_rank_that_asks_nobody_loads_no_model_of_a_reward(kind: str, tmp_path:
     if kind != "semantic":
         with pytest.raises(UserError, match="nowhere"):
             build_reward(found, lambda **columns: [])
-    build_reward(found, lambda **columns: [], places=NOWHERE)
+    build_reward(found, lambda **columns: [], placement=NOT_LOADED)

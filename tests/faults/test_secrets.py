@@ -1,14 +1,13 @@
 """Row 24 of the fault table: a canary for a key, in every place a key can come from, and in no file and no output."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support import fault_runs
 from support.command_line import vigneron, write_jsonl, write_recipe
 from support.judged_runs import recipe_file
 from support.servers import Seen, Sent, chat, refusal, serving, verdict
@@ -91,7 +90,7 @@ def test_a_secret_in_an_address_is_refused_and_not_repeated(
     monkeypatch.setenv("OPENAI_BASE_URL", url)
     said.append(vigneron("train", recipe))
     assert [answer.code for answer in said] == [2, 2, 2, 2]
-    assert "OPENAI_BASE_URL should hold no user, password or query" in said[-1].err
+    assert "OPENAI_BASE_URL should have no user, password or query" in said[-1].err
     assert PASSWORD in in_recipe
     assert_nowhere(tmp_path, *map(all_of, said))
 
@@ -121,16 +120,13 @@ def test_an_exception_with_the_key_in_it(tmp_path: Path, tiny_folder: Path, monk
 def test_a_traceback_of_debug_has_no_key(tmp_path: Path, tiny_folder: Path, status: int) -> None:
     with serving(lambda seen, n: refusal(status, f"wrong key {seen.headers['authorization']}")) as server:
         recipe = recipe_with_parent(tmp_path, tiny_folder, server.url)
-        done = subprocess.run(
-            [sys.executable, "-m", "vigneron", "--debug", "train", str(recipe), "parent.missing_limit=0"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={**os.environ, "OPENAI_LOG": "debug", "HF_TOKEN": PASSWORD},
-        )
-    assert "Traceback" in done.stderr
-    assert f"answered {status}" in done.stderr
-    assert_nowhere(tmp_path, done.stdout, done.stderr)
+        log = tmp_path / "log"
+        words = ["--debug", "train", str(recipe), "parent.missing_limit=0"]
+        given = {"OPENAI_LOG": "debug", "HF_TOKEN": PASSWORD}
+        fault_runs.started(fault_runs.command, str(log), words, environment=given).join(120)
+    assert "Traceback" in log.read_text()
+    assert f"answered {status}" in log.read_text()
+    assert_nowhere(tmp_path, log.read_text())
 
 
 def test_what_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def slow_recipe(tmp_path: Path, model: Path, seconds: float, **changes: object) 
     return fault_runs.write_recipe(tmp_path, model, "grpo", eval_every=0, reward=reward, **changes)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_row_3_the_step_is_finished_and_saved_and_the_run_goes_on_later(
     tmp_path: Path, tiny_folder: Path, number: signal.Signals
 ) -> None:

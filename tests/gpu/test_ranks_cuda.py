@@ -19,14 +19,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.mark.parametrize("shard", [1, 2])
 def test_every_method_by_two_ranks(alone: Found, tmp_path: Path, shard: int) -> None:
-    together = of_ranks(tmp_path, 2, shard, "--device", "cuda")
+    together = of_ranks(tmp_path, 2, shard, device="cuda")
     assert set(CASES) - set(together) == (set() if shard == 1 else {"trpo, constraint"})
     check_the_same(alone, together)
 
 
 @pytest.mark.parametrize("shard", [1, 2])
 def test_products_in_bfloat16(tmp_path: Path, shard: int) -> None:
-    alone = of_ranks(tmp_path / "alone", 1, 1, "--device", "cuda", "--halves")
-    together = of_ranks(tmp_path / "together", 2, shard, "--device", "cuda", "--halves")
+    alone = of_ranks(tmp_path / "alone", 1, 1, device="cuda", halves=True)
+    together = of_ranks(tmp_path / "together", 2, shard, device="cuda", halves=True)
     assert set(together) == set(IN_HALVES)
     check_near(alone, together, share=0.02)

@@ -4,6 +4,9 @@ Processes are forked from one that has imported everything: a kill costs a secon
 """
 
 import codecs
+import importlib
+import io
+import json
 import multiprocessing
 import os
 import resource
@@ -11,14 +14,22 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
-from support.tiny_runs import tiny_recipe, write_data
+from support import TESTS
+from support.tiny_runs import held_out_of, tiny_recipe, write_data
 from vigneron import api
+from vigneron.distributed import ranks
+from vigneron.errors import UserError
+from vigneron.run_store.folder import RunFolder
 
 VOWELS = "aeiouAEIOU"
 RUBRIC = {
@@ -81,16 +92,12 @@ def write_recipe(folder: Path, model: Path, name: str, **changes: Any) -> Path:
 
 
 def _data_for(folder: Path, name: str) -> Path:
-    from support.tiny_runs import held_out_of
-
     data = write_data(folder)
     if name in OF_PAIRS or name == "score_model":
         for file in (data, held_out_of(data)):
             rows = [yaml.safe_load(line) for line in file.read_text().splitlines()]
             for number, row in enumerate(rows):
                 row |= {"score": number / 10} if name == "score_model" else {"chosen": row["answer"], "rejected": "no"}
-            import json
-
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return data
 
@@ -143,28 +150,70 @@ def exit_code(target: Any, *arguments: Any, timeout: float = 120) -> int:
     return process.exitcode
 
 
-def started(target: Any, *arguments: Any) -> BaseProcess:
+def started(target: Any, *arguments: Any, environment: Mapping[str, str] | None = None) -> BaseProcess:
+    """A process of the fork server, with this process's environment and what is given beside it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vigneron.api", "support.fault_runs", "peft"])
-    process = context.Process(target=target, args=arguments, daemon=True)
+    context.set_forkserver_preload(["support.preloaded"])
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with patch.dict(os.environ, PYTHONPATH=path):  # else the server cannot import what is preloaded, and says nothing
+        forkserver.ensure_running()
+    process = context.Process(
+        target=_with_environment, args=({**os.environ, **(environment or {})}, target, arguments), daemon=True
+    )
     process.start()
     return process
 
 
-def command(log: str, words: list[str], limit: tuple[int, int] | None = None, uid: int | None = None) -> None:
-    """`vigneron WORDS…` as a process of its own, what it says in a file; under a limit or as another user if given."""
+def _with_environment(environment: dict[str, str], target: Any, arguments: tuple[Any, ...]) -> None:
+    """The fork server keeps the environment that it was started with."""
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*arguments)
+
+
+def lock(folder: str) -> None:
+    """Exits with 3 where another process trains in the folder."""
+    try:
+        RunFolder.open(folder).lock()
+    except UserError as error:
+        sys.exit(3 if "another process is training" in str(error) else 4)
+
+
+def environment_of(rank: int, count: int, place: Path) -> dict[str, str]:
+    """As `--nproc` sets it for a rank."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    rendezvous = {ranks.RENDEZVOUS: f"file://{place}/rendezvous"} if count > 1 else {}
+    return {name: str(number) for name, number in numbers.items()} | rendezvous
+
+
+def logged(log: str, target: Any, arguments: tuple[Any, ...]) -> None:
+    """What it prints is in a file."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    target(*arguments)
+
+
+def command(log: str, words: list[str], limit: tuple[int, int] | None = None, uid: int | None = None) -> None:
+    """`vigneron WORDS…` as a process of its own, what it says in a file; under a limit or as another user if given."""
+    logged(log, _command, (words, limit, uid))
+
+
+def _command(words: list[str], limit: tuple[int, int] | None, uid: int | None) -> None:
+    from vigneron.cli.main import main
+
     if limit is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write fails, as on a full disk
         resource.setrlimit(limit[0], (limit[1], limit[1]))
     if uid is not None:
-        codecs.lookup("utf-8-sig")  # loaded when it is first needed, from where somebody else may not read
+        # What is imported when it is first needed may lie where the other user may not read: a failing command first.
+        codecs.lookup("utf-8-sig")
+        importlib.import_module("rich._emoji_codes")
+        sys.argv = ["vigneron", "resume", "no-such-run"]
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit):
+            main()
         os.setgid(uid)
         os.setuid(uid)
-    from vigneron.cli.main import main
-
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["vigneron", *words]
     main()

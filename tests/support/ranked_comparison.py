@@ -2,33 +2,38 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from support import TESTS
+from support import fault_runs
+from support.ranked_methods import by_rank
 
 TOLERANCE = 1e-6
 Found = dict[str, tuple[dict[str, Tensor], list[dict[str, float]]]]
 
 
-def of_ranks(place: Path, count: int, shard: int, *options: str) -> Found:
-    """By real processes, under torchrun."""
+def of_ranks(place: Path, count: int, shard: int, *, device: str = "cpu", halves: bool = False) -> Found:
+    """By real processes, which find each other as those of `--nproc` do."""
     place.mkdir(exist_ok=True)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    done = subprocess.run(
-        [*torchrun, "--module", "support.ranked_methods", str(place), str(shard), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-        cwd=TESTS,
+    logs = [place / f"rank-{rank}.log" for rank in range(count)]
+    processes = [
+        fault_runs.started(
+            fault_runs.logged,
+            str(log),
+            by_rank,
+            (place, shard, device, halves),
+            environment=fault_runs.environment_of(rank, count, place),
+        )
+        for rank, log in enumerate(logs)
+    ]
+    for process in processes:
+        process.join(400)
+    assert [process.exitcode for process in processes] == [0] * count, "\n".join(
+        log.read_text()[-4000:] for log in logs
     )
-    assert done.returncode == 0, done.stderr[-4000:]
     return {
         path.stem: (load_file(path), json.loads(path.with_suffix(".json").read_text()))
         for path in place.glob("*.safetensors")

@@ -1,13 +1,10 @@
 """Every method for two steps on a tiny model: its gradients and its figures, by one process or by ranks.
 
-As a script, each rank of torchrun runs it, and the first writes what it found:
-`python -m support.ranked_methods FOLDER SHARD [--device DEVICE] [--halves]`. Ranks on `cuda` share one GPU.
+Each rank runs `by_rank`, and the first writes what it found. Ranks on `cuda` share one GPU.
 """
 
-import argparse
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +26,7 @@ from vigneron.policy.sharding import shard_policy
 from vigneron.recipe import check_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
-from vigneron.rewards.rank0_reward import OnFirstRank
+from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.training.loop import one_step
 from vigneron.training.optimizers import Optimized
 from vigneron.training.parts import Parts
@@ -133,7 +130,7 @@ def measured(
         build_reward(config.reward, None) if config.reward.kind == "rubric" else paid,
         missing_limit=1.0,
     )
-    reward = apply if ranks.world_size() == 1 else OnFirstRank(apply)
+    reward = apply if ranks.world_size() == 1 else Rank0Reward(apply)
     method = build_method(Parts.of(config, policy, reference, reward))
     rows = PAIRS if config.method.reads == "pairs" else ROWS
     run: Any = SimpleNamespace(method=method, curriculum=Curriculum(rows, 5, 0), check=lambda batch: batch, step=0)
@@ -184,8 +181,7 @@ class _gradients_kept:
         Optimized.clip, TrustRegionUpdate._take_gradient = self._clip, self._take  # type: ignore[method-assign]
 
 
-def main(place: Path, shard: int, device: str, *, halves: bool) -> None:
-    sys.modules["support.ranked_methods"] = sys.modules["__main__"]
+def by_rank(place: Path, shard: int, device: str, halves: bool) -> None:
     torch.set_num_threads(1)
     if device == "cuda":  # NCCL refuses two ranks of one host on one GPU, so each says that it has a host of its own
         os.environ |= {"LOCAL_RANK": "0", "NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo"}
@@ -198,12 +194,3 @@ def main(place: Path, shard: int, device: str, *, halves: bool) -> None:
             save_file(tensors, place / f"{case}.safetensors")
             (place / f"{case}.json").write_text(json.dumps(figures))
     ranks.leave()
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("place", type=Path)
-    parser.add_argument("shard", type=int)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--halves", action="store_true")
-    main(**vars(parser.parse_args()))

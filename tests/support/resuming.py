@@ -1,9 +1,11 @@
 """Runs that are stopped and resumed: with every part of their state, and without one of them."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from support.tiny_runs import final_state
@@ -14,20 +16,52 @@ from vigneron.training import loop
 from vigneron.training.callbacks import Silent
 from vigneron.training.setup.start import resume_run
 
-# Trains, and kills itself with SIGKILL in the middle of the given step: no handler runs, nothing is flushed.
-KILLED = """
-import os, signal, sys
-from vigneron import api
+TrainedOnce = Callable[[str, Callable[[Path], Any]], Path]
 
-recipe, runs, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
-class Killer:
-    def notice(self, text): pass
-    def step(self, run, metrics, batch, seconds):
-        if run.step == step:
-            run.output.saver.wait()  # the checkpoint before is whole
-            os.kill(os.getpid(), signal.SIGKILL)
-api.train(recipe, name="killed", runs=runs, view=Killer())
-"""
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> TrainedOnce:
+    """`trained_once(name, config_in)`: the folder of an uninterrupted run, trained once for all of its cases."""
+    done: dict[str, Path] = {}
+
+    def folder_of(name: str, config_in: Callable[[Path], Any]) -> Path:
+        if name not in done:
+            place = tmp_path_factory.mktemp("whole")
+            done[name] = api.train(config_in(place), name="whole", runs=place).folder
+        return done[name]
+
+    return folder_of
+
+
+class Stopped(Exception):
+    """Raised out of a run in its fifth step."""
+
+
+class StopInStep5(Silent):
+    def step(self, run: Any, *_: Any) -> None:
+        if run.step == 5:
+            run.output.saver.wait()
+            raise Stopped
+
+
+def check_third_arm(whole: Path, place: Path, lose: Any) -> None:
+    """Of eight steps, resumed after the fourth without a part of the state: another run. With all parts: the same.
+
+    With all parts it is trained anew until then, so that the same config gives the same run; without one, copied.
+    """
+    config = RunFolder.open(whole).config()
+    if lose is lose_nothing:
+        with pytest.raises(Stopped):
+            api.train(config, name="other", runs=place, view=StopInStep5())
+    else:
+        shutil.copytree(whole, place / "other")
+        shutil.rmtree(place / "other" / "checkpoints" / "step-8")
+    run = resume_run(RunFolder.open(place / "other"), build_method, view=Silent())
+    assert run.step == 4
+    lose(run)
+    loop.train(run, Silent())
+    run.close()
+    assert (final_state(place / "other") == final_state(whole)) == (lose is lose_nothing)
 
 
 def lose_optimizers(run: Any) -> None:
@@ -55,16 +89,5 @@ def lose_nothing(run: Any) -> None: ...
 
 
 def drawing_reward(completions: list[str], **columns: Any) -> list[float]:
+    """Draws from torch's generator: its state has to be restored too."""
     return [len(text) + float(torch.rand(())) for text in completions]
-
-
-def check_third_arm(config: Any, runs: Path, lose: Any) -> None:
-    whole = api.train(config, name="whole", runs=runs).folder
-    other = api.train(config, name="other", runs=runs).folder
-    shutil.rmtree(other / "checkpoints" / "step-8")
-    run = resume_run(RunFolder.open(other), build_method, view=Silent())
-    assert run.step == 4
-    lose(run)
-    loop.train(run, Silent())
-    run.close()
-    assert (final_state(other) == final_state(whole)) == (lose is lose_nothing)

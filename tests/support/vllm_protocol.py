@@ -1,12 +1,11 @@
 """vLLM's HTTP API as its documentation has it, with a tiny real model behind it, in a process of its own.
 
-`python vllm_protocol.py FOLDER PORT`. It samples by code of its own, loads weights from the folder it is named, and
+It samples by its own code, loads weights from the folder it is named, and
 misbehaves when it is told to by `POST /misbehave`: {"how": ..., "times": ...}.
 """
 
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from transformers import AutoModelForCausalLM
 class Engine:
     def __init__(self, folder: str) -> None:
         self.lock = threading.Lock()
+        self.first_folder = folder
         self.begin(folder)
 
     def begin(self, folder: str) -> None:
@@ -176,7 +176,7 @@ def app(engine: Engine) -> Starlette:
 
     def misbehave(request: Request, body: dict[str, Any]) -> Response:
         """Anew, with the weights it was started with, or those of another folder."""
-        engine.begin(body.get("folder") or sys.argv[1])
+        engine.begin(body.get("folder") or engine.first_folder)
         engine.how, engine.times = body.get("how", ""), body.get("times", 1)
         return JSONResponse({})
 
@@ -206,6 +206,6 @@ def app(engine: Engine) -> Starlette:
     return Starlette(routes=[Route(path, endpoint(answer), methods=["GET", "POST"]) for path, answer in routes.items()])
 
 
-if __name__ == "__main__":
+def serve(folder: str, port: int) -> None:
     torch.set_num_threads(1)
-    uvicorn.run(app(Engine(sys.argv[1])), host="127.0.0.1", port=int(sys.argv[2]), log_level="error")
+    uvicorn.run(app(Engine(folder)), host="127.0.0.1", port=port, log_level="error")

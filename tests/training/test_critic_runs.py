@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.resuming import check_third_arm, drawing_reward, lose_nothing
+from support.resuming import TrainedOnce, check_third_arm, drawing_reward, lose_nothing
 from support.rewards import with_reward
 from support.small_batch import make_batch
 from support.tiny_models import tiny_policy
@@ -102,10 +102,13 @@ def test_a_critic_comes_to_know_the_reward(tmp_path: Path, tiny_folder: Path) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_resumed_run_is_the_same(tmp_path: Path, tiny_folder: Path, name: str) -> None:
+def test_a_resumed_run_is_the_same(tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, name: str) -> None:
+    check_third_arm(trained_once(name, drawing_config(tiny_folder, name)), tmp_path, lose_nothing)
+
+
+def drawing_config(model: Path, name: str) -> Any:
     reward = {"kind": "python", "function": f"{drawing_reward.__module__}:drawing_reward"}
-    config = tiny_config(tiny_folder, write_data(tmp_path), **options_of(name), reward=reward, steps=8)
-    check_third_arm(config, tmp_path, lose_nothing)
+    return lambda place: tiny_config(model, write_data(place), **options_of(name), reward=reward, steps=8)
 
 
 def lose_network(run: Any) -> None:
@@ -121,10 +124,10 @@ def lose_mean(run: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "lose"), [("reinforce, own network", lose_network), ("reinforce, running mean", lose_mean)]
 )
-def test_critic_and_mean_are_parts_of_the_state(tmp_path: Path, tiny_folder: Path, name: str, lose: Any) -> None:
-    reward = {"kind": "python", "function": f"{drawing_reward.__module__}:drawing_reward"}
-    config = tiny_config(tiny_folder, write_data(tmp_path), **options_of(name), reward=reward, steps=8)
-    check_third_arm(config, tmp_path, lose)
+def test_critic_and_mean_are_parts_of_the_state(
+    tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, name: str, lose: Any
+) -> None:
+    check_third_arm(trained_once(name, drawing_config(tiny_folder, name)), tmp_path, lose)
 
 
 def trust_region(seed: int, delta: float, over: str) -> tuple[Any, Batch]:

@@ -3,7 +3,6 @@
 import json
 import math
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from support.resuming import KILLED
+from support import fault_runs
 from support.tiny_models import tiny_scorer
 from support.tiny_runs import final_state, held_out_of, tiny_recipe, write_data
 from vigneron import api
@@ -197,8 +196,8 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, roomy_folder: P
     whole = api.train(str(file), name="whole", runs=tmp_path).folder
     origins = [s.extras["origin"] for s in SampleStore(whole, read_only=True).page(step=12)]
     assert "revised" in origins
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(file), str(tmp_path), "6"], timeout=300)
-    assert killed.returncode == -signal.SIGKILL
+    code = fault_runs.exit_code(fault_runs.killed_at_step, str(file), str(tmp_path), "killed", 6)
+    assert code == -signal.SIGKILL
     api.resume(tmp_path / "killed")
     assert final_state(tmp_path / "killed") == final_state(whole)
     stores = [SampleStore(path, read_only=True) for path in (whole, tmp_path / "killed")]

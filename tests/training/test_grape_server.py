@@ -9,8 +9,8 @@ from zlib import crc32
 
 import pytest
 
+from support import fault_runs
 from support.judged_runs import recipe_file
-from support.resuming import KILLED
 from support.servers import Seen, Sent, chat, interrupted_twice, refusal, serving, verdict
 from vigneron import api
 from vigneron.errors import UserError
@@ -37,8 +37,8 @@ def obliging(seen: Seen, before: int) -> Sent:
 def test_a_run_is_killed_and_no_answered_call_is_repeated(tmp_path: Path, tiny_folder: Path) -> None:
     with serving(obliging) as server:
         file = recipe_file(tmp_path, tiny_folder, server.url)
-        killed = subprocess.run([sys.executable, "-c", KILLED, str(file), str(tmp_path), "3"], timeout=120)
-        assert killed.returncode == -signal.SIGKILL
+        code = fault_runs.exit_code(fault_runs.killed_at_step, str(file), str(tmp_path), "killed", 3)
+        assert code == -signal.SIGKILL
         before = len(server.seen)
         assert before > 20
         api.resume(tmp_path / "killed")

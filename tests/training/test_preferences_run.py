@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from support.judged_data import WORDS, pairs_config
-from support.resuming import check_third_arm, lose_nothing, lose_optimizers, lose_schedule
+from support.resuming import TrainedOnce, check_third_arm, lose_nothing, lose_optimizers, lose_schedule
 from support.tiny_runs import final_state, tiny_config, write_data
 from vigneron import api
 from vigneron.errors import UserError
@@ -52,15 +52,20 @@ def test_preferences_are_learned_and_carry_over_to_other_prompts(tmp_path: Path,
 
 @pytest.mark.parametrize("name", ["dpo", "reward_model", "preference_model"])
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers, lose_schedule])
-def test_every_part_of_the_state_is_needed(tmp_path: Path, tiny_folder: Path, name: str, lose: Any) -> None:
-    check_third_arm(pairs_config(tmp_path, tiny_folder, name), tmp_path, lose)
+def test_every_part_of_the_state_is_needed(
+    tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, name: str, lose: Any
+) -> None:
+    whole = trained_once(name, lambda place: pairs_config(place, tiny_folder, name))
+    check_third_arm(whole, tmp_path, lose)
 
 
-def test_dpo_with_an_adapter_is_against_the_adapter_off(tmp_path: Path, tiny_folder: Path) -> None:
+def test_dpo_with_an_adapter_is_against_the_adapter_off(
+    tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce
+) -> None:
     model = {"name": str(tiny_folder), "device": "cpu", "lora": {"rank": 4}}
-    config = pairs_config(tmp_path, tiny_folder, "dpo", model=model)
-    check_third_arm(config, tmp_path, lose_nothing)
-    records = RunFolder(tmp_path / "whole").metrics()
+    whole = trained_once("dpo, adapter", lambda place: pairs_config(place, tiny_folder, "dpo", model=model))
+    check_third_arm(whole, tmp_path, lose_nothing)
+    records = RunFolder(whole).metrics()
     assert records[1]["rewards/margins"] == 0.0
     assert records[-1]["rewards/margins"] > 0.0
 
@@ -116,13 +121,16 @@ def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path, n
 
 @pytest.mark.parametrize("name", ["dpo", "rejection_sampling"])
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers])
-def test_sampled_runs_go_on_bit_by_bit(tmp_path: Path, tiny_folder: Path, name: str, lose: Any) -> None:
+def test_sampled_runs_go_on_bit_by_bit(
+    tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, name: str, lose: Any
+) -> None:
     changes = SAMPLED | {"method": SAMPLED_METHODS[name], "steps": 8}
-    check_third_arm(tiny_config(tiny_folder, write_data(tmp_path), **changes), tmp_path, lose)
+    whole = trained_once(f"{name}, sampled", lambda place: tiny_config(tiny_folder, write_data(place), **changes))
+    check_third_arm(whole, tmp_path, lose)
 
 
-def test_a_checkpoint_is_a_transformers_classifier(tmp_path: Path, tiny_folder: Path) -> None:
-    run = api.train(pairs_config(tmp_path, tiny_folder, "reward_model"), runs=tmp_path, name="run")
+def test_a_checkpoint_is_a_transformers_classifier(tiny_folder: Path, trained_once: TrainedOnce) -> None:
+    run = api.load_run(trained_once("reward_model", lambda place: pairs_config(place, tiny_folder, "reward_model")))
     path = run.folder / "checkpoints" / "step-8"
     loaded, info = AutoModelForSequenceClassification.from_pretrained(path, output_loading_info=True)
     assert not info["missing_keys"]

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import yaml
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from support import fault_runs
 from support.resuming import (
-    KILLED,
+    TrainedOnce,
     check_third_arm,
     drawing_reward,
     lose_controller,
@@ -36,6 +36,7 @@ from vigneron.training.checkpoint.read import checkpoints
 from vigneron.training.setup.start import start_run
 
 LORA = {"lora": {"rank": 4}}
+DRAWING = {"kind": "python", "function": f"{drawing_reward.__module__}:drawing_reward"}
 GRPO = {
     "method": {"name": "grpo", "updates_per_step": 2, "kl": {"coefficient": 1e-3, "adaptive": {"target": 0.01}}},
     "optimizer": {"actor_lr": 1e-3, "schedule": "cosine", "warmup_steps": 2},
@@ -65,8 +66,8 @@ def test_killed_and_resumed_equals_uninterrupted(
     again = api.train(str(recipe), name="again", runs=tmp_path).folder
     assert final_state(whole) == final_state(again)
 
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(recipe), str(tmp_path), str(kill_at)], timeout=300)
-    assert killed.returncode == -signal.SIGKILL
+    killed = fault_runs.exit_code(fault_runs.killed_at_step, str(recipe), str(tmp_path), "killed", kill_at)
+    assert killed == -signal.SIGKILL
     folder = tmp_path / "killed"
     saved = [int(p.name.removeprefix("step-")) for p in checkpoints(folder / "checkpoints")]
     assert saved == ([4] if kill_at == 6 else [4, 8] if kill_at == 9 else [])
@@ -80,47 +81,36 @@ def test_killed_and_resumed_equals_uninterrupted(
 
 
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers, lose_critic, lose_controller, lose_schedule, lose_rng])
-def test_every_part_of_the_state_is_needed(tiny_folder: Path, tmp_path: Path, lose: Any) -> None:
+def test_every_part_of_the_state_is_needed(
+    tiny_folder: Path, tmp_path: Path, trained_once: TrainedOnce, lose: Any
+) -> None:
     """The third arm: resumed without any one part, the run comes out different; with all of them, the same."""
-    reward = {"kind": "python", "function": f"{drawing_reward.__module__}:drawing_reward"}
-    config = tiny_config(tiny_folder, write_data(tmp_path), reward=reward, steps=8, eval_every=0)
-    check_third_arm(config, tmp_path, lose)
+
+    def config_in(place: Path) -> Any:
+        return tiny_config(tiny_folder, write_data(place), reward=DRAWING, steps=8, eval_every=0)
+
+    check_third_arm(trained_once("actor_critic", config_in), tmp_path, lose)
 
 
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers, lose_controller, lose_schedule, lose_rng])
-def test_every_part_of_grpos_state_is_needed(tiny_folder: Path, tmp_path: Path, lose: Any) -> None:
+def test_every_part_of_grpos_state_is_needed(
+    tiny_folder: Path, tmp_path: Path, trained_once: TrainedOnce, lose: Any
+) -> None:
     """The same without a critic."""
-    reward = {"kind": "python", "function": f"{drawing_reward.__module__}:drawing_reward"}
-    config = tiny_config(tiny_folder, write_data(tmp_path), reward=reward, steps=8, eval_every=0, **GRPO)
-    check_third_arm(config, tmp_path, lose)
 
+    def config_in(place: Path) -> Any:
+        return tiny_config(tiny_folder, write_data(place), reward=DRAWING, steps=8, eval_every=0, **GRPO)
 
-def test_sigterm_finishes_the_step_saves_and_exits_143(tiny_folder: Path, tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path, tiny_folder, steps=100_000, save_every=0, eval_every=0)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vigneron", "train", str(recipe), "--name", "run", "--runs", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert "step 1/" in process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == 143
-    (saved,) = checkpoints(tmp_path / "run" / "checkpoints")
-    steps = [record["step"] for record in RunFolder.open(tmp_path / "run").metrics()]
-    assert saved.name == f"step-{steps[-1]}"
+    check_third_arm(trained_once("grpo", config_in), tmp_path, lose)
 
 
 def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1)
     run = start_run(config, tmp_path, build_method, name="run", view=Silent())
     folder = run.folder
-    code = "import sys; from vigneron.run_store.folder import RunFolder; RunFolder.open(sys.argv[1]).lock()"
-    other = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True)
-    assert "another process is training" in other.stderr
+    assert fault_runs.exit_code(fault_runs.lock, str(folder.path)) == 3
     run.close()
-    subprocess.run([sys.executable, "-c", code, str(folder.path)], check=True)
+    assert fault_runs.exit_code(fault_runs.lock, str(folder.path)) == 0
 
 
 def test_a_damaged_checkpoint_is_refused(tiny_folder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from vigneron.remote.rank0_sampler import Rank0Sampler, UnshardedCopy
 from vigneron.remote.ray.cluster import Cluster, PoolSpec, check_installed
 from vigneron.remote.vllm.server_api import VllmServer, connect
 from vigneron.run_store.folder import RunFolder
-from vigneron.sources.placement import HERE, NOWHERE, Places
+from vigneron.sources.placement import IN_PROCESS, NOT_LOADED, ModelPlacement
 
 if TYPE_CHECKING:
     from vigneron.remote.ray.sampler import RaySampler
@@ -64,25 +64,25 @@ class RemoteWorkers:
             raise
 
     @cached_property
-    def places(self) -> Places:
+    def placement(self) -> ModelPlacement:
         scale = self._config.scale
         if not self._here:
-            return NOWHERE
+            return NOT_LOADED
         if self._cluster is None or not (scale.embedding or scale.judging):
-            return HERE
+            return IN_PROCESS
         from vigneron.remote.ray.embedding import EmbedderPool
         from vigneron.remote.ray.judging import JudgePool
 
-        embedder = voice = None
+        embedder = judge_backend = None
         if scale.embedding is not None:
             embedders = EmbedderPool(self._cluster, scale.embedding)
             self._keep(embedders.pool, "scale.embedding", "this reward uses no local embedder", lambda: embedders.key)
             embedder = embedders.embedder
         if scale.judging is not None:
             judges = JudgePool(self._cluster, scale.judging)
-            self._keep(judges.pool, "scale.judging", "no rubric item uses a local judge", lambda: judges.key)
-            voice = judges.voice
-        return Places(embedder, voice)
+            self._keep(judges.pool, "scale.judging", "no item of the rubric asks a local judge", lambda: judges.key)
+            judge_backend = judges.backend
+        return ModelPlacement(embedder, judge_backend)
 
     def _keep(self, pool: Any, key: str, idle: str, used: Callable[[], Any]) -> None:
         self._open.callback(pool.close)

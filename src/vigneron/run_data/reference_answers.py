@@ -13,7 +13,7 @@ from vigneron.errors import UserError
 from vigneron.policy.bundled import cache_folder
 from vigneron.run_data.load import Data, can_be_compared, load_rows
 from vigneron.sources.answer_cache import AnswerCache
-from vigneron.sources.parents import NOT_ASKED, Answers, Conversation, Outcome, Parent, build_parent, conversation
+from vigneron.sources.parents import NOT_SENT, Answers, Conversation, Outcome, Parent, build_parent, conversation
 from vigneron.timing import progress
 
 # Rows without an answer that a notice lists; the others are counted.
@@ -114,7 +114,7 @@ def check_missing(config: Config, review: AnsweredRows) -> None:
     limit, of = config.parent.missing_limit, len(review.rows)
     if review.answers.missing > limit * of or (review.data.train and not review.with_answers().train):
         missing = [outcome for outcome in review.answers.outcomes if outcome.answer is None]
-        failed = [outcome for outcome in missing if outcome is not NOT_ASKED]
+        failed = [outcome for outcome in missing if outcome is not NOT_SENT]
         rest = f" ({len(missing) - len(failed)} more were not sent)" if len(missing) > len(failed) else ""
         raise UserError(
             f"parent: {len(failed)} of {of} prompts got no answer{rest}, more than `parent.missing_limit: {limit}` "
@@ -127,7 +127,7 @@ def answer_notices(review: AnsweredRows, model: str) -> list[str]:
     answers = review.answers
     tokens_in, tokens_out = answers.tokens
     used = f" ({tokens_in} tokens in, {tokens_out} out)" if tokens_in or tokens_out else ""
-    lines = [f"the parent {model}: {answers.asked} prompts sent{used}, {answers.cached} answers from the cache"]
+    lines = [f"the parent {model}: {answers.sent} prompts sent{used}, {answers.cached} answers from the cache"]
     missing = [(row, o) for row, o in zip(review.rows, answers.outcomes, strict=True) if o.answer is None]
     if missing:
         listed = "; ".join(f"{prompt_text(row['prompt'])[:60]!r} ({o.why})" for row, o in missing[:LISTED])

@@ -15,7 +15,7 @@ from vigneron.policy.model import Policy, Reference
 from vigneron.remote.setup import RemoteWorkers
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.checkers import Check
-from vigneron.rewards.rank0_reward import OnFirstRank
+from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.run_data.load import Data
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.metrics_file import records_of
@@ -55,7 +55,7 @@ class Run:
     reference: Reference
     curriculum: Curriculum
     method: Method
-    reward: ApplyReward | OnFirstRank
+    reward: ApplyReward | Rank0Reward
     check: Check
     output: RunOutput
     origin: Origin

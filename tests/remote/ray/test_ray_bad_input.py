@@ -39,7 +39,7 @@ ENDPOINT = {"kind": "rubric", "file": "r.yaml", "judge": {"kind": "endpoint", "m
             {"scale": {"judging": {}}, "reward": ENDPOINT},
             "`scale.judging` has no effect: this reward asks no local judge",
         ),
-        ({"scale": {"ray_address": "auto"}}, "`ray_address` has no effect: nothing here runs on Ray"),
+        ({"scale": {"ray_address": "auto"}}, "`ray_address` has no effect: no part of this config uses Ray"),
     ],
 )
 def test_a_pool_without_work_is_refused_with_the_recipe(changes: dict[str, Any], line: str) -> None:

@@ -4,8 +4,6 @@ The server is a real one, in a process of its own, with a tiny real model behind
 """
 
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from support import SUPPORT
+from support import fault_runs
 from support.rewards import with_reward
 from support.tiny_runs import tiny_config, write_data
+from support.vllm_protocol import serve
 from vigneron.config.scale import VllmSamplingConfig
 from vigneron.core.draws import Sampling, chosen_logprobs, sampled_logprobs
 from vigneron.errors import UserError
@@ -46,8 +45,7 @@ class Served:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        program = SUPPORT / "vllm_protocol.py"
-        self.process = subprocess.Popen([sys.executable, str(program), str(folder), str(port)])
+        self.process = fault_runs.started(serve, str(folder), port)
         self.url = f"http://127.0.0.1:{port}"
         self.http = JsonServer(self.url, 10.0)
         deadline = time.monotonic() + 60
@@ -56,9 +54,9 @@ class Served:
                 self.http.request("/health", tries=1)
                 return
             except Exception:
-                assert self.process.poll() is None, "the server did not start"
+                assert self.process.is_alive(), "the server did not start"
                 assert time.monotonic() < deadline
-                time.sleep(0.1)
+                time.sleep(0.02)
 
     def misbehave(self, how: str = "", times: int = 1, folder: Path | None = None) -> None:
         self.http.request("/misbehave", {"how": how, "times": times, "folder": folder and str(folder)})
@@ -73,7 +71,7 @@ def running(tiny_folder: Path) -> Iterator[Served]:
     served = Served(tiny_folder)
     yield served
     served.process.kill()
-    served.process.wait()
+    served.process.join()
 
 
 @pytest.fixture
@@ -388,4 +386,4 @@ class Dying(Silent):
 
     def step(self, *_: Any) -> None:
         self.served.process.kill()
-        self.served.process.wait()
+        self.served.process.join()

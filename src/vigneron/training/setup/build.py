@@ -18,7 +18,7 @@ from vigneron.remote.setup import RemoteWorkers
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import build_check, load_checker
-from vigneron.rewards.rank0_reward import OnFirstRank
+from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.rollout.engine.sample import sampler_of
 from vigneron.run_data.load import Data, check_rubric_data, checker_name
 from vigneron.run_store.folder import RunFolder
@@ -60,7 +60,7 @@ def _put_together(
 ) -> Run:
     function, audit, policy = ranks.run_on_all_ranks(lambda: _loaded(config, folder, data, view, remote))
     local_reward = ApplyReward(function, missing_limit=config.reward.missing_limit)
-    reward = local_reward if ranks.world_size() == 1 else OnFirstRank(local_reward)
+    reward = local_reward if ranks.world_size() == 1 else Rank0Reward(local_reward)
     origin = Origin(_base(config, policy), data_record(data))
     shard_policy(policy, config.scale.shard)
     torch.set_rng_state(
@@ -133,9 +133,9 @@ def _loaded(
         notice=view.notice,
         weights=partial(newest_weights, key="reward.file"),
         check=partial(check_rubric_data, data=data),
-        places=remote.places,
+        placement=remote.placement,
     )
-    look = second_look(config, built, data, folder, notice=view.notice, places=remote.places)
+    look = second_look(config, built, data, folder, notice=view.notice, placement=remote.placement)
     remote.check_used()
     seed_everything(config.seed)
     with phase("load the model"):
