@@ -38,7 +38,7 @@ def written_by(template: str, messages: Any = MESSAGES) -> str:
         ("{{ '%9999999999d' % 1 }}", "too much memory"),
         ("{{ 'a'.center(9**10) }}", "too much memory"),
         ("{{ 'a' * 30000000 }}", "writes more than"),
-        ("x" * 300_000, "no text of up to"),
+        ("x" * 300_000, "not a text of up to"),
         ("{% if %}", "Expected an expression"),
     ],
 )
