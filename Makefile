@@ -57,6 +57,7 @@ format: setup
 # The pages that are generated from the code.
 docs: setup
 	$(BIN)/python -m vigneron.config.page
+	$(BIN)/python -m vigneron.report.metrics_page
 
 # An environment of its own: what the peers pin cannot touch the package's.
 bench-setup: $(BENCH_VENV)/.ready

@@ -135,7 +135,7 @@ def test_ranks_that_share_weights_but_the_first_read_none(
 ) -> None:
     torch.manual_seed(0)
     first = load_policy(str(tiny_folder), device="cpu", shared=True, **options)
-    monkeypatch.setattr(ranks, "is_first", lambda: False)
+    monkeypatch.setattr(ranks, "is_rank0", lambda: False)
     other = load_policy(str(tiny_folder), device="cpu", shared=True, **options)
     assert {tensor.device.type for tensor in first.model.state_dict().values()} == {"cpu"}
     assert {tensor.device.type for tensor in (*other.model.parameters(), *other.model.buffers())} == {"meta"}

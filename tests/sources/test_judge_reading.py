@@ -82,7 +82,7 @@ def test_nothing_else_is_a_number_within_0_and_1(value: Any, key: str) -> None:
         (reply(score="0.5"), 'score is "0.5", not a number'),
         (reply(score=None), "score is null, not a number"),
         (reply(confidence=90), "confidence is 90, not within 0 and 1"),
-        (reply(reasoning=["so"]), r'reasoning is \["so"\], not a string'),
+        (reply(reasoning=["so"]), r'reasoning is \["so"\], not a text'),
         (reply(reasoning="\ud800"), "it was not valid Unicode"),
         ("[" * 100_000, "it was not one JSON object"),
     ],

@@ -89,7 +89,7 @@ def _check_distinct_names(recipes: Sequence[str], configs: Sequence[Config]) -> 
         if first == number:
             continue
         if configs[first] == config:
-            raise UserError(f"'{recipes[first]}' and '{recipes[number]}' are identical: leave one out")
+            raise UserError(f"'{recipes[first]}' and '{recipes[number]}' have the same config and seed: leave one out")
         raise UserError(
             f"'{recipes[first]}' and '{recipes[number]}' are both named '{config.recipe}': "
             "set another `recipe:` in one of them"

@@ -85,9 +85,7 @@ def _cells(run: ListedRun, now: float) -> dict[str, str]:
         "run": visible(run.name),
         "state": status.state,
         "step": f"{status.step}/{status.steps}",
-        "metrics": "  ".join(
-            f"{one.label} {short(value)}" for one, value in headline_values(status.config, status.metrics)
-        ),
+        "metrics": "  ".join(f"{one.label} {short(v)}" for one, v in headline_values(status.config, status.metrics)),
         "changed": ago(now - run.changed) if run.changed else "",
         "size": readable_size(run.bytes),
         "method": visible(status.method),

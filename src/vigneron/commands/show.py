@@ -26,12 +26,12 @@ def print_run(console: Console, run: RunDetails) -> None:
 
 def lines_of(run: RunDetails, width: int) -> Iterator[Text]:
     yield from _head(run)
-    if ends := before_and_after(run):
-        yield from _section("held out", ((e.label, f"{short(e.before)} → {short(e.after)}") for e in ends))
-    curves = [(metric, series(run.records, metric.key)[1]) for metric in run.metrics]
+    if changes := before_and_after(run):
+        yield from _section("held out", ((c.label, f"{short(c.before)} → {short(c.after)}") for c in changes))
+    curves = [(metric.label, series(run.records, metric.key)[1]) for metric in run.metrics]
     room = max(8, width - 32)
     yield from _section(
-        "curves", ((metric.label, f"{values[-1]:>9.3f}  {whole_sparkline(values, room)}") for metric, values in curves)
+        "curves", ((label, f"{values[-1]:>9.3f}  {whole_sparkline(values, room)}") for label, values in curves)
     )
     for kind, title in (("warning", "warnings"), ("note", "notes")):
         notices = [(f"step {n.step}", visible(n.text)) for n in run.notices if n.kind == kind]

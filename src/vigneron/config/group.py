@@ -13,7 +13,9 @@ class GroupRelativeConfig(MethodOptions):
     """What GRPO and GRAPE have in common: the clipped ratio with an advantage over a group, and a KL."""
 
     updates_per_step: Positive = 1
+    """Updates on each step's samples."""
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """ε of the clipped ratio."""
     aggregation: Aggregation = "tokens"
     """tokens: the mean over all tokens. sum_over_samples: eq. 14. samples: the first GRPO's 1/length."""
     scale_by_std: bool = False

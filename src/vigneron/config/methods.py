@@ -26,11 +26,15 @@ class ActorCriticConfig(MethodOptions):
     faithful: bool = False
     """Algorithm 1 to the letter: k1 differentiated, the value read after the last completion token."""
     updates_per_step: Positive = 1
+    """Updates on each step's samples."""
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """None: the unclipped policy loss of Algorithm 1. A number: §3.3's clipped ratio."""
+    """null: the unclipped policy loss of Algorithm 1. A number: §3.3's clipped ratio."""
     entropy_coefficient: NotNegative = 0.01
+    """Weight of the entropy bonus in the loss."""
     value_coefficient: NotNegative = 0.5
+    """Weight of the critic's loss."""
     value_position: Literal["last_prompt", "last_completion"] = "last_prompt"
+    """Where the value is read: before the answer, or after its last token (Algorithm 1)."""
     kl: KlConfig = KlConfig()
 
     @property
@@ -80,11 +84,14 @@ class TokenCriticConfig(Strict):
     network: Literal["head", "own"] = "head"
     """A linear head on the policy's states, which it does not shape, or a model that begins as the policy's copy."""
     coefficient: NotNegative = 0.5
+    """Weight of the critic's loss."""
     clip: Annotated[float, Field(gt=0)] | None = None
     """How far a value may move in a step before moving it further gains nothing."""
 
 
 class PpoCriticConfig(TokenCriticConfig):
+    """The same critic, its values clipped by default."""
+
     clip: Annotated[float, Field(gt=0)] | None = 0.2
 
 
@@ -95,13 +102,16 @@ class ReinforceConfig(MethodOptions):
     card: ClassVar[str] = "REINFORCE: the reward-weighted log-likelihood of samples, minus a baseline."
     name: Literal["reinforce"]
     baseline: Literal["none", "constant", "running_mean", "critic"] = "critic"
+    """What is subtracted from the reward."""
     constant: float | None = None
     """For `baseline: constant`."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """For `baseline: running_mean`: how much of it stays from step to step."""
     critic: TokenCriticConfig = TokenCriticConfig()
     aggregation: Aggregation = "tokens"
+    """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
     entropy_coefficient: NotNegative = 0.0
+    """Weight of the entropy bonus in the loss."""
     kl: ReinforceKlConfig = ReinforceKlConfig()
 
     @property
@@ -125,7 +135,7 @@ class ReinforceConfig(MethodOptions):
 
     @model_serializer(mode="wrap")
     def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written can be read again."""
+        """Without keys that would be refused when the file is read again."""
         owners = {"constant": "constant", "decay": "running_mean", "critic": "critic"}
         return {k: v for k, v in dump(self).items() if owners.get(k, self.baseline) == self.baseline}
 
@@ -141,13 +151,18 @@ class PpoConfig(MethodOptions):
     minibatches: Positive = 1
     """How many updates each of these passes is cut into."""
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """ε of the clipped ratio."""
     advantage: Literal["gae", "eq_12"] = "gae"
     """gae: rewards a token, −βk1 at each and R at the last, through GAE, as practised. eq_12: R − βk1 − V at each."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The discount of GAE."""
     lam: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """λ of GAE."""
     critic: PpoCriticConfig = PpoCriticConfig()
     aggregation: Aggregation = "tokens"
+    """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
     entropy_coefficient: NotNegative = 0.0
+    """Weight of the entropy bonus in the loss."""
     kl: RewardKlConfig = RewardKlConfig()
 
     @property
@@ -163,7 +178,7 @@ class PpoConfig(MethodOptions):
 
     @model_serializer(mode="wrap")
     def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written can be read again."""
+        """Without keys that would be refused when the file is read again."""
         return {k: v for k, v in dump(self).items() if self.advantage == "gae" or k not in ("gamma", "lam")}
 
 
@@ -171,11 +186,13 @@ class ConstraintConfig(Strict):
     """Eq. 10: KL(π₀ ‖ π₁) ≤ δ, by the natural gradient and a line search."""
 
     delta: Annotated[float, Field(gt=0)] = 0.01
+    """The largest KL(π₀ ‖ π₁) of a step, in nats per token."""
     over: Literal["mean", "max"] = "mean"
     """The mean over tokens, which the paper relaxes it to, or every token."""
     iterations: Positive = 10
     """Of the conjugate gradient."""
     damping: NotNegative = 0.01
+    """Added to the diagonal of the Fisher matrix."""
     attempts: Positive = 15
     """Of the line search, each with half the step of the one before."""
 
@@ -191,12 +208,14 @@ class TrpoConfig(MethodOptions):
     )
     name: Literal["trpo"]
     form: Literal["penalty", "constraint"] = "penalty"
+    """penalty: eq. 9, several updates with a KL penalty. constraint: eq. 10, one step within a trust region."""
     updates_per_step: Positive = 4
     """Of the penalty's form; the constraint makes one step."""
     penalty: PenaltyConfig = PenaltyConfig()
     constraint: ConstraintConfig = ConstraintConfig()
     critic: TokenCriticConfig = TokenCriticConfig()
     aggregation: Aggregation = "tokens"
+    """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
 
     @property
     def has_critic(self) -> bool:
@@ -216,7 +235,7 @@ class TrpoConfig(MethodOptions):
 
     @model_serializer(mode="wrap")
     def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written can be read again."""
+        """Without keys that would be refused when the file is read again."""
         inert = ("constraint",) if self.form == "penalty" else ("penalty", "updates_per_step")
         return {k: v for k, v in dump(self).items() if k not in inert}
 
@@ -235,6 +254,7 @@ class SftConfig(MethodOptions):
     packing: bool = False
     """Short samples stand behind each other in one row, kept apart by a mask: less padding, the same gradient."""
     aggregation: Aggregation = "tokens"
+    """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
 
     @property
     def reads(self) -> Reads:
@@ -255,6 +275,7 @@ class RejectionSamplingConfig(MethodOptions):
     updates_per_round: Positive = 1
     """Updates on the samples of one round, which are kept once."""
     aggregation: Aggregation = "tokens"
+    """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
 
     @property
     def smallest_group(self) -> int:

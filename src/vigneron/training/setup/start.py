@@ -229,7 +229,7 @@ def _restore_folder(run: Run, plan: ResumePlan, *, new_config: bool, view: View)
     if run.step == run.config.steps:
         view.notice(f"finished already, at step {run.step}")
     else:
-        view.notice(f"plan on after step {run.step} of {run.config.steps}")
+        view.notice(f"resuming after step {run.step} of {run.config.steps}")
 
 
 def known_state(folder: RunFolder, saved: Path | None, *, weights_only: bool) -> dict[str, Any]:
