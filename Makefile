@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python
 
-.PHONY: setup demo test test-slow test-cluster soak lint types format bench-setup bench bench-gpu clean
+.PHONY: setup demo test test-slow test-cluster soak lint types format docs bench-setup bench bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -38,7 +38,7 @@ test-slow: setup
 test-cluster: setup
 	$(PYTEST) -m cluster
 
-# Long, and bounded: kills, then hostile input. docs/reliability.md has what they came to.
+# Long, and bounded: kills, then hostile input. docs/results/reliability.md has the results.
 soak: setup
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.fuzz
@@ -53,6 +53,11 @@ types: setup
 format: setup
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
+
+# The pages that are generated from the code.
+docs: setup
+	$(BIN)/python -m vigneron.config.page
+	$(BIN)/python -m vigneron.report.metrics_page
 
 # An environment of its own: what the peers pin cannot touch the package's.
 bench-setup: $(BENCH_VENV)/.ready

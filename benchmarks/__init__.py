@@ -1,1 +1,1 @@
-"""Vigneron beside its peers, on the same work: `python -m benchmarks NAME`."""
+"""Benchmarks of Vigneron against other libraries on the same work: `python -m benchmarks NAME`."""

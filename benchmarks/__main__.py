@@ -1,4 +1,4 @@
-"""One comparison: the parity gate, then each contestant in a process of its own, a table, and lines `ratio NAME VALUE`.
+"""Run comparisons: a parity check, then each contestant in its own process; prints a table and `ratio NAME VALUE`.
 
 python -m benchmarks NAME [NAME …] [--steps N] [--only ours,trl-tuned] [--out DIR]
 """
@@ -25,10 +25,10 @@ MODULES = {"ours": "ours", "trl": "peer_trl", "released": "peer_pgsrm"}
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="+", choices=WORKS, metavar="NAME", help=f"of {', '.join(WORKS)}")
-    parser.add_argument("--steps", type=int, help="steps to measure, however long they take")
-    parser.add_argument("--patience", type=float, help="seconds after which five steps are enough")
-    parser.add_argument("--only", help="contestants, separated by commas")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="where NAME.json goes")
+    parser.add_argument("--steps", type=int, help="number of steps to measure, without a time limit")
+    parser.add_argument("--patience", type=float, help="time limit in seconds, once five steps are measured")
+    parser.add_argument("--only", help="comma-separated contestants")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="folder for NAME.json")
     given = parser.parse_args()
     if given.steps is not None and given.steps < 1:
         parser.error("--steps: at least 1")
@@ -40,7 +40,7 @@ def main() -> int:
     parities: dict[tuple[str, ...], Parity] = {}
     failed = False
     for work in works:
-        same = (work.model, work.method, work.device)  # what was found equal is not checked again
+        same = (work.model, work.method, work.device)  # parity is checked once for each of these
         parities[same] = parities.get(same) or passed_parity(work)
         comparison = compare(work, only or list(work.contestants), parities[same])
         comparison.save(given.out / f"{work.name}.json")
@@ -50,21 +50,21 @@ def main() -> int:
 
 
 def passed_parity(work: Work) -> Parity:
-    """The parity gate; out of tolerance, everything ends."""
+    """Run the parity check and exit if a difference exceeds its tolerance."""
     from benchmarks.models import model_folder
     from benchmarks.parity import check_parity
 
-    model_folder(work.model)  # made here once, before two processes want it at the same time
+    model_folder(work.model)  # created before two processes need it at the same time
     with tempfile.TemporaryDirectory() as place:
         parity = check_parity(work, Path(place))
     if parity.failures:
         print("\n".join(parity.lines()))
-        raise SystemExit(f"out of tolerance: {', '.join(parity.failures)}. No speed is reported")
+        raise SystemExit(f"out of tolerance: {', '.join(parity.failures)}: no speed is reported")
     return parity
 
 
 def check_possible(work: Work, contestants: list[str]) -> None:
-    """Everything that is missing, before any time is spent."""
+    """Check devices and packages before anything is measured."""
     import torch
 
     peer = {"grpo": "trl", "actor_critic": "released"}[work.method]
@@ -73,9 +73,9 @@ def check_possible(work: Work, contestants: list[str]) -> None:
     if unknown:
         raise SystemExit(f"{work.name} has no contestant {', '.join(unknown)}; it has {', '.join(known)}")
     if work.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit(f"{work.name} needs a CUDA device, and torch sees none; cpu-4x4x16 and smoke-… need none")
+        raise SystemExit(f"{work.name} needs a CUDA device, and torch sees none; cpu-4x4x16 and smoke-… run on a CPU")
     if work.method == "grpo" and find_spec("trl") is None:
-        raise SystemExit("trl is not installed here: `make bench-setup` makes an environment that has it")
+        raise SystemExit("trl is not installed: run `make bench-setup`")
 
 
 def compare(work: Work, contestants: list[str], parity: Parity) -> Comparison:
@@ -100,7 +100,7 @@ def compare(work: Work, contestants: list[str], parity: Parity) -> Comparison:
 
 
 def run_contestants(work: Work, contestants: list[str], place: Path) -> tuple[list[Measurement], dict[str, str]]:
-    """One after the other, each in its own process: their peak memories do not mix. One that fails is reported."""
+    """Run contestants one after the other, each in its own process, so that peak memory is measured separately."""
     measured: list[Measurement] = []
     failures: dict[str, str] = {}
     for contestant in contestants:

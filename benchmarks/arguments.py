@@ -1,4 +1,4 @@
-"""What every contestant's command takes, and the work it means."""
+"""Command-line arguments of every contestant, and the work they select."""
 
 import argparse
 import math
@@ -14,7 +14,7 @@ class Arguments:
     contestant: str
     out: Path
     frozen: Path | None
-    """Parity: work on this frozen batch instead of training."""
+    """For the parity check: a frozen batch to use instead of training."""
 
 
 def contestant_arguments(about: str | None) -> Arguments:
@@ -34,11 +34,11 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SystemExit(f"cannot make the folder '{path}': {error.strerror}") from error
+        raise SystemExit(f"cannot create the folder '{path}': {error.strerror}") from error
 
 
 def with_pace(work: Work, steps: int | None, patience_s: float | None) -> Work:
-    """The work with another number of steps. A number that was asked for is run, however long it takes."""
+    """The work with another number of steps or another time limit. A given number of steps has no time limit."""
     if steps is not None:
         work = replace(work, steps=steps, patience_s=math.inf)
     return work if patience_s is None else replace(work, patience_s=patience_s)

@@ -1,4 +1,4 @@
-"""A real browser and an app served to it, for measurements and screenshots: the same as the tests'."""
+"""A real browser and a served app for measurements and screenshots, shared with the tests."""
 
 import sys
 from pathlib import Path

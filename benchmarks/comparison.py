@@ -1,4 +1,4 @@
-"""What a comparison has found: its measurements beside the floor, as a table and as ratios, kept in JSON."""
+"""The results of a comparison: measurements and the hardware floor, as a table, as ratios and as JSON."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from benchmarks.work import Work
 
 GB = 1e9
 EPISODES = 100_000
-"""Of a run of the PGSRM paper."""
+"""Episodes of a run in the PGSRM paper."""
 
 HEADER = (
     "contestant",
@@ -40,9 +40,9 @@ class Comparison:
     vocabulary: int
     measurements: tuple[Measurement, ...]
     failures: dict[str, str]
-    """Contestants that did not finish, and why."""
+    """The error of each contestant that failed."""
     commit: str = "unknown"
-    """Of Vigneron, as it was measured."""
+    """The measured commit of Vigneron."""
 
     def of(self, contestant: str) -> Measurement | None:
         return next((m for m in self.measurements if m.contestant == contestant), None)
@@ -51,7 +51,7 @@ class Comparison:
         return [_row(m, sum(self.floor.values())) for m in self.measurements]
 
     def ratios(self) -> Iterator[tuple[str, float]]:
-        """Ours over each peer in samples per second, and in memory: ours at its largest, the peer's at its smallest."""
+        """Vigneron over each peer in samples per second, and in memory: our largest over the peer's smallest."""
         ours = self.of("ours")
         if ours is None:
             return
@@ -59,10 +59,10 @@ class Comparison:
         peers = [m for m in self.measurements if m is not ours]
         for peer in peers:
             yield f"{name}/{peer.contestant}", ours.samples_per_s / peer.samples_per_s
-        # Memory is compared with the peer that the work names first.
+        # Memory is compared with the first peer of the work.
         main = next((m for known in self.work.contestants for m in peers if m.contestant == known), None)
         if main is not None:
-            # On a GPU all that ours has reserved, which CUDA graphs use inside, over what the peer has allocated.
+            # On a GPU our reserved memory, which CUDA graphs use, over the peer's allocated memory.
             most = ours.memory.get("reserved") or ours.peak_bytes
             yield f"{name}/memory", most / main.peak_bytes
             if main.memory.get("reserved"):
@@ -124,6 +124,6 @@ def _row(found: Measurement, floor_seconds: float) -> tuple[str, ...]:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with columns aligned."""
+    """Lines with aligned columns."""
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]

@@ -1,6 +1,6 @@
-"""The hardware's floor: what a step costs if the machine did nothing but its arithmetic and its memory traffic.
+"""The hardware floor: the time of a step's arithmetic and memory traffic alone.
 
-Each part takes the longer of the two, at the ceilings measured here by a large copy and a large matrix product:
+Each phase takes the longer of the two, at the rates measured here by a large copy and a large matrix product:
 
     sampling    a prompt once for its group; then each token reads all weights and every row's keys and values
     reference   one forward pass over prompts (once a group) and completions; the head on completion tokens only
@@ -17,12 +17,12 @@ import torch
 from benchmarks.work import Work
 
 ADAMW_BYTES = 28
-"""A parameter: weight, gradient and two moments read, weight and two moments written, in float32."""
+"""Per parameter: weight, gradient and two moments read, weight and two moments written, in float32."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured on the machine at hand."""
+    """Peak rates, measured on this machine."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -30,7 +30,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's numbers that cost anything."""
+    """The sizes of a decoder that determine its cost."""
 
     layers: int
     layer_weights: int
@@ -38,11 +38,11 @@ class Shape:
     attention_width: int
     """Heads times their size."""
     cache_width: int
-    """Keys and values of one token in one layer, in numbers."""
+    """Numbers in the keys and values of one token in one layer."""
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
-        """Of a transformers config, Llama's or GPT-2's kind."""
+        """From a transformers config of Llama's or GPT-2's kind."""
         hidden, heads = config.hidden_size, config.num_attention_heads
         size = getattr(config, "head_dim", None) or hidden // heads
         key_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -63,7 +63,7 @@ class Shape:
         return self.layers * self.layer_weights + self.head_weights
 
     def forward_flops(self, tokens: float, context: float, head_tokens: float) -> float:
-        """A multiplication and an addition a weight; attention over `context` earlier tokens on the mean."""
+        """One multiplication and one addition per weight; attention over `context` earlier tokens on average."""
         body = 2 * self.layers * self.layer_weights * tokens
         attention = 4 * self.layers * self.attention_width * context * tokens
         return body + attention + 2 * self.head_weights * head_tokens
@@ -98,7 +98,7 @@ def floor_seconds(work: Work, shape: Shape, ceilings: Ceilings, prompt_tokens: f
 
 
 def measure_ceilings(device: str, dtype: str) -> Ceilings:
-    """Bytes read and written by a copy, and operations of a matrix product, each the best of several."""
+    """Bytes per second of a copy and operations per second of a matrix product, each the best of several runs."""
     size, side = (2**30, 8192) if device == "cuda" else (2**27, 1536)
     ceilings = Ceilings(2 * size / _copy_seconds(size, device), 2 * side**3 / _product_seconds(side, device, dtype))
     if device == "cuda":

@@ -20,7 +20,7 @@ PROMPTS, GROUP, PROMPT_TOKENS, NEW_TOKENS = 4, 2, 16, 12
 
 @dataclass(frozen=True)
 class Frozen:
-    """B samples; completions begin right after their prompt and are filled up with 0 behind their length."""
+    """B samples; completions follow their prompts directly and are padded with 0."""
 
     prompt_BP: np.ndarray
     completion_BT: np.ndarray
@@ -29,7 +29,7 @@ class Frozen:
     behaviour_BT: np.ndarray
     reference_BT: np.ndarray
     plain_BT: np.ndarray
-    """log π by transformers itself."""
+    """log π by transformers."""
 
     @property
     def mask_BT(self) -> np.ndarray:
@@ -57,7 +57,7 @@ def freeze(work: Work) -> Frozen:
     mask_BT = np.arange(NEW_TOKENS) < lengths_B[:, None]
     completion_BT = np.where(mask_BT, np.array([tokenizer(text)["input_ids"] for text in completions]), 0)
 
-    # Padding stands behind everything real, so causal attention never sees it.
+    # Padding is on the right, so causal attention never sees it.
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model = model.eval().to(work.device)
     ids_BS = torch.from_numpy(np.concatenate([prompt_BP, completion_BT], 1)).to(work.device)

@@ -1,4 +1,4 @@
-"""Fuzzing at length: `python -m benchmarks.fuzz`. Every case follows from its kind and number, and can be run alone."""
+"""Long fuzzing: `python -m benchmarks.fuzz`. Every case is determined by its kind and number, and can be run alone."""
 
 import argparse
 import json
@@ -31,7 +31,7 @@ KINDS: dict[str, Make] = {
 SLOWER = {"resume": 10, "model": 10}
 """Kinds that load a model: a tenth of the cases."""
 MEMORY = 4 * 2**30
-"""More than this beyond what it holds at its start, and Python has no memory: that is a finding."""
+"""Memory beyond that at the start; exceeding it raises MemoryError, which is a finding."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Tally:
     cases: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    """Findings that are alike, and how many there were."""
+    """Equal findings and their number."""
     findings: list[str] = field(default_factory=list)
     """The first of each."""
     seconds: float = 0.0
@@ -48,7 +48,7 @@ class Tally:
 
 @cache
 def prepare(kind: str) -> None:
-    """What the cases of a kind share is made before anything is watched."""
+    """Create what the cases of a kind share, before the checks are active."""
     if kind == "dataset":
         tokenizer()
     elif kind in ("checkpoint", "run", "resume", "model"):
@@ -57,13 +57,13 @@ def prepare(kind: str) -> None:
 
 
 def fuzz(kind: str, number: int) -> str:
-    """One case in a folder of its own: what it came to, or a `Finding`."""
+    """Run one case in its own folder; returns its outcome or raises a `Finding`."""
     place = Path(mkdtemp(prefix="vigneron-case-")).resolve()
     home = place / "home"
     home.mkdir()
     folder = place / "case"
     folder.mkdir()
-    (place / "precious").write_text("mine", encoding="utf-8")  # what links out of the folder lead to
+    (place / "precious").write_text("mine", encoding="utf-8")  # the target of links that leave the folder
     before = sorted(str(path) for path in place.rglob("*"))
     here, at_home = os.getcwd(), os.environ.get("HOME", "")
     prepare(kind)
@@ -104,31 +104,33 @@ def soak(kind: str, cases: int, first: int = 0, seconds: float | None = None) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
-    parser.add_argument("--cases", type=int, default=10_000, help="of each kind; those that load a model: a tenth")
-    parser.add_argument("--seconds", type=float, help="at most so long for each kind")
+    parser.add_argument(
+        "--cases", type=int, default=10_000, help="cases of each kind; a tenth of them for kinds that load a model"
+    )
+    parser.add_argument("--seconds", type=float, help="time limit for each kind, in seconds")
     parser.add_argument("--kind", choices=KINDS, help="only this one")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
-    parser.add_argument("--out", type=Path, help="figures, as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    figures = {}
+    results = {}
     for kind in [given.kind] if given.kind else KINDS:
         fuzz_limits()
         cases = given.cases if given.kind else max(1, given.cases // SLOWER.get(kind, 1))
         tally = soak(kind, cases, given.first, given.seconds)
-        figures[kind] = vars(tally)
+        results[kind] = vars(tally)
         found = f"{sum(tally.faults.values())} findings of {len(tally.faults)} faults"
         of = f"{tally.outcomes['worked']} worked, {tally.outcomes['refused']} refused, {found}"
         print(f"{kind}: {tally.cases} cases, {of}, {tally.seconds:.0f} s (slowest {tally.slowest_s:.1f} s)", flush=True)
         for finding in tally.findings:
             print(finding, flush=True)
     if given.out is not None:
-        given.out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    sys.exit(any(tally["findings"] for tally in figures.values()))
+        given.out.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    sys.exit(any(tally["findings"] for tally in results.values()))
 
 
 def fuzz_limits() -> None:
-    """An explosion ends in MemoryError, not in the machine's."""
+    """Limit memory, so that excessive use raises MemoryError."""
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
     if pages:
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, resource.RLIM_INFINITY))

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.gpu_resume`: how far a resumed run lies from an uninterrupted one, beside a device's noise.
+"""`python -m benchmarks.gpu_resume`: the difference between a resumed and an uninterrupted run, and the device's noise.
 
 The same GRPO run of SmolLM2-135M three times: twice from start to end, once killed by SIGKILL and resumed. On a CPU all
-differences are 0. On a GPU two equal runs differ by the order of its sums, and a resumed one should by no more.
+differences are 0. On a GPU two equal runs differ by the order of summation; a resumed run should not differ more.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def train(runs: Path, name: str, device: str, kill_at: int | None) -> None:
 
 def in_own_process(runs: Path, name: str, device: str, kill_at: int | None = None) -> None:
     kill = ["--kill-at", str(kill_at)] if kill_at else []
-    words = ["--runs", str(runs), "--child", name, "--device", device, *kill]
+    words = ["--runs", str(runs), "--run-name", name, "--device", device, *kill]
     code = subprocess.run([sys.executable, "-m", "benchmarks.gpu_resume", *words]).returncode
     if code != (-signal.SIGKILL if kill_at else 0):
         raise SystemExit(f"the run '{name}' ended with {code}")
@@ -56,19 +56,19 @@ def difference(one: Path, other: Path) -> dict[str, Any]:
     squares = sum(float(gap.double().square().sum()) for gap in gaps.values())
     count = sum(gap.numel() for gap in gaps.values())
     records = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, other)]
-    figures = [
+    gaps_by_metric = [
         (abs(a[key] - b[key]), key, a["step"])
         for a, b in zip(*records, strict=True)
         for key in a
         if isinstance(a[key], float) and isinstance(b.get(key), float)
     ]
-    largest, figure, step = max(figures)
+    largest, metric, step = max(gaps_by_metric)
     return {
         "weights, largest": max(float(gap.max()) for gap in gaps.values()),
         "weights, root mean square": (squares / count) ** 0.5,
         "metrics, largest": largest,
-        "which": f"{figure} at step {step}" if largest else "none",
-        "reward, largest": max(gap for gap, key, _ in figures if key == "reward"),
+        "which": f"{metric} at step {step}" if largest else "none",
+        "reward, largest": max(gap for gap, key, _ in gaps_by_metric if key == "reward"),
         "same samples drawn": _completions(one) == _completions(other),
     }
 
@@ -83,12 +83,12 @@ def _completions(run: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--runs", type=Path, help="where to keep the runs, some 5 GB; without it nowhere")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--runs", type=Path, help="folder to keep the runs in, about 5 GB; deleted if not given")
+    parser.add_argument("--run-name", help=argparse.SUPPRESS)
     parser.add_argument("--kill-at", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.child is not None:
-        train(given.runs, given.child, given.device, given.kill_at)
+    if given.run_name is not None:
+        train(given.runs, given.run_name, given.device, given.kill_at)
         return
     with tempfile.TemporaryDirectory() as place:
         runs = given.runs or Path(place)
@@ -97,10 +97,10 @@ def main() -> None:
         in_own_process(runs, "killed", given.device, KILLED_AT)
         in_own_process(runs, "killed", given.device)
         pairs = {"two equal runs": ("first", "second"), "resumed and uninterrupted": ("first", "killed")}
-        found = {said: difference(runs / one, runs / other) for said, (one, other) in pairs.items()}
+        found = {name: difference(runs / one, runs / other) for name, (one, other) in pairs.items()}
     print(f"\n| largest difference after {STEPS} steps | {' | '.join(found)} |\n|---|---|---|")
     for row in next(iter(found.values())):
-        cells = [found[said][row] for said in found]
+        cells = [found[name][row] for name in found]
         print(f"| {row} | {' | '.join(f'{c:.3g}' if isinstance(c, float) else str(c) for c in cells)} |")
 
 

@@ -1,10 +1,10 @@
-"""The study of docs/guides/grape.md: GRAPE with revisions, GRAPE with fresh answers alone, GRPO on the summed score.
+"""The study of docs/results/grape.md: GRAPE with revisions, GRAPE with fresh answers alone, GRPO on the summed score.
 
 python -m benchmarks.grape_study plan QUEUE                  the list of its runs, for `python -m benchmarks.study work`
 python -m benchmarks.grape_study show RUNS [--figure FILE]   its tables and figure; RUNS: a folder, or an archive
 
-Compared is the weighted sum of a category's scores on held-out questions, Σ ω τ, whatever the confidences: the reward
-of eq. 15 moves with them.
+Compares the weighted sum of a category's scores on held-out questions, Σ ω τ, without confidences, which change the
+reward of eq. 15.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "grape-study-fresh-corrected": (CORRECTED,),
     "grpo-study": (),
 }
-"""Arms of the study, and what is changed in the recipe that they are made of."""
+"""Arms of the study, and their changes to the recipe."""
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -43,7 +43,7 @@ def plan(queue: Path) -> None:
 
 
 def weights() -> dict[str, dict[str, float]]:
-    """Of each category's items, summing to one."""
+    """The weights of each category's items, normalized to sum to one."""
     found = {}
     for name, category in read_rubric("study").categories.items():
         total = sum(item.weight for item in category.items)
@@ -79,7 +79,7 @@ def rows(arms: Mapping[str, Sequence[Records]]) -> Iterator[list[str]]:
 
 
 def item_rows(arms: Mapping[str, Sequence[Records]]) -> Iterator[list[str]]:
-    """Every item by itself: means over the seeds, before and after."""
+    """Each item: means over the seeds, before and after training."""
     yield ["category", "item", "before", *arms]
     for category, items in weights().items():
         for item in items:

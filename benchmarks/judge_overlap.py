@@ -1,4 +1,4 @@
-"""How well a judge's calls overlap: 512 samples × 6 items at an endpoint that takes 200 ms to answer.
+"""Concurrency of judge calls: 512 samples × 6 items at an endpoint that takes 200 ms to answer.
 
 python -m benchmarks.judge_overlap [--samples N] [--items N] [--latency-ms N] [--concurrency N]
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from vigneron.config.judges import EndpointJudgeConfig
 from vigneron.sources.answer_cache import AnswerCache
-from vigneron.sources.judges import Asked, Conversation, build_judge
+from vigneron.sources.judges import Conversation, JudgePrompts, build_judge
 
 VERDICT = json.dumps({"reasoning": "It says what was asked for.", "score": 0.75, "confidence": 0.9})
 MESSAGE = {"role": "assistant", "content": VERDICT}
@@ -66,7 +66,7 @@ def _serve(listening: socket.socket, latency_s: float) -> None:
 
 @contextmanager
 def slow_endpoint(latency_s: float) -> Iterator[str]:
-    """The URL of an endpoint that gives everybody the same verdict, late."""
+    """The URL of an endpoint that always returns the same verdict, with a delay."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
         process = multiprocessing.get_context("fork").Process(target=_serve, args=(listening, latency_s), daemon=True)
         process.start()
@@ -77,13 +77,13 @@ def slow_endpoint(latency_s: float) -> Iterator[str]:
             process.join()
 
 
-def asked(sample: int, item: int) -> Asked:
+def asked(sample: int, item: int) -> JudgePrompts:
     shown = f"Question {sample}. " + "The response goes on for a while. " * 20 + f"Item {item}."
 
     def score(critique: str) -> Conversation:
         return ("system", "Score the response as JSON."), ("user", f"{shown}\n{critique}")
 
-    return Asked((("system", "Criticise the response."), ("user", shown)), score)
+    return JudgePrompts((("system", "Criticise the response."), ("user", shown)), score)
 
 
 def seconds(load: Load) -> float:

@@ -1,4 +1,4 @@
-"""Timing a contestant: warm-ups that are forgotten, steps that count, phases, peak memory, and what it ran on."""
+"""Timing of a contestant: warm-up steps, measured steps, phases, peak memory, and the machine."""
 
 import json
 import os
@@ -28,7 +28,7 @@ PHASES: tuple[Phase, ...] = ("sampling", "reference+reward", UPDATE)
 
 @dataclass(frozen=True)
 class Measurement:
-    """One contestant on one work, as it is kept in JSON."""
+    """One contestant on one work, as saved in JSON."""
 
     work: str
     contestant: str
@@ -38,9 +38,9 @@ class Measurement:
     phase_seconds: dict[str, tuple[float, ...]]
     peak_bytes: int
     settings: dict[str, Any] = field(default_factory=dict)
-    """What was set, so that a reader can judge it."""
+    """The contestant's settings."""
     memory: dict[str, int] = field(default_factory=dict)
-    """`reserved`: what torch had taken from the GPU at its peak; ours also has the update's part."""
+    """`reserved`: peak GPU memory reserved by torch; ours also has that of the update."""
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -92,11 +92,11 @@ class Memory:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
     def reserved(self) -> int:
-        """What torch had taken from the GPU: also what CUDA graphs use inside, and gaps between tensors."""
+        """GPU memory reserved by torch, with that of CUDA graphs and gaps between tensors."""
         return torch.cuda.max_memory_reserved() if self._on_gpu else 0
 
     def taken(self, held: int) -> dict[str, int]:
-        """What a step takes above what is held between steps (weights, gradients, optimizer, the sampler's cache)."""
+        """Memory of a step above that held between steps (weights, gradients, optimizer, the sampler's cache)."""
         return {"held": held, "update_above": self.reserved() - held} if self._on_gpu else {}
 
     def _forget(self) -> None:
@@ -104,7 +104,7 @@ class Memory:
             torch.cuda.reset_peak_memory_stats()
             return
         try:
-            Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
+            Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak
         except OSError:
             return  # elsewhere the peak is that of the whole process
 
@@ -112,7 +112,7 @@ class Memory:
 class Recorder:
     """`with recorder.phase(name)` around the parts of a step, `recorder.end_step()` after it: True when it is enough.
 
-    A phase inside another one is taken out of it. What is in no phase belongs to the update.
+    The time of an inner phase is not counted in the outer one. Time outside all phases counts as update.
     """
 
     def __init__(self, work: Work) -> None:
@@ -126,7 +126,7 @@ class Recorder:
         self._began = self._since = self.now()
 
     def now(self) -> float:
-        """The time when the device has done everything it was given."""
+        """The time after synchronizing with the device."""
         if self._work.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
@@ -140,13 +140,13 @@ class Recorder:
         self._open.pop()
 
     def charge(self, name: Phase, seconds: float) -> None:
-        """Time of this step that somebody else has measured."""
+        """Add time of this step that was measured elsewhere."""
         self._charge()
         self._this_step[name] += seconds
         self._this_step[UPDATE] -= seconds
 
     def _charge(self) -> float:
-        """The time since the last change of phase goes to the phase that is open."""
+        """Add the time since the last change of phase to the open phase."""
         now = self.now()
         self._this_step[self._open[-1]] += now - self._since
         self._since = now
@@ -181,7 +181,7 @@ class Recorder:
 
 
 def enough(step_seconds: Sequence[float], work: Work) -> bool:
-    """All the steps asked for, or five and no patience left."""
+    """Whether all steps are measured, or at least five and the time limit is reached."""
     if len(step_seconds) >= work.steps:
         return True
     return len(step_seconds) >= FEWEST_STEPS and sum(step_seconds) > work.patience_s
@@ -198,16 +198,16 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Of the checkout, with a mark where it has changes; `unknown` outside of one."""
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    """The commit of the checkout, marked if it has changes; `unknown` outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 def machine(device: str) -> str:
-    """The machine's name, as a table's caption has it."""
+    """A description of the machine for a table's caption."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

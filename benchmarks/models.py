@@ -1,4 +1,4 @@
-"""The models that are compared, as folders that transformers loads: nothing is fetched from anywhere."""
+"""The compared models as transformers folders; nothing is downloaded."""
 
 import shutil
 import tempfile
@@ -46,7 +46,7 @@ def llama_config(layers: int, hidden: int) -> Any:
 
 
 def save_random_model(config: Any, target: Path) -> None:
-    """Weights of seed 0 in float32, with SmolLM2's tokenizer: any that fits the vocabulary will do."""
+    """Random float32 weights of seed 0, with SmolLM2's tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2))

@@ -1,4 +1,4 @@
-"""Vigneron on a work: a real run through the real training loop, watched from outside."""
+"""Vigneron on a work: a real run through the training loop, timed from outside."""
 
 import json
 import tempfile
@@ -24,7 +24,7 @@ from vigneron.core.draws import Sampling
 from vigneron.methods import build_method
 from vigneron.policy.logprobs import score
 from vigneron.recipe import check_config
-from vigneron.timing import Stopwatch, listening
+from vigneron.timing import Stopwatch, recording_timings
 from vigneron.training import loop
 from vigneron.training.callbacks import Silent
 from vigneron.training.method import Method, Metrics
@@ -35,7 +35,7 @@ from vigneron.training.update import GradientUpdate
 
 
 def recipe(work: Work, model: Path, data: Path) -> dict[str, Any]:
-    """The work as a recipe. GRPO as TRL has it by default: mean over tokens, k3; PGSRM as Algorithm 1 has it."""
+    """The work as a recipe. GRPO with TRL's defaults: mean over tokens, k3; PGSRM as in Algorithm 1."""
     methods: dict[str, dict[str, Any]] = {
         "grpo": {"name": "grpo", "aggregation": "tokens", "kl": {"coefficient": work.kl_beta, "estimator": "k3"}},
         "actor_critic": {
@@ -71,7 +71,7 @@ def recipe(work: Work, model: Path, data: Path) -> dict[str, Any]:
 
 @contextmanager
 def started(work: Work, model: Path | None = None, changes: dict[str, Any] | None = None) -> Iterator[Run]:
-    """A run of the work, in a folder that is thrown away. No token ends a completion: lengths are forced.
+    """A run of the work in a temporary folder. No token ends a completion: lengths are forced.
 
     `changes` are keys of the recipe that are not the work's."""
     model = model or model_folder(work.model)
@@ -91,11 +91,11 @@ def started(work: Work, model: Path | None = None, changes: dict[str, Any] | Non
 
 
 class Enough(Exception):
-    """All steps that were wanted are measured."""
+    """All steps are measured."""
 
 
 class StepTimes:
-    """Watches a run as the terminal would: a step's time is everything from one of its calls to the next."""
+    """A view of a run, like the terminal's: a step's time is that from one call to the next."""
 
     def __init__(self, work: Work, watch: Stopwatch) -> None:
         self._work, self._watch = work, watch
@@ -115,12 +115,12 @@ class StepTimes:
 
 
 PARTS: dict[Phase, tuple[str, ...]] = {"sampling": ("rollout",), "reference+reward": ("reward", "advantage")}
-"""The loop's phases under the names of the comparison; the rest of a step, its logs too, is the update's."""
+"""The loop's phases under the names of the comparison; the rest of a step, with its logs, counts as update."""
 
 
 def measure(work: Work, model: Path | None = None) -> Measurement:
-    """The training loop itself, with its logs and its samples kept, as in any run."""
-    with started(work, model) as run, listening() as watch:
+    """Run the training loop, writing logs and samples as in any run."""
+    with started(work, model) as run, recording_timings() as watch:
         view = StepTimes(work, watch)
         with suppress(Enough):
             loop.train(run, view)
@@ -129,10 +129,10 @@ def measure(work: Work, model: Path | None = None) -> Measurement:
 
 
 def check_lengths(batch: Batch, work: Work) -> None:
-    """Refuse figures of a run that did less than its work."""
+    """Raise if a run did less than its work."""
     lengths = {spans[-1][1] - spans[0][0] for spans in batch.samples.spans}
     if len(batch) != work.samples or lengths != {work.new_tokens}:
-        raise SystemExit(f"ours: {len(batch)} completions of {lengths} tokens: lengths were to be forced")
+        raise SystemExit(f"ours: {len(batch)} completions of {lengths} tokens: the lengths are not forced")
 
 
 def frozen_batch(frozen: Frozen, device: torch.device) -> Batch:
@@ -163,14 +163,14 @@ def frozen_batch(frozen: Frozen, device: torch.device) -> Batch:
 
 
 def parity(work: Work, frozen: Frozen) -> Verdict:
-    """Our log-probs, and what our update says of its loss and its gradient."""
+    """Our log-probs, and the loss and gradient norm of our update."""
     with started(replace(work, dtype="float32")) as run:
         batch = frozen_batch(frozen, run.policy.device)
         with torch.no_grad():
             logprobs_BT = score(run.policy, batch, Sampling(work.temperature)).logprobs_BT
         update = run.method.update
         assert isinstance(update, GradientUpdate)
-        for _ in range(2):  # shapes that come again become graphs: it is these that are timed
+        for _ in range(2):  # repeated shapes become CUDA graphs, which are the ones timed
             with torch.no_grad():
                 logprobs_BT = score(run.policy, batch, Sampling(work.temperature)).logprobs_BT
             update.accumulate(batch, lambda part: update.loss(part, update.score(part)))
@@ -184,8 +184,8 @@ def parity(work: Work, frozen: Frozen) -> Verdict:
 
 
 if __name__ == "__main__":
-    asked = contestant_arguments(__doc__)
-    if asked.frozen is not None:
-        parity(asked.work, Frozen.load(asked.frozen)).save(asked.out)
+    arguments = contestant_arguments(__doc__)
+    if arguments.frozen is not None:
+        parity(arguments.work, Frozen.load(arguments.frozen)).save(arguments.out)
     else:
-        measure(asked.work).save(asked.out)
+        measure(arguments.work).save(arguments.out)

@@ -1,7 +1,7 @@
-"""The gate before any speed is reported: on one frozen batch, in float32, both sides must say the same.
+"""The parity check: on one frozen batch, in float32, both sides must agree before any speed is reported.
 
-Compared are the log-probs of every completion token (also with transformers' own pass), the loss, and the norm of its
-gradient. Beyond the tolerances nothing else is run.
+Compares the log-probs of every completion token (also with transformers' own pass), the loss, and the norm of its
+gradient. If a tolerance is exceeded, nothing else is run.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ PEERS = {"grpo": ("peer_parity", "TRL"), "actor_critic": ("peer_pgsrm", "the rel
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one side says of the frozen batch."""
+    """The results of one side on the frozen batch."""
 
     logprobs_BT: np.ndarray
     loss: float
@@ -55,7 +55,7 @@ class Parity:
 
     @property
     def failures(self) -> list[str]:
-        """What is out of tolerance; NaN is."""
+        """The quantities out of tolerance; NaN is out of tolerance."""
         checks = {
             "max |Δ log p|": self.logprob_gap <= LOGPROB_TOLERANCE,
             "loss": _relative(self.ours_loss, self.peer_loss) <= LOSS_TOLERANCE,
@@ -96,7 +96,7 @@ def compare(peer_name: str, frozen: Frozen, ours: Verdict, peer: Verdict) -> Par
 
 
 def check_parity(work: Work, place: Path) -> Parity:
-    """Freeze a batch, have both sides judge it (at once: nothing is timed), and compare."""
+    """Freeze a batch, compute it on both sides (in parallel, nothing is timed), and compare."""
     peer, peer_name = PEERS[work.method]
     frozen = place / "frozen.npz"
     freeze(work).save(frozen)

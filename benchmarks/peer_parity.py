@@ -15,7 +15,7 @@ from benchmarks.work import Work
 
 
 def trl_inputs(frozen: Frozen, device: torch.device) -> dict[str, Tensor]:
-    """The dict that TRL hands from its sampling to its loss."""
+    """The dict that TRL passes from its sampling to its loss."""
 
     def tensor(values: object) -> Tensor:
         return torch.as_tensor(values, device=device)
@@ -52,14 +52,14 @@ def trl_verdict(trainer: TimedTrainer, frozen: Frozen) -> Verdict:
 
 
 def in_float32(work: Work) -> Work:
-    """Parity is asked of exact arithmetic, whatever the work's dtype, in one micro-batch."""
+    """Parity is checked in float32 whatever the work's dtype, in one micro-batch."""
     return replace(work, dtype="float32", peer_microbatch=work.samples)
 
 
 if __name__ == "__main__":
-    asked = contestant_arguments(__doc__)
-    assert asked.frozen is not None, "parity needs --frozen"
+    arguments = contestant_arguments(__doc__)
+    assert arguments.frozen is not None, "parity needs --frozen"
     with tempfile.TemporaryDirectory() as folder:
-        trl_verdict(make_trainer(in_float32(asked.work), "trl-tuned", folder), Frozen.load(asked.frozen)).save(
-            asked.out
+        trl_verdict(make_trainer(in_float32(arguments.work), "trl-tuned", folder), Frozen.load(arguments.frozen)).save(
+            arguments.out
         )

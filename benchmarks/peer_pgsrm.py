@@ -1,7 +1,7 @@
 """The shape of PGSRM's released loop, rebuilt from the paper's appendix A.4: one prompt at a time, then one update.
 
 Fifty episodes a step: each prompt is tokenised, answered by `generate` and rewarded by itself; the embeddings of texts
-seen before are kept. Then the batch takes Algorithm 1's step: reference logits, actor logits and last hidden states,
+seen before are cached. Then the batch takes Algorithm 1's step: reference logits, actor logits and last hidden states,
 log-probs over the whole sequence, the value of the last answer token, entropy, KL, and a clipped step of each of two
 AdamW. `released-shape` computes in float32; `released-shape-bf16` in bfloat16, as ours does.
 """
@@ -38,7 +38,7 @@ class Episode:
 
 @dataclass
 class Loop:
-    """What the loop holds: actor, frozen reference, value head, an optimizer each, embeddings seen before."""
+    """The state of the loop: actor, frozen reference, value head, their optimizers, cached embeddings."""
 
     work: Work
     actor: Any
@@ -203,8 +203,8 @@ def parity(work: Work, frozen: Frozen) -> Verdict:
 
 
 if __name__ == "__main__":
-    asked = contestant_arguments(__doc__)
-    if asked.frozen is not None:
-        parity(asked.work, Frozen.load(asked.frozen)).save(asked.out)
+    arguments = contestant_arguments(__doc__)
+    if arguments.frozen is not None:
+        parity(arguments.work, Frozen.load(arguments.frozen)).save(arguments.out)
     else:
-        measure(asked.work, asked.contestant).save(asked.out)
+        measure(arguments.work, arguments.contestant).save(arguments.out)

@@ -1,6 +1,6 @@
-"""TRL's GRPOTrainer on a work, with `generate` (no vLLM), in a process of its own.
+"""TRL's GRPOTrainer on a work, with `generate` (no vLLM), in its own process.
 
-trl-default    TRL's own choices where they concern speed: gradient checkpointing is on.
+trl-default    TRL's defaults for speed: gradient checkpointing is on.
 trl-tuned      gradient checkpointing off.
 trl-compiled   trl-tuned with a static cache and the compiled `generate` that TRL switches off; not a setting of TRL.
 
@@ -32,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class TimedTrainer(GRPOTrainer):
-    """TRL's trainer with a stopwatch around its two parts before the update, and a look at the lengths."""
+    """TRL's trainer with timing of its two phases before the update, and a check of the lengths."""
 
     recorder: Recorder
 
@@ -45,7 +45,7 @@ class TimedTrainer(GRPOTrainer):
             made = super()._generate(prompts)
         lengths = {len(ids) for ids in made[1]}
         if lengths != {self.max_completion_length}:
-            raise SystemExit(f"TRL's completions have {lengths} tokens: lengths were to be forced")
+            raise SystemExit(f"TRL's completions have {lengths} tokens: the lengths are not forced")
         return made
 
 
@@ -64,7 +64,7 @@ def settings(work: Work, variant: str) -> dict[str, Any]:
     """Everything that differs from TRL's defaults."""
     microbatch = min(work.peer_microbatch, work.samples)
     if work.samples % microbatch:
-        raise SystemExit(f"{work.name}: {work.samples} samples are no multiple of the micro-batch, {microbatch}")
+        raise SystemExit(f"{work.name}: {work.samples} samples are not a multiple of the micro-batch, {microbatch}")
     return {
         "per_device_train_batch_size": microbatch,
         "gradient_accumulation_steps": work.samples // microbatch,
@@ -89,12 +89,12 @@ def settings(work: Work, variant: str) -> dict[str, Any]:
 
 
 def rows_as_dataset(rows: list[dict[str, str]]) -> Dataset:
-    """With a fingerprint given: datasets' own, a hash of everything, fails with some versions of its dependencies."""
+    """With an explicit fingerprint: the one of `datasets`, a hash of everything, fails with some versions."""
     return Dataset(InMemoryTable.from_pylist(rows), fingerprint="benchmark")
 
 
 def make_trainer(work: Work, variant: str, folder: str) -> TimedTrainer:
-    """The trainer, loaded by path: TRL then reads float32 weights, and makes its own reference."""
+    """The trainer with the model loaded by path: TRL then loads float32 weights and creates its own reference."""
     source = str(model_folder(work.model))
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
     quiet: dict[str, Any] = {"logging_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
@@ -110,7 +110,7 @@ def make_trainer(work: Work, variant: str, folder: str) -> TimedTrainer:
     model: Any = trainer.model
     weights = {parameter.dtype for parameter in model.parameters()}
     if weights != {torch.float32}:
-        raise SystemExit(f"TRL loaded the trained weights as {weights}; the comparison needs float32 for everybody")
+        raise SystemExit(f"TRL loaded the trained weights as {weights}; the comparison needs float32 on both sides")
     return trainer
 
 
@@ -124,5 +124,5 @@ def measure(work: Work, variant: str) -> Measurement:
 
 
 if __name__ == "__main__":
-    asked = contestant_arguments(__doc__)
-    measure(asked.work, asked.contestant).save(asked.out)
+    arguments = contestant_arguments(__doc__)
+    measure(arguments.work, arguments.contestant).save(arguments.out)

@@ -1,4 +1,4 @@
-"""Prompts of an exact number of tokens, the same for everybody, and the rewards that need no model."""
+"""Prompts of an exact number of tokens, the same for every contestant, and rewards without a model."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ find leave watch build learn write speak sing open close follow begin remain
 WORDS = tuple(VOCABULARY.split())
 
 DISTINCT_STEPS = 4
-"""A step's prompts differ from those of the steps before it; after so many steps they come again."""
+"""Steps with different prompts; after that many they repeat."""
 
 
 def prompt_rows(work: Work, tokenizer: Any) -> list[dict[str, str]]:
@@ -31,7 +31,7 @@ def prompt_rows(work: Work, tokenizer: Any) -> list[dict[str, str]]:
 
 
 def exact_texts(tokenizer: Any, tokens: int, count: int, *, seed: int = 0) -> list[str]:
-    """`count` different texts, each of which the tokenizer turns into exactly `tokens` ids and back into itself."""
+    """`count` different texts of exactly `tokens` ids each that decode to themselves."""
     draw = random.Random(seed)
     texts: dict[str, None] = {}
     for _ in range(200 * count):
@@ -44,7 +44,7 @@ def exact_texts(tokenizer: Any, tokens: int, count: int, *, seed: int = 0) -> li
 
 
 def _grow(tokenizer: Any, tokens: int, draw: random.Random) -> str | None:
-    """Words until the length fits; None where the last word jumps over it, or the text is not stable."""
+    """Add words until the length fits; None if the last word exceeds it or the text does not decode to itself."""
     words: list[str] = [draw.choice(WORDS) for _ in range(max(1, tokens // 2))]
     while (length := len(_ids(tokenizer, " ".join(words)))) < tokens:
         words.append(draw.choice(WORDS))
@@ -59,5 +59,5 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def share_of_e(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]:
-    """The reward of every GRPO work, TRL's signature: how much of a completion is the letter e."""
+    """The reward of every GRPO work, with TRL's signature: the share of the letter e in a completion."""
     return [text.count("e") / max(1, len(text)) for text in completions]

@@ -1,8 +1,8 @@
-"""What sampling by one Ray actor costs over sampling in the process: seconds of a step, as a ratio, and where they go.
+"""The overhead of sampling by one Ray actor over sampling in the process: seconds of a step, as a ratio, by phase.
 
 python -m benchmarks.ray_overhead [--model NAME] [--prompts P] [--group G] [--tokens T] [--steps N] [--out FILE]
 
-The same GRPO run twice on this machine, each in a process of its own: sampled here, and by one actor that shares the
+The same GRPO run twice on this machine, each in its own process: sampled here, and by one actor that shares the
 GPU. By default 64 x 8 x 64 on a GPU, and a tiny model on a CPU, where it only shows that everything runs.
 """
 
@@ -21,7 +21,7 @@ from benchmarks.processes import start
 from benchmarks.work import Work
 
 PHASES = ("rollout", "put", "load", "sample", "gather", "reward", "advantage", "update", "keep samples")
-"""Of a step, and of its rollout what the sampler says of it."""
+"""Phases of a step, and those of its rollout as reported by the sampler."""
 WARMUPS = {"cuda": 4, "cpu": 1}
 
 
@@ -42,7 +42,7 @@ def work_of(given: argparse.Namespace, device: str) -> Work:
 
 
 def scale_of(sampler: str, device: str) -> dict[str, Any]:
-    """The actor has a share of the GPU that trains, or all CPUs, as sampling here has."""
+    """The actor gets a share of the training GPU, or all CPUs, as sampling in the process has."""
     if sampler == "here":
         return {}
     given = {"gpus": 0.5} if device == "cuda" else {"cpus": os.cpu_count()}
@@ -50,7 +50,7 @@ def scale_of(sampler: str, device: str) -> dict[str, Any]:
 
 
 class SamplerSeconds:
-    """Watches a run: what its sampler says of each step."""
+    """A view that records the sampler's timings of each step."""
 
     def __init__(self) -> None:
         self.laps: list[dict[str, float]] = []
@@ -62,10 +62,10 @@ class SamplerSeconds:
 
 
 def measure(work: Work, sampler: str, model: str | None) -> dict[str, Any]:
-    """In a process of its own. A step is all from one's end to the next one's, its logs too."""
+    """Runs in its own process. A step lasts from the end of one to the end of the next, logs included."""
     from benchmarks.models import llama_config, save_random_model
     from benchmarks.ours import started
-    from vigneron.timing import WHOLE, listening
+    from vigneron.timing import WHOLE, recording_timings
     from vigneron.training import loop
 
     with tempfile.TemporaryDirectory() as place:
@@ -74,9 +74,9 @@ def measure(work: Work, sampler: str, model: str | None) -> dict[str, Any]:
             folder = Path(place) / "model"
             save_random_model(llama_config(2, 192), folder)
         view = SamplerSeconds()
-        with started(work, folder, scale_of(sampler, work.device)) as run, listening() as watch:
+        with started(work, folder, scale_of(sampler, work.device)) as run, recording_timings() as watch:
             loop.train(run, view)
-    laps = [lap | said for lap, said in zip(watch.laps, view.laps, strict=True)][work.warmups :]
+    laps = [lap | sampled for lap, sampled in zip(watch.steps, view.laps, strict=True)][work.warmups :]
     middle = {name: statistics.median(lap[name] for lap in laps) for name in PHASES if all(name in lap for lap in laps)}
     seconds = [lap[WHOLE] for lap in laps]
     return {"seconds": statistics.median(seconds), "spread": [min(seconds), max(seconds)], **middle}
@@ -100,7 +100,7 @@ def shown(here: dict[str, Any], ray: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a model's folder; without it SmolLM2-135M, on a CPU a tiny random one")
+    parser.add_argument("--model", help="a model folder; default SmolLM2-135M, on a CPU a tiny random model")
     parser.add_argument("--prompts", type=int)
     parser.add_argument("--group", type=int)
     parser.add_argument("--tokens", type=int)
@@ -122,8 +122,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         for sampler in ("here", "ray"):
             path = Path(place) / f"{sampler}.json"
-            asked = {"model": given.model, "prompts": given.prompts, "group": given.group, "tokens": given.tokens}
-            options = {key: value for key, value in asked.items() if value is not None}
+            sizes = {"model": given.model, "prompts": given.prompts, "group": given.group, "tokens": given.tokens}
+            options = {key: value for key, value in sizes.items() if value is not None}
             running = start("ray_overhead", Path(place), sampler=sampler, steps=given.steps, out=path, **options)
             if (why := running.failure()) is not None:
                 print(f"FAILED {sampler}: {why}")

@@ -20,7 +20,7 @@ OTHERS = ("#5b7f95", "#a9b8c2", "#d9c9a3")
 
 
 def load_comparisons(folder: Path) -> list[Comparison]:
-    """Those that are there, in the order of WORKS."""
+    """The saved comparisons, in the order of WORKS."""
     return [_load(path) for name in WORKS if (path := folder / f"{name}.json").is_file()]
 
 
@@ -94,7 +94,7 @@ def comparison_figure(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def scaling_figure(points: Sequence["Point"], machine: str, path: Path) -> None:
-    """A column of two panels for each axis: seconds a step above, peak memory below."""
+    """A column of two panels for each axis: seconds per step above, peak memory below."""
     from matplotlib.figure import Figure
 
     axes = list(dict.fromkeys(point.axis for point in points))

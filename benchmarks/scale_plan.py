@@ -1,4 +1,4 @@
-"""The tables of docs/guides/scale.md: what the cost model and the simulator say, beside what was measured.
+"""The tables of docs/results/scale.md: predictions of the cost model and the simulator, and measurements.
 
 python -m benchmarks.scale_plan [--write]     prints them; --write puts them into the page
 """
@@ -30,7 +30,7 @@ from benchmarks.simulator.predict import (
     trace_of,
 )
 
-PAGE = Path(__file__).parent.parent / "docs" / "guides" / "scale.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "scale.md"
 GB = 1e9
 
 
@@ -73,7 +73,7 @@ def processes() -> str:
         return "Not measured yet: `python -m benchmarks.scale_points` adds them where `vigneron train` knows `--nproc`."
     one = found.get("1")
     rows = [(n, f"{s:.3g}", f"{one / s:.2f}" if one else "") for n, s in found.items()]
-    return table(("processes", "s/step measured", "times as fast as one"), rows)
+    return table(("processes", "s/step measured", "speed-up over one"), rows)
 
 
 def _named(setting: Setting) -> tuple[str, str, str]:
@@ -89,8 +89,8 @@ def memory() -> str:
         fits = "fits" if found.total < GPU_BYTES else f"no: {found.largest.replace('_', ' ')}"
         cells = (f"{size / GB:.0f}" for size in vars(found).values())
         rows.append((*_named(setting), str(setting.shard), *cells, f"{found.total / GB:.0f}", fits))
-    header = ("child", "GPUs", "sampler", "shard", "sharded state", "replicated state", "reference", "sampling copy")
-    return table((*header, "cache", "activations", "GB in all", "of 141"), rows)
+    header = ("model", "GPUs", "sampler", "shard", "sharded state", "replicated state", "reference", "sampling copy")
+    return table((*header, "KV cache", "activations", "total GB", "of 141"), rows)
 
 
 def steps() -> str:
@@ -102,7 +102,7 @@ def steps() -> str:
         moved = weight_bytes(setting.decoder) / GB
         rate = setting.work.sampled_tokens / trace.step_s
         rows.append((*_named(setting), *(f"{s:.1f}" for s in parts), f"{moved:.0f}", f"{rate:,.0f}"))
-    header = ("child", "GPUs", "sampler", "sampling", "reference + update", "between ranks", "weight sync", "s/step")
+    header = ("model", "GPUs", "sampler", "sampling", "reference + update", "between ranks", "weight sync", "s/step")
     return table((*header, "weights GB", "tokens/s"), rows)
 
 
@@ -122,7 +122,7 @@ def idle() -> str:
             behind = ", ".join(f"{k}: {100 * n / counted:.0f} %" for k, n in trace.staleness.items())
             cells = (f"{100 * share:.0f} %" for share in shares)
             rows.append((*_named(setting), str(behind_by), f"{trace.step_s:.1f}", *cells, "–", behind))
-    header = ("child", "GPUs", "sampler", "staleness", "s/step", "samplers idle", "trainers idle", "GPUs idle")
+    header = ("model", "GPUs", "sampler", "staleness", "s/step", "samplers idle", "trainers idle", "GPUs idle")
     return table((*header, "samples by versions behind"), rows)
 
 
@@ -139,7 +139,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(page: str) -> str:
-    """The page with every table as it is now: each stands between its own two marks."""
+    """The page with every table up to date. Each table is between its own two marks."""
     for name, made in TABLES.items():
         before, opening, rest = page.partition(f"<!-- {name} -->\n")
         _, closing, after = rest.partition(f"\n<!-- end of {name} -->")

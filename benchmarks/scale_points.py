@@ -1,10 +1,10 @@
-"""Measure what the simulator is checked against, on this machine, and keep it in docs/results/scale-points.json.
+"""Measure the points that the simulator is validated against, and save them to docs/results/scale-points.json.
 
 python -m benchmarks.scale_points [--steps N] [--out docs/results/scale-points.json]
 
-A small Llama, GRPO through the real training loop, each run in a process of its own: without a judge, with judges that
-have time enough, and with two that everybody waits for. A judge works on one part of a step while the next is sampled.
-Where `vigneron train` knows --nproc, also on two processes.
+A small Llama, GRPO through the real training loop, each run in its own process: without a judge, with judges that keep
+up, and with two that are the bottleneck. A judge works on one part of a step while the next is sampled. Also on two
+processes with --nproc.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from typing import Any
 
 LAYERS, WIDTH, PROMPTS, GROUP, NEW_TOKENS = 6, 384, 8, 2, 16
 RUNS = {"no judge": (0, 0.0), "16 judges of 0.5 s": (16, 0.5), "2 judges of 1.5 s": (2, 1.5)}
-"""How many samples are judged at once, and for how long each."""
+"""The number of samples judged at the same time, and the time of each."""
 PHASES = ("rollout", "reward", "update")
 JUDGES = "SCALE_POINTS_JUDGES"
 _FREE = Semaphore(int(os.environ.get(JUDGES, "0/0").split("/")[0]))
 
 
 async def judged(completions: list[str], **_: Any) -> list[float]:
-    """Each sample by one of the judges that the environment speaks of."""
+    """Judge each sample by one of the judges set in the environment."""
     latency = float(os.environ[JUDGES].split("/")[1])
 
     async def one(text: str) -> float:
@@ -83,10 +83,10 @@ def prepare(folder: Path) -> None:
 
 
 def measured(folder: Path, steps: int) -> dict[str, float]:
-    """Median seconds of a step and of its phases, the first step left out; in this process."""
+    """Median seconds of a step and its phases without the first step, in this process."""
     from vigneron.methods import build_method
     from vigneron.recipe import check_config
-    from vigneron.timing import WHOLE, listening
+    from vigneron.timing import WHOLE, recording_timings
     from vigneron.training.callbacks import Silent
     from vigneron.training.loop import train
     from vigneron.training.method import Method
@@ -100,16 +100,16 @@ def measured(folder: Path, steps: int) -> dict[str, float]:
     config = check_config(recipe_of(folder, steps + 1), "scale-point")
     with tempfile.TemporaryDirectory() as place:
         run = start_run(config, Path(place), build, view=Silent())
-        with listening() as watch:
+        with recording_timings() as watch:
             train(run, Silent())
         run.close()
-    laps = watch.laps[1:]
+    laps = watch.steps[1:]
     found = {name: statistics.median(lap.get(name, 0.0) for lap in laps) for name in (*PHASES, WHOLE)}
     return {name.replace(" ", "_"): round(value, 4) for name, value in found.items()}
 
 
 def on_processes(folder: Path, processes: int, steps: int) -> float | None:
-    """Median seconds of a step under `vigneron train --nproc`; None where it does not know that."""
+    """Median seconds of a step under `vigneron train --nproc`; None if it fails."""
     command = [sys.executable, "-m", "vigneron", "train"]
     if "--nproc" not in subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout:
         return None
@@ -141,8 +141,8 @@ def main() -> None:
         found: dict[str, Any] = {"machine": machine("cpu"), "runs": {}, "processes": {}}
         for name, (judges, latency) in RUNS.items():
             again = [sys.executable, "-m", "benchmarks.scale_points", "--folder", place, "--steps", str(options.steps)]
-            told = os.environ | ({JUDGES: f"{judges}/{latency}"} if judges else {})
-            done = subprocess.run(again, capture_output=True, text=True, check=True, env=told)
+            environment = os.environ | ({JUDGES: f"{judges}/{latency}"} if judges else {})
+            done = subprocess.run(again, capture_output=True, text=True, check=True, env=environment)
             seconds = json.loads(done.stdout.splitlines()[-1])
             found["runs"][name] = {"judges": judges, "judge_s": latency, **seconds}
             print(name, found["runs"][name], flush=True)

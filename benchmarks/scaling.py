@@ -1,8 +1,8 @@
-"""Ours alone: seconds and peak memory of a step against B, T, G and the model's size, one of them changed at a time.
+"""Vigneron only: seconds and peak memory of a step against B, T, G and model size, changed one at a time.
 
 python -m benchmarks.scaling [--steps N] [--only rows,tokens,group,model] [--out DIR]
 
-Small on a CPU, larger on a GPU. Each point runs in a process of its own, so that peak memories do not mix.
+Small on a CPU, larger on a GPU. Each point runs in its own process, so that peak memory is measured separately.
 """
 
 import argparse
@@ -25,7 +25,7 @@ HEADER = ("axis", "at", "B", "G", "T", "parameters", "s/step", "samples/s", "tok
 
 @dataclass(frozen=True)
 class Size:
-    """One point: P prompts, G samples each, T tokens, a Llama of so many layers and so wide."""
+    """One point: P prompts, G samples each, T tokens, a Llama with the given number of layers and width."""
 
     prompts: int
     group: int
@@ -34,7 +34,7 @@ class Size:
     hidden: int
 
     def at(self, axis: str) -> str:
-        """Where the point stands on its axis."""
+        """The point's value on its axis."""
         values = {"rows": self.prompts * self.group, "tokens": self.new_tokens, "group": self.group}
         return str(values.get(axis, f"{self.layers}x{self.hidden}"))
 
@@ -106,7 +106,7 @@ def work_of(size: Size, device: str, steps: int) -> Work:
 
 
 def measure_point(size: Size, device: str, steps: int) -> Point:
-    """In the process of the point itself."""
+    """Runs in the process of the point."""
     from transformers import AutoModelForCausalLM
 
     from benchmarks.models import llama_config, save_random_model
@@ -127,7 +127,7 @@ def load_point(path: Path) -> Point:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--only", default=",".join(AXES), help="axes, separated by commas")
+    parser.add_argument("--only", default=",".join(AXES), help="comma-separated axes")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     parser.add_argument("--point", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -152,25 +152,27 @@ def run_all(axes: Sequence[str], device: str, steps: int, out: Path) -> int:
     from benchmarks.report import scaling_figure
 
     make_folder(out)
-    asked = {axis: sizes(device)[axis] for axis in axes}
-    # The axes cross in one size, which is measured once.
-    found = measure_all(dict.fromkeys(size for of_axis in asked.values() for size in of_axis), steps)
-    points = [replace(found[size], axis=axis) for axis, of_axis in asked.items() for size in of_axis if size in found]
+    requested = {axis: sizes(device)[axis] for axis in axes}
+    # The axes share one size, which is measured once.
+    found = measure_all(dict.fromkeys(size for of_axis in requested.values() for size in of_axis), steps)
+    points = [
+        replace(found[size], axis=axis) for axis, of_axis in requested.items() for size in of_axis if size in found
+    ]
     name = f"scaling-{device}"
     kept = {"machine": machine(device), "points": [asdict(point) for point in points]}
     (out / f"{name}.json").write_text(json.dumps(kept, indent=1))
     if points:
         scaling_figure(points, machine(device), out / f"{name}.svg")
         print(f"scaling on {machine(device)}", *table(HEADER, [point.row() for point in points]), sep="\n")
-    return 0 if len(points) == sum(len(of_axis) for of_axis in asked.values()) else 1
+    return 0 if len(points) == sum(len(of_axis) for of_axis in requested.values()) else 1
 
 
-def measure_all(asked: Iterable[Size], steps: int) -> dict[Size, Point]:
-    """Each size in its own process; one that fails is named and left out."""
+def measure_all(requested: Iterable[Size], steps: int) -> dict[Size, Point]:
+    """Run each size in its own process; failures are printed and left out."""
     found: dict[Size, Point] = {}
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "point.json"
-        for size in asked:
+        for size in requested:
             print(f"scaling: {size} …", file=sys.stderr, flush=True)
             why = start("scaling", Path(place), point=json.dumps(asdict(size)), steps=steps, out=path).failure()
             if why is None:

@@ -1,7 +1,7 @@
-"""Pictures of the pages for the docs, light and dark: python -m benchmarks.screenshots
+"""Screenshots of the pages for the docs, light and dark: python -m benchmarks.screenshots
 
 Two short real runs are made with the bundled model, unless --runs names a folder that has them already. Curves are
-those of the study of docs/pgsrm.md. Another page is one more `Shot`.
+those of the study of docs/results/pgsrm.md. Another page is one more `Shot`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from benchmarks.browser import chromium, reason_to_skip, served
-from vigneron.commands.label import Asked, open_session
+from vigneron.commands.label import LabelOptions, open_session
 from vigneron.report.html import write_report
 from vigneron.run_store.archive import unpacked
 from vigneron.web.label import label_app
@@ -29,19 +29,19 @@ ROOT = Path(__file__).parent.parent
 STUDY = ROOT / "docs" / "results" / "logs" / "pgsrm-study.tar.xz"
 IMAGES = ROOT / "docs" / "images"
 LARGEST = 100_000
-"""Bytes of a picture."""
+"""Maximum bytes of a screenshot."""
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 MADE = {
     "demo": ("steps=24", "eval_every=8", "save_every=0"),
     "grape-study": ("steps=4", "prompts_per_step=4", "group_size=2", "eval_every=0", "save_every=0"),
 }
-"""Recipes that a laptop trains in minutes with these changes: the run has the recipe's name."""
+"""Recipes with changes that let a laptop train them in minutes; the run has the recipe's name."""
 
 
 @dataclass(frozen=True)
 class Shot:
-    """A page of an app, once it shows what it is to show."""
+    """A page of an app, taken once a selector is visible."""
 
     name: str
     app: Callable[[Path], Starlette]
@@ -65,18 +65,18 @@ def study() -> Path:
 
 
 def _label(**asked: Any) -> Callable[[Path], Starlette]:
-    """Of the rubric's run, into a folder that is forgotten."""
+    """Label the rubric run into a temporary folder."""
 
     def app(runs: Path) -> Starlette:
         out = Path(mkdtemp()) / ("people.csv" if asked.get("scores") else "pairs.jsonl")
-        what = Asked(runs / "grape-study", out, labeller="ann", **asked)
+        what = LabelOptions(runs / "grape-study", out, labeller="ann", **asked)
         return label_app(open_session(what, print), what.kind)
 
     return app
 
 
 def _report(runs: Path) -> Starlette:
-    """The page as `vigneron report` writes it, served so that it can be looked at."""
+    """The page that `vigneron report` writes, served for the browser."""
     page = write_report([runs / "demo"], Path(mkdtemp()) / "report.html").read_text(encoding="utf-8")
     return Starlette(routes=[Route("/", lambda request: HTMLResponse(page))])
 
@@ -157,9 +157,9 @@ def quantize(file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, help="where the runs are made, and kept")
+    parser.add_argument("--runs", type=Path, help="folder for the runs, which are kept")
     parser.add_argument("--out", type=Path, default=IMAGES)
-    parser.add_argument("--only", default="", help="pictures whose names begin so")
+    parser.add_argument("--only", default="", help="only screenshots whose names begin with this")
     given = parser.parse_args()
     if reason := reason_to_skip():
         raise SystemExit(reason)

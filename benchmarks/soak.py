@@ -1,8 +1,7 @@
-"""`python -m benchmarks.soak`: one run killed at random again and again, resumed each time, beside one left alone.
+"""`python -m benchmarks.soak`: one run killed at random and resumed many times, compared with an uninterrupted one.
 
-Kills are SIGKILL: while it starts, in a step, while a checkpoint is being written. No kill may lose more than the steps
-since the last checkpoint, and the end must be the same to the bit. Processes are forked from one that has imported
-everything.
+SIGKILL comes at the start, in a step, or while a checkpoint is written. A kill may lose only the steps since the last
+checkpoint, and the final state must be bit-identical. Processes are forked from one that has imported everything.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from vigneron.training.checkpoint.read import checkpoint_step, checkpoints, faul
 
 TESTS = Path(__file__).parent.parent / "tests"
 SAVE_EVERY = 3
-# While a checkpoint is written, training goes on until the next one is due.
+# While a checkpoint is written, training continues until the next one is due.
 MOST_LOST = 2 * SAVE_EVERY
 WHERE = {"start": "soon after its start", "step": "in a step", "save": "after a save"}
 LONGEST_S = {"start": 0.3, "step": 0.05, "save": 0.03}
@@ -35,9 +34,9 @@ LONGEST_S = {"start": 0.3, "step": 0.05, "save": 0.03}
 class Kill:
     where: str
     reached: int
-    """The last step that had begun to be logged."""
+    """The last logged step."""
     saved: int
-    """The newest whole checkpoint afterwards."""
+    """The newest complete checkpoint afterwards."""
 
     @property
     def lost(self) -> int:
@@ -45,7 +44,7 @@ class Kill:
 
 
 class Paced:
-    """Says where the run is, and is killed there if that is wanted: at a step, so long after a save began."""
+    """A view that reports where the run is and can kill it there: at a step, or some time after a save began."""
 
     def __init__(self, folder: Path, mode: str, at: int, delay: float) -> None:
         self.folder, self.mode, self.at, self.delay = folder, mode, at, delay
@@ -94,7 +93,7 @@ def ended(*arguments: Any) -> int:
 
 
 def killed_once(recipe: Path, runs: Path, draws: random.Random, *, steps: int, left: int) -> Kill:
-    """One more kill, so placed that the kills that are left still find steps to be made."""
+    """The next kill, placed so that steps are left for the remaining kills."""
     folder = runs / "killed"
     done = newest_step(folder)
     ahead = max(1, round((steps - 1 - done) / max(1, left)))
@@ -102,7 +101,7 @@ def killed_once(recipe: Path, runs: Path, draws: random.Random, *, steps: int, l
     at = min(steps - 1, done + draws.randint(1, max(2, 2 * ahead)))
     code = ended(str(recipe), str(runs), "killed", mode, at, draws.uniform(0, LONGEST_S[mode]))
     if code != -signal.SIGKILL:
-        raise SystemExit(f"the run ended by itself, with {code}, before it was killed")
+        raise SystemExit(f"the run exited with {code} before it was killed")
     if status_of(folder).state != "killed":
         raise SystemExit(f"the run was killed, and its state is '{status_of(folder).state}'")
     damaged = [path.name for path in checkpoints(folder / "checkpoints") if fault_of(path) is not None]
@@ -130,20 +129,20 @@ def soak(method: str, kills: int, seed: int, place: Path) -> list[Kill]:
     changes = {"steps": steps, "save_every": SAVE_EVERY, "eval_every": 10}
     recipe = fault_runs.write_recipe(place / "recipe", model, method, **changes)
     if ended(str(recipe), str(place), "whole"):
-        raise SystemExit("the run that is left alone failed")
+        raise SystemExit("the uninterrupted run failed")
     draws = random.Random(seed)
     done = []
     for number in range(kills):
         kill = killed_once(recipe, place, draws, steps=steps, left=kills - number)
         done.append(kill)
-        said = f"step {kill.reached:4}  saved {kill.saved:4}  lost {kill.lost}"
-        print(f"kill {number + 1:3}  {kill.where:20}  {said}", flush=True)
+        summary = f"step {kill.reached:4}  saved {kill.saved:4}  lost {kill.lost}"
+        print(f"kill {number + 1:3}  {kill.where:20}  {summary}", flush=True)
         if kill.lost > MOST_LOST:
             raise SystemExit(f"a kill lost {kill.lost} steps, with a checkpoint every {SAVE_EVERY}")
     if ended(str(recipe), str(place), "killed"):
         raise SystemExit("the run could not be finished")
     if final_state(place / "killed") != final_state(place / "whole"):
-        raise SystemExit("the run that was killed is not the one that was left alone")
+        raise SystemExit("the killed and resumed run differs from the uninterrupted run")
     return done
 
 
@@ -161,7 +160,7 @@ def main() -> None:
     for name, count in sorted(where.items()):
         print(f"| {name} | {count} |")
     most = max(kill.lost for kill in done)
-    print(f"| most steps made again after a kill (a checkpoint every {SAVE_EVERY}) | {most} |")
+    print(f"| most steps repeated after a kill (a checkpoint every {SAVE_EVERY}) | {most} |")
     print("| damaged checkpoints | 0 |\n| the end equals the uninterrupted run, bit for bit | yes |")
     print(f"| seconds | {time.monotonic() - began:.0f} |")
 

@@ -1,10 +1,10 @@
-"""Sampling ahead against waiting: the same recipe with several bounds of staleness, the same seeds, the same actor.
+"""Asynchronous against synchronous sampling: the same recipe with several staleness limits, same seeds, same actor.
 
     python -m benchmarks.staleness run --seeds 3 --staleness 0 1 3     trains, and keeps docs/results/staleness.json
-    python -m benchmarks.staleness table                               what it came to
+    python -m benchmarks.staleness table                               prints the table
 
 The demo's recipe, longer: Algorithm 1 on SmolLM2-135M with the lexical reward, one Ray actor that samples. Held-out
-figures are greedy answers to words that nothing was trained on.
+metrics are of greedy answers to words outside the training data.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from typing import Any
 
 KEPT = Path(__file__).parent.parent / "docs" / "results" / "staleness.json"
 SHOWN = ("eval/reward", "eval/accuracy")
-FIGURES = ("step", "reward", "version", "staleness", "importance/gap", "importance/limited", "importance/max", *SHOWN)
+METRICS = ("step", "reward", "version", "staleness", "importance/gap", "importance/limited", "importance/max", *SHOWN)
 
 
 def trained(staleness: int, seed: int, steps: int, runs: Path) -> list[dict[str, Any]]:
-    """The run's figures, step by step."""
+    """The run's metrics, step by step."""
     from vigneron import api
 
     name = f"staleness-{staleness}-seed-{seed}"
@@ -28,7 +28,7 @@ def trained(staleness: int, seed: int, steps: int, runs: Path) -> list[dict[str,
     length = [f"steps={steps}", f"eval_every={steps // 2}", "save_every=0", f"seed={seed}"]
     run = api.train("demo", *scale, *length, name=name, runs=runs).folder
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{key: record[key] for key in FIGURES if key in record} for record in map(json.loads, lines)]
+    return [{key: record[key] for key in METRICS if key in record} for record in map(json.loads, lines)]
 
 
 def run(options: argparse.Namespace) -> None:
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def rows(kept: dict[str, Any]) -> list[list[str]]:
-    """A row for each bound: held-out figures before and after by seed, and how far samples were from the policy."""
+    """A row for each limit: held-out metrics before and after by seed, and the staleness of samples."""
     found = []
     for staleness in sorted({int(key.split("/")[0]) for key in kept["runs"]}):
         runs = [records for key, records in kept["runs"].items() if key.startswith(f"{staleness}/")]

@@ -1,4 +1,4 @@
-"""The study of docs/results/pgsrm.md: its runs as a list, workers that take from it, and what is kept of their logs.
+"""The study of docs/results/pgsrm.md: a list of runs, workers that train them, and reduced logs for the repository.
 
 python -m benchmarks.study plan QUEUE [--only word-paper,ours,…]     writes the list, one run a line
 python -m benchmarks.study work QUEUE RUNS                           trains what is left of it, one run after the other
@@ -21,7 +21,7 @@ from typing import Any
 
 WORDS, SENTENCES = ("colors", "antonyms", "categories"), ("copying", "sentiment")
 SEEDS = (0, 1, 2)
-# Of a run's steps every tenth, and all that were evaluated.
+# Every tenth step of a run, and all evaluated ones.
 KEPT_EVERY = 10
 
 Run = tuple[str, ...]
@@ -42,13 +42,13 @@ ABLATIONS = {
     "slower": ("optimizer.actor_lr=1e-5",),
     "wordllama": ("reward={kind: semantic, embedder: wordllama, alpha: 4}",),
 }
-"""Each of our changes taken back by itself."""
+"""Each of our changes reverted separately."""
 
 REPAIRS = {
     "no-entropy-bonus": ("method.entropy_coefficient=0",),
     "exact-kl": ("method.faithful=false", "method.value_position=last_completion", "method.kl.estimator=exact"),
 }
-"""What may keep the paper's settings from falling apart where a child earns nothing at first."""
+"""Changes that may stabilize the paper's settings when the child earns no reward at first."""
 
 
 def runs_of(tasks: tuple[str, ...], recipes: tuple[str, ...], seeds: tuple[int, ...]) -> Iterator[Run]:
@@ -88,7 +88,7 @@ def plan(queue: Path, only: list[str]) -> None:
 
 
 def take(queue: Path) -> list[str] | None:
-    """The first run that is left, by one worker only."""
+    """Take the first remaining run, for one worker only."""
     with queue.open("r+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         lines = file.read().splitlines()
@@ -99,14 +99,14 @@ def take(queue: Path) -> list[str] | None:
 
 
 def work(queue: Path, runs: Path) -> int:
-    """Train until the list is empty. A run that fails is said, and the next one taken."""
+    """Train until the list is empty. A failed run is printed and skipped."""
     import torch
 
     failed = 0
     while (taken := take(queue)) is not None:
         try:
             print(train_one(runs, *taken), flush=True)
-        except Exception:  # one of many: the others go on, and the exit status says it
+        except Exception:  # the other runs continue, and the exit status reports it
             traceback.print_exc()
             print(f"failed  {taken[0]}", flush=True)
             failed += 1
@@ -117,7 +117,7 @@ def work(queue: Path, runs: Path) -> int:
 
 
 def train_one(runs: Path, name: str, recipe: str, *changes: str) -> str:
-    """Train, without checkpoints, which have more than a gigabyte each. A line of what it came to."""
+    """Train without checkpoints, which take more than a gigabyte each; returns a line with the result."""
     from vigneron.methods import build_method
     from vigneron.recipe import load_config
     from vigneron.training import loop

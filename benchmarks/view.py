@@ -1,7 +1,7 @@
-"""How soon `vigneron view` opens a run of 100,000 steps and 1,000,000 samples: python -m benchmarks.view
+"""The load time of `vigneron view` for a run of 100,000 steps and 1,000,000 samples: python -m benchmarks.view
 
-The folder is written through the run's own stores, and what they cost a training step is measured on the way. The
-limit is 2 seconds a page, in the browser, from the click until it is drawn.
+The folder is written through the run's own stores, whose cost per training step is measured too. The limit is 2
+seconds per page in the browser, from the click until it is drawn.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.web.view import view_app
 
-FIGURES = (
+METRICS = (
     *("reward", "reward_std", "reward_missing", "frac_reward_zero_std", "accuracy", "exact_match", "answer_included"),
     *(f"completions/{of}" for of in ("echo", "repetition", "distinct", "length_ratio", "mean_length", "clipped_ratio")),
     *("reward/input_similarity", "loss/policy", "loss/kl", "loss/value", "clip_ratio/region_mean", "entropy", "kl"),
@@ -37,7 +37,7 @@ LIMIT_S = 2.0
 
 
 class Cost:
-    """Milliseconds of one thing, done again and again."""
+    """Milliseconds of a repeated operation."""
 
     def __init__(self) -> None:
         self.each: list[float] = []
@@ -54,7 +54,7 @@ class Cost:
 
 
 def write_run(folder: Path, steps: int, samples_a_step: int) -> dict[str, Cost]:
-    """As the loop writes it, step by step."""
+    """Write a run step by step, as the loop does."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(f"recipe: large\nmethod:\n  name: grpo\nsteps: {steps}\n")
     run, draw = RunFolder(folder), random.Random(0)
@@ -63,7 +63,7 @@ def write_run(folder: Path, steps: int, samples_a_step: int) -> dict[str, Cost]:
     store = SampleStore(folder)
     with CurveIndex(run, print) as curves:
         for step in range(1, steps + 1):
-            names = (*FIGURES, *(EVALUATED if step % EVAL_EVERY == 0 else ()))
+            names = (*METRICS, *(EVALUATED if step % EVAL_EVERY == 0 else ()))
             record: dict[str, Any] = {"step": step, **{name: draw.random() for name in names}}
             with costs["metrics.jsonl"].measured():
                 run.append("metrics.jsonl", record)
@@ -87,12 +87,12 @@ def _sample(draw: random.Random, step: int, number: int, prompts: list[str]) -> 
 
 
 def server_side(runs: Path, name: str, steps: int) -> dict[str, float]:
-    """Milliseconds of the answers that the pages wait for; the first is of a server that was just started."""
+    """Milliseconds of the responses that the pages wait for; the first is of a freshly started server."""
     client = TestClient(view_app([runs]))
     overview = ("eval/reward", "eval/accuracy", "reward", "accuracy", "kl", "entropy", "completions/mean_length")
-    asked: dict[str, tuple[str, dict[str, Any]]] = {
+    requests: dict[str, tuple[str, dict[str, Any]]] = {
         "list of runs": ("runs", {}),
-        "names of figures": ("names", {"run": name}),
+        "names of metrics": ("names", {"run": name}),
         "curves, whole run": ("curves", {"run": name, "name": overview}),
         "curves, half of it": ("curves", {"run": name, "name": overview, "from": steps // 4, "to": 3 * steps // 4}),
         "curves, 5,000 steps": ("curves", {"run": name, "name": overview, "from": steps // 2, "to": steps // 2 + 5000}),
@@ -102,7 +102,7 @@ def server_side(runs: Path, name: str, steps: int) -> dict[str, float]:
         "a prompt's history": ("history", {"run": name, "step": steps // 2, "sample": 0}),
     }
     found = {}
-    for what, (path, query) in asked.items():
+    for what, (path, query) in requests.items():
         cost = Cost()
         with cost.measured():
             answer = client.get(f"/data/{path}", params=query)
@@ -112,7 +112,7 @@ def server_side(runs: Path, name: str, steps: int) -> dict[str, float]:
 
 
 def in_the_browser(runs: Path, name: str) -> dict[str, float]:
-    """Milliseconds from going to an address until what was asked for is to be seen, in a browser just started."""
+    """Milliseconds from opening an address until the page is visible, in a freshly started browser."""
     pages: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "list of runs": ("/", lambda page: page.wait_for_selector("#runs tr")),
         "curves drawn": (f"/curves?run={name}", lambda page: page.wait_for_selector(".plot[data-points] svg")),
@@ -137,13 +137,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--samples-a-step", type=int, default=10)
-    parser.add_argument("--folder", type=Path, help="where to write the run, and keep it; one that is there is used")
+    parser.add_argument("--folder", type=Path, help="folder of the run, which is kept; an existing one is used")
     given = parser.parse_args()
     with TemporaryDirectory() as temporary:
         runs = given.folder or Path(temporary)
         large = runs / "large"
         if not large.exists():
-            print(f"{given.steps} steps of {len(FIGURES)} figures and {given.samples_a_step} samples")
+            print(f"{given.steps} steps of {len(METRICS)} metrics and {given.samples_a_step} samples")
             for what, cost in write_run(large, given.steps, given.samples_a_step).items():
                 print(f"  a step's {what}: {cost}")
         for file in (CURVES, "metrics.jsonl", "samples.sqlite"):

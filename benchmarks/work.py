@@ -1,4 +1,4 @@
-"""The works that are compared: what every contestant of a comparison does, spelled out."""
+"""The works of the comparisons: what every contestant does."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,7 +9,7 @@ Contestant = Literal["ours", "trl-default", "trl-tuned", "trl-compiled", "releas
 
 @dataclass(frozen=True)
 class Work:
-    """A training step, repeated. Every completion has exactly `new_tokens` tokens: nobody may stop early."""
+    """A repeated training step. Every completion has exactly `new_tokens` tokens."""
 
     name: str
     model: Model
@@ -18,19 +18,19 @@ class Work:
     new_tokens: int
     device: Literal["cuda", "cpu"]
     dtype: Literal["bfloat16", "float32"]
-    """What matrix products run in; the trained weights are float32 for everybody."""
+    """The dtype of matrix products; the trained weights are float32 for every contestant."""
     contestants: tuple[Contestant, ...]
     prompt_tokens: int | None = 32
-    """None: the antonym task's own prompts."""
+    """None: the prompts of the antonym task."""
     kl_beta: float = 0.04
     learning_rate: float = 1e-5
     temperature: float = 1.0
     peer_microbatch: int = 512
-    """TRL's per_device_train_batch_size, at most the step's samples: its peak memory depends on it."""
+    """TRL's per_device_train_batch_size, at most the step's samples; it determines peak memory."""
     warmups: int = 3
     steps: int = 20
     patience_s: float = 40.0
-    """Once five steps are measured, no new one begins after so many seconds."""
+    """Time limit in seconds, once five steps are measured."""
 
     @property
     def samples(self) -> int:
@@ -62,7 +62,7 @@ WORKS: dict[str, Work] = {
     work.name: work
     for work in (
         _gpu("gpu-64x8x64", 64, 64),
-        # 512 rows of 288 tokens at once, without checkpointing, would not fit on the card: TRL gets quarters. A step of
+        # 512 rows of 288 tokens without checkpointing do not fit on the GPU, so TRL gets quarters. A step of
         # TRL takes a quarter of a minute: one warm-up, and `--only ours,trl-default` where that one is wanted.
         replace(_gpu("gpu-64x8x256", 64, 256), peer_microbatch=128, warmups=1, contestants=("ours", "trl-tuned")),
         _gpu("gpu-7x8x16", 7, 16),
@@ -89,7 +89,7 @@ WORKS: dict[str, Work] = {
             contestants=("ours", "trl-tuned", "trl-default"),
             warmups=1,
         ),
-        # The two below are no comparisons: they show within a minute or two that everything runs.
+        # The two below are smoke tests of a minute or two, not comparisons.
         Work(
             "smoke-grpo",
             "smollm2-135m",

@@ -32,7 +32,7 @@ def test_an_unknown_key_is_named_by_its_path_with_the_nearest_known_one(
 
 def test_an_unknown_key_like_no_other_lists_what_there_is() -> None:
     line = line_of(sampling={"zzz": 1})
-    assert line == "my.yaml: unknown key 'sampling.zzz' (there is: temperature, top_k, top_p, mask_truncated)"
+    assert line == "my.yaml: unknown key 'sampling.zzz' (available: temperature, top_k, top_p, mask_truncated)"
 
 
 def test_a_key_of_another_reward_is_unknown() -> None:
@@ -114,11 +114,11 @@ def test_keys_that_are_no_texts_are_refused() -> None:
 
 @pytest.mark.parametrize("data", [{}, {"task": "antonyms", "train": "a.jsonl"}])
 def test_data_has_one_source(data: dict[str, str]) -> None:
-    assert line_of(data=data) == "my.yaml: data: give either `task` or `train`"
+    assert line_of(data=data) == "my.yaml: data: set either `task` or `train`"
 
 
 def test_a_task_brings_its_own_held_out_part() -> None:
-    assert "`held_out` is one of held_out, tuning" in line_of(data={"task": "antonyms", "held_out": "a.jsonl"})
+    assert "`held_out` should be one of held_out, tuning" in line_of(data={"task": "antonyms", "held_out": "a.jsonl"})
 
 
 def test_a_kind_that_is_missing_or_given_short() -> None:
@@ -280,7 +280,7 @@ def test_names_with_a_form_are_refused_in_words() -> None:
     wanted = "my.yaml: data.checker: should be one of equality, sentiment_inversion, or module:function, not 'nonsense'"
     assert line_of(data={"task": "antonyms", "checker": "nonsense"}) == wanted
     reward = {"kind": "python", "function": "no_colon"}
-    assert line_of(reward=reward) == "my.yaml: reward.function: should be of the form module:function, not 'no_colon'"
+    assert line_of(reward=reward) == "my.yaml: reward.function: should have the form module:function, not 'no_colon'"
 
 
 # ---------------------------------------------------------------------------------------------- preferences

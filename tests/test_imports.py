@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "vigneron"
 
 # From the bottom. A package may import those of its own row and of the rows above it in this list.
 LAYERS = [
-    {"core", "config", "redaction", "threads", "timing"},
+    {"core", "config", "redaction", "threads", "timing", "values"},
     {"errors"},
     {"files", "validation", "yaml_text", "text", "user_code", "distributed"},
     {"batch", "recipe", "trackers"},

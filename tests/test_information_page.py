@@ -1,4 +1,4 @@
-"""Every number on docs/reference/information.md is what its expression gives; none is outside a table or its code."""
+"""Every number on docs/reference/information-theory.md equals its expression, and none is outside a table or code."""
 
 import re
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "information.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "information-theory.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
 ROWS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \|$", PAGE, flags=re.M)
-# What holds a digit and is no number to check: sections, equations, the lemma, the estimators and k3's formula.
+# Text with a digit that is not a number to check: sections, equations, the lemma, the estimators and k3's formula.
 NAMES = r"§8(\.\d)?(-8\.\d)?|eq\. \d+|Lemma 8\.1|\bk[123]\b|q/p − 1 −"
 
 
@@ -22,14 +22,14 @@ def names() -> dict[str, Any]:
     return found
 
 
-def test_no_row_of_a_table_is_passed_over() -> None:
+def test_no_row_of_a_table_is_skipped() -> None:
     tables = [line for line in PAGE.splitlines() if line.startswith("|")]
     headings = [line for line in tables if line in ("| what | expression | value |", "|---|---|---|")]
     assert len(tables) == len(headings) + len(ROWS) > 30
 
 
 @pytest.mark.parametrize(("what", "expression", "shown"), ROWS)
-def test_a_row_is_what_its_expression_gives(names: dict[str, Any], what: str, expression: str, shown: str) -> None:
+def test_a_row_equals_its_expression(names: dict[str, Any], what: str, expression: str, shown: str) -> None:
     value = eval(expression, names)
     wanted = shown.split(", ")
     got = value.detach().flatten().tolist()
@@ -42,7 +42,7 @@ def test_a_row_is_what_its_expression_gives(names: dict[str, Any], what: str, ex
     assert value.dtype == torch.float64 or expression.startswith("torch.tensor")
 
 
-def test_no_number_stands_unchecked_in_the_text() -> None:
+def test_the_text_has_no_unchecked_number() -> None:
     text = re.sub(r"```python\n.*?```", "", PAGE, flags=re.S)
     text = re.sub(r"`[^`]+` \| [^|]+ \|$", "", text, flags=re.M)
     assert re.findall(r"[^\n]*\d[^\n]*", re.sub(NAMES, "", text)) == []

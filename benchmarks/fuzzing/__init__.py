@@ -1,1 +1,1 @@
-"""Bad input by the thousand: files that are nearly right, and files that are nothing at all."""
+"""Fuzzing with invalid input: slightly damaged files and garbage."""

@@ -22,7 +22,7 @@ TRICKS = ("../../outside", "/proc/version", "/dev/zero", "state/../../../x", "",
 
 @cache
 def runs() -> list[Path]:
-    """Made once for a process, and removed with it."""
+    """Created once per process, and removed at its end."""
     import atexit
 
     place = Path(mkdtemp(prefix="vigneron-fuzz-"))
@@ -31,7 +31,7 @@ def runs() -> list[Path]:
 
 
 def damaged(path: Path, random: Random) -> None:
-    """One file, by what it holds; or gone, or something else than a file."""
+    """Mutate one file's content, delete it, or replace it by something that is not a file."""
     kind = random.randrange(12)
     if kind == 0:
         path.unlink()
@@ -53,7 +53,7 @@ def damaged(path: Path, random: Random) -> None:
 
 
 def _precious(path: Path) -> Path:
-    """A file of this case's own that lies outside its folder: never one of the machine's."""
+    """A file of this case outside its folder."""
     folder = next(parent for parent in path.parents if parent.name == "case")
     return folder.parent / "precious"
 
@@ -70,7 +70,7 @@ def _changed_lines(content: bytes, random: Random) -> bytes:
 
 
 def refitted(checkpoint: Path) -> None:
-    """A manifest that agrees with the files again, as somebody would who means harm."""
+    """Write a manifest that matches the damaged files, as an attacker would."""
     files = [p for p in checkpoint.rglob("*") if p.is_file() and not p.is_symlink() and p.name != "manifest.json"]
     hashes = {str(p.relative_to(checkpoint)): sha256_of(p) for p in files}
     manifest = checkpoint / "manifest.json"
@@ -96,12 +96,12 @@ def damage_checkpoint(checkpoint: Path, random: Random) -> None:
 
 @cache
 def loaded(run: Path) -> tuple[Any, dict[str, str]]:
-    """The run's policy, and its base: loaded once, and written over by every case."""
-    from vigneron.policy.from_config import load_child
+    """The run's policy and its base, loaded once and overwritten by every case."""
+    from vigneron.policy.from_config import policy_from_config
     from vigneron.training.checkpoint.read import weights_identity
 
     config = RunFolder.open(run).config()
-    policy = load_child(config)
+    policy = policy_from_config(config)
     return policy, weights_identity(config.model.name, policy)
 
 
@@ -124,7 +124,7 @@ def checkpoint_case(random: Random, folder: Path) -> Case:
 
 
 def run_case(random: Random, folder: Path) -> Case:
-    """A run's other files, as a list of runs, a report and `resume` read them."""
+    """Read a run's other files as the list of runs, the report and `resume` do."""
     run = folder / "run"
     shutil.copytree(random.choice(runs()), run, ignore=shutil.ignore_patterns("checkpoints"))
     files = sorted(p for p in run.rglob("*") if p.is_file() and p.name != ".lock")
@@ -157,7 +157,7 @@ def _use_samples(run: Path) -> None:
         try:
             for at in store.steps("eval"):
                 store.page(step=at, kind="eval")
-            store.times_asked()
+            store.judged_counts()
             if not read_only:
                 store.forget_after(0)
         finally:
@@ -170,7 +170,7 @@ class _Nobody:
 
 
 def resume_case(random: Random, folder: Path) -> Case:
-    """The whole of `vigneron resume`, but for the steps: everything that a folder holds is read."""
+    """`vigneron resume` without the training steps: reads everything in the folder."""
     run = folder / "run"
     shutil.copytree(random.choice(runs()), run)
     last = run / "checkpoints" / "step-2"
@@ -195,7 +195,7 @@ def resume_case(random: Random, folder: Path) -> Case:
 
 
 def model_case(random: Random, folder: Path) -> Case:
-    """A model's folder from somebody else."""
+    """Load a model folder of unknown origin."""
     model = folder / "model"
     shutil.copytree(runs()[0].parent.parent / "model", model)
     files = sorted(p for p in model.iterdir() if p.is_file())

@@ -1,4 +1,4 @@
-"""What a case may do: work, or raise one clear error; within its time, and writing in its own folder alone."""
+"""Checks of a case: it works or raises one clear error, within its time, and writes only to its own folder."""
 
 import os
 import re
@@ -16,10 +16,10 @@ from vigneron.errors import UserError
 Outcome = Literal["worked", "refused"]
 LONGEST_LINE = 1_000
 MOST_LINES = 250
-# Of CPU, so that a busy machine finds nothing; and by the clock, for what waits.
+# CPU time, so that a busy machine makes no difference; and wall-clock time, for waits.
 CPU_SECONDS, CLOCK_SECONDS = 10.0, 120.0
 RUNS_SOMETHING = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "socket.connect", "os.fork")
-# How many of an event's arguments are paths that it changes; and where those that take a folder's handle have it.
+# The number of an audit event's path arguments, and the positions of its folder handles.
 PATHS = {"os.mkdir": 1, "os.remove": 1, "os.rmdir": 1, "os.rename": 2, "os.link": 2, "shutil.rmtree": 1}
 PATHS |= {"sqlite3.connect": 1, "os.truncate": 1, "os.chmod": 1}
 HANDLE = {"os.mkdir": 2, "os.remove": 1, "os.rmdir": 1}
@@ -27,7 +27,7 @@ THROUGH_LINKS = ("open", "sqlite3.connect", "os.truncate", "os.chmod")
 
 
 class Finding(Exception):
-    """A case that came to something else than it may. Those of one `fault` are likely mended by one change."""
+    """A case with a forbidden outcome. Findings with the same `fault` likely have one cause."""
 
     def __init__(self, what: str, fault: str = "") -> None:
         super().__init__(what)
@@ -35,13 +35,13 @@ class Finding(Exception):
 
 
 class _Hung(BaseException):
-    """Not an Exception: what is tested may catch those."""
+    """Not an Exception, which the tested code might catch."""
 
 
 class _Watch:
-    """An audit hook cannot be taken away: it is there once, and listens while there is a folder.
+    """The audit hook, which cannot be removed: it is installed once, and active while a folder is set.
 
-    What reaches outside is noted, and kept from happening: a case may hold links to anywhere.
+    Access outside the folder is recorded and prevented: a case may contain links to anywhere.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class _Watch:
         if not isinstance(path, str | bytes | os.PathLike):
             return
         name = os.fsdecode(path).removeprefix("file://").partition("?mode=ro")[0]
-        # Of what is made, removed or renamed, the folder it stands in counts; a link itself may go.
+        # For created, removed or renamed files the containing folder is checked; a link itself may be removed.
         real = os.path.realpath(name) if event in THROUGH_LINKS else _beside(name)
         if not f"{real}/".startswith(f"{self.folder}/") and name not in (":memory:", os.devnull):
             self._refuse(f"{event} {name!r}")
@@ -129,11 +129,11 @@ def outcome_of(case: Callable[[], Any], folder: Path) -> Outcome:
             _check_message(str(error))
         except _Hung as error:
             raise Finding(f"hangs\n{_last_frames(error)}", f"hangs {_where(error)}") from None
-        except Exception as error:  # the very thing that is looked for
+        except Exception as error:  # any other error is a finding
             if not _WATCH.seen:
                 what = f"{type(error).__name__}: {str(error)[:300]}\n{_last_frames(error)}"
                 raise Finding(what, f"{type(error).__name__} {_where(error)}") from None
-    if _WATCH.seen:  # whoever caught it
+    if _WATCH.seen:  # even if it was caught
         raise Finding(f"reaches outside its folder: {_WATCH.seen[:3]}")
     return outcome
 
@@ -143,13 +143,13 @@ def _last_frames(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line of Vigneron's own."""
+    """The innermost traceback line in Vigneron."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}vigneron{os.sep}" in f.filename]
     return f"{Path(frames[-1].filename).name}, {frames[-1].name}" if frames else "outside"
 
 
 def _check_message(message: str) -> None:
-    """Short lines that can be shown: no control characters, no traceback."""
+    """Check that a message has short printable lines: no control characters, no traceback."""
     lines = message.split("\n")
     if not message.strip() or len(lines) > MOST_LINES or "Traceback" in message:
         raise Finding(f"an error of {len(lines)} lines: {message[:300]!r}")

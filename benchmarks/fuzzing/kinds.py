@@ -1,4 +1,4 @@
-"""The kinds of files that are fuzzed: for each, a case made from a random generator, and what is done with its file."""
+"""The fuzzed kinds of files: for each, a case from a random generator, and the code that reads its file."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ import yaml
 from benchmarks.fuzzing.mutations import as_bytes, changed_bytes, changed_text, changed_tree, garbage
 from vigneron.config import Config
 from vigneron.recipe import check_config, config_yaml, load_config, parse_yaml, recipe_names, recipe_text
-from vigneron.rubric.formats.convert import Options, converted
+from vigneron.rubric.formats.convert import Options, convert
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import example_names, normalised, read_rubric, rubric_text, rubric_version
 from vigneron.rubric.rows import check_rubric_rows
@@ -24,11 +24,11 @@ from vigneron.run_store.status import status_of
 
 Case = Callable[[], Any]
 Make = Callable[[Random, Path], Case]
-"""A case that works in a folder, which is empty."""
+"""A case that runs in an empty folder."""
 
 
 def written(tree: Any, text: str, random: Random, dump: Callable[[Any], str]) -> bytes:
-    """Garbage, bytes changed, the text changed, or (mostly) what it says."""
+    """Garbage, changed bytes, changed text, or (mostly) changed values."""
     kind = random.randrange(10)
     if kind == 0:
         return garbage(random)
@@ -38,7 +38,7 @@ def written(tree: Any, text: str, random: Random, dump: Callable[[Any], str]) ->
         return as_bytes(changed_text(text, random), random)
     try:
         text = dump(changed_tree(tree, random))
-    except (RecursionError, yaml.YAMLError, TypeError, ValueError):  # what cannot be written down
+    except (RecursionError, yaml.YAMLError, TypeError, ValueError):  # values that cannot be serialized
         return garbage(random)
     return as_bytes(changed_text(text, random) if kind == 4 else text, random)
 
@@ -53,7 +53,7 @@ def _yaml(tree: Any) -> str:
 
 @cache
 def _recipes() -> list[tuple[str, Any]]:
-    """Texts of built-in ones, and of whole configs as they stand in a run's folder; with what they say."""
+    """Built-in recipes and resolved configs as text and as data."""
     names = recipe_names()
     texts = [*(recipe_text(name) for name in names), *(config_yaml(load_config(name)) for name in names)]
     own = {"method": {"name": "grpo"}, "data": {"train": "my.jsonl", "held_out": "~/other.csv"}, "model": "./mine"}
@@ -144,7 +144,7 @@ def rubric_case(random: Random, folder: Path) -> Case:
 
 
 def _use(rubric: Rubric) -> None:
-    from vigneron.rubric.formats.written import rubric_file_text
+    from vigneron.rubric.formats.vigneron_write import rubric_file_text
 
     assert rubric_version(normalised(rubric)[0])
     rubric_file_text(rubric, json_form=False)
@@ -159,7 +159,7 @@ def _foreign_rubric_case(random: Random, folder: Path) -> Case:
     target = random.choice((("vigneron", "ours.yaml"), ("openai", "o.json"), ("verifiers", "v.json")))
 
     def case() -> None:
-        converted(path, source, folder / target[1], target[0], Options())
+        convert(path, source, folder / target[1], target[0], Options())
 
     return case
 
@@ -241,7 +241,7 @@ def _csv(rows: Any) -> str:
 
 @cache
 def tokenizer() -> Any:
-    """The tiny model's, made once."""
+    """The tiny model's tokenizer, created once."""
     from tempfile import TemporaryDirectory
 
     from transformers import AutoTokenizer
@@ -266,7 +266,7 @@ def _tokens(rows: list[dict[str, Any]], config: Config) -> None:
 
 
 def case_of_bytes(path: Path) -> Case:
-    """What a file of this name is read by."""
+    """The function that reads a file of this name."""
     if path.name.startswith("rubric"):
         return lambda: _use(read_rubric(path))
     if path.name.startswith("rows"):

@@ -1,4 +1,4 @@
-"""Changes to what was valid: of values in a tree, of a text, of bytes. All follow from one random generator."""
+"""Mutations of valid input: values in a tree, text, bytes. All are determined by one random generator."""
 
 import json
 import struct
@@ -65,7 +65,7 @@ NASTY_VALUES: tuple[Any, ...] = (
 
 
 def changed_tree(value: Any, random: Random) -> Any:
-    """One to four places changed; the given value is left alone."""
+    """A copy of a value with one to four changes."""
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         places = list(_places(value))
         value = _changed_at(value, random.choice(places), random, [at for at in places if at])
@@ -103,7 +103,7 @@ def _changed_at(value: Any, path: Path, random: Random, others: list[Path]) -> A
 
 
 def _reshaped(copy: Any, key: Any, random: Random) -> Any:
-    """An entry less, one more, or one under another name."""
+    """Remove, add or rename an entry."""
     kind = random.randrange(4)
     if isinstance(copy, list):
         if kind == 0:
@@ -211,7 +211,7 @@ def changed_text(text: str, random: Random) -> str:
 
 
 def as_bytes(text: str, random: Random) -> bytes:
-    """Mostly UTF-8; sometimes with a mark before it, or in another encoding."""
+    """Mostly UTF-8; sometimes with a byte-order mark, or in another encoding."""
     encoding = random.choice(("utf-8",) * 12 + ("utf-8-sig", "utf-16", "utf-32", "latin-1"))
     return text.encode(encoding, "surrogatepass" if encoding.startswith("utf") else "replace")
 
@@ -267,7 +267,7 @@ def changed_json(content: bytes, random: Random) -> bytes:
 
 
 def changed_safetensors(content: bytes, random: Random) -> bytes:
-    """Its header is JSON behind its own length: what it says of the tensors is changed, or the length, or any byte."""
+    """A safetensors file: change its JSON header, the header's length, or any byte."""
     kind = random.randrange(4)
     (size,) = struct.unpack("<Q", content[:8])
     if kind == 0:

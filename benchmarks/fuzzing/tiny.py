@@ -1,4 +1,4 @@
-"""A tiny model, and runs of it to be damaged: made once, in seconds."""
+"""A tiny model and runs of it to damage, created once, in seconds."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def write_rows(folder: Path) -> tuple[Path, Path]:
 
 
 def tiny_recipes(model: Path, data: Path) -> dict[str, dict[str, Any]]:
-    """By what their checkpoints hold: a critic and a KL controller, or an adapter."""
+    """Methods by the content of their checkpoints: a critic and a KL controller, or an adapter."""
     train, held_out = write_rows(data)
     shared: dict[str, Any] = {
         "data": {"train": str(train), "held_out": str(held_out)},

@@ -1,1 +1,1 @@
-"""A run on machines that are not here: what it costs, and who waits for whom. Plain Python."""
+"""A simulator of runs on other machines: costs and waiting times. Plain Python."""

@@ -1,4 +1,4 @@
-"""What a step costs in operations and bytes. Each formula says where it comes from."""
+"""The cost of a step in operations and bytes. Each formula states its origin."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ BF16, FP32 = 2, 4
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder's numbers that cost anything. `matrices`: weights in its layers; `table`: vocabulary × width."""
+    """Sizes of a decoder that determine its cost. `matrices`: weights in its layers; `table`: vocabulary × width."""
 
     name: str
     layers: int
@@ -24,7 +24,7 @@ class Decoder:
 
     @property
     def replicated(self) -> int:
-        """Embeddings, head and norms: two norms a layer and one at the end."""
+        """Embeddings, head and norms: two norms per layer and one at the end."""
         return self.table * (1 if self.tied else 2) + self.width * (2 * self.layers + 1)
 
     @property
@@ -39,7 +39,7 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Work:
-    """P prompts, G samples each, of so many tokens."""
+    """P prompts, G samples each, and their numbers of tokens."""
 
     prompts: int
     group: int
@@ -62,17 +62,17 @@ class Work:
 
 def forward_flops(decoder: Decoder, tokens: int) -> int:
     """2·N·tokens: each weight takes part in one multiplication and one addition for each token. Attention's own
-    products, 4·S·width a layer and token, are left out: below a tenth while S is under a few thousand."""
+    products, 4·S·width per layer and token, are ignored: below a tenth for S under a few thousand."""
     return 2 * decoder.used * tokens
 
 
 def update_flops(decoder: Decoder, tokens: int) -> int:
-    """6·N·tokens: the pass forward, and back a product for the inputs' gradient and one for the weights'."""
+    """6·N·tokens: the forward pass, and two products in the backward pass (inputs' and weights' gradients)."""
     return 3 * forward_flops(decoder, tokens)
 
 
 def weight_bytes(decoder: Decoder, each: int = BF16) -> int:
-    """All weights once: what a sync moves to one sampler."""
+    """All weights once: the bytes of a weight sync to one sampler."""
     return decoder.parameters * each
 
 
@@ -92,26 +92,26 @@ def gather_bytes(size: int, ranks: int) -> float:
 
 
 def sharded_step_bytes(decoder: Decoder, shard: int, passes: int = 1) -> float:
-    """FSDP2, by each rank: for each microbatch the matrices gathered in bfloat16 for the pass forward and again for the
-    pass back, and their gradients scattered in float32; what is replicated is all-reduced once, in float32."""
+    """FSDP2, by each rank: per microbatch the matrices gathered in bfloat16 for the forward pass and again for the
+    backward pass, and their gradients scattered in float32; replicated weights are all-reduced once, in float32."""
     gathered = gather_bytes(decoder.matrices * BF16, shard)
     scattered = gather_bytes(decoder.matrices * FP32, shard)
     return passes * (2 * gathered + scattered) + all_reduce_bytes(decoder.replicated * FP32, shard)
 
 
 def replicated_step_bytes(decoder: Decoder, ranks: int) -> float:
-    """Whole weights on every rank: one all-reduce of all gradients, in float32."""
+    """Data parallelism without sharding: one all-reduce of all gradients, in float32."""
     return all_reduce_bytes(decoder.parameters * FP32, ranks)
 
 
 def state_bytes(weights: int) -> int:
-    """Of what is trained: master, gradient and AdamW's two moments, in float32."""
+    """Bytes of trained weights: master, gradient and AdamW's two moments, in float32."""
     return weights * 4 * FP32
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes on one rank, by what they are for."""
+    """Bytes on one rank, by purpose."""
 
     sharded_state: int
     replicated_state: int

@@ -1,4 +1,4 @@
-"""Points that were measured, and the rates that some of them give: the others are predicted with those."""
+"""Measured points. Some of them determine the rates, with which the others are predicted."""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ POINTS = Path(__file__).parents[2] / "docs" / "results" / "scale-points.json"
 SMOLLM2 = Decoder("SmolLM2-135M", 30, 106_168_320, 576, 49_152, 3, 64, tied=True)
 GPT2 = Decoder("GPT-2 Small's shape", 12, 84_934_656, 768, 50_257, 12, 64, tied=True)
 
-# Ceilings as docs/results/performance.md has them. Shares: the geometric mean of 64x8x64 and 64x8x256. Overheads of
+# Ceilings from docs/results/performance.md. Shares: the geometric mean of 64x8x64 and 64x8x256. Overheads of
 # decoding: from 64x8x64 and 7x8x16. So 64x8x256's sampling, 7x8x16's training and
 # all of PGSRM's loop are predictions.
 H200 = Rates("H200", 783e12, 4.13e12, update=0.170, forward=0.200, layer_s=57.5e-6, logit_s=2.34e-11)
@@ -51,7 +51,7 @@ ON_H200 = {
     "gpu-7x8x16": (SMOLLM2, Work(7, 8, 32, 16), Step(0.03016, 0.00491, 0.01857), 0.05378),
     "pgsrm-50x2": (GPT2, Work(50, 1, 12, 2), Step(0.01078, 0.01095, 0.01945), 0.04178),
 }
-"""As docs/results/performance.md has them: the parts, and the whole step."""
+"""From docs/results/performance.md: the phases, and the whole step."""
 
 ON_TWO_CORES = {
     (6, 384, 1, 4, 16): (28.3e6, 1.005),
@@ -65,7 +65,7 @@ ON_TWO_CORES = {
     (2, 192, 2, 4, 16): (10.2e6, 0.7927),
     (12, 576, 2, 4, 16): (70.8e6, 3.179),
 }
-"""Layers, width, prompts, group, tokens: parameters, and seconds of a step as docs/results/performance.md has them."""
+"""Layers, width, prompts, group, tokens: parameters, and seconds of a step from docs/results/performance.md."""
 
 
 def llama(layers: int, width: int, parameters: float) -> Decoder:

@@ -1,4 +1,4 @@
-"""Who works in a run, and how long each takes."""
+"""The workers of a run and their service times."""
 
 import random
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Service:
     jitter: float = 0.0
 
     def seconds(self, units: float, *key: object) -> float:
-        """Equal keys, equal seconds: what a job takes does not depend on when it runs."""
+        """Equal keys give equal seconds: a job's time does not depend on when it runs."""
         mean = self.fixed_s + self.per_unit_s * units
         if not self.jitter:
             return mean
@@ -32,7 +32,7 @@ class Plant:
     sampling: Service = Service()
     parts: int = 1
     judges: int = 0
-    """How many samples are judged at once; 0: rewards cost nothing."""
+    """Number of samples judged at the same time; 0: rewards take no time."""
     judging: Service = Service()
     update_s: float = 0.0
     sync_s: float = 0.0
@@ -42,7 +42,7 @@ class Plant:
         return [_dealt(rows, self.parts) for rows in _dealt(self.rows, self.samplers)]
 
     def shortest_step_s(self) -> float:
-        """No step is shorter on average, whatever overlaps: the busiest worker's own work. Without jitter."""
+        """A lower bound of the mean step time: the work of the busiest worker, without jitter."""
         sampling = max(sum(self.sampling.seconds(rows) for rows in parts if rows) for parts in self.shares())
         judging = self.rows * self.judging.seconds(1) / self.judges if self.judges else 0.0
         return max(sampling, judging, self.update_s + self.sync_s)

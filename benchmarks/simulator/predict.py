@@ -1,4 +1,4 @@
-"""Children and machines that are not here: memory of a rank, seconds of a step, who waits. All of it predicted."""
+"""Predictions for other models and machines: memory of a rank, seconds of a step, waiting times."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,7 +10,7 @@ from benchmarks.simulator.plant import Plant, Service
 from benchmarks.simulator.simulate import Trace, simulate
 from benchmarks.simulator.timing import reference_s, sampling_s, update_s
 
-# The shapes of Qwen2.5-7B and Llama-3-70B, which people train.
+# The shapes of Qwen2.5-7B and Llama-3-70B.
 SEVEN = Decoder("7B", 28, 6_525_288_448, 3584, 152_064, 4, 128)
 SEVENTY = Decoder("70B", 80, 68_451_041_280, 8192, 128_256, 8, 128)
 
@@ -20,7 +20,7 @@ GPUS_OF_A_NODE = 8
 NVLINK, NETWORK, FILES = 450e9, 50e9, 5e9
 """Bytes a second: within a node and between nodes by GPU, and of a file system that all share."""
 LARGE = replace(H200, update=0.40, forward=0.40)
-"""Large matrices use more of a GPU than a 135M child's."""
+"""Large matrices use more of a GPU than those of a 135M model."""
 JUDGES, JUDGE_S = 256, 2.0
 MICROBATCH = 16_384
 STEPS = 40
@@ -28,13 +28,13 @@ STEPS = 40
 
 @dataclass(frozen=True)
 class Setting:
-    """So many GPUs, and 64 samples for each. `vllm`: a quarter of them serve, each instance on `per_server` GPUs."""
+    """A number of GPUs with 64 samples each. `vllm`: a quarter of them serve, each instance on `per_server` GPUs."""
 
     decoder: Decoder
     gpus: int
     vllm: bool = False
     by_network: bool = False
-    """vLLM gets its weights over the network, which is not built, instead of by a file."""
+    """vLLM gets its weights over the network (not implemented) instead of by a file."""
 
     @property
     def work(self) -> Work:
@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def shard(self) -> int:
-        """As few ranks as hold a 7B; all that there are for a 70B."""
+        """As few ranks as can hold a 7B model; all ranks for a 70B."""
         return min(self.trainers, GPUS_OF_A_NODE) if self.decoder is SEVEN else self.trainers
 
     @property
@@ -102,7 +102,7 @@ def sync_s(setting: Setting) -> float:
 
 
 def plant_of(setting: Setting) -> Plant:
-    """A judge of two seconds, 256 samples at once. A server of several GPUs is taken for one so many times as fast."""
+    """A judge of two seconds, 256 samples at a time. A server of n GPUs is modelled as one GPU n times as fast."""
     decoder, work, n = setting.decoder, setting.work, setting.per_server
     server = replace(LARGE, flops_per_s=n * LARGE.flops_per_s, bytes_per_s=n * LARGE.bytes_per_s)
     drawing = sampling_s(decoder, server, work, setting.rows)
@@ -130,6 +130,6 @@ SETTINGS = tuple(
 
 
 def fitting() -> list[Setting]:
-    """Those that fit into memory; with vLLM also as they would be with weights sent over the network."""
+    """The settings that fit into memory; with vLLM also with weights sent over the network."""
     fit = [setting for setting in SETTINGS if memory_of(setting).total < GPU_BYTES]
     return [one for s in fit for one in ((s, replace(s, by_network=True)) if s.vllm else (s,))]

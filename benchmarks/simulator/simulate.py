@@ -1,4 +1,4 @@
-"""A run as a sequence of events, each at the earliest moment that those before it allow.
+"""A run as a sequence of events, each at the earliest time that its predecessors allow.
 
 Jobs are taken in a fixed order (by step, then part, then sampler), so no job is ever later because another came
 earlier: a larger staleness cannot make a run slower.
@@ -18,7 +18,7 @@ class Trace:
 
     plant: Plant
     ends: tuple[float, ...]
-    """When each step's weights had reached the samplers."""
+    """Time at which each step's weights reached the samplers."""
     sampling_s: float
     judging_s: float
     training_s: float
@@ -46,7 +46,7 @@ class Trace:
 
     @property
     def device_idle(self) -> float:
-        """Where the same devices sample and train, one after the other."""
+        """The same devices sample and train, one after the other."""
         return max(0.0, self.sampler_idle + self.trainer_idle - 1.0)
 
 
@@ -62,7 +62,7 @@ def simulate(plant: Plant, steps: int, *, staleness: int = 0, drain_every: int =
     """
     free = [0.0] * plant.samplers
     judges = [0.0] * plant.judges
-    arrived = [0.0]  # when each version was with the samplers
+    arrived = [0.0]  # time at which each version reached the samplers
     trainer = sampling_s = judging_s = 0.0
     drawn: Counter[int] = Counter()
     for step in range(steps):
@@ -104,7 +104,7 @@ def _judged(
 
 
 def synchronous(plant: Plant, steps: int, *, seed: int = 0) -> float:
-    """Seconds of a run in which everybody waits for everybody: the sum of its parts, for comparison."""
+    """Seconds of a fully synchronous run: the sum of its phases, for comparison."""
     clock = 0.0
     for step in range(steps):
         judges = [clock] * plant.judges

@@ -18,7 +18,7 @@ class Rates:
     """The share of the peak that the small products of decoding reach."""
     number_bytes: int = BF16
     layer_s: float = 0.0
-    """A layer of one decoding step, however few rows: launching and small kernels."""
+    """Overhead of a layer in one decoding step: launches and small kernels."""
     logit_s: float = 0.0
     """One number of the vocabulary in one row: sampling reads it several times."""
 
@@ -49,5 +49,5 @@ def reference_s(decoder: Decoder, rates: Rates, work: Work, ranks: int = 1) -> f
 
 
 def update_s(decoder: Decoder, rates: Rates, work: Work, ranks: int = 1) -> float:
-    """Without what is sent between ranks."""
+    """Without communication between ranks."""
     return update_flops(decoder, work.once) / (rates.flops_per_s * rates.update) / ranks

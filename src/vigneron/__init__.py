@@ -1,14 +1,14 @@
-"""Vigneron grows small language models along a stronger guide.
+"""Vigneron: RL post-training of language models, with PGSRM's and GRAPE's rewards.
 
-The public API, flat:
+The public API:
 
-    train(recipe, …)      a new run, trained to its end
-    resume(folder)        go on with a run
-    load_run(folder)      a run's trained child, to evaluate or sample
-    load_config(recipe)   a recipe, checked
-    Progress              what `train(…, view=function)` tells the function after every step
-    UserError             everything a user can mend
-    semantic_reward, exact_reward, for_verl     our rewards, for other trainers
+    train(recipe, …)      train a recipe in a new run folder
+    resume(folder)        resume a run
+    load_run(folder)      a run's trained model, to evaluate or sample from
+    load_config(recipe)   a validated recipe
+    Progress              the argument of `train(…, view=function)`'s function after every step
+    UserError             errors that the user can fix
+    semantic_reward, exact_reward, for_verl     our rewards, for use in other trainers
 
 Rewards and the tensor maths are in `vigneron.rewards` and `vigneron.core`.
 """
@@ -40,7 +40,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "Config": "vigneron.config",
     "Progress": "vigneron.training.callbacks",
     "Trained": "vigneron.api",
@@ -56,7 +56,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """torch and transformers are imported when something needs them, not before."""
-    if name not in _HOMES:
+    """Imports on first use: torch and transformers are slow to import."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'vigneron' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""What a script calls: the same things the command line does."""
+"""The Python API: train, resume, load a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vigneron.data.prompts import Row, completion_text
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.methods import build_method
-from vigneron.policy.from_config import load_child
+from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import changed_config, load_config
 from vigneron.rewards.apply import ApplyReward
@@ -22,7 +22,7 @@ from vigneron.rollout.on_policy import OnPolicy
 from vigneron.run_data.load import checker_name
 from vigneron.run_store.folder import RunFolder, default_runs_folder
 from vigneron.run_store.samples import Sample
-from vigneron.timing import telling
+from vigneron.timing import reporting_phases
 from vigneron.training import loop
 from vigneron.training.callbacks import AnyView, View, as_view
 from vigneron.training.checkpoint.read import checkpoint_step, load_weights
@@ -38,7 +38,7 @@ from vigneron.training.setup.start import resume_run, start_run
 
 @dataclass
 class Trained:
-    """A run's child, before (`reference`) and after (`policy`)."""
+    """A run with its model before (`reference`) and after training (`policy`)."""
 
     folder: Path
     config: Config
@@ -54,22 +54,23 @@ class Trained:
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> list[str]:
-        """A completion of each prompt, greedy unless a temperature is given."""
+        """One completion per prompt; greedy at temperature 0."""
         return _sample(self.policy, self.config, prompts, temperature, max_new_tokens, seed)
 
     def sample_before(self, prompts: Sequence[Any], *, temperature: float = 0.0, seed: int = 0) -> list[str]:
-        """The same from the child as it was before training."""
+        """One completion per prompt from the model before training."""
         with self.reference.active() as policy:
             return _sample(policy, self.config, prompts, temperature, None, seed)
 
     def evaluate(self, rows: Sequence[Row] | None = None) -> dict[str, float]:
-        """Greedy figures on the held-out part, or on given rows."""
+        """Metrics of greedy completions of the held-out rows, or of `rows`."""
         return self.evaluate_samples(rows)[0]
 
     def evaluate_samples(self, rows: Sequence[Row] | None = None) -> tuple[dict[str, float], list[Sample]]:
+        """The metrics of `evaluate`, and the completions."""
         rows = RunFolder(self.folder).data().held_out if rows is None else rows
         if not rows:
-            raise UserError("there is no held-out part to evaluate on: give data.held_out, or --file")
+            raise UserError("no rows to evaluate on: set data.held_out, or give --file")
         if self.config.method.trains == "scorer" or self.config.method.reads == "pairs":
             method = self._method()
             assert method.evaluate is not None
@@ -105,18 +106,18 @@ def train(
     view: AnyView = None,
     **keys: Any,
 ) -> Trained:
-    """Train a recipe (a name, a file, or a config) to its end, in a new folder under `runs`.
+    """Train a recipe (a name, a file, or a `Config`) in a new folder under `runs`.
 
-    Overrides are `key=value` texts; a top-level key may also be given as a keyword: `train("demo", steps=5)`.
-    `view`: a function that is told of every step (a `Progress`), or a `View`.
+    Overrides are `key=value` strings; top-level keys can also be keywords: `train("demo", steps=5)`.
+    `view` is a function that is called with a `Progress` after every step, or a `View`.
     """
     if isinstance(recipe, Config) and (overrides or keys):
-        raise UserError("a config is whole: overrides go with a recipe's name or file")
+        raise UserError("overrides cannot be combined with a Config: give the name or file of a recipe")
     config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides, keys)
-    where = Path(runs) if runs is not None else default_runs_folder()
+    runs_folder = Path(runs) if runs is not None else default_runs_folder()
     watching = as_view(view)
-    with telling(getattr(watching, "phase", None)):
-        return _finish(start_run(config, where, build_method, name=name, view=watching), watching)
+    with reporting_phases(getattr(watching, "phase", None)):
+        return _finish(start_run(config, runs_folder, build_method, name=name, view=watching), watching)
 
 
 def resume(
@@ -128,17 +129,17 @@ def resume(
     allow_changes: bool = False,
     view: AnyView = None,
 ) -> Trained:
-    """Go on with a run that was stopped or killed, from its newest whole checkpoint; by another rubric if one is given.
+    """Resume a run from its newest complete checkpoint, with another rubric if one is given.
 
-    Overrides are `key=value` texts, as in `resume(run, "steps=400")`. What would make another run of it is refused
-    unless `allow_changes`. `weights_only` goes on without the optimizers' state.
+    Overrides are `key=value` strings, as in `resume(run, "steps=400")`. Changes that would change the results are
+    errors unless `allow_changes`. `weights_only` starts with new optimizer states.
     """
-    found = RunFolder.open(folder)
-    watching, config = as_view(view), found.config(user_code=True)
-    new = changed_config(config, overrides, str(found.path)) if overrides else None
-    with telling(getattr(watching, "phase", None)):
+    run_folder = RunFolder.open(folder)
+    watching, config = as_view(view), run_folder.config(user_code=True)
+    new = changed_config(config, overrides, str(run_folder.path)) if overrides else None
+    with reporting_phases(getattr(watching, "phase", None)):
         run = resume_run(
-            found,
+            run_folder,
             build_method,
             config=new,
             device=device,
@@ -151,16 +152,16 @@ def resume(
 
 
 def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
-    """The child of a run, at its newest checkpoint or at the one after `step`."""
-    found = RunFolder.open(folder)
-    config = found.config(user_code=True)
-    chosen = checkpoint_to_look_at(found.path, step)
-    # Wherever it was trained, it is looked at here.
+    """Load a run's model from its newest checkpoint, or from the one of `step`."""
+    run_folder = RunFolder.open(folder)
+    config = run_folder.config(user_code=True)
+    checkpoint = checkpoint_to_look_at(run_folder.path, step)
+    # On this machine's device, whatever the run was trained on.
     here = config.model.model_copy(update={"device": "auto", "dtype": "auto"})
-    policy = load_child(config.model_copy(update={"model": here}))
+    policy = policy_from_config(config.model_copy(update={"model": here}))
     reference = Reference.of(policy)
-    load_weights(chosen, policy)
-    return Trained(found.path, config, checkpoint_step(chosen), policy, reference)
+    load_weights(checkpoint, policy)
+    return Trained(run_folder.path, config, checkpoint_step(checkpoint), policy, reference)
 
 
 def _finish(run: Run, view: View) -> Trained:
@@ -181,7 +182,7 @@ def _sample(
     seed: int,
 ) -> list[str]:
     if config.method.trains == "scorer":
-        raise UserError(f"`method: {config.method.name}` trains a model that scores texts: it writes none")
+        raise UserError(f"`method: {config.method.name}` trains a reward model, which cannot generate text")
     if not prompts:
         return []
     sampling = Sampling(temperature=temperature) if temperature > 0 else None

@@ -1,4 +1,4 @@
-"""Errors that a user can cause: shown as one line that says what, where and how to mend it, never as a traceback."""
+"""Errors that a user can cause: one line that says what is wrong, where and how to fix it, never a traceback."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -11,15 +11,15 @@ MOST_LINES = 200
 
 
 class UserError(Exception):
-    """Something the user can mend. The message is the line they see, or lines: one for each fault.
+    """Something the user can fix. The message is one line, or one line per fault.
 
-    What it names comes from files of any kind: it is shortened, has no secrets, and nothing that a terminal obeys.
+    It may quote untrusted files: long lines are shortened, secrets removed and control characters escaped.
     """
 
-    said_elsewhere: bool = False
-    """Another rank of the run says it."""
-    ends_at_once: bool = False
-    """Threads of a library would abort this process on its way out, and write a page about it."""
+    reported_elsewhere: bool = False
+    """Another rank of the run prints it."""
+    exit_immediately: bool = False
+    """Exit without cleanup: a library's threads would abort the process and print a page of text."""
 
     def __init__(self, message: str) -> None:
         lines = redacted(message).split("\n")
@@ -29,7 +29,7 @@ class UserError(Exception):
 
 
 def visible(text: str) -> str:
-    """Control characters, which could move the cursor or recolour the terminal, as escapes; newlines too."""
+    """The text with control characters and newlines escaped, safe to print in a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -40,23 +40,33 @@ def _shortened(line: str) -> str:
     return line if len(line) <= LONGEST_LINE else f"{line[:half]} … {line[-half:]}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that is not blank, or the error's type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def reason(error: BaseException) -> str:
+    """What the operating system reports ("No such file or directory"), or the error's first line."""
+    return getattr(error, "strerror", None) or first_line(error)
+
+
 class NonFinite(UserError):
-    """A loss, a gradient or a reward is NaN or infinite: nothing was updated by it. `batch` is what it came of."""
+    """A loss, a gradient or a reward is NaN or infinite: the weights were not updated. `batch` is the one at fault."""
 
     batch: Any = None
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """' (did you mean X?)' for the nearest known word, or `otherwise`, or what there is to choose from."""
+    """' (did you mean X?)' for the nearest known word; else `otherwise`, or the list of known words."""
     known = list(known)
     near = nearest(word, known)
     if near is not None:
         return f" (did you mean '{near}'?)"
-    return f" ({otherwise or 'there is: ' + ', '.join(known)})"
+    return f" ({otherwise or 'available: ' + ', '.join(known)})"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Of words of a usual length: comparing takes the square of it."""
+    """The known word most similar to `word`, if any. Long words are skipped: the comparison is quadratic."""
     if len(word) > LONGEST_LINE:
         return None
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.6)), None)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes, user-given paths, JSON from untrusted files, hashes."""
 
 import errno
 import hashlib
@@ -10,25 +10,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, reason
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def user_path(name: str | Path) -> Path:
-    """A path as a user writes it: what can be none is one line, before anything asks the system for it."""
+    """A path given by a user, with `~` expanded. Invalid paths are refused before the file system is accessed."""
     try:
         path = Path(name).expanduser()
         parts = [os.fsencode(part) for part in path.parts]
-    except (RuntimeError, ValueError) as error:  # no such user's home; half of a character
-        raise UserError(f"'{name}' is no path: {error}") from error
+    except (RuntimeError, ValueError) as error:  # unknown home folder; lone surrogate
+        raise UserError(f"'{name}' is not a valid path: {error}") from error
     if any(b"\0" in part or len(part) > 255 for part in parts) or sum(map(len, parts)) > 4000:
-        raise UserError(f"'{name}' is no path: it is too long, or has a character that no path has")
+        raise UserError(f"'{name}' is not a valid path: it is too long or contains a NUL character")
     return path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside and rename: a reader sees the old file or the new one."""
+    """Write a temporary file and rename it: a reader sees the old file or the new one."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         with draft.open("w", encoding="utf-8") as file:
@@ -44,31 +44,30 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A full disk, a folder that cannot be written: one line, whoever was writing."""
+    """Turn write errors (full disk, no permission) into a one-line error."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:  # a damaged database is another error
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot write '{path}': {reason}; the checkpoints before it are whole") from error
+        raise UserError(f"cannot write '{path}': {reason(error)}; earlier checkpoints are intact") from error
 
 
 @contextmanager
-def full_disk_said(path: Path) -> Iterator[None]:
-    """A disk that is full, whatever was being written: a cache, a log."""
+def full_disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk into a one-line error, whichever file was being written."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL:
             raise
-        raise UserError(f"cannot write in '{path}': {error.strerror}; the checkpoints are whole") from error
+        raise UserError(f"cannot write in '{path}': {error.strerror}; earlier checkpoints are intact") from error
     except sqlite3.OperationalError as error:
         if "disk" not in str(error):
             raise
-        raise UserError(f"cannot write in '{path}': {error}; the checkpoints are whole") from error
+        raise UserError(f"cannot write in '{path}': {error}; earlier checkpoints are intact") from error
 
 
 def append_line(path: Path, line: str) -> None:
-    """The whole line or nothing of it."""
+    """Append the whole line, or nothing if the write fails."""
     with path.open("ab") as file:
         size = file.tell()
         try:
@@ -87,17 +86,17 @@ def write_for_user(path: Path, text: str) -> None:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error
 
 
-def whole_number(text: str) -> int:
-    """For JSON from others: one that is too large for a float would fail where it is used."""
+def parse_int(text: str) -> int:
+    """`parse_int` for untrusted JSON: refuses integers too large for a float."""
     if len(text) > 300:
-        raise ValueError("a number with too many digits")
+        raise ValueError("a number with more than 300 digits")
     return int(text)
 
 
-def parsed_json(text: str | bytes) -> Any:
-    """What is no JSON is a ValueError, whatever is wrong with it."""
+def parse_json(text: str | bytes) -> Any:
+    """Parse untrusted JSON. Any fault in it is a ValueError."""
     try:
-        return json.loads(text, parse_int=whole_number)
+        return json.loads(text, parse_int=parse_int)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -108,7 +107,7 @@ def sha256_of(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or a rename in a folder, survive a power cut."""
+    """fsync a file, or a folder after a rename."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

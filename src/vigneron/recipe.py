@@ -1,6 +1,6 @@
-"""Reading recipes: YAML with overrides, checked whole before anything is loaded, and written again.
+"""Read recipes (YAML with overrides), validate them, and write resolved configs.
 
-Light on purpose: no torch here, so that a bad recipe is refused at once.
+Does not import torch: an invalid recipe is refused before anything heavy is loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from vigneron.config import USER_CODE, Config
 from vigneron.errors import UserError, did_you_mean, visible
 from vigneron.files import user_path
-from vigneron.validation import faults
+from vigneron.validation import field_errors
 from vigneron.yaml_text import LARGEST_FILE, Dumper, parse_yaml
 
 SHORT = {"reward": "kind", "method": "name", "model": "name"}
-"""Sections that may be given by the name of their kind alone."""
+"""Sections that may be given by one name: `reward: binary` means `reward: {kind: binary}`."""
 
 
 def recipe_names() -> list[str]:
@@ -27,31 +27,31 @@ def recipe_names() -> list[str]:
 
 
 def recipe_text(name: str) -> str:
-    """The YAML of a built-in recipe, or of a file."""
+    """The YAML of a built-in recipe or of a .yaml file."""
     if name in recipe_names():
         return (resources.files("vigneron") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     path = user_path(name)
     if path.suffix in (".yaml", ".yml"):
         return config_text(path, f"the recipe '{name}'")
     known = did_you_mean(name, recipe_names(), "`vigneron recipes` lists them")
-    raise UserError(f"unknown recipe '{name}'{known}; a .yaml file also does")
+    raise UserError(f"unknown recipe '{name}'{known}; or give the path of a .yaml file")
 
 
 def config_text(path: Path, what: str, where: str = "") -> str:
-    """The text of a file of settings, which is never a large one; of an endless one no more is read either."""
+    """The text of a settings file. Reads no more than the size limit, even from an endless file."""
     try:
         with path.open("rb") as file:
-            content = file.read(4 * LARGEST_FILE + 1)  # no character has more bytes
+            content = file.read(4 * LARGEST_FILE + 1)  # a character has at most 4 bytes
         if len(content) > 4 * LARGEST_FILE:
             raise UserError(f"{where}cannot read {what}: larger than {LARGEST_FILE:,} characters")
         return content.decode("utf-8-sig")
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no path at all
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UserError(f"{where}cannot read {what}: {reason}") from error
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or an invalid path
+        why = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UserError(f"{where}cannot read {what}: {why}") from error
 
 
 def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, Any] | None = None) -> Config:
-    """A recipe by name or file, with `key=value` overrides and top-level `keys`, checked."""
+    """Load and validate a recipe by name or file, with `key=value` overrides and top-level `keys`."""
     given = _with_base(recipe)
     for override in overrides:
         given = with_override(given, override)
@@ -60,7 +60,7 @@ def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, A
 
 
 def changed_config(config: Config, overrides: Sequence[str], where: str) -> Config:
-    """A resolved config with `key=value` overrides, checked."""
+    """Apply `key=value` overrides to a resolved config and validate it."""
     given = config.model_dump(mode="json")
     for override in sorted(overrides, key=lambda text: not _names_kind(text)):
         given = with_override(_without_old_kind(given, override), override)
@@ -68,29 +68,29 @@ def changed_config(config: Config, overrides: Sequence[str], where: str) -> Conf
 
 
 def _with_base(recipe: str, derived: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A recipe's top-level keys, and those of its `base` (another recipe) that it does not give itself."""
+    """A recipe's top-level keys, with missing ones taken from its `base` (another recipe)."""
     if _same(recipe) in map(_same, derived):
-        raise UserError(f"{recipe}: it is its own `base`: {' → '.join((*derived, recipe))}")
+        raise UserError(f"{recipe}: circular `base`: {' → '.join((*derived, recipe))}")
     given = parse_yaml(recipe_text(recipe), recipe)
     if not isinstance(given, dict):
-        raise UserError(f"{recipe}: a recipe is a mapping of keys to values")
+        raise UserError(f"{recipe}: a recipe must be a mapping of keys to values")
     base = given.pop("base", None)
     if base is None:
         return given
     if not isinstance(base, str):
-        raise UserError(f"{recipe}: base: the name of a recipe or its .yaml file, not {base!r}")
+        raise UserError(f"{recipe}: base: expected the name of a recipe or a .yaml file, not {base!r}")
     beside = Path(recipe).parent / user_path(base)
     inherited = _with_base(str(beside) if beside.suffix and beside.is_file() else base, (*derived, recipe))
     return {key: value for key, value in inherited.items() if key not in ("recipe", "about")} | given
 
 
 def _same(recipe: str) -> str:
-    """A recipe's name, or its file however it is written."""
+    """A recipe's name, or the resolved path of its file."""
     return recipe if recipe in recipe_names() else str(user_path(recipe).resolve())
 
 
 def with_override(given: Mapping[str, Any], override: str) -> dict[str, Any]:
-    """`a.b=value` set in a copy of nested mappings."""
+    """A copy of nested mappings with `a.b=value` set."""
     key, separator, value = override.partition("=")
     path = key.strip().split(".")
     if not separator or not all(path):
@@ -111,7 +111,7 @@ def _names_kind(override: str) -> bool:
 
 
 def _without_old_kind(given: dict[str, Any], override: str) -> dict[str, Any]:
-    """A config that is spelled out has keys of the old kind that nobody wrote, and that the new one may not have."""
+    """Drop a section's keys when its kind changes: a resolved config has defaults that the new kind may not accept."""
     key, _, value = override.partition("=")
     *path, last = key.strip().split(".")
     now: Any = given
@@ -122,24 +122,24 @@ def _without_old_kind(given: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _spelled_out(key: str, value: Any) -> Any:
-    """`reward: binary` is short for `reward: {kind: binary}`, and so on."""
+    """Expand `reward: binary` to `reward: {kind: binary}` (see SHORT)."""
     return {SHORT[key]: value} if key in SHORT and isinstance(value, str) else value
 
 
 def check_config(given: Mapping[str, Any], where: str, *, user_code: bool = True) -> Config:
-    """Every error at once, one line each, with the key's path. `reward: binary` is short for its `kind`, and so on.
+    """Validate a config. All errors are reported together, one line each, with the key's path.
 
-    `user_code`: whether a method, rollout or curriculum of the user's own may be imported, to check its options.
+    `user_code`: whether a user's method, rollout or curriculum may be imported to check its options.
     """
     if isinstance(given, Mapping):
         given = {key: _spelled_out(key, value) for key, value in given.items()}
     try:
         return Config.model_validate(given, context={USER_CODE: user_code})
     except ValidationError as errors:
-        found = faults(errors.errors(), given, Config, "the recipe")
-        raise UserError("\n".join(f"{where}: {visible(fault.line)}" for fault in found)) from errors
+        faults = field_errors(errors.errors(), given, Config, "the recipe")
+        raise UserError("\n".join(f"{where}: {visible(fault.line)}" for fault in faults)) from errors
 
 
 def config_yaml(config: Config) -> str:
-    """The resolved config, as it is written into the run's folder."""
+    """The resolved config as YAML, as written to the run's folder."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True)

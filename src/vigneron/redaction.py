@@ -1,14 +1,14 @@
-"""Secrets stay out of what is written and shown: one function, used at the edges.
+"""Remove secrets from text before it is written or shown.
 
-The keys of this process's environment are known, and are taken out wherever they stand. Of an address, so are the user
-and the password, and what a query says of a key. Light on purpose: every error goes through here.
+Secrets are the values of environment variables named like API keys, and in URLs the user, the password and query
+parameters such as `key=`. Imports only the standard library: every error passes through here.
 """
 
 import os
 import re
 
 MARK = "[key]"
-# Shorter texts may stand anywhere; they are no secrets.
+# Shorter values may occur in any text and are not treated as secrets.
 SHORTEST_SECRET = 8
 
 _NAMES = re.compile(r"(API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)|_KEY$", re.IGNORECASE)
@@ -20,7 +20,7 @@ _QUERY = re.compile(
 
 
 def redacted(text: str, *more: str) -> str:
-    """The text without secrets, those that are given too; most texts come back as they are."""
+    """The text with secrets replaced, those of the environment and those given as `more`."""
     for secret in (*more, *secrets()):
         text = text.replace(secret, MARK)
     if "://" in text:
@@ -30,13 +30,13 @@ def redacted(text: str, *more: str) -> str:
 
 
 def secrets() -> list[str]:
-    """What the environment holds under a name such as OPENAI_API_KEY, and within the address of an endpoint; the
-    longest first, for one may be a part of another."""
-    found: set[str] = set()
+    """Secrets in the environment: values of names such as OPENAI_API_KEY, and credentials within URLs. Longest first,
+    because one may contain another."""
+    values: set[str] = set()
     for name, value in os.environ.items():
         if _NAMES.search(name):
-            found.add(value.strip())
+            values.add(value.strip())
         elif "://" in value:
-            found |= {secret for user in _USER.findall(value) for secret in user[:-1].split(":")[1:]}
-            found |= {secret for _, secret in _QUERY.findall(value)}
-    return sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)
+            values |= {secret for user in _USER.findall(value) for secret in user[:-1].split(":")[1:]}
+            values |= {secret for _, secret in _QUERY.findall(value)}
+    return sorted((secret for secret in values if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)

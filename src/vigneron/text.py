@@ -1,4 +1,4 @@
-"""Text: normalisation for comparison, safe display, CSV cells."""
+"""Text utilities: normalisation for comparison, simple statistics, CSV cells, safe display."""
 
 import re
 import unicodedata
@@ -8,9 +8,9 @@ from vigneron.errors import visible
 
 
 def normalise(text: str) -> str:
-    """For equality: case, surrounding space and surrounding punctuation do not count.
+    """Normalise for equality: without case, surrounding space and surrounding punctuation.
 
-    A minus sign before a digit is no punctuation, and a text of punctuation alone stays what it is.
+    A minus sign before a digit is kept, and a text of only punctuation is unchanged.
     """
     text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     start, stop = 0, len(text)
@@ -22,7 +22,7 @@ def normalise(text: str) -> str:
 
 
 def letters_only(text: str) -> str:
-    """As the released PGSRM code embeds: lowercase, everything but letters and the spaces between words removed."""
+    """Lowercase letters and single spaces only, as in the released PGSRM code."""
     kept = "".join(c if c.isalpha() or c.isspace() else "" for c in text.lower())
     return " ".join(kept.split())
 
@@ -33,20 +33,20 @@ def words(text: str) -> list[str]:
 
 
 def repetition(text: str) -> float:
-    """The share of a text's words that stood in it before: 0 for none, near 1 for one word over and over."""
-    said = words(text)
-    return 1 - len(set(said)) / len(said) if said else 0.0
+    """The share of a text's words that repeat an earlier one: 0 for none, near 1 for one word repeated."""
+    tokens = words(text)
+    return 1 - len(set(tokens)) / len(tokens) if tokens else 0.0
 
 
 def length_ratio(text: str, answer: str) -> float:
-    """Words of a text for each word of the answer."""
+    """The text's number of words over the answer's."""
     return len(words(text)) / max(1, len(words(answer)))
 
 
 def share_in(text: str, source: str) -> float:
-    """The share of a text's words that stand in the source: 1 for an echo."""
-    said, there = words(text), set(words(source))
-    return sum(word in there for word in said) / len(said) if said else 0.0
+    """The share of a text's words that occur in the source: 1 for an echo."""
+    tokens, known = words(text), set(words(source))
+    return sum(word in known for word in tokens) / len(tokens) if tokens else 0.0
 
 
 def _is_edge(character: str) -> bool:
@@ -62,18 +62,20 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def to_cell(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and _risky(value) else value
+    """A CSV cell that a spreadsheet does not run as a formula: prefixed with a quote."""
+    return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
 
 
 def of_cell(value: Any) -> Any:
-    return value[1:] if isinstance(value, str) and value.startswith("'") and _risky(value) else value
+    """The inverse of `to_cell`."""
+    return value[1:] if isinstance(value, str) and value.startswith("'") and _is_formula(value) else value
 
 
-def _risky(text: str) -> bool:
-    """Behind however many quotes, so that one can be put before a text and taken away again."""
+def _is_formula(text: str) -> bool:
+    """Whether a spreadsheet would read the text as a formula, after any leading quotes."""
     return text.lstrip("'").startswith(FORMULA)
 
 
 def plain(text: str) -> str:
-    """Lines stay lines; what could hide or turn text around is shown as an escape."""
+    """The text with control and direction characters escaped; newlines and tabs are kept."""
     return "\n".join("\t".join(visible(part) for part in line.split("\t")) for line in text.split("\n"))

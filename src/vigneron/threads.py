@@ -1,8 +1,8 @@
-"""Threads that wait for somebody else: an endpoint that may hang, a sandbox.
+"""A thread pool of daemon threads, for calls that may hang: an endpoint, a sandbox.
 
-Python joins the threads of a `ThreadPoolExecutor` before it exits, however long an endpoint takes to answer; and a
-socket that another thread closes does not wake the one that reads from it. So these are daemon threads: who wants what
-is under way to come to its end waits for its futures, and a second Ctrl-C ends that wait and the process.
+Python joins the threads of a `ThreadPoolExecutor` before it exits, however long an endpoint takes to answer, and
+closing a socket does not wake a thread that reads from it. Daemon threads do not block the exit: a caller that needs
+the results waits for the futures, and a second Ctrl-C ends that wait and the process.
 """
 
 import weakref
@@ -12,37 +12,37 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, ParamSpec, TypeVar
 
-Given = ParamSpec("Given")
-Found = TypeVar("Found")
+P = ParamSpec("P")
+R = TypeVar("R")
 Task = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonPool:
-    """At most `workers` threads, which end with the process, when they are stopped, or when nobody holds the pool."""
+    """At most `workers` daemon threads. They end with the process, on `stop`, or when the pool is garbage-collected."""
 
     def __init__(self, workers: int, name: str) -> None:
-        self._most, self._name = workers, name
+        self._max_workers, self._name = workers, name
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._lock = Lock()
         self._started = 0
         self._stopped = False
         weakref.finalize(self, self._tasks.put, None).atexit = False
 
-    def submit(self, work: Callable[Given, Found], *given: Given.args, **named: Given.kwargs) -> Future[Found]:
-        """A `RuntimeError` once the pool is stopped."""
-        future: Future[Found] = Future()
+    def submit(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Schedule a call. Raises `RuntimeError` if the pool is stopped."""
+        future: Future[R] = Future()
         with self._lock:
             if self._stopped:
                 raise RuntimeError("the pool is stopped")
-            self._tasks.put((future, lambda: work(*given, **named)))
-            if self._started < self._most:
+            self._tasks.put((future, lambda: function(*args, **kwargs)))
+            if self._started < self._max_workers:
                 self._started += 1
                 name = f"{self._name}-{self._started}"
-                Thread(target=_work_off, args=(self._tasks,), name=name, daemon=True).start()
+                Thread(target=_run_tasks, args=(self._tasks,), name=name, daemon=True).start()
         return future
 
     def stop(self) -> None:
-        """What runs goes on to its end; what waits is cancelled. Waits for nothing."""
+        """Cancel queued calls; let running calls finish. Does not block."""
         with self._lock:
             self._stopped = True
             try:
@@ -54,14 +54,14 @@ class DaemonPool:
                 self._tasks.put(None)
 
 
-def _work_off(tasks: "SimpleQueue[Task | None]") -> None:
-    """Holds the queue and not the pool, which can be let go of meanwhile."""
+def _run_tasks(tasks: "SimpleQueue[Task | None]") -> None:
+    """Refers to the queue and not to the pool, so that the pool can be garbage-collected."""
     while (task := tasks.get()) is not None:
-        future, work = task
+        future, call = task
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result(work())
-            except BaseException as error:  # whatever it is, who waits for the future is told
+                future.set_result(call())
+            except BaseException as error:  # any error is raised in the thread that waits for the future
                 future.set_exception(error)
-        del task, future, work
+        del task, future, call
     tasks.put(None)  # for the next thread

@@ -1,4 +1,4 @@
-"""Where a step's time goes: named phases, one inside the other. Free unless somebody listens, or is told."""
+"""Time of a step by named, nested phases. Costs nothing unless timings are recorded or phases are reported."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,110 +13,110 @@ WHOLE = "whole step"
 
 @dataclass
 class Stopwatch:
-    """Seconds by phase (`rollout/decode`), lap by lap."""
+    """Seconds by phase (`rollout/decode`) for each step."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of the lap under way."""
-    laps: list[dict[str, float]] = field(default_factory=list)
+    """Of the current step."""
+    steps: list[dict[str, float]] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     path: list[str] = field(default_factory=list)
 
 
 @dataclass
-class Told:
-    """Who is told of the outermost phase when it begins and ends (None)."""
+class PhaseReporter:
+    """Calls `report` with the name of the outermost phase when it begins, and with None when it ends."""
 
-    tell: Callable[[str | None], None]
+    report: Callable[[str | None], None]
     depth: int = 0
 
 
-_listening: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
-_told: ContextVar[Told | None] = ContextVar("told", default=None)
+_stopwatch: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
+_reporter: ContextVar[PhaseReporter | None] = ContextVar("phase_reporter", default=None)
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Waits for the device at both edges, if somebody listens: time lands where it is spent."""
-    told = _told.get()
-    if told is None:
+    """A named part of a step. While timings are recorded, synchronizes with the device before and after."""
+    reporter = _reporter.get()
+    if reporter is None:
         with _timed(name):
             yield
         return
-    told.depth += 1
-    if told.depth == 1:
-        told.tell(name)
+    reporter.depth += 1
+    if reporter.depth == 1:
+        reporter.report(name)
     try:
         with _timed(name):
             yield
     finally:
-        told.depth -= 1
-        if told.depth == 0:
-            told.tell(None)
+        reporter.depth -= 1
+        if reporter.depth == 0:
+            reporter.report(None)
 
 
 @contextmanager
-def telling(tell: Callable[[str | None], None] | None) -> Iterator[None]:
-    """Whoever is told hears what is being done now. It must be quick, and may be asked from one thread only."""
-    token = _told.set(None if tell is None else Told(tell))
+def reporting_phases(report: Callable[[str | None], None] | None) -> Iterator[None]:
+    """Call `report` with the current phase within this block. It must be fast, and is called from one thread."""
+    token = _reporter.set(None if report is None else PhaseReporter(report))
     try:
         yield
     finally:
-        _told.reset(token)
+        _reporter.reset(token)
 
 
 def progress(name: str, done: int, of: int) -> None:
-    """How far the outermost phase has come."""
-    told = _told.get()
-    if told is not None:
-        told.tell(f"{name} {done}/{of}")
+    """Report progress within the outermost phase."""
+    reporter = _reporter.get()
+    if reporter is not None:
+        reporter.report(f"{name} {done}/{of}")
 
 
 @contextmanager
 def _timed(name: str) -> Iterator[None]:
-    watch = _listening.get()
+    watch = _stopwatch.get()
     if watch is None:
         yield
         return
     watch.path.append(name)
     path = "/".join(watch.path)
-    _wait()
+    _synchronize()
     began = time.perf_counter()
     try:
         yield
     finally:
-        _wait()
+        _synchronize()
         watch.seconds[path] = watch.seconds.get(path, 0.0) + time.perf_counter() - began
         watch.path.pop()
 
 
-def first_lap() -> None:
-    """The first step begins: what came before is not counted."""
-    watch = _listening.get()
+def start_timing() -> None:
+    """Discard the time before the first step."""
+    watch = _stopwatch.get()
     if watch is not None:
         watch.seconds, watch.began = {}, time.perf_counter()
 
 
-def next_lap() -> None:
-    """A step is over: what follows is counted anew."""
-    watch = _listening.get()
+def end_timed_step() -> None:
+    """Close the timings of a step and begin those of the next."""
+    watch = _stopwatch.get()
     if watch is not None:
         now = time.perf_counter()
-        watch.laps.append({**watch.seconds, WHOLE: now - watch.began})
+        watch.steps.append({**watch.seconds, WHOLE: now - watch.began})
         watch.seconds, watch.began = {}, now
 
 
 @contextmanager
-def listening() -> Iterator[Stopwatch]:
-    """Phases within are timed. Costs a little: the device cannot run ahead."""
+def recording_timings() -> Iterator[Stopwatch]:
+    """Time the phases within this block. Slightly slower: the host waits for the device at each phase."""
     watch = Stopwatch()
-    token = _listening.set(watch)
+    token = _stopwatch.set(watch)
     try:
         yield watch
     finally:
-        _listening.reset(token)
+        _stopwatch.reset(token)
 
 
-def _wait() -> None:
+def _synchronize() -> None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
     elif torch.backends.mps.is_available():

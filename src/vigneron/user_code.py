@@ -1,4 +1,4 @@
-"""Functions of a user's own, by their dotted path."""
+"""Import a user's own function by its dotted path."""
 
 import importlib
 import os
@@ -10,15 +10,15 @@ from vigneron.errors import UserError
 
 
 def python_function(path: str, key: str) -> Callable[..., Any]:
-    """`module:function`; `key` is where the config names it."""
+    """`path` is `module:function`; `key` is the config key that errors name."""
     module_name, name = path.split(":")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a user's module beside the recipe
+        sys.path.insert(0, os.getcwd())  # for a module in the working directory
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UserError(f"{key}: cannot import '{module_name}': {error}") from error
-    except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
+    except Exception as error:  # user code: name it, keep the cause for --debug
         what = f"{type(error).__name__}: {error}"
         raise UserError(f"{key}: importing '{module_name}' raised {what}") from error
     function = getattr(module, name, None)

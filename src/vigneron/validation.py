@@ -1,6 +1,6 @@
-"""What is said of a file that pydantic refuses: one line for each key, with its path and "did you mean".
+"""Readable messages for pydantic's validation errors: one line per key, with its path and "did you mean".
 
-Light on purpose: a bad file is refused before anything is loaded.
+Does not import torch: an invalid file is refused before anything heavy is loaded.
 """
 
 import re
@@ -19,32 +19,32 @@ LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True)
-class Fault:
-    """Where, as keys and places in lists, and what is said, which names the place too."""
+class FieldError:
+    """An invalid value: its path (keys and list indices) and the message, which names the path too."""
 
     path: Path
     line: str
 
 
-def said(path: Path) -> str:
-    """As in `categories.coding.items[2].weight`."""
+def format_path(path: Path) -> str:
+    """A path as text, such as `categories.coding.items[2].weight`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
-def faults(errors: Sequence[ErrorDetails], given: Any, model: type[BaseModel], whole: str) -> list[Fault]:
-    """One for each key: where it may be of several types, what each of them wants. `whole`: what the file is called."""
-    found: dict[Path, list[ErrorDetails]] = {}
+def field_errors(errors: Sequence[ErrorDetails], given: Any, model: type[BaseModel], whole: str) -> list[FieldError]:
+    """One error per key; a key of several types lists what each type expects. `whole`: the name for the file itself."""
+    by_path: dict[Path, list[ErrorDetails]] = {}
     for error in errors:
-        found.setdefault(_path_in(error, given, model), []).append(error)
+        by_path.setdefault(_path_in(error, given, model), []).append(error)
     return [
-        Fault(_with_tag(path, of_key, given, model), line)
-        for path, of_key in found.items()
+        FieldError(_with_tag(path, of_key, given, model), line)
+        for path, of_key in by_path.items()
         for line in _lines(of_key, path, given, model, whole)
     ]
 
 
 def _with_tag(path: Path, of_key: Sequence[ErrorDetails], given: Any, model: type[BaseModel]) -> Path:
-    """An unknown kind is wrong under the key that names it."""
+    """The path; for an unknown kind, with the key that names the kind."""
     unknown = any(error["type"] == "union_tag_invalid" for error in of_key)
     return (*path, _kinds_at(path, given, model)[0]) if unknown else path
 
@@ -59,7 +59,7 @@ def _lines(of_key: list[ErrorDetails], path: Path, given: Any, model: type[BaseM
 
 
 def _describe(error: ErrorDetails, path: Path, given: Any, model: type[BaseModel], whole: str) -> str:
-    key = said(path) or whole
+    key = format_path(path) or whole
     if error["type"] == "extra_forbidden":
         known = _model_at(path[:-1], given, model).model_fields
         return f"unknown key '{key}'{did_you_mean(str(path[-1]), list(known))}"
@@ -76,14 +76,14 @@ def _describe(error: ErrorDetails, path: Path, given: Any, model: type[BaseModel
     return f"{key}: {message}, not {shown_value(error['input'])}"
 
 
-def _describe_kind(found: Any, key: str, tag: str, kinds: Mapping[str, Any]) -> str:
-    """Of a section of several kinds: it is none, does not say which, or one that there is not."""
+def _describe_kind(given: Any, key: str, tag: str, kinds: Mapping[str, Any]) -> str:
+    """A section with several kinds is not a mapping, lacks its kind, or has an unknown one."""
     wanted = f"one of {', '.join(repr(kind) for kind in kinds)}"
-    if not isinstance(found, Mapping):
-        return f"{key}: should be a mapping with '{tag}', {wanted}, not {shown_value(found)}"
-    kind = found.get(tag)
+    if not isinstance(given, Mapping):
+        return f"{key}: should be a mapping with '{tag}', {wanted}, not {shown_value(given)}"
+    kind = given.get(tag)
     if kind is None:
-        near = nearest(tag, [str(other) for other in found if other != tag])
+        near = nearest(tag, [str(other) for other in given if other != tag])
         return f"'{key}.{tag}' is missing: {wanted}" + (f" (instead of '{near}'?)" if near else "")
     near = nearest(str(kind), kinds)
     return f"{key}.{tag}: {wanted}, not {shown_value(kind)}" + (f" (did you mean '{near}'?)" if near else "")
@@ -95,7 +95,7 @@ def shown_value(value: Any) -> str:
 
 
 def _path_in(error: ErrorDetails, given: Any, model: type[BaseModel]) -> Path:
-    """Pydantic's location without the tags and types of unions, which are no keys."""
+    """Pydantic's location without the tags and types of unions, which are not keys of the file."""
     path: Path = ()
     here = given
     after_tag = False
@@ -115,7 +115,7 @@ def _path_in(error: ErrorDetails, given: Any, model: type[BaseModel]) -> Path:
 
 
 def _model_at(path: Path, given: Any, model: type[BaseModel]) -> type[BaseModel]:
-    """The schema of a section, of the kind that it was given as."""
+    """The schema of a section, for the kind that the file gives."""
     tag, kinds = _kinds_at(path, given, model)
     for part in path:
         given = _part_of(given, part)
@@ -124,7 +124,7 @@ def _model_at(path: Path, given: Any, model: type[BaseModel]) -> type[BaseModel]
 
 
 def _kinds_at(path: Path, given: Any, model: type[BaseModel]) -> tuple[str, dict[str, type[BaseModel]]]:
-    """Under which key a section says what kind it is, and the schema of each kind. Most sections have one kind."""
+    """The discriminator key of a section ("" without one) and the schema of each kind."""
     tag, options = "", [model]
     for part in path:
         kind = given.get(tag) if isinstance(given, Mapping) else None
@@ -147,7 +147,7 @@ def _part_of(given: Any, part: int | str) -> Any:
 
 
 def _inside(options: Sequence[Any], part: int | str) -> tuple[str, list[Any]]:
-    """What may stand under a key of a model or a mapping, or in a list."""
+    """The discriminator and the types allowed under a key of a model or mapping, or in a list."""
     tag = ""
     inner: list[Any] = []
     for option in options:
@@ -155,17 +155,17 @@ def _inside(options: Sequence[Any], part: int | str) -> tuple[str, list[Any]]:
             field = option.model_fields.get(str(part))
             if field is None:
                 continue
-            found, types = _unfolded(field.annotation, str(field.discriminator or ""))
+            new_tag, types = _unfolded(field.annotation, str(field.discriminator or ""))
         elif get_args(option):  # list[X], tuple[X, ...] or dict[K, X]
-            found, types = _unfolded(get_args(option)[1 if get_origin(option) is dict else 0])
+            new_tag, types = _unfolded(get_args(option)[1 if get_origin(option) is dict else 0])
         else:
             continue
-        tag, inner = found or tag, inner + types
+        tag, inner = new_tag or tag, inner + types
     return tag, inner
 
 
 def _unfolded(annotation: Any, tag: str = "") -> tuple[str, list[Any]]:
-    """The types of a union, and the key that tells them apart."""
+    """The discriminator and the types of a union."""
     if get_origin(annotation) is Annotated:
         inner, *marks = get_args(annotation)
         named = [str(mark.discriminator) for mark in marks if getattr(mark, "discriminator", None)]
@@ -173,7 +173,7 @@ def _unfolded(annotation: Any, tag: str = "") -> tuple[str, list[Any]]:
     if get_origin(annotation) in (Union, UnionType):
         types: list[Any] = []
         for option in get_args(annotation):
-            found, inside = _unfolded(option)
-            tag, types = found or tag, types + inside
+            new_tag, inside = _unfolded(option)
+            tag, types = new_tag or tag, types + inside
         return tag, types
     return tag, [annotation]

@@ -1,4 +1,4 @@
-"""YAML as plain data, within limits. Light on purpose: a bad file is refused before anything is loaded."""
+"""YAML as plain data, within limits. Does not import torch: an invalid file is refused before anything is loaded."""
 
 import re
 from collections import Counter
@@ -9,19 +9,18 @@ from typing import Any
 import yaml
 from yaml.composer import ComposerError
 
-from vigneron.errors import UserError, visible
+from vigneron.errors import UserError, first_line, visible
 
 LARGEST_FILE = 1_000_000
-"""Characters of a file, and of all that its aliases stand for."""
+"""Characters in a file."""
 MOST_NODES = 20_000
-"""Keys and values of a file, and of all that its aliases stand for."""
+"""Keys and values in a file, with aliases expanded."""
 DEEPEST = 100
-"""Mappings and lists within each other."""
+"""Levels of nesting."""
 
 
 class Loader(yaml.SafeLoader):
-    """Safe YAML, with YAML 1.2's numbers (`1e-5` is one). A key given twice is an error, and so is more than a file of
-    settings needs: a long file of small values would be read for minutes."""
+    """Safe YAML with YAML 1.2's numbers (`1e-5` is a float). Duplicate keys and very large files are errors."""
 
     nodes = depth = 0
 
@@ -40,13 +39,13 @@ class Loader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key, count in Counter(key for key in keys if isinstance(key, Hashable)).items():
             if count > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key '{key}'", node.start_mark)
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         number = int(super().construct_yaml_int(node))
         if number.bit_length() > 512:
-            raise yaml.constructor.ConstructorError(None, None, "a number with too many digits", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "a number with more than 512 bits", node.start_mark)
         return number
 
 
@@ -72,9 +71,9 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def quick_yaml(text: str, where: str) -> Any:
-    """The same limits at ten times the speed, where PyYAML was built with libyaml: for lists of many runs.
+    """Like `parse_yaml` at ten times the speed, where PyYAML was built with libyaml: for lists of many runs.
 
-    libyaml's own reader is no match for a deeply nested file, which it ends the process by: it is looked at first.
+    Checks the nesting first: libyaml crashes the process on deeply nested files.
     """
     loader = getattr(yaml, "CSafeLoader", None)
     if loader is None:
@@ -85,7 +84,7 @@ def quick_yaml(text: str, where: str) -> Any:
             nodes += isinstance(event, yaml.NodeEvent)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if nodes > MOST_NODES or depth > DEEPEST:
-                raise ComposerError(None, None, "too long, or nested too deeply", event.start_mark)
+                raise ComposerError(None, None, "too many keys and values, or nested too deeply", event.start_mark)
         return _data(text, loader)
 
 
@@ -96,7 +95,7 @@ def _data(text: str, loader_class: Any) -> Any:
         if root is None:
             return None
         if _Expanded().size(root) > MOST_NODES:
-            raise ComposerError(None, None, "its aliases stand for too much: write it out", root.start_mark)
+            raise ComposerError(None, None, "its aliases expand to too many values: write them out", root.start_mark)
         return loader.construct_document(root)
     finally:
         loader.dispose()
@@ -109,15 +108,15 @@ def _explained(text: str, where: str) -> Iterator[None]:
     try:
         yield
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError) as error:
-        # ValueError: a date or a number that is none; TypeError: a key that is a list
+        # ValueError: an invalid date or number; TypeError: a list as a key
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        problem = getattr(error, "problem", None) or first_line(error)
         raise UserError(f"{where}{line}: not valid YAML: {visible(problem)}") from error
 
 
 class _Expanded:
-    """How many keys and values a graph stands for, each alias written out. Every node is looked at once."""
+    """Number of keys and values of a graph of nodes with its aliases expanded. Visits every node once."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
@@ -125,7 +124,7 @@ class _Expanded:
     def size(self, node: yaml.Node) -> int:
         known = self._sizes.get(id(node))
         if known == 0:
-            raise ComposerError(None, None, "an alias stands within what it stands for", node.start_mark)
+            raise ComposerError(None, None, "an alias refers to itself", node.start_mark)
         if known is None:
             self._sizes[id(node)] = 0
             known = 1 + sum(self.size(inner) for inner in _inside(node))

@@ -30,8 +30,8 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*_: Any, **__: Any) -> None:
         pytest.fail("a model was loaded")
 
-    monkeypatch.setattr(building, "load_child", reached)
-    monkeypatch.setattr(api, "load_child", reached)
+    monkeypatch.setattr(building, "policy_from_config", reached)
+    monkeypatch.setattr(api, "policy_from_config", reached)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", reached)
 
 
@@ -70,7 +70,7 @@ class TestRecipe:
             ("group_size=0", ("group_size: should be greater than 0", "not 0")),
             ("steps", ("'steps' is not of the form key=value",)),
             ("steps=[1", ("steps=[1", "not valid YAML")),
-            ("data.task=antonym", ("data.task: there is no task 'antonym'", "did you mean 'antonyms'?")),
+            ("data.task=antonym", ("data.task: unknown task 'antonym'", "did you mean 'antonyms'?")),
             ("data.template=Say {wrd}", ("data.template", "{wrd}", "'wrd'")),
             ("data.template=Say {}", ("data.template", "Say {}")),
             ("data.template='Say {word'", ("data.template", "Say {word")),
@@ -106,7 +106,7 @@ class TestData:
             (['{"prompt": "a", "answer": "b"}', '{"prompt": "a"}'], ("row 2 has no 'answer'",)),
             (['{"promt": "a", "answer": "b"}'], ("row 1 has no 'prompt'", "did you mean 'promt'?")),
             (['{"prompt": "", "answer": "b"}'], ("row 1 has no 'prompt'",)),
-            (['{"prompt": 5, "answer": "b"}'], ("row 1", "prompt is neither a text nor a list")),
+            (['{"prompt": 5, "answer": "b"}'], ("row 1", "prompt must be a text or a list")),
             (['{"prompt": "a", "answer": "b"}', "{oops"], ("line 2 is not JSON",)),
             (["[1, 2]"], ("line 1 is not a JSON object",)),
         ],
@@ -142,7 +142,7 @@ class TestData:
     def test_template_with_an_unknown_column(self, tmp_path: Path, tiny_folder: Path) -> None:
         recipe = write_recipe(tmp_path, tiny_folder)
         answer = vigneron("train", recipe, "data.template=Say {word}")
-        assert_one_line(answer, "rows.jsonl", "row 1 cannot fill the template", "'word'")
+        assert_one_line(answer, "rows.jsonl", "row 1 does not fit the template", "'word'")
 
 
 # ---------------------------------------------------------------------------------------------- model and reward
@@ -155,8 +155,8 @@ class TestReward:
         [
             ("missing.txt", ("there is no file 'missing.txt'",)),
             ("missing.txt.gz", ("there is no file 'missing.txt.gz'",)),
-            ("wordlama", ("'wordlama' is no embedder", "did you mean 'wordllama'?")),
-            ("./nowhere", ("'./nowhere' is no embedder",)),
+            ("wordlama", ("unknown embedder 'wordlama'", "did you mean 'wordllama'?")),
+            ("./nowhere", ("'./nowhere' unknown embedder",)),
             ("empty-folder", ("empty-folder' is not a sentence-transformers model",)),
             ("bad.txt", ("bad.txt', line 1 is not Numberbatch's header",)),
             ("short.txt", ("short.txt', line 2 does not hold 3 numbers",)),
@@ -334,8 +334,8 @@ class TestRuns:
         run = tmp_path / "run"
         run.mkdir()
         shutil.copy(write_recipe(tmp_path, tiny_folder), run / "config.yaml")
-        assert_one_line(vigneron("eval", run), "has no checkpoint (there is: none)")
-        assert_one_line(vigneron("chat", run, "--step", 3), "has no checkpoint of step 3 (there is: none)")
+        assert_one_line(vigneron("eval", run), "has no checkpoint (available: none)")
+        assert_one_line(vigneron("chat", run, "--step", 3), "has no checkpoint of step 3 (available: none)")
         assert_one_line(vigneron("report", run), "nothing to report yet")
 
     def test_rows_to_evaluate_on(self, tmp_path: Path, tiny_folder: Path) -> None:

@@ -13,9 +13,9 @@ from support.command_line import vigneron, write_jsonl, write_recipe
 from support.fake_hub import hub
 from vigneron.api import load_run
 from vigneron.commands import export as exporting
-from vigneron.commands.export import said
+from vigneron.commands.export import error_line
 from vigneron.errors import UserError
-from vigneron.policy.reward_model import scorer_kind
+from vigneron.policy.reward_model import reward_model_kind
 
 TOKEN = "hf_canaryCANARYcanary1234567890"
 PAIRS = [f'{{"prompt": "say {w}:", "chosen": " {w}!", "rejected": " {w}?"}}' for w in ("a", "b", "c", "d")]
@@ -59,8 +59,8 @@ def test_transformers_alone_gives_the_childs_log_probs(
     answer = vigneron("export", run, target)
     assert answer.code == 0, answer.err
     first, second = answer.out.splitlines()
-    assert first == f"wrote {target}: the model after step 2, its tokenizer, and its card"
-    assert second.startswith("checked on 2 texts: it differs from the run's child by ")
+    assert first == f"wrote {target}: the model after step 2, its tokenizer and its model card"
+    assert second.startswith("verified on 2 texts: log-probs differ from the run's model by at most ")
     names = {path.name for path in target.iterdir()}
     assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "README.md"} <= names
     assert not {name for name in names if "adapter" in name or name == "state"}
@@ -95,10 +95,10 @@ def test_an_older_step_is_another_model(adapted: Path, tmp_path: Path) -> None:
 def test_another_dtype_says_what_it_costs(adapted: Path, tmp_path: Path) -> None:
     answer = vigneron("export", adapted, tmp_path / "out", "--dtype", "bfloat16")
     assert answer.code == 0, answer.err
-    assert "rounding to bfloat16 moves the child's log-probs by 0.0" in answer.out
+    assert "rounding to bfloat16 changes log-probs by at most 0.0" in answer.out
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
     wrong = vigneron("export", adapted, tmp_path / "out2", "--dtype", "int4")
-    assert (wrong.code, wrong.err) == (2, "error: --dtype: one of float32, bfloat16, float16, not 'int4'\n")
+    assert (wrong.code, wrong.err) == (2, "error: --dtype: expected float32, bfloat16 or float16, not 'int4'\n")
 
 
 @pytest.mark.parametrize("method", ["reward_model", "preference_model", "dpo"])
@@ -107,13 +107,13 @@ def test_scorers_and_preferences_are_exported_too(places: Path, tiny_folder: Pat
     run = made(places / method, tiny_folder, method={"name": method}, data=data, reward=None, max_new_tokens=None)
     answer = vigneron("export", run, tmp_path / "out")
     assert answer.code == 0, answer.err
-    assert "checked on 8 texts" in answer.out
+    assert "verified on 8 texts" in answer.out
     if method == "dpo":
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
         return
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     child = load_run(run).policy
-    assert loaded.config.id2label[0] == scorer_kind(child)
+    assert loaded.config.id2label[0] == reward_model_kind(child)
     assert loaded.score.weight.equal(child.causal.score.weight)
 
 
@@ -122,11 +122,11 @@ def test_a_merge_that_went_wrong_leaves_nothing(adapted: Path, tmp_path: Path, m
         policy.model = policy.model.unload()
 
     monkeypatch.setattr(exporting, "merge", dropped)
-    monkeypatch.setattr(exporting, "said_by", lambda policy, ids, saw=exporting.said_by: saw(child, ids))
+    monkeypatch.setattr(exporting, "model_outputs", lambda policy, ids, saw=exporting.model_outputs: saw(child, ids))
     child = load_run(adapted).policy
     answer = vigneron("export", adapted, tmp_path / "out")
     assert answer.code == 2
-    assert answer.err.startswith("error: the exported model is not the run's child: their log-probs differ by ")
+    assert answer.err.startswith("error: the exported model differs from the run's: by ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -134,7 +134,7 @@ def test_another_template_is_refused(whole: Path) -> None:
     ours, theirs = load_run(whole).policy.tokenizer, load_run(whole).policy.tokenizer
     exporting.check_tokens(ours, theirs, ["a", [{"role": "user", "content": "b"}]])
     theirs.chat_template = theirs.chat_template.replace("answer", "Answer")
-    with pytest.raises(UserError, match="the exported tokenizer or chat template is not the run's"):
+    with pytest.raises(UserError, match="the exported tokenizer or chat template differs from the run's"):
         exporting.check_tokens(ours, theirs, ["a"])
 
 
@@ -188,14 +188,14 @@ def test_a_hub_gets_the_folder(whole: Path, tmp_path: Path, token: str, monkeypa
 def test_a_hub_that_misbehaves_is_one_line(
     whole: Path, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch, fault: str | int
 ) -> None:
-    monkeypatch.setattr("vigneron.commands.export.SILENT_FOR", 1.0)
+    monkeypatch.setattr("vigneron.commands.export.HUB_TIMEOUT_S", 1.0)
     with hub(fault) as there:
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9" if fault == "closed" else there.url)
         answer = vigneron("export", whole, tmp_path / "out", "--push", "me/mine")
     assert answer.code == 2
     (line,) = answer.err.splitlines()
     assert line.startswith("error: --push: ")
-    assert line.endswith(f"; the model itself is in '{tmp_path / 'out'}'")
+    assert line.endswith(f"; the exported model is in '{tmp_path / 'out'}'")
     assert token not in answer.out + answer.err
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
@@ -204,10 +204,10 @@ def test_push_is_checked_before_anything_is_loaded(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HF_TOKEN", "")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    assert "no token for the hub: set HF_TOKEN" in vigneron("export", "nowhere", "out", "--push", "me/mine").err
+    assert "no Hugging Face token: set HF_TOKEN" in vigneron("export", "nowhere", "out", "--push", "me/mine").err
     for name in ("mine", "../mine", "a/b/c", "me/", "me/mine?token=x"):
-        assert "is no repository of a hub" in vigneron("export", "nowhere", "out", "--push", name).err
+        assert "is not a repository name" in vigneron("export", "nowhere", "out", "--push", name).err
 
 
 def test_a_token_in_an_error_is_not_repeated() -> None:
-    assert said(ValueError(f"bad\n  {TOKEN} and hf_otherOTHER123."), TOKEN) == "bad [key] and [key]"
+    assert error_line(ValueError(f"bad\n  {TOKEN} and hf_otherOTHER123."), TOKEN) == "bad [key] and [key]"

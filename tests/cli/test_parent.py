@@ -14,7 +14,7 @@ from support.command_line import Answer, vigneron, write_jsonl, write_recipe
 from support.servers import Seen, Sent, chat, refusal, serving, vectors
 from vigneron.data.tasks import load_task
 from vigneron.recipe import load_config
-from vigneron.run_data.reference_answers import rows_to_evaluate
+from vigneron.run_data.reference_answers import load_evaluation_rows
 
 KEY = "sk-secret-4f9a1c77e2"
 
@@ -70,18 +70,20 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
         recipe = recipe_with_parent(tmp_path, tiny_folder, server.url, reward=reward)
         limit = "parent.missing_limit=0.1"
         said = [vigneron("validate", recipe, limit)]
-        assert "the parent grape: 0 answers in the cache, 14 to ask" in said[0].out
+        assert "parent grape: 0 answers in the cache, 14 to request" in said[0].out
         assert server.seen == [], "validate asks nothing"
 
         said.append(vigneron("parent", recipe, limit, "--show", "5", "--out", "answers.jsonl"))
         out = said[-1].out
         assert said[-1].code == 0, said[-1]
-        assert "asked 14/14" in out
+        assert "answers 14/14" in out
         assert re.search(r"say w0: +W0!", out)
         assert "missing: its reply 'two\\nlines': it had more than one line" in " ".join(out.split())
         assert "… and 9 more (--show 14)" in out
         assert "13 answered, 1 missing" in out
-        assert "14 prompts asked (105 tokens in, 45 out), 0 from the cache" in out, "the missing one was asked twice"
+        assert "14 prompts sent (105 tokens in, 45 out), 0 answers from the cache" in out, (
+            "the missing one was asked twice"
+        )
         rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
         assert rows[0] == {"word": "w0", "prompt": "say w0: ", "answer": "W0!"}
         assert len(rows) == 11
@@ -89,10 +91,10 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
 
         asked = len(server.seen)
         said.append(vigneron("validate", recipe, limit))
-        assert "13 answers in the cache, 1 to ask" in said[-1].out
+        assert "13 answers in the cache, 1 to request" in said[-1].out
         said.append(vigneron("train", recipe, limit, "--name", "one"))
         assert said[-1].code == 0, said[-1]
-        assert "1 of 14 prompts got no answer and are left out: 'say w3: '" in said[-1].out
+        assert "1 of 14 prompts got no answer and are dropped: 'say w3: '" in said[-1].out
         chats = [seen for seen in server.seen[asked:] if seen.path.endswith("/chat/completions")]
         assert {seen.body["messages"][1]["content"] for seen in chats} == {"w3"}, "only what is missing is asked again"
         run = tmp_path / "runs" / "one"
@@ -107,11 +109,11 @@ def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_
 
         said.append(vigneron("eval", run, "--file", "held.jsonl"))
         assert said[-1].code == 0, said[-1]
-        assert "0 prompts asked, 2 from the cache" in said[-1].out
+        assert "0 prompts sent, 2 answers from the cache" in said[-1].out
 
         recorded = ["data.train=answers.jsonl", "data.held_out=answers.held_out.jsonl", "parent=null"]
         said.append(vigneron("validate", recipe, *recorded))
-        assert "is valid: 11 prompts to train on, 2 held out" in said[-1].out
+        assert "is valid: 11 training rows, 2 held out" in said[-1].out
     assert any(seen.headers["authorization"] == f"Bearer {KEY}" for seen in server.seen)
     assert KEY.encode() not in all_bytes(tmp_path)
     assert KEY not in "".join(answer.out + answer.err for answer in said)
@@ -127,8 +129,8 @@ def test_a_parent_that_fails_trains_nothing_and_leaves_no_folder(tmp_path: Path)
     with serving(lambda seen, n: shout(seen, n) if n == 0 else refusal(400)) as server:
         recipe = recipe_with_parent(tmp_path, "smollm2-135m", server.url)
         line = one_line(vigneron("train", recipe))
-        assert re.search(r"parent: \d+ of 14 prompts got no answer( \(\d+ were not asked any more\))?, more than", line)
-        assert "`parent.missing_limit: 0.05` allows; the first: answered 400" in line
+        assert re.search(r"parent: \d+ of 14 prompts got no answer( \(\d+ more were not sent\))?, more than", line)
+        assert "`parent.missing_limit: 0.05` allows; the first error: answered 400" in line
     line = one_line(vigneron("train", recipe, "parent.url=http://127.0.0.1:1/v1"))
     assert "parent: 'grape' at 'http://127.0.0.1:1/v1' cannot be reached (Connection refused)" in line
     assert not (tmp_path / "runs").exists()
@@ -136,8 +138,8 @@ def test_a_parent_that_fails_trains_nothing_and_leaves_no_folder(tmp_path: Path)
 
 def test_what_a_user_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_with_parent(tmp_path, "smollm2-135m", "http://127.0.0.1:1/v1")
-    assert "has no parent, its answers are recorded" in one_line(vigneron("parent", "pgsrm-antonyms"))
-    assert "parent.input: row 1 cannot fill '{wrd}'" in one_line(vigneron("parent", recipe, "parent.input='{wrd}'"))
+    assert "has no parent, it uses recorded answers" in one_line(vigneron("parent", "pgsrm-antonyms"))
+    assert "parent.input: row 1 does not fit '{wrd}'" in one_line(vigneron("parent", recipe, "parent.input='{wrd}'"))
     (tmp_path / "there.jsonl").write_text("")
     assert "'there.jsonl' exists" in one_line(vigneron("parent", recipe, "--out", "there.jsonl"))
     assert "'a.csv' should end in .jsonl" in one_line(vigneron("parent", recipe, "--out", "a.csv"))
@@ -150,7 +152,7 @@ def test_the_parent_fills_in_only_what_a_file_lacks(tmp_path: Path) -> None:
     with serving(shout) as server:
         config = load_config(str(recipe_with_parent(tmp_path, "smollm2-135m", server.url)))
         file = write_jsonl(tmp_path / "some.jsonl", ['{"word": "a", "answer": "own"}', '{"word": "b"}'])
-        rows = rows_to_evaluate(config, file, lambda text: None)
+        rows = load_evaluation_rows(config, file, lambda text: None)
         assert [(row["word"], row["answer"]) for row in rows] == [("a", "own"), ("b", "B!")]
         assert len(server.seen) == 1
 
@@ -171,7 +173,7 @@ def test_a_task_asks_with_its_own_instruction(tmp_path: Path) -> None:
     assert re.search(r"The opposite of 'hot' is +unhot", answer.out)
     # What it says to train on the written files is a command that can be run.
     (command,) = re.findall(r"^train  vigneron train (.*)$", answer.out, flags=re.M)
-    assert "is valid: 254 prompts to train on, 126 held out" in vigneron("validate", *command.split()).out
+    assert "is valid: 254 training rows, 126 held out" in vigneron("validate", *command.split()).out
     assert server.seen[0].body["messages"][0]["content"].startswith("You give the opposite of a word.")
     asked = [seen.body["messages"][1]["content"] for seen in server.seen]
     words = [row["word"] for part in ("train", "held_out") for row in load_task("antonyms").rows(part)]
@@ -188,7 +190,7 @@ def test_ctrl_c_leaves_what_was_answered(tmp_path: Path) -> None:
         recipe = recipe_with_parent(tmp_path, "smollm2-135m", server.url, count=100)
         answer = vigneron("parent", recipe, "parent.concurrency=2", "parent.missing_limit=0.1")
     assert answer.code == 130, answer
-    kept = re.search(r"stopped: (\d+) answers are kept, (\d+) are left to ask", answer.out)
+    kept = re.search(r"stopped: (\d+) answers are cached, (\d+) are left to request", answer.out)
     assert kept, answer
     missing = 1  # w3, which cannot be read
     assert int(kept[1]) + missing == len({seen.body["messages"][1]["content"] for seen in server.seen}) < 30
@@ -204,11 +206,11 @@ def test_a_local_parent_trains_a_child(tmp_path: Path, tiny_folder: Path, obligi
     )
     answer = vigneron("train", recipe, "--name", "one")
     assert answer.code == 0, answer
-    assert "14 prompts asked" in answer.out
+    assert "14 prompts sent" in answer.out
     rows = [json.loads(line) for line in (tmp_path / "runs/one/data/train.jsonl").read_text().splitlines()]
     assert {row["answer"] for row in rows} == {"xy"}
     again = vigneron("train", recipe)
-    assert "0 prompts asked, 14 from the cache" in again.out
+    assert "0 prompts sent, 14 answers from the cache" in again.out
 
 
 # ---------------------------------------------------------------------------------------------- recorded answers
@@ -224,9 +226,9 @@ def test_recorded_rows_that_contradict_each_other(tmp_path: Path) -> None:
         return one_line(vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data)))
 
     assert "row 2 has no 'answer'" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
-    assert "nor have 2 others" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
+    assert "nor do 2 other rows" in line([row("a"), row("c", None), row("d", ""), row("e", None)])
     twice = line([row("a"), row("c"), row("a", "z"), row("c", "z")])
-    assert "rows 1 and 3 have the same prompt and different answers (2 such rows in all)" in twice
+    assert "rows 1 and 3 have the same prompt and different answers (2 such rows in total)" in twice
 
 
 def test_what_is_trained_on_and_held_out_is_said_so(tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ def test_what_is_trained_on_and_held_out_is_said_so(tmp_path: Path) -> None:
     data = {name: str(write_jsonl(tmp_path / f"{name}.jsonl", rows)) for name, rows in parts.items()}
     answer = vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data))
     assert answer.code == 0, answer
-    assert "2 of 3 prompts of `held_out` stand in `train` too, the first in row 2: 'c'" in answer.out
+    assert "2 of 3 prompts of `held_out` are also in `train`, the first in row 2: 'c'" in answer.out
 
 
 def test_exact_repeats_are_left_out_and_said_so(tmp_path: Path) -> None:
@@ -242,5 +244,5 @@ def test_exact_repeats_are_left_out_and_said_so(tmp_path: Path) -> None:
     data = {"train": str(write_jsonl(tmp_path / "repeats.jsonl", rows))}
     answer = vigneron("validate", write_recipe(tmp_path, "smollm2-135m", data=data))
     assert answer.code == 0, answer
-    assert "repeats.jsonl': 2 rows repeat an earlier one and are left out" in answer.out
-    assert "3 prompts to train on" in answer.out
+    assert "repeats.jsonl': 2 duplicate rows are dropped" in answer.out
+    assert "3 training rows" in answer.out

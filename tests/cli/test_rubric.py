@@ -58,7 +58,7 @@ def test_rows_are_checked_too(tmp_path: Path, rubric: Path) -> None:
     good = write_jsonl(tmp_path / "good.jsonl", ['{"prompt": "a", "category": "words", "answer": "b"}'] * 2)
     answer = vigneron("rubric", "validate", rubric, "--data", good)
     assert answer.code == 0, answer.err
-    assert "good.jsonl: 2 rows, each with a category and the columns it needs" in answer.out
+    assert "good.jsonl: 2 rows, all with a category and the required columns" in answer.out
     bad = write_jsonl(tmp_path / "bad.jsonl", ['{"category": "words", "answer": "b"}', '{"category": "wrods"}'])
     answer = vigneron("rubric", "validate", rubric, "--data", bad)
     assert answer.code == 2
@@ -68,10 +68,13 @@ def test_rows_are_checked_too(tmp_path: Path, rubric: Path) -> None:
 def test_an_unknown_name_is_one_line() -> None:
     answer = vigneron("rubric", "validate", "codding")
     assert answer.code == 2
-    assert answer.err == "error: unknown rubric 'codding' (did you mean 'coding'?); a .yaml or .json file also does\n"
+    assert (
+        answer.err
+        == "error: unknown rubric 'codding' (did you mean 'coding'?); give a bundled name, or a .yaml or .json file\n"
+    )
 
 
 def test_the_schema_is_json() -> None:
     answer = vigneron("rubric", "schema")
     assert answer.code == 0
-    assert json.loads(answer.out)["title"] == "A rubric of Vigneron"
+    assert json.loads(answer.out)["title"] == "Vigneron rubric"

@@ -97,7 +97,7 @@ def test_try_shows_scores_words_reward_and_advantage(rubric: Path) -> None:
     assert "reward 1.0714   advantage +0.4821" in answer.out
     assert "reward 0.1071   advantage -0.4821" in answer.out
     assert re.search(r"rubric 2@[0-9a-f]{8}: 2 answers, 4 scores\n", answer.out)
-    assert "judge python:verb_functions:judge: 4 calls, 0 tokens in, 0 out; 0 replies were in the cache" in answer.out
+    assert "judge python:verb_functions:judge: 4 calls, 0 tokens in, 0 out; 0 replies from the cache" in answer.out
 
 
 def test_normalise_gives_a_perfect_answer_one(rubric: Path) -> None:
@@ -112,9 +112,9 @@ def test_a_failure_is_never_a_zero(rubric: Path) -> None:
     assert answer.code == 0, answer.err
     assert re.search(r"nice +0\.25 +missing +failed: its reply", answer.out)
     assert "not one JSON object" in flat(answer.out)
-    assert answer.out.count("left out of this question's rubric, for it failed: nice") == 2
+    assert answer.out.count("dropped for all answers to this question because they failed: nice") == 2
     assert "reward 1.0000   advantage +0.5000" in answer.out
-    assert "4 scores, 1 missing: they count as nothing, never as 0" in answer.out
+    assert "4 scores, 1 missing (ignored, not counted as 0)" in answer.out
 
 
 def test_a_judge_is_needed_only_where_it_judges(rubric: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_judge_is_needed_only_where_it_judges(rubric: Path) -> None:
     assert "reward 0.5000" in answer.out
     assert "judge" not in answer.out
     line = refused(vigneron("rubric", "try", rubric, answers(rubric.parent, "tree")))
-    assert line.startswith("'words.nice' is scored by a judge (flow: judge): name one, as in --judge '{kind: endpoint")
+    assert line.startswith("'words.nice' is scored by a judge (flow: judge): add one, e.g. --judge '{kind: endpoint")
 
 
 def test_the_judge_of_a_recipe_or_of_a_file(rubric: Path) -> None:
@@ -141,7 +141,7 @@ def test_the_judge_of_a_recipe_or_of_a_file(rubric: Path) -> None:
         assert answer.code == 0, answer.err
         assert "reward 1.1667" in answer.out, "2 (0.75 + 0.25 · 0.5) / 1.5"
     recipe.write_text(yaml.safe_dump({**common, "reward": {"kind": "rubric", "file": str(rubric)}}))
-    assert "names no judge under `reward.judge`" in refused(vigneron("rubric", "try", rubric, given, "--judge", recipe))
+    assert "has no `reward.judge`" in refused(vigneron("rubric", "try", rubric, given, "--judge", recipe))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_the_judge_of_a_recipe_or_of_a_file(rubric: Path) -> None:
         ("{kind: endpoint}", "--judge: 'judge.model' is missing"),
         ("{kind: endpoint, model: m, modle: n}", "--judge: unknown key 'judge.modle' (did you mean 'model'?)"),
         ("{kind: endpoint", "--judge, line 1: not valid YAML"),
-        ("[1]", "--judge: a mapping, or the name of a recipe or a file"),
+        ("[1]", "--judge: expected a mapping, a recipe or a file"),
         ("nowhere.json", "--judge: cannot read 'nowhere.json': No such file or directory"),
         ("nowhere.yaml", "cannot read the recipe 'nowhere.yaml': No such file or directory"),
         ("{kind: python, function: nowhere:f}", "--judge.function: "),
@@ -166,7 +166,7 @@ def test_a_wrong_judge_is_one_line(rubric: Path, judge: str, line: str) -> None:
     ("row", "line"),
     [
         ({"prompt": "p"}, "row 1 has no 'completion'"),
-        ({"prompt": "p", "completion": 3}, "row 1: completion is neither a text nor messages"),
+        ({"prompt": "p", "completion": 3}, "row 1: completion is neither a string nor a list of messages"),
         ({"completion": "a"}, "row 1 has no 'prompt'"),
         ({"prompt": "p", "completion": ""}, "row 1 has no 'category'"),
         ({"prompt": "p", "completion": "", "category": "words", "answer": "a"}, "row 1 has no 'language'"),
@@ -202,7 +202,7 @@ def test_try_against_a_server(rubric: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert re.search(r"failed: its critique: .*too hopeless", flat(first.out))
     assert "reward 1.0000   advantage +0.6667" in first.out, "only the string_check is left for this question"
     assert f"judge grape@{server.url}: {calls} calls" in first.out
-    assert "4 replies were in the cache" in second.out
+    assert "4 replies from the cache" in second.out
     assert "2 calls, " in second.out, "the greeting, and the one that failed"
 
 
@@ -230,9 +230,9 @@ def test_convert_there_and_back(rubric: Path) -> None:
             ["mine.yaml", "x.json", "--from", "vigneron", "--to", "openia"],
             "--to: unknown format 'openia' (did you mean",
         ),
-        (["mine.yaml", "x.txt", "--from", "vigneron", "--to", "openai"], "'x.txt' should end in .json"),
+        (["mine.yaml", "x.txt", "--from", "vigneron", "--to", "openai"], "'x.txt' must end in .json"),
         (["mine.yaml", "mine.yaml", "--from", "vigneron", "--to", "vigneron"], "'mine.yaml' exists"),
-        (["mine.yaml", "x.json", "--from", "vigneron", "--to", "openai"], "OpenAI's graders know no categories"),
+        (["mine.yaml", "x.json", "--from", "vigneron", "--to", "openai"], "OpenAI's graders have no categories"),
         (
             ["mine.yaml", "x.json", "--from", "vigneron", "--to", "openai", "--category", "word"],
             "--category: the rubric has no category 'word' (did you mean 'words'?)",
@@ -242,7 +242,7 @@ def test_convert_there_and_back(rubric: Path) -> None:
             "--model has no effect",
         ),
         (["no.json", "x.yaml", "--from", "verifiers", "--to", "vigneron"], "cannot read 'no.json': No such file"),
-        (["no.jsonl", "x.yaml", "--from", "healthbench", "--to", "vigneron"], "data: there is no file"),
+        (["no.jsonl", "x.yaml", "--from", "healthbench", "--to", "vigneron"], "data: file not found"),
         (["bad.json", "x.yaml", "--from", "openai", "--to", "vigneron"], "'bad.json', line 1: not valid JSON"),
         (
             ["mine.yaml", "no/x.json", "--from", "vigneron", "--to", "vigneron"],
@@ -265,8 +265,8 @@ def test_atomize_writes_nothing_by_itself(rubric: Path) -> None:
     answer = vigneron("rubric", "atomize", rubric, "nice", "--judge", PROPOSE)
     assert answer.code == 0, answer.err
     assert "3 proposals for 'words.nice'" in answer.out
-    assert "cannot be accepted: pattern: not a regular expression" in answer.out
-    assert "nothing is written: accept with, say, --accept 1,2 --out NEW.yaml" in answer.out
+    assert "cannot be accepted: pattern: not a valid regular expression" in answer.out
+    assert "nothing is written: to accept proposals add e.g. --accept 1,2 --out NEW.yaml" in answer.out
     assert {path for path in rubric.parent.iterdir() if path.suffix == ".yaml"} <= before
 
 
@@ -309,12 +309,18 @@ def test_at_a_terminal_each_is_asked_for(rubric: Path, typed: str, names: list[s
     ("words", "line"),
     [
         (["nicer"], "the rubric has no item 'nicer' (did you mean 'nice'?)"),
-        (["same"], "'words.same' has the flow string_check: only items of the flow judge are vague"),
+        (["same"], "'words.same' has `flow: string_check`: only items with `flow: judge` can be atomized"),
         (["nice", "--accept", "1"], "--accept needs --out"),
-        (["nice", "--accept", "one", "--out", "x.yaml"], "--accept: numbers of proposals, as in 1,3, not 'one'"),
-        (["nice", "--accept", "2", "--out", "x.yaml"], "--accept: proposal 2 cannot be accepted: pattern: not a reg"),
-        (["nice", "--accept", "4", "--out", "x.yaml"], "--accept: there is no proposal 4: they go from 1 to 3"),
-        (["nice", "--share", "1"], "--share: a number between 0 and 1, not 1"),
+        (
+            ["nice", "--accept", "one", "--out", "x.yaml"],
+            "--accept: expected numbers of proposals such as 1,3, not 'one'",
+        ),
+        (
+            ["nice", "--accept", "2", "--out", "x.yaml"],
+            "--accept: proposal 2 cannot be accepted: pattern: not a valid reg",
+        ),
+        (["nice", "--accept", "4", "--out", "x.yaml"], "--accept: no proposal 4: the numbers are 1 to 3"),
+        (["nice", "--share", "1"], "--share: expected a number between 0 and 1, not 1"),
         (["nice", "--out", "x.txt"], "'x.txt' should end in .yaml or .yml or .json"),
     ],
 )
@@ -392,12 +398,12 @@ def test_labels_may_be_conversations(run: Path, tmp_path: Path) -> None:
     ("words", "line"),
     [
         (["nowhere"], "'nowhere' is not a run's folder"),
-        (["run", "--step", "7"], "--step: no samples of step 7 are kept (there are: 1, 2)"),
+        (["run", "--step", "7"], "--step: no stored samples of step 7; available steps: 1, 2"),
         (["run", "--out", "x.txt"], "'x.txt' should end in .csv"),
         (["run", "--labels", "empty.csv"], "labels: 'empty.csv' has no rows"),
         (["run", "--labels", "none.csv"], "labels: none of the 1 rows of 'none.csv' matches a score"),
         (["run", "--labels", "bad.csv"], "labels: 'bad.csv', row 1: score is '3', not a number from 0 to 1"),
-        (["plain"], "'plain': its samples were not scored by a rubric"),
+        (["plain"], "'plain': the samples of this run have no rubric scores"),
         (["new"], "'new' has no samples yet"),
         (["broken"], "cannot read 'broken/samples.sqlite': file is not a database"),
     ],

@@ -16,12 +16,13 @@ from support.command_line import vigneron
 from vigneron.commands.runs import ago, list_runs, print_runs
 from vigneron.commands.show import print_run
 from vigneron.recipe import load_config
-from vigneron.report.run_details import look_at
+from vigneron.report.sparkline import whole_sparkline
 from vigneron.run_store.folder import RunFolder
-from vigneron.run_store.headline_metrics import answers_are_free, headline, watched_in, whole_sparkline
+from vigneron.run_store.headline_metrics import has_open_answers, headline_metrics, headline_values
 from vigneron.run_store.metrics_file import READ_WHOLE, records_of
 from vigneron.run_store.notices import Notice, keep_notice, kept_notices
-from vigneron.run_store.status import readable, write_status
+from vigneron.run_store.run_details import run_details
+from vigneron.run_store.status import readable_size, write_status
 
 RECORDS: list[dict[str, Any]] = [
     {"step": 0, "eval/accuracy": 0.125, "eval/reward": 0.25},
@@ -64,7 +65,7 @@ def test_runs_are_listed_newest_first_with_their_state(runs: Path) -> None:
     answer = vigneron("runs", runs)
     assert answer.code == 0, answer.err
     heading, *listed = answer.out.splitlines()
-    assert heading.split() == ["run", "state", "step", "figures", "changed", "size", "method"]
+    assert heading.split() == ["run", "state", "step", "metrics", "changed", "size", "method"]
     assert [line.split()[:3] for line in listed[:3]] == [
         ["finished", "finished", "3/3"],
         ["killed", "killed", "3/14"],
@@ -93,7 +94,7 @@ def test_sizes_puts_the_largest_first(runs: Path) -> None:
 def test_no_run_and_no_folder_are_said(tmp_path: Path) -> None:
     empty = vigneron("runs", tmp_path)
     assert (empty.code, empty.err) == (0, "")
-    assert "no run in" in empty.out
+    assert "no runs in" in empty.out
     nowhere = vigneron("runs", tmp_path / "nowhere")
     assert nowhere.code == 2
     assert nowhere.err.startswith("error: there is no folder")
@@ -117,7 +118,7 @@ def test_a_line_fits_into_the_terminal(runs: Path, width: int) -> None:
     lines = [line.replace("\x1b[2m", "").replace("\x1b[0m", "") for line in out.getvalue().splitlines()]
     assert len(lines) == 3
     assert all(len(line) <= max(width, 32) for line in lines), lines
-    assert ("figures" in lines[0]) == (width == 200)
+    assert ("metrics" in lines[0]) == (width == 200)
 
 
 def test_hundreds_of_runs_are_listed_without_torch(tmp_path: Path) -> None:
@@ -166,12 +167,12 @@ def test_show_says_what_a_run_is_and_how_to_go_on(runs: Path) -> None:
         "  step 2            many [bold]completions\\x1b are cut",
         "  step 2            1.5 MB  best, held out",
         "  step 3            2.5 MB  newest",
-        f"  talk              vigneron chat {path}",
+        f"  chat              vigneron chat {path}",
         f"  export            vigneron export {path} DIR",
     ):
         assert line in lines, line
     assert "  reward                0.400  ▁█▆" in lines
-    assert f"  further           vigneron resume {path} steps=6" in lines
+    assert f"  train further     vigneron resume {path} steps=6" in lines
     assert f"  resume            vigneron resume {path}" not in lines
     assert (
         f"  resume            vigneron resume {runs / 'killed'}" in vigneron("show", runs / "killed").out.splitlines()
@@ -198,7 +199,7 @@ def test_show_needs_a_runs_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [30, 40, 120])
 def test_show_fits_into_narrow_terminals(runs: Path, width: int) -> None:
     out = io.StringIO()
-    print_run(Console(file=out, force_terminal=True, width=width, no_color=True), look_at(runs / "finished"))
+    print_run(Console(file=out, force_terminal=True, width=width, no_color=True), run_details(runs / "finished"))
     assert "curves" in out.getvalue()
 
 
@@ -224,13 +225,14 @@ def test_a_long_run_is_shown_without_reading_all_of_it(tmp_path: Path) -> None:
 def test_free_answers_show_no_accuracy_of_zero() -> None:
     own = {"method": {"name": "sft"}, "data": {"train": "my.jsonl"}, "reward": {"kind": "binary"}}
     zero, once = {"loss/nll": 1.0, "eval/accuracy": 0.0, "eval/reward": 0.0}, {"eval/accuracy": 0.25}
-    assert [shown.label for shown in watched_in(own, [zero])] == ["NLL"]
-    assert "held-out accuracy" in [shown.label for shown in watched_in(own, [zero, once])]
-    assert headline({**own, "data": {"task": "antonyms"}}, zero) == [("held-out accuracy", 0.0), ("NLL", 1.0)]
-    assert not answers_are_free({**own, "data": {"train": "my.jsonl", "checker": "m:f"}})
-    assert not answers_are_free({**own, "method": {"name": "reward_model"}})
-    assert not answers_are_free({**own, "method": {"name": "grpo"}})
-    assert answers_are_free({**own, "method": {"name": "grpo"}, "reward": {"kind": "rubric"}})
+    assert [one.label for one in headline_metrics(own, [zero])] == ["NLL"]
+    assert "held-out accuracy" in [one.label for one in headline_metrics(own, [zero, once])]
+    values = headline_values({**own, "data": {"task": "antonyms"}}, zero)
+    assert [(one.label, value) for one, value in values] == [("held-out accuracy", 0.0), ("NLL", 1.0)]
+    assert not has_open_answers({**own, "data": {"train": "my.jsonl", "checker": "m:f"}})
+    assert not has_open_answers({**own, "method": {"name": "reward_model"}})
+    assert not has_open_answers({**own, "method": {"name": "grpo"}})
+    assert has_open_answers({**own, "method": {"name": "grpo"}, "reward": {"kind": "rubric"}})
 
 
 def test_notices_are_read_as_they_were_kept(tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_notices_are_read_as_they_were_kept(tmp_path: Path) -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [readable(n) for n in (0, 999, 1500, 25_000, 2_500_000_000, 3e12)] == [
+    assert [readable_size(n) for n in (0, 999, 1500, 25_000, 2_500_000_000, 3e12)] == [
         "0 B",
         "999 B",
         "1.5 kB",
@@ -265,4 +267,4 @@ def test_methods_lists_every_method_and_the_keys_of_one() -> None:
     keys = vigneron("methods", "dpo").out
     assert "method.beta" in keys
     wrong = vigneron("methods", "ddpo")
-    assert (wrong.code, wrong.err) == (2, "error: there is no method 'ddpo' (did you mean 'dpo'?)\n")
+    assert (wrong.code, wrong.err) == (2, "error: unknown method 'ddpo' (did you mean 'dpo'?)\n")

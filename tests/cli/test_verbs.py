@@ -133,8 +133,8 @@ def test_init_then_validate_then_train(tmp_path: Path, tiny_folder: Path) -> Non
     words = [f"model.name={tiny_folder}", "steps=1", "prompts_per_step=2", "eval_every=0"]
     valid = vigneron("validate", file, *words)
     assert valid.code == 0
-    assert re.search(r"is valid: \d+ prompts to train on, \d+ held out", valid.out)
-    assert "1 steps of 2 samples (2 prompts × 1), up to 2 new tokens each: 2 samples in all" in valid.out
+    assert re.search(r"is valid: \d+ training rows, \d+ held out", valid.out)
+    assert "1 steps of 2 samples (2 prompts × 1), up to 2 new tokens each: 2 samples in total" in valid.out
 
     done = vigneron("train", file, *words, "--runs", tmp_path / "runs")
     assert done.code == 0, done.err
@@ -149,7 +149,7 @@ def test_validate_checks_everything_short_of_loading_a_model(recipe: Path, monke
     monkeypatch.setattr("vigneron.policy.load.load_policy", never)
     answer = vigneron("validate", recipe)
     assert answer.code == 0
-    assert answer.out.splitlines()[0] == f"{recipe} is valid: 6 prompts to train on, 2 held out"
+    assert answer.out.splitlines()[0] == f"{recipe} is valid: 6 training rows, 2 held out"
     for wrong in ("model.name=./nowhere", "reward={kind: semantic, embedder: nosuch}"):
         assert vigneron("validate", recipe, wrong).code == 2
 
@@ -168,8 +168,8 @@ def test_the_demo_compares_two_rewards(tmp_path: Path, tiny_folder: Path) -> Non
 
 
 def test_the_verdict_says_what_was_seen() -> None:
-    assert verdict({"after": 0.6}, {"after": 0.1}).startswith("PGSRM taught")
-    assert verdict({"after": 0.1}, {"after": 0.6}).startswith("The binary reward taught")
+    assert verdict({"after": 0.6}, {"after": 0.1}).startswith("PGSRM gave")
+    assert verdict({"after": 0.1}, {"after": 0.6}).startswith("The binary reward gave")
     assert "about the same" in verdict({"after": 0.55}, {"after": 0.6})
     assert "nothing to compare" in verdict({"after": None}, {"after": None})
 
@@ -244,8 +244,8 @@ def test_what_train_prints_when_piped(trained: tuple[Path, str]) -> None:
         assert re.fullmatch(rf"step {number}/4  {figures}{held_out}  [\d.]+ samples/s  0:\d\d left", line), line
     assert where == f"run     {run}"
     assert report == f"report  {run / 'report.html'}"
-    assert talk == f"talk    vigneron chat {run}"
-    assert look == f"look    vigneron view {run}"
+    assert talk == f"chat    vigneron chat {run}"
+    assert look == f"view    vigneron view {run}"
 
 
 def test_runs_without_a_name_are_numbered(tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_a_process_of_its_own_writes_plain_lines(tmp_path: Path, recipe: Path) -
     said = log.read_text()  # of both streams: that of errors is empty
     assert process.exitcode == 0, said
     assert ESCAPE not in said
-    assert [line.split()[0] for line in said.splitlines()] == ["step", "step", "run", "report", "talk", "look"]
+    assert [line.split()[0] for line in said.splitlines()] == ["step", "step", "run", "report", "chat", "view"]
 
 
 def test_a_notice_is_one_line_however_narrow_the_pipe() -> None:
@@ -339,7 +339,7 @@ def test_eval_of_a_file_and_of_an_older_step(trained: tuple[Path, str], tmp_path
     assert "only this" not in vigneron("eval", run, "--file", data, "--show", 0).out
     missing = vigneron("eval", run, "--step", 3)
     assert missing.code == 2
-    assert missing.err.endswith("has no checkpoint of step 3 (there is: 2, 4)\n")
+    assert missing.err.endswith("has no checkpoint of step 3 (available: 2, 4)\n")
 
 
 def test_eval_fills_the_runs_template(tmp_path: Path, tiny_folder: Path) -> None:
@@ -352,14 +352,14 @@ def test_eval_fills_the_runs_template(tmp_path: Path, tiny_folder: Path) -> None
     assert "not a:" in answer.out
     nothing = vigneron("eval", tmp_path / "runs" / "my")
     assert nothing.code == 2
-    assert "no held-out part" in nothing.err
+    assert "no rows to evaluate on" in nothing.err
 
     talk = vigneron("chat", tmp_path / "runs" / "my", stdin="q\n")
-    assert "goes into: 'not {word}:'" in talk.out
+    assert "prompt template: 'not {word}:'" in talk.out
     child = load_run(tmp_path / "runs" / "my")
     assert f"after   {child.sample(['not q:'])[0]!r}" in talk.out
     raw = vigneron("chat", tmp_path / "runs" / "my", "--raw", stdin="q\n")
-    assert "goes into" not in raw.out
+    assert "prompt template" not in raw.out
     assert f"after   {child.sample(['q'])[0]!r}" in raw.out
 
 
@@ -370,7 +370,7 @@ def test_chat_answers_before_and_after(trained: tuple[Path, str], stdin: str) ->
     assert answer.code == 0, answer.err
     assert ESCAPE not in answer.out
     child = load_run(run)
-    said = re.findall(r"(before|after) +(.*)", answer.out.partition("an empty line ends")[2])
+    said = re.findall(r"(before|after) +(.*)", answer.out.partition("an empty line exits")[2])
     expected = []
     for typed in ("hello", "x"):
         expected += [("before", repr(child.sample_before([typed])[0])), ("after", repr(child.sample([typed])[0]))]

@@ -42,7 +42,7 @@ def test_csv_rows_are_texts_with_quotes_newlines_and_a_byte_order_mark(tmp_path:
         ("a.jsonl", b'{"prompt": "caf\xe9"}\n', "'.*a.jsonl' is not UTF-8"),
         ("a.csv", b"prompt\ncaf\xe9\n", "'.*a.csv' is not UTF-8"),
         ("a.csv", "prompt,answer\na,b\nc,d,e,f\n", r"'.*a.csv', row 2 has more fields than its header: \['e', 'f'\]"),
-        ("a.csv", 'prompt\n"' + "x" * (LONGEST_LINE + 1) + '"\n', "'.*a.csv' is not readable as CSV"),
+        ("a.csv", 'prompt\n"' + "x" * (LONGEST_LINE + 1) + '"\n', "'.*a.csv' is not valid CSV"),
         ("a.json", "[]", r"'.*a.json' is not a .jsonl or .csv file"),
         ("a", "{}", r"'.*a' is not a .jsonl or .csv file"),
     ],
@@ -59,7 +59,7 @@ def test_a_broken_file_is_one_line_that_names_the_row(
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     for name in ("none.jsonl", "folder.jsonl"):
-        with pytest.raises(UserError, match=f"^data: there is no file '.*{name}'"):
+        with pytest.raises(UserError, match=f"^data: file not found: '.*{name}'"):
             read_rows(tmp_path / name)
 
 
@@ -83,9 +83,9 @@ GOOD = {"prompt": "x", "answer": "y"}
         ({"prompt": [], "answer": "y"}, "row 2 has no 'prompt'"),
         ({"prompt": "x", "answer": None}, "row 2 has no 'answer'"),
         ({}, "row 2 has no 'prompt'"),
-        ({"prompt": 7, "answer": "y"}, "row 2: prompt is neither a text nor a list of"),
-        ({"prompt": ["hello"], "answer": "y"}, "row 2: prompt is neither a text nor a list of"),
-        ({"prompt": [{"role": "user"}], "answer": "y"}, "row 2: prompt is neither a text nor a list of"),
+        ({"prompt": 7, "answer": "y"}, "row 2: prompt must be a text or a list of"),
+        ({"prompt": ["hello"], "answer": "y"}, "row 2: prompt must be a text or a list of"),
+        ({"prompt": [{"role": "user"}], "answer": "y"}, "row 2: prompt must be a text or a list of"),
     ],
 )
 def test_check_rows_names_the_first_bad_row(row: dict[str, object], message: str) -> None:
@@ -102,6 +102,6 @@ def test_check_rows_takes_texts_conversations_and_a_zero() -> None:
 def test_a_role_that_nobody_knows_is_named(column: str) -> None:
     talk = [{"role": "user", "content": "hi"}, {"role": "asistant", "content": "yo"}]
     row = {"prompt": "p", column: talk}
-    line = r"data: 'file', row 2: .*, turn 2 has the role 'asistant', which nobody knows \(did you mean 'assistant'\?\)"
+    line = r"data: 'file', row 2: .*, turn 2: unknown role 'asistant' \(did you mean 'assistant'\?\)"
     with pytest.raises(UserError, match=line):
         check_rows([{"prompt": "p"}, row], ["prompt"], "'file'")

@@ -124,7 +124,7 @@ def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list
     if before:
         (place / "kill").write_text("6")  # the first evaluation asks for a reward too, and the one after step 3
         _, err = vigneron(place, "train", "tiny.yaml", "--name", "cut", *before, code=137)
-        assert "rank 1 was ended by SIGKILL" in err
+        assert "rank 1 was killed by SIGKILL" in err
         assert all(line.startswith(("error: ", "rank 1: ", "[transformers]")) for line in err.splitlines()), err
     else:
         process = begun(place, "train", "tiny.yaml", "--name", "cut")
@@ -217,7 +217,7 @@ def test_bad_input_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(str(place))
     assert "17 ranks have only 16 samples a step" in said("train", "tiny.yaml", "--nproc", "17")
-    assert "scale.shard: 3 ranks do not divide" in said("train", "tiny.yaml", "--nproc", "3", "scale.shard=2")
+    assert "scale.shard: 3 ranks are not a multiple of 2" in said("train", "tiny.yaml", "--nproc", "3", "scale.shard=2")
     constraint = ("method={name: trpo, form: constraint}", "optimizer={}", "scale.shard=2")
     assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2", by_ranks=True)
     assert "staleness" in said("train", "tiny.yaml", "scale.staleness=1")
@@ -232,7 +232,9 @@ def test_bad_input_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("none", None),
         ("model", "rank 1: model: the folder"),
         pytest.param("weights", "has other weights here than on rank 0", marks=AT_LENGTH),
-        pytest.param("shapes", "other names or shapes here than on rank 0: model.embed_tokens.weight", marks=AT_LENGTH),
+        pytest.param(
+            "shapes", "weight names or shapes differ from those on rank 0: model.embed_tokens.weight", marks=AT_LENGTH
+        ),
     ],
 )
 def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, expected: str | None) -> None:

@@ -17,7 +17,7 @@ from vigneron.errors import UserError
 from vigneron.policy.rank_batches import assign_ranks, balanced_owners
 from vigneron.recipe import changed_config, check_config, load_config
 from vigneron.rewards.build import build_reward
-from vigneron.sources.placement import NOWHERE
+from vigneron.sources.placement import NOT_LOADED
 from vigneron.training.setup import start as starting
 
 sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=24)
@@ -71,11 +71,11 @@ def config(tmp_path: Path, **keys: object) -> Config:
 
 def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
     check_ranks(config(tmp_path, scale={"shard": 2}), 4)
-    with pytest.raises(UserError, match="5 ranks have only 4 samples"):
+    with pytest.raises(UserError, match="5 ranks have only 4 samples per step"):
         check_ranks(config(tmp_path), 5)
-    with pytest.raises(UserError, match=r"4 ranks do not divide .* of 3 ranks each: start 3 or a multiple"):
+    with pytest.raises(UserError, match=r"4 ranks are not a multiple of 3,.*: start 3 or a multiple"):
         check_ranks(config(tmp_path, scale={"shard": 3}), 4)
-    with pytest.raises(UserError, match=r"1 rank does not divide .*--nproc 2\), or set scale.shard=1"):
+    with pytest.raises(UserError, match=r"1 rank is not a multiple of 2,.*--nproc 2\), or set scale.shard=1"):
         check_ranks(config(tmp_path, scale={"shard": 2}), 1)
     assert resume_command(tmp_path, 2) == f"vigneron resume {tmp_path} --nproc 2"
     assert resume_command(tmp_path, 1) == f"vigneron resume {tmp_path}"
@@ -83,17 +83,17 @@ def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_a_lost_rank_is_said_in_words_of_ours() -> None:
     gloo = "[/a/b/pair.cc:553] Connection closed by peer [127.0.0.1]:40098. Check the logs. GLHF!"
-    assert "GLHF" not in str(ranks.lost(RuntimeError(gloo)))
-    assert "NCCL timed out" in str(ranks.lost(RuntimeError("NCCL timed out\nand more")))
+    assert "GLHF" not in str(ranks.connection_lost(RuntimeError(gloo)))
+    assert "NCCL timed out" in str(ranks.connection_lost(RuntimeError("NCCL timed out\nand more")))
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_what_every_rank_finds_is_said_by_the_first(rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "5")
     monkeypatch.setenv("RANK", rank)
-    with pytest.raises(UserError, match="5 ranks have only 4 samples") as caught:
+    with pytest.raises(UserError, match="5 ranks have only 4 samples per step") as caught:
         starting._join(config(tmp_path))
-    assert caught.value.said_elsewhere is (rank != "0")
+    assert caught.value.reported_elsewhere is (rank != "0")
 
 
 def test_another_kind_leaves_the_old_ones_keys_behind(tmp_path: Path) -> None:
@@ -116,4 +116,4 @@ def test_a_rank_that_asks_nobody_loads_no_model_of_a_reward(kind: str, tmp_path:
     if kind != "semantic":
         with pytest.raises(UserError, match="nowhere"):
             build_reward(found, lambda **columns: [])
-    build_reward(found, lambda **columns: [], places=NOWHERE)
+    build_reward(found, lambda **columns: [], placement=NOT_LOADED)

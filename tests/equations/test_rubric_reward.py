@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nan, tensor
 
 from vigneron.core.advantages import group_relative
-from vigneron.rewards.rubric import explained_shares, grape_reward, rewarded
+from vigneron.rewards.rubric import explained_shares, grape_reward, grape_rewards
 
 SHARES = st.floats(0.0, 1.0, allow_nan=False)
 
@@ -82,7 +82,7 @@ def test_one_item_of_a_reward_model_is_its_score() -> None:
 def test_contributions_add_up_and_their_shares_to_one() -> None:
     scores = tensor([[1.0, 0.5], [0.0, 0.5], [0.5, 0.0], [0.5, 1.0]])
     group = tensor([0, 0, 1, 1])
-    found = rewarded(scores, torch.ones(4, 2), tensor([0.75, 0.25]), group)
+    found = grape_rewards(scores, torch.ones(4, 2), tensor([0.75, 0.25]), group)
     torch.testing.assert_close(found.contributions_BJ.sum(1), found.rewards_B)
     # Centred: item 1 ±0.375 in group 0, item 2 ∓0.125 in group 1, nothing else.
     shares = explained_shares(found.contributions_BJ, group)

@@ -13,7 +13,7 @@ from vigneron.core.losses import nll, policy_gradient
 from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.prompts import Row
 from vigneron.methods import build_method
-from vigneron.policy.chat import MODEL, USER, mint
+from vigneron.policy.chat import MODEL, USER, add_chat_tokens
 from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import check_config
 from vigneron.rollout.demonstrations import Demonstrations
@@ -105,7 +105,7 @@ def test_a_conversation_gets_no_space() -> None:
 def chat_policy() -> Policy:
     """GPT-2 with tied embeddings and two minted tokens."""
     policy = tiny_policy("gpt2", dtype=torch.float64)
-    mint(policy.model, policy.tokenizer)
+    add_chat_tokens(policy.model, policy.tokenizer)
     return policy
 
 

@@ -68,7 +68,7 @@ def test_row_7_a_folder_of_somebody_else(killed: Path) -> None:
         (folder / ".lock").chmod(0o666)
         code = fault_runs.exit_code(fault_runs.command, str(log), ["resume", str(folder)], None, NOBODY)
         assert code == 2
-        assert "belongs to somebody else" in log.read_text()
+        assert "check its owner and permissions" in log.read_text()
 
 
 def test_row_8_two_runs_in_one_folder(tmp_path: Path, tiny_folder: Path) -> None:

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vigneron.commands.rubric_try import judge_of
+from vigneron.commands.rubric_try import parse_judge
 from vigneron.config import Config
 from vigneron.data.dataset import LONGEST_LINE as LONGEST_ROW
 from vigneron.data.dataset import read_rows
 from vigneron.errors import LONGEST_LINE, MOST_LINES, UserError
 from vigneron.recipe import load_config
 from vigneron.report.comparison_files import write_comparison
-from vigneron.report.experiment_arms import Arm, CollectedRun
 from vigneron.report.html import write_report
 from vigneron.report.tables import metrics_table, samples_table
 from vigneron.report.terminal import TerminalView, say
 from vigneron.rubric.read import read_rubric
+from vigneron.run_store.experiment_arms import Arm, CollectedRun
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.run_store.status import status_of
@@ -75,7 +75,7 @@ def read_run(path: Path) -> Any:
 
 
 def read_judge(path: Path) -> Any:
-    return judge_of(str(path))
+    return parse_judge(str(path))
 
 
 @pytest.mark.parametrize("read", [read_recipe, read_run, read_rubric, read_judge])
@@ -116,12 +116,12 @@ def test_an_error_of_many_lines_is_cut_and_its_keys_break_none(here: Path) -> No
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"prompt": NaN}', "NaN is no number of JSON"),
-        ('{"prompt": "a", "score": -Infinity}', "-Infinity is no number of JSON"),
-        ('{"prompt": "a", "score": 1e999}', "1e999 is no number of JSON"),
+        ('{"prompt": NaN}', "NaN is not a JSON number"),
+        ('{"prompt": "a", "score": -Infinity}', "-Infinity is not a JSON number"),
+        ('{"prompt": "a", "score": 1e999}', "1e999 is not a JSON number"),
         ('{"prompt": "\\ud800"}', "half of a character"),
         ('{"prompt": ' + "[" * 100_000, "nested too deeply"),
-        ('{"prompt": ' + "1" * 5_000 + "}", "too many digits"),
+        ('{"prompt": ' + "1" * 5_000 + "}", "more than 300 digits"),
         ('{"prompt": "' + "x" * LONGEST_ROW + '"}', f"longer than {LONGEST_ROW} characters"),
     ],
     ids=["nan", "infinity", "overflow", "surrogate", "deep", "digits", "long"],
@@ -167,7 +167,7 @@ def test_a_link_out_of_a_runs_folder_is_refused(tmp_path: Path, name: str) -> No
     link.parent.mkdir(exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(precious)
-    with pytest.raises(UserError, match="leads out of the run's folder"):
+    with pytest.raises(UserError, match="outside the run's folder"):
         RunFolder.open(run)
     status_of(run)
     RunFolder(run).lock()

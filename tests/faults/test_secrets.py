@@ -90,7 +90,7 @@ def test_a_secret_in_an_address_is_refused_and_not_repeated(
     monkeypatch.setenv("OPENAI_BASE_URL", url)
     said.append(vigneron("train", recipe))
     assert [answer.code for answer in said] == [2, 2, 2, 2]
-    assert "OPENAI_BASE_URL should hold no user, password or query" in said[-1].err
+    assert "OPENAI_BASE_URL should have no user, password or query" in said[-1].err
     assert PASSWORD in in_recipe
     assert_nowhere(tmp_path, *map(all_of, said))
 

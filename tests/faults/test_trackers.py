@@ -1,4 +1,4 @@
-"""Row 27: a tracker that is down, hangs or dies never stops a run, and the run's own logs are whole. By real trackers,
+"""Row 27: a tracker that is down, hangs or dies never stops a run, and its logs are complete. By real trackers,
 real processes and real dead ports."""
 
 import importlib.util
@@ -18,7 +18,7 @@ from vigneron import Progress, api
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
 from vigneron.run_store.notices import kept_notices
-from vigneron.trackers import child, tracking
+from vigneron.trackers import tracking, worker
 from vigneron.trackers.tracking import Tracker, Tracking
 
 KEY = "canarycanarycanarycanarycanarycanary1234"
@@ -94,7 +94,7 @@ def test_a_tracker_that_is_not_there_is_said_at_once(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"trackers: wandb not installed: run `pip install wandb`, or leave out"):
+    with pytest.raises(UserError, match=r"trackers: wandb not installed: run `pip install wandb` or remove"):
         api.train(config(tmp_path, tiny_folder, "wandb"), name="run", runs=tmp_path)
     assert not (tmp_path / "run").exists()
 
@@ -128,11 +128,11 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     said: list[str] = []
     for step in range(50):
         made.log(step, {"reward": 0.5})
-    assert within(60, lambda: bool(said.extend(made.complaints()) or said))
+    assert within(60, lambda: bool(said.extend(made.take_warnings()) or said))
     said += made.close()
     (line,) = said
     assert line.startswith("the tracker tensorboard stopped (")
-    assert line.endswith("); the run goes on, and the run's own logs are whole")
+    assert line.endswith("); the run continues, and the run's own logs are complete")
 
 
 @needs("tensorboard")
@@ -157,7 +157,7 @@ def test_one_that_is_killed_is_said_once_and_the_run_goes_on(tmp_path: Path, tin
             process = trackers[0]._process
             assert process is not None
             os.kill(process.pid, signal.SIGKILL)
-            assert within(60, lambda: not trackers[0].complaints.empty())
+            assert within(60, lambda: not trackers[0].warnings.empty())
 
     trackers: list[Tracker] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -170,7 +170,7 @@ def test_one_that_is_killed_is_said_once_and_the_run_goes_on(tmp_path: Path, tin
         patch.setattr(Tracker, "__init__", keep)
         run = api.train(config(tmp_path, tiny_folder, "tensorboard"), name="run", runs=tmp_path, view=kill).folder
     check_whole(tmp_path, tiny_folder, run)
-    line = "the tracker tensorboard stopped (it ended with code -9); the run goes on, and the run's own logs are whole"
+    line = "the tracker tensorboard stopped (exit code -9); the run continues, and the run's own logs are complete"
     assert [text for text in said if "tracker" in text] == [line]
     assert [notice.text for notice in kept_notices(run)] == [line]
 
@@ -192,8 +192,8 @@ def test_one_that_hangs_is_never_waited_for(tmp_path: Path, monkeypatch: pytest.
         made.log(step, {f"figure/{n}": 0.123456 for n in range(40)})
         taken.append(time.perf_counter() - began)
     assert statistics.median(taken) < 0.05, "nobody waits for it"
-    assert made.complaints() == [
-        "the tracker tensorboard does not keep up, and misses steps; the run's own logs are whole"
+    assert made.take_warnings() == [
+        "the tracker tensorboard is too slow and misses steps; the run's own logs are complete"
     ]
     began = time.perf_counter()
     made.close()
@@ -232,7 +232,7 @@ def test_wandb_at_a_dead_port_costs_the_last_seconds_and_no_more(
     ).folder
     assert time.perf_counter() - began < 90
     (notice,) = kept_notices(run)
-    assert notice.text == "the tracker wandb did not finish in time, and was ended; the run's own logs are whole"
+    assert notice.text == "the tracker wandb did not finish in time and was killed; the run's own logs are complete"
     check_whole(tmp_path, tiny_folder, run)
     for path in run.rglob("*"):
         if path.is_file():
@@ -263,7 +263,7 @@ def test_trackio_here_and_at_a_dead_address(
 
 def test_an_error_holds_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    assert child.said(ValueError(f"bad\nkey {KEY} at http://x")) == "bad key [key] at http://x"
+    assert worker.one_line(ValueError(f"bad\nkey {KEY} at http://x")) == "bad key [key] at http://x"
 
 
 @needs("tensorboard")

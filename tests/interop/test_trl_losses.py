@@ -2,7 +2,7 @@
 
 TRL's side is its trainer's `compute_loss`. Ours is `policy` for the log-probs and `core` for the rest, on a copy of the
 weights. Everything is in float32. Where the two differ by more than rounding, the difference is stated in
-docs/guides/elsewhere.md and shown here.
+docs/guides/other-trainers.md and shown here.
 """
 
 from collections.abc import Callable, Sequence

@@ -43,4 +43,4 @@ def test_worse_than_chance_and_no_chance() -> None:
     always = agreement_of(ratings("aa", "aa"))
     assert (always.equal, always.kappa) == (1.0, None)
     assert "undefined" in always.line()
-    assert agreement_of(ratings("a.", ".b")).line() == "no item was judged by two people yet"
+    assert agreement_of(ratings("a.", ".b")).line() == "no item has labels of two people yet"

@@ -14,8 +14,8 @@ from vigneron.errors import UserError
 from vigneron.labels.export import OutFile, winner
 from vigneron.labels.items import Comparison
 from vigneron.labels.journal import Labels, label_entry, read_entries, undo_entry
-from vigneron.labels.judgements import Judgement
-from vigneron.labels.session import JudgedOtherwise, Session
+from vigneron.labels.judged_answer import JudgedAnswer
+from vigneron.labels.session import ConflictingLabel, Session
 from vigneron.text import of_cell, to_cell
 
 ITEMS = [Comparison(f"p{n}", ("a", "b")) for n in range(3)]
@@ -179,7 +179,7 @@ def test_the_same_answer_twice_is_one_and_another_is_refused(tmp_path: Path) -> 
     before = session.journal.path.read_bytes()
     session.judge(item, "a")
     assert session.journal.path.read_bytes() == before
-    with pytest.raises(JudgedOtherwise):
+    with pytest.raises(ConflictingLabel):
         session.judge(item, "b")
 
 
@@ -195,7 +195,7 @@ def test_the_best_of_a_group_is_a_demonstration(tmp_path: Path) -> None:
 def test_two_processes_cannot_label_into_one_file(tmp_path: Path) -> None:
     source, out = write_comparisons(tmp_path), tmp_path / "pairs.jsonl"
     session = session_of(source, out)
-    with pytest.raises(UserError, match="another process is labelling into"):
+    with pytest.raises(UserError, match="another process is writing labels to"):
         session_of(source, out)
     close(session)
     close(session_of(source, out))
@@ -203,12 +203,12 @@ def test_two_processes_cannot_label_into_one_file(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     source = write_comparisons(tmp_path)
-    with pytest.raises(UserError, match=r"exists, and no judgements beside it \('source.labels.jsonl'\)"):
+    with pytest.raises(UserError, match=r"exists without its journal 'source.labels.jsonl'"):
         session_of(source, source)
     session = session_of(source, tmp_path / "pairs.jsonl")
     judge_by(session, "!")
     close(session)
-    with pytest.raises(UserError, match="holds labels of another kind"):
+    with pytest.raises(UserError, match="contains labels of another kind"):
         session_of(source, tmp_path / "pairs.jsonl", best=True)
 
 
@@ -257,4 +257,4 @@ def test_scores_are_of_the_least_sure_first_and_the_judges_is_told_after(tmp_pat
     text = (run / "people.csv").read_text()
     assert text.startswith("prompt,completion,category,item,score,labeller\n")
     assert "user: p,'=a2,words,nice,0.7,ann\n" in text
-    assert Judgement.of_record({**Judgement("p", "c", "w", "i").record(), "name": 3}) is None
+    assert JudgedAnswer.of_record({**JudgedAnswer("p", "c", "w", "i").record(), "name": 3}) is None

@@ -11,7 +11,7 @@ from support.labelling import make_run, sample, write_rows
 from vigneron.errors import UserError
 from vigneron.labels.from_file import comparisons_of_file
 from vigneron.labels.from_run import comparisons_of_run, spread
-from vigneron.labels.items import LONGEST_SHOWN, Comparison, compared, shown_text, shuffled
+from vigneron.labels.items import LONGEST_SHOWN, Comparison, make_comparisons, shown_text, shuffled
 
 
 def texts(items: list[Comparison]) -> set[tuple[str, frozenset[str]]]:
@@ -19,19 +19,19 @@ def texts(items: list[Comparison]) -> set[tuple[str, frozenset[str]]]:
 
 
 def test_every_completion_stands_in_one_pair_at_most() -> None:
-    items = compared("p", ["a", "b", " a ", "", "c", "d", "e"], "pairs", seed=0)
+    items = make_comparisons("p", ["a", "b", " a ", "", "c", "d", "e"], "pairs", seed=0)
     used = [text for item in items for text in item.completions]
     assert len(items) == 2
     assert len(set(used)) == 4
     assert set(used) <= {"a", "b", "c", "d", "e"}
-    assert compared("p", ["e", "d", "c", "b", "a"], "pairs", seed=0) == items
-    assert {tuple(compared("p", list("abcde"), "pairs", seed=n)) for n in range(20)} != {tuple(items)}
+    assert make_comparisons("p", ["e", "d", "c", "b", "a"], "pairs", seed=0) == items
+    assert {tuple(make_comparisons("p", list("abcde"), "pairs", seed=n)) for n in range(20)} != {tuple(items)}
 
 
 def test_a_group_is_as_large_as_there_are_digits() -> None:
-    (item,) = compared("p", [str(n) for n in range(30)], "best", seed=0)
+    (item,) = make_comparisons("p", [str(n) for n in range(30)], "best", seed=0)
     assert len(set(item.completions)) == 9
-    assert compared("p", ["same", "same "], "best", seed=0) == []
+    assert make_comparisons("p", ["same", "same "], "best", seed=0) == []
 
 
 def test_the_shown_order_is_fair_and_each_labellers_own() -> None:
@@ -104,14 +104,14 @@ def test_a_csv_file_has_its_list_in_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "line"),
     [
-        ({"prompt": "p", "completion": "one"}, "row 1 has no two completions: give `completions`"),
+        ({"prompt": "p", "completion": "one"}, "row 1 has no two completions: expected `completions`"),
         ({"completions": ["a", "b"]}, "row 1 has no 'prompt'"),
-        ({"prompt": 3, "completions": ["a", "b"]}, "row 1: prompt is neither a text nor a list"),
+        ({"prompt": 3, "completions": ["a", "b"]}, "row 1: prompt is neither a string nor a list"),
         ({"prompt": "p", "completions": ["a"]}, "row 1: completions is not a list of two or more"),
-        ({"prompt": "p", "completions": "no json"}, "row 1: completions is not a list in JSON"),
-        ({"prompt": "p", "completions": ["a", 3]}, "row 1: a completion is neither a text nor one message"),
-        ({"prompt": "p", "completions": ["a", MESSAGE]}, "row 1: a completion is a message and the prompt a text"),
-        ({"prompt": "p", "completions": ["a", " a"]}, "in no row are there two different completions"),
+        ({"prompt": "p", "completions": "no json"}, "row 1: completions is not a JSON list"),
+        ({"prompt": "p", "completions": ["a", 3]}, "row 1: a completion is neither a string nor one message"),
+        ({"prompt": "p", "completions": ["a", MESSAGE]}, "row 1: the completion is a message and the prompt a string"),
+        ({"prompt": "p", "completions": ["a", " a"]}, "no row has two different non-empty completions"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(tmp_path: Path, row: dict[str, Any], line: str) -> None:

@@ -15,7 +15,7 @@ from support.tiny_models import byte_tokenizer, tiny_model, tiny_policy
 from vigneron.data.prompts import prompts_token_ids
 from vigneron.errors import UserError
 from vigneron.policy.bundled import SMOLLM2
-from vigneron.policy.chat import MODEL, USER, Conversation, mint
+from vigneron.policy.chat import MODEL, USER, Conversation, add_chat_tokens
 from vigneron.policy.load import load_policy, make_policy, model_source
 from vigneron.policy.model import Reference, check_head
 from vigneron.training.checkpoint.read import weights_identity
@@ -30,7 +30,7 @@ def smollm2() -> Any:
 
 def minted_bytes() -> Any:
     policy = tiny_policy("gpt2")
-    mint(policy.model, policy.tokenizer)
+    add_chat_tokens(policy.model, policy.tokenizer)
     return policy.tokenizer
 
 
@@ -150,7 +150,7 @@ def test_minted_rows_are_the_mean_of_the_others_and_ties_stay(kind: str, spare: 
     model.resize_token_embeddings(257 + spare)
     before = [w.weight.detach().clone() for w in (model.get_input_embeddings(), model.get_output_embeddings())]
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    mint(model, tokenizer)
+    add_chat_tokens(model, tokenizer)
     ids = tokenizer.convert_tokens_to_ids([USER, MODEL])
     assert ids == [257, 258]
     assert tied == (model.get_input_embeddings().weight is model.get_output_embeddings().weight)
@@ -207,7 +207,7 @@ def test_the_minted_template_writes_several_turns_and_the_models_beginning() -> 
     begins.backend_tokenizer.post_processor = TemplateProcessing(
         single="<begin> $A", special_tokens=[("<begin>", begin)]
     )
-    mint(tiny_model("gpt2"), begins)
+    add_chat_tokens(tiny_model("gpt2"), begins)
     user, model = begins.convert_tokens_to_ids([USER, MODEL])
     assert asked(begins, "a") == [begin, user, a, model]
 
@@ -218,10 +218,14 @@ def test_the_minted_template_writes_several_turns_and_the_models_beginning() -> 
         (
             minted_bytes,
             [{"role": "tool", "content": "x"}],
-            "refuses it: a turn is a user's or an assistant's, not .* tool",
+            "fails: unknown role tool: expected system, user or assistant",
         ),
-        (minted_bytes, [{"role": "system", "content": "x"}], "refuses it: a system message stands at the start"),
-        (minted_bytes, [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}], "refuses it: a turn is"),
+        (minted_bytes, [{"role": "system", "content": "x"}], "fails: a system message must be the first"),
+        (
+            minted_bytes,
+            [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}],
+            "fails: unknown role system",
+        ),
     ],
 )
 def test_what_a_template_refuses_is_one_line_that_names_the_row(prepare: Any, messages: Any, line: str) -> None:
@@ -234,10 +238,10 @@ def test_what_a_template_refuses_is_one_line_that_names_the_row(prepare: Any, me
 def test_a_broken_template_and_none_at_all_are_one_line() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}"
-    with pytest.raises(UserError, match=r"^row 1 of the step: the model's chat template refuses it: Unexpected end"):
+    with pytest.raises(UserError, match=r"^row 1 of the step: the model's chat template fails: Unexpected end"):
         asked(tokenizer, "x")
     tokenizer.chat_template = None
-    with pytest.raises(UserError, match=r"^row 1 of the step: a conversation, but .*: set `model.chat: minted`$"):
+    with pytest.raises(UserError, match=r"^row 1 of the step: it is a conversation, but .*: set `model.chat: minted`$"):
         asked(tokenizer, "x")
 
 
@@ -245,4 +249,4 @@ def test_minting_needs_an_end() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="end-of-text token"):
-        mint(tiny_model("gpt2"), tokenizer)
+        add_chat_tokens(tiny_model("gpt2"), tokenizer)

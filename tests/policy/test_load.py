@@ -122,7 +122,7 @@ def test_activation_checkpointing_changes_neither_gradients_nor_sampling(kind: s
 
 
 def test_a_bundled_name_mistyped_is_not_looked_for_on_the_hub() -> None:
-    with pytest.raises(UserError, match=r"there is no 'smollm-135m' \(did you mean 'smollm2-135m'\?\)"):
+    with pytest.raises(UserError, match=r"unknown model 'smollm-135m' \(did you mean 'smollm2-135m'\?\)"):
         check_model_name("smollm-135m")
     check_model_name("gpt2")
 
@@ -135,7 +135,7 @@ def test_ranks_that_share_weights_but_the_first_read_none(
 ) -> None:
     torch.manual_seed(0)
     first = load_policy(str(tiny_folder), device="cpu", shared=True, **options)
-    monkeypatch.setattr(ranks, "is_first", lambda: False)
+    monkeypatch.setattr(ranks, "is_rank0", lambda: False)
     other = load_policy(str(tiny_folder), device="cpu", shared=True, **options)
     assert {tensor.device.type for tensor in first.model.state_dict().values()} == {"cpu"}
     assert {tensor.device.type for tensor in (*other.model.parameters(), *other.model.buffers())} == {"meta"}

@@ -9,13 +9,14 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from support.tiny_models import byte_tokenizer, tiny_scorer
 from vigneron.errors import UserError
-from vigneron.policy.reward_model import load_scorer, scorer_kind, set_scorer_kind
+from vigneron.policy.reward_model import load_reward_model, reward_model_kind, set_reward_model_kind
 
 
 def test_a_new_head_depends_on_the_seed_alone(tiny_folder: Path) -> None:
     torch.manual_seed(5)
     one, same, other = (
-        load_scorer(str(tiny_folder), start=True, seed=seed, device="cpu").model.score.weight for seed in (1, 1, 2)
+        load_reward_model(str(tiny_folder), start=True, seed=seed, device="cpu").model.score.weight
+        for seed in (1, 1, 2)
     )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
@@ -23,18 +24,18 @@ def test_a_new_head_depends_on_the_seed_alone(tiny_folder: Path) -> None:
 
 def test_a_scorer_keeps_its_head_and_its_kind(tmp_path: Path) -> None:
     scorer = tiny_scorer("llama")
-    set_scorer_kind(scorer, "first_is_better")
+    set_reward_model_kind(scorer, "first_is_better")
     scorer.model.save_pretrained(tmp_path)
     scorer.tokenizer.save_pretrained(tmp_path)
     for start in (True, False):
-        loaded = load_scorer(str(tmp_path), start=start, seed=9, device="cpu")
+        loaded = load_reward_model(str(tmp_path), start=start, seed=9, device="cpu")
         assert torch.equal(loaded.model.score.weight, scorer.model.score.weight)
-        assert scorer_kind(loaded) == "first_is_better"
+        assert reward_model_kind(loaded) == "first_is_better"
 
 
 def test_padding_that_is_also_the_end_is_not_named(tiny_folder: Path) -> None:
     """transformers would read the token before the end; without padding it reads the last one, and refuses a batch."""
-    model = load_scorer(str(tiny_folder), start=True, device="cpu").model
+    model = load_reward_model(str(tiny_folder), start=True, device="cpu").model
     assert model.config.pad_token_id is None
     with pytest.raises(ValueError, match="no padding token"):
         model(torch.ones(2, 3, dtype=torch.long))
@@ -42,17 +43,17 @@ def test_padding_that_is_also_the_end_is_not_named(tiny_folder: Path) -> None:
 
 def test_what_cannot_score_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
     with pytest.raises(
-        UserError, match=r"^model: '.*' is no reward or preference model, it has no score.weight: train one first$"
+        UserError, match=r"^model: '.*' is not a reward or preference model: it has no score.weight; train one first$"
     ):
-        load_scorer(str(tiny_folder), start=False, device="cpu")
+        load_reward_model(str(tiny_folder), start=False, device="cpu")
 
     shape = BertConfig(
         vocab_size=260, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=1
     )
     AutoModelForSequenceClassification.from_config(shape).save_pretrained(tmp_path / "bert")
     byte_tokenizer().save_pretrained(tmp_path / "bert")
-    with pytest.raises(UserError, match="does not give a text one number: a `score` head with one label does"):
-        load_scorer(str(tmp_path / "bert"), start=True, device="cpu")
+    with pytest.raises(UserError, match="is not a reward model: it has no linear `score` head with one label"):
+        load_reward_model(str(tmp_path / "bert"), start=True, device="cpu")
 
     scorer = tiny_scorer("llama")
     scorer.model.save_pretrained(tmp_path / "torn")
@@ -61,4 +62,4 @@ def test_what_cannot_score_is_refused(tmp_path: Path, tiny_folder: Path) -> None
     del weights["model.norm.weight"]
     save_file(weights, tmp_path / "torn" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"it has no model\.norm\.weight"):
-        load_scorer(str(tmp_path / "torn"), start=True, device="cpu")
+        load_reward_model(str(tmp_path / "torn"), start=True, device="cpu")

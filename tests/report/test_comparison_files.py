@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vigneron.commands.compare import print_whole
+from vigneron.commands.compare import print_full_width
 from vigneron.errors import UserError
 from vigneron.recipe import load_config
-from vigneron.report.comparison_files import comparison_table, write_comparison
-from vigneron.report.experiment_arms import (
+from vigneron.report.comparison_files import comparison_table, format_number, format_spread, write_comparison
+from vigneron.report.figures import COLOURS, COMPARED, comparison_figure, for_page
+from vigneron.run_store.experiment_arms import (
     Arm,
     CollectedRun,
     arms_of,
     differences,
     first_change,
     identity,
-    refuse_twins,
+    refuse_duplicates,
 )
-from vigneron.report.figures import COLOURS, COMPARED, comparison_figure, on_a_page
-from vigneron.report.final_metrics import Spread, held_out_values, number, shown, spreads, training_values
+from vigneron.run_store.final_metrics import Spread, held_out_values, spreads, training_values
 from vigneron.run_store.folder import RunFolder
 
 HARM = "<script>alert(1)</script>"
@@ -113,7 +113,7 @@ def test_before_is_step_0_and_after_is_later() -> None:
 
 
 def test_how_numbers_are_shown() -> None:
-    assert [number(v) for v in (0, 0.0, 4000, 0.6123, 12345.6, 1.23e-5, 1.0)] == [
+    assert [format_number(v) for v in (0, 0.0, 4000, 0.6123, 12345.6, 1.23e-5, 1.0)] == [
         "0",
         "0",
         "4,000",
@@ -122,14 +122,14 @@ def test_how_numbers_are_shown() -> None:
         "1.23e-05",
         "1.000",
     ]
-    assert shown(None) == "–"
-    assert shown(Spread.of([0.5])) == "0.500"
-    assert shown(Spread.of([0.5, 0.7])) == "0.600 ± 0.141"
+    assert format_spread(None) == "–"
+    assert format_spread(Spread.of([0.5])) == "0.500"
+    assert format_spread(Spread.of([0.5, 0.7])) == "0.600 ± 0.141"
 
 
 def test_the_table_shows_all_of_it_when_piped(arms: list[Arm]) -> None:
     out = io.StringIO()
-    print_whole(Console(file=out, width=30), comparison_table(arms))
+    print_full_width(Console(file=out, width=30), comparison_table(arms))
     table = out.getvalue()
     assert re.search(r"a \(2 seeds\) +b *$", table, re.MULTILINE)
     assert re.search(r"^ +reward +0\.550 ± 0\.636 +– *$", table, re.MULTILINE)
@@ -180,7 +180,7 @@ def test_the_page_is_one_file_and_escapes_what_it_shows(tmp_path: Path) -> None:
     assert "default-src 'none'" in page
     assert not [c for c in page if not c.isprintable() and c != "\n"]
     ElementTree.fromstring(svg.read_text(encoding="utf-8"))
-    assert on_a_page(svg.read_text(encoding="utf-8")) in page
+    assert for_page(svg.read_text(encoding="utf-8")) in page
     for target in re.findall(r"""href\s*=\s*["']([^"']*)""", page.lower()):
         assert target.startswith("#"), target
 
@@ -238,9 +238,9 @@ def test_arms_of_one_recipe_go_by_their_folders(tmp_path: Path) -> None:
 def test_two_of_the_same_are_refused() -> None:
     config = load_config("demo")
     renamed = load_config("demo", keys={"recipe": "other", "microbatch_tokens": 512, "about": "else"})
-    refuse_twins([(Path("x"), config), (Path("y"), load_config("demo", ["seed=1"]))])
-    with pytest.raises(UserError, match="'x' and 'y' are identical"):
-        refuse_twins([(Path("x"), config), (Path("y"), renamed)])
+    refuse_duplicates([(Path("x"), config), (Path("y"), load_config("demo", ["seed=1"]))])
+    with pytest.raises(UserError, match="'x' and 'y' have the same config and seed"):
+        refuse_duplicates([(Path("x"), config), (Path("y"), renamed)])
     on = [load_config("demo", [f"model.device={device}"]) for device in ("cuda:0", "cuda:1", "cpu")]
     assert identity(on[0]) == identity(on[1]) != identity(on[2])
 
@@ -250,9 +250,9 @@ def test_the_first_change_is_named() -> None:
     started = load_config("demo", ["model.device=cuda:3", "model.compile=true", "microbatch_tokens=77", "about=x"])
     assert first_change(asked, asked, started) is None  # `auto` became these
     now = load_config("demo", ["model.device=cpu"])
-    assert first_change(now, now, started) == "model.device was 'cuda:3' and is 'cpu' now"
+    assert first_change(now, now, started) == "model.device was 'cuda:3', is now 'cpu'"
     lora = load_config("demo", ["model.lora.rank=4"])
-    assert first_change(lora, lora, asked) == "model.lora.rank was 'nothing' and is 4 now"
+    assert first_change(lora, lora, asked) == "model.lora.rank was 'nothing', is now 4"
     line = load_config("demo", ["data.template='a\n{word}'"])
     assert "\n" not in str(first_change(line, line, asked))
 

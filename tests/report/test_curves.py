@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vigneron.report.curves import Band, over_runs, series, smoothed, thinned, thinned_band
+from vigneron.run_store.series import Band, over_runs, series, smoothed, thinned, thinned_band
 
 numbers = st.floats(min_value=-1e6, max_value=1e6)
 lines = st.lists(numbers, max_size=900).map(lambda ys: ([float(x) for x in range(len(ys))], ys))

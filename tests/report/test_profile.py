@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from vigneron.cli.main import app
 from vigneron.report.terminal import profile_rows
-from vigneron.timing import WHOLE, first_lap, listening, next_lap, phase
+from vigneron.timing import WHOLE, end_timed_step, phase, recording_timings, start_timing
 
 
 def test_medians_shares_and_the_rest_by_hand() -> None:
@@ -25,25 +25,25 @@ def test_medians_shares_and_the_rest_by_hand() -> None:
 def test_phases_nest_and_cost_nothing_when_nobody_listens() -> None:
     with phase("alone"):
         pass
-    next_lap()
-    with listening() as watch:
+    end_timed_step()
+    with recording_timings() as watch:
         with phase("outer"), phase("inner"):
             pass
-        next_lap()
-    (lap,) = watch.laps
+        end_timed_step()
+    (lap,) = watch.steps
     assert list(lap) == ["outer/inner", "outer", WHOLE]
     assert 0 <= lap["outer/inner"] <= lap["outer"] <= lap[WHOLE]
 
 
 def test_what_came_before_the_first_step_is_in_no_lap() -> None:
-    with listening() as watch:
+    with recording_timings() as watch:
         with phase("loading"):
             time.sleep(0.05)
-        first_lap()
+        start_timing()
         with phase("update"):
             pass
-        next_lap()
-    (lap,) = watch.laps
+        end_timed_step()
+    (lap,) = watch.steps
     assert list(lap) == ["update", WHOLE]
     assert lap[WHOLE] < 0.05
 

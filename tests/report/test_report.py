@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from vigneron.commands.demo import summary
 from vigneron.errors import UserError
 from vigneron.recipe import load_config
-from vigneron.report.curves import series, smoothed
 from vigneron.report.figures import PANELS, as_svg, comparison_figure, smaller
-from vigneron.report.html import before_and_after, summary, write_report
-from vigneron.report.terminal import BARS, sparkline
+from vigneron.report.html import before_and_after, write_report
+from vigneron.report.sparkline import BARS, sparkline
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Sample, SampleStore
+from vigneron.run_store.series import series, smoothed
 
 HARM = "<script>alert(1)</script>"
 

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from vigneron.report.figures import DASHES, comparison_figure
-from vigneron.report.final_metrics import held_out_keys, held_out_titles, training_keys, training_titles
-from vigneron.report.rubric_items import (
+from vigneron.report.rubric_part import MAX_LINES, category_plot, origin_rows
+from vigneron.report.terminal import TerminalView, weakest
+from vigneron.rubric.model import Rubric
+from vigneron.run_store.final_metrics import row_label, rubric_held_out_keys, rubric_training_keys, table_sections
+from vigneron.run_store.rubric_items import (
     HELD_OUT_PREFIX,
-    ITEM_FIGURES,
+    ITEM_METRICS,
     TRAINING_PREFIX,
     Ends,
     ItemKey,
@@ -27,10 +30,7 @@ from vigneron.report.rubric_items import (
     never_varies,
     source_of,
 )
-from vigneron.report.rubric_part import MOST_LINES, category_drawn, origin_rows
-from vigneron.report.rubric_samples import picked
-from vigneron.report.terminal import TerminalView, weakest
-from vigneron.rubric.model import Rubric
+from vigneron.run_store.rubric_samples import best_and_worst
 from vigneron.run_store.samples import Sample
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9 _.-]{0,20}\Z")
@@ -43,7 +43,7 @@ def rubric(**weights: dict[str, float]) -> Rubric:
     return Rubric.model_validate({"categories": {name: {"items": items(of)} for name, of in weights.items()}})
 
 
-def item_figures(prefix: str, key: str, **values: float) -> dict[str, float]:
+def item_metrics(prefix: str, key: str, **values: float) -> dict[str, float]:
     return {f"{prefix}{key}/{figure}": value for figure, value in values.items()}
 
 
@@ -58,7 +58,7 @@ def test_names_are_found_again(named: dict[str, list[str]]) -> None:
         key.under(prefix, figure)
         for prefix in (TRAINING_PREFIX, HELD_OUT_PREFIX)
         for key in wanted
-        for figure in ITEM_FIGURES
+        for figure in ITEM_METRICS
     ]
     keys += [f"{prefix}{category}/reward" for prefix in (TRAINING_PREFIX, HELD_OUT_PREFIX) for category in named]
     keys += ["reward", "reward_std", "eval/reward", "eval/canary/largest", "loss/policy"]
@@ -76,31 +76,31 @@ def test_an_item_by_hand() -> None:
         {
             "step": 0,
             "eval/reward/a/reward": 0.1,
-            **item_figures(HELD_OUT_PREFIX, "a/x", score=0.2, spread=0.3, failed=1),
+            **item_metrics(HELD_OUT_PREFIX, "a/x", score=0.2, spread=0.3, failed=1),
         },
         {
             "step": 1,
-            **item_figures(TRAINING_PREFIX, "a/x", score=0.0, spread=0.5, confidence=0.8, failed=2, share=0.25),
+            **item_metrics(TRAINING_PREFIX, "a/x", score=0.0, spread=0.5, confidence=0.8, failed=2, share=0.25),
         },
-        {"step": 2, **item_figures(TRAINING_PREFIX, "a/x", score=1.0, spread=0.0, confidence=0.4, failed=0)},
+        {"step": 2, **item_metrics(TRAINING_PREFIX, "a/x", score=1.0, spread=0.0, confidence=0.4, failed=0)},
         {
             "step": 2,
             "eval/reward/a/reward": 0.1,
-            **item_figures(HELD_OUT_PREFIX, "a/x", score=0.6, spread=0.1, failed=0),
+            **item_metrics(HELD_OUT_PREFIX, "a/x", score=0.6, spread=0.1, failed=0),
         },
     ]
     (row,) = item_rows(records, rubric(a={"x": 0.75, "gone": 0.25}), {ItemKey("a", "x"): 100})
     assert (row.weight, row.flow, row.score, row.spread) == (0.75, "length", Ends(0.2, 0.6), 0.1)
     assert (row.confidence, row.share) == (pytest.approx(0.6), 0.25)
-    assert (row.failed, row.asked, row.weak) == (3, 100, ())
+    assert (row.failed, row.judged, row.weak) == (3, 100, ())
     (unknown,) = item_rows(records, rubric(a={"other": 1.0}))
-    assert (unknown.weight, unknown.flow, unknown.asked) == (None, None, None)
+    assert (unknown.weight, unknown.flow, unknown.judged) == (None, None, None)
 
 
 def test_weak_items_are_marked() -> None:
     def weak(asked: int = 100, **values: float) -> tuple[str, ...]:
         figures = {"score": 0.5, "spread": 0.1, "confidence": 1.0, "failed": 0} | values
-        records = [{"step": step, **item_figures(TRAINING_PREFIX, "a/x", **figures)} for step in (1, 2)]
+        records = [{"step": step, **item_metrics(TRAINING_PREFIX, "a/x", **figures)} for step in (1, 2)]
         return item_rows(records, None, {ItemKey("a", "x"): asked})[0].weak
 
     assert weak() == ()
@@ -160,13 +160,13 @@ def test_categories_stand_beside_canaries_and_the_second_rubric() -> None:
         {"step": 1, "reward": 0.3, "reward/a/reward": 0.2, "reward/a/x/score": 1.0, "eval/canary/a": 0.4},
     ]
     whole, one = category_rows(records)
-    assert (whole.name, whole.training, whole.held_out, whole.second) == (
+    assert (whole.name, whole.training, whole.held_out, whole.held_out_rubric) == (
         "all categories",
         Ends(0.3),
         Ends(0.5),
         Ends(0),
     )
-    assert (one.name, one.training, one.canary, one.second) == ("a", Ends(0.2), Ends(0.1, 0.4), Ends())
+    assert (one.name, one.training, one.canary, one.held_out_rubric) == ("a", Ends(0.2), Ends(0.1, 0.4), Ends())
 
 
 def test_origins_are_counted() -> None:
@@ -182,8 +182,8 @@ def test_origins_are_counted() -> None:
 
 def test_many_items_are_told_apart_and_not_all_drawn() -> None:
     records = [{"step": 1, **{f"reward/a/i{n}/score": n / 20 for n in range(20)}}]
-    drawn = category_drawn(records, "a", item_rows(records, None))
-    assert (drawn.items, drawn.left_out) == (MOST_LINES, 20 - MOST_LINES)
+    drawn = category_plot(records, "a", item_rows(records, None))
+    assert (drawn.items, drawn.left_out) == (MAX_LINES, 20 - MAX_LINES)
     lines = comparison_figure({f"i{n}": [[{"step": 1, "reward": n}]] for n in range(20)}).axes[0].get_lines()
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 20
     assert {line.get_linestyle() for line in lines} == set(DASHES)
@@ -197,15 +197,16 @@ def test_what_is_compared_and_what_is_shown_of_it() -> None:
         {"step": 0, "eval/reward/a/reward": 0.5, "eval/reward/a/x/score": 0.5, "eval/canary/a": 0.1},
         {"step": 1, "reward/a/reward": 0.5, "reward/a/x/share": 1.0, "origin/revised": 0.0, "kl": 0.1},
     ]
-    assert training_keys(records) == ["reward/a/reward", "origin/revised", "reward/a/x/share"]
-    assert held_out_keys(records) == [
+    assert rubric_training_keys(records) == ["reward/a/reward", "origin/revised", "reward/a/x/share"]
+    assert rubric_held_out_keys(records) == [
         f"{key}{when}"
         for key in ("eval/reward/a/reward", "eval/canary/a", "eval/reward/a/x/score")
         for when in ("_before", "")
     ]
-    titles = dict(held_out_titles(["eval/reward/a/reward_before", "eval/reward/a/x/score"]))
-    assert titles["eval/reward/a/reward_before"] == "reward, a, before"
-    assert not [key for key in (*titles, *dict(training_titles(["reward/a/x/score"]))) if "/x/" in key]
+    sections = table_sections(["eval/reward/a/reward_before", "eval/reward/a/x/score", "reward/a/x/score", "kl"])
+    assert [key for keys in sections.values() for key in keys] == ["eval/reward/a/reward_before", "kl"]
+    assert row_label("eval/reward/a/reward_before") == "reward, a, before"
+    assert row_label("eval/canary/largest") == "largest canary reward"
 
 
 # ---------------------------------------------------------------------------------------------- samples
@@ -218,7 +219,7 @@ def sample(number: int, reward: float | None, category: str | None = "a", said: 
 
 
 def places(samples: list[Sample]) -> list[tuple[str, str, int]]:
-    return [(shown.category, shown.place, shown.sample.sample) for shown in picked(samples)]
+    return [(shown.category, shown.place, shown.sample.sample) for shown in best_and_worst(samples)]
 
 
 def test_the_best_and_the_worst_of_each_category() -> None:
@@ -265,7 +266,7 @@ class Named:
 @pytest.mark.parametrize("kind", ["rubric", "python"])
 def test_the_step_s_line_has_them_for_rubrics_alone(tmp_path: Path, kind: str) -> None:
     out = io.StringIO()
-    config = Named(steps=2, reward=Named(kind=kind), model_dump=lambda mode: {"reward": {"kind": kind}})
+    config = Named(steps=2, method=None, reward=Named(kind=kind), model_dump=lambda mode: {"reward": {"kind": kind}})
     run = Named(step=1, config=config, folder=Named(path=tmp_path))
     with TerminalView(Console(file=out, width=20), "title") as view:
         view.step(run, {"reward": 0.5, "reward/a/reward": 0.9, "reward/b/reward": 0.1}, [0, 1], 1.0)  # type: ignore[arg-type]

@@ -15,9 +15,9 @@ import yaml
 from vigneron import api
 from vigneron.recipe import check_config, load_config
 from vigneron.report.comparison_files import write_comparison
-from vigneron.report.experiment_arms import CollectedRun, arms_of
 from vigneron.report.html import plain, write_report
 from vigneron.report.rubric_part import rubric_part
+from vigneron.run_store.experiment_arms import CollectedRun, arms_of
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import SampleStore
 
@@ -171,13 +171,13 @@ def test_hostile_words_of_everybody_are_shown_as_words(text: str) -> None:
     assert SCRIPT not in text
     assert IMAGE not in text
     said = [cell for row in Page(text).rows("judged") for cell in row]
-    questions = [row[1] for row in Page(text).rows("said") if row[0] == "question"]
+    questions = [row[1] for row in Page(text).rows("texts") if row[0] == "question"]
     assert questions
     assert all(question.startswith(SCRIPT + "say ") for question in questions)
     assert any(cell.startswith(IMAGE + " of the reasoning \\u202e\\x00") for cell in said)
-    assert any(row == "dataset's answer" and IMAGE in answer for row, answer in Page(text).rows("said"))
-    drawn = [under for row, under in Page(text).rows("said") if row == "drawn under"]
-    assert any(SCRIPT in under and "an earlier response" in under for under in drawn), "what a revision was drawn under"
+    assert any(row == "dataset's answer" and IMAGE in answer for row, answer in Page(text).rows("texts"))
+    drawn = [under for row, under in Page(text).rows("texts") if row == "sampled with"]
+    assert any(SCRIPT in under and "an earlier response" in under for under in drawn), "the prompt of a revision"
 
 
 def test_a_long_text_is_folded_and_whole(text: str) -> None:
@@ -254,7 +254,7 @@ def test_a_sample_is_shown_with_all_that_was_said(run: Path, text: str) -> None:
         best = max((s for s in kept if s.extras["rubric"]["category"] == category), key=lambda s: s.reward or 0)
         numbers = f"reward {best.reward:.3f} · advantage {best.advantage:.3f} · {best.extras['origin']} · "
         part = text[text.index("training, step 4") : text.index("held out, greedy, step 0")]
-        assert f"<b>{category}</b> · best · {numbers}" in part.replace(" · cut at the length limit", "")
+        assert f"<b>{category}</b> · best · {numbers}" in part.replace(" · truncated", "")
     heads = [row for row in Page(text).rows("judged") if row[0] == "item"]
     assert all(row == ["item", "score", "confidence", "critique", "reasoning"] for row in heads)
 
@@ -305,7 +305,7 @@ def test_category_rewards_are_compared_and_items_only_in_the_csv(run: Path, tmp_
     assert means["reward/names/reward"] == pytest.approx(sum(trained) / len(trained))
     assert "reward/names/moody/failed" in means
     shown = [row[0] for _, rows in Page(page.read_text(encoding="utf-8")).tables for row in rows]
-    assert {"reward, words", "reward, names", "reward, words, before", "second rubric's reward"} <= set(shown)
+    assert {"reward, words", "reward, names", "reward, words, before", "reward, held-out rubric"} <= set(shown)
     assert not [title for title in shown if "sounds" in title or "moody" in title]
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vigneron.report.stability import (
+from vigneron.run_store.stability import (
     Collapses,
-    drop_from_the_best,
+    drop_from_best,
     entropy_collapses,
     final_window,
     largest_rise,
@@ -67,23 +67,23 @@ def test_the_final_window_is_a_twentieth_within_bounds() -> None:
     assert [final_window(n) for n in (1, 100, 101, 140, 4000, 4001, 10_000)] == [5, 5, 6, 7, 200, 200, 200]
 
 
-def test_drop_from_the_best_by_hand() -> None:
+def test_drop_from_best_by_hand() -> None:
     # Five at a time: the best five are the ones, the last five 1, 0, 0, 0, 0.
-    assert drop_from_the_best([0.0] * 3 + [1.0] * 5 + [0.0] * 4) == pytest.approx(0.8)
-    assert drop_from_the_best([0.1, 0.9]) == 0.0  # shorter than a window
-    assert drop_from_the_best([]) is None
+    assert drop_from_best([0.0] * 3 + [1.0] * 5 + [0.0] * 4) == pytest.approx(0.8)
+    assert drop_from_best([0.1, 0.9]) == 0.0  # shorter than a window
+    assert drop_from_best([]) is None
 
 
 @given(values)
 def test_a_drop_is_within_the_range(logged: list[float]) -> None:
-    drop = drop_from_the_best(logged)
+    drop = drop_from_best(logged)
     if drop is not None:
         assert 0 <= drop <= max(logged) - min(logged) + 1e-9
 
 
 @given(st.lists(st.floats(min_value=-100, max_value=100), min_size=1, max_size=60))
 def test_a_run_that_only_gets_better_has_no_drop(logged: list[float]) -> None:
-    assert drop_from_the_best(sorted(logged)) == pytest.approx(0, abs=1e-9)
+    assert drop_from_best(sorted(logged)) == pytest.approx(0, abs=1e-9)
 
 
 def test_share_without_reward_by_hand() -> None:

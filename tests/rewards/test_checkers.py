@@ -15,7 +15,7 @@ from vigneron.errors import UserError
 from vigneron.recipe import load_config, recipe_names
 from vigneron.rewards.apply import RewardFailed
 from vigneron.rewards.checkers import build_check, exact_reward, load_checker
-from vigneron.rewards.sentiment import inversion_reward, is_about, is_inverted, is_one_sentence, mood
+from vigneron.rewards.sentiment import inversion_reward, is_about, is_inverted, is_one_sentence, sentiment
 from vigneron.run_data.load import checker_name
 
 HAPPY = "I love my new job."
@@ -32,7 +32,7 @@ HAPPY = "I love my new job."
         (HAPPY, "I hate my dog.", False),  # another topic
         (HAPPY, "She hates her new job.", False),  # not the first person
         (HAPPY, "She felt ill and hated the new job.", False),  # neither is this
-        (HAPPY, "I go to my new job.", False),  # no mood
+        (HAPPY, "I go to my new job.", False),  # no sentiment
         (HAPPY, "I hate my new job. I hate it.", False),  # more than a sentence
         (HAPPY, "'I hate my new job.'\n\nIn this example", False),  # it runs on
         (HAPPY, "I hate my new job because the boss is so very mean to me and to all", False),  # twice as long
@@ -89,9 +89,9 @@ def test_its_parts() -> None:
     assert is_about("I feel so happy!", "My dog is gone.")
     assert is_one_sentence("I hate Mr.Smith!")
     assert not is_one_sentence("I hate it. Truly.")
-    assert mood("I am happy") > 0.05
-    assert mood("I am sad") < -0.05
-    assert mood("") == 0.0
+    assert sentiment("I am happy") > 0.05
+    assert sentiment("I am sad") < -0.05
+    assert sentiment("") == 0.0
 
 
 @settings(max_examples=60, deadline=None)
@@ -152,7 +152,7 @@ def test_a_checker_of_ones_own_is_asked_about_every_sample(batch: Batch) -> None
     [
         ("broken", r"checker 'broken' raised ZeroDivisionError"),
         ("short", r"checker 'short' returned 0 values for 3 completions"),
-        ("half", r"checker 'own_checks:half' returned 0.5 for row 1; it may return 1, 0 or None"),
+        ("half", r"checker 'own_checks:half' returned 0.5 for row 1; expected 1, 0 or None"),
         ("nan", r"checker 'nan' returned nan for row 1"),
         ("words", r"checker 'words' returned 'yes' for row 1"),
     ],

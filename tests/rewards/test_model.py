@@ -92,5 +92,5 @@ def test_a_tournament_asks_for_fewer_passes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_text_longer_than_the_scorer_reads_is_said_so() -> None:
-    with pytest.raises(UserError, match=r"reward.model: .* is longer than the 64 tokens that the model reads: lower"):
+    with pytest.raises(UserError, match=r"reward.model: .* exceeds the model's context of 64 tokens: lower"):
         ModelReward(SCORER)(prompts=["p"], completions=["x" * 68])

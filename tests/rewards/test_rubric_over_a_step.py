@@ -10,18 +10,18 @@ import yaml
 
 from vigneron.errors import UserError
 from vigneron.rewards.rubric_reward import RubricReward
-from vigneron.rubric.live_rubric import Book
+from vigneron.rubric.live_rubric import LiveRubric
 from vigneron.rubric.model import AnyItem
-from vigneron.sources.verdict import Answered, Verdict
+from vigneron.sources.verdict import GraderInput, Verdict
 
 
 class Recorded:
     """Verdicts as the row has them, under the item's name: (score, confidence), or None for a failure."""
 
-    def __init__(self, item: AnyItem, waits: bool = False) -> None:
-        self.name, self.waits = item.name, waits
+    def __init__(self, item: AnyItem, overlaps: bool = False) -> None:
+        self.name, self.overlaps = item.name, overlaps
 
-    def __call__(self, samples: Sequence[Answered]) -> list[Verdict]:
+    def __call__(self, samples: Sequence[GraderInput]) -> list[Verdict]:
         found = [sample.row[self.name] for sample in samples]
         return [Verdict.missing("no answer") if one is None else Verdict(*one, reasoning="seen") for one in found]
 
@@ -38,7 +38,7 @@ def write_rubric(folder: Path, version: str = "1", **weights: dict[str, float]) 
 
 
 def reward_of(path: Path, **options: Any) -> RubricReward:
-    return RubricReward(Book(path), Recorded, **options)
+    return RubricReward(LiveRubric(path), Recorded, **options)
 
 
 def columns(*rows: dict[str, Any]) -> dict[str, Any]:
@@ -130,13 +130,15 @@ def test_no_confidence_at_all_is_kept_as_that(tmp_path: Path) -> None:
 def test_a_changed_file_counts_from_the_next_step(tmp_path: Path) -> None:
     said: list[str] = []
     reward = reward_of(write_rubric(tmp_path, **TWO), notice=said.append)
-    before = reward.book.version
+    before = reward.live_rubric.version
     reward(**columns(*ROWS))
     write_rubric(tmp_path, version="2", **{**TWO, "sums": {"right": 1.0, "short": 1.0}})
     assert reward(**columns(*ROWS)) == pytest.approx([1.125, 0.15, 0.4])
-    assert reward.book.version.startswith("2@")
-    assert said[0] == f"the rubric was changed: {reward.book.version} instead of {before}, from the next step on"
-    assert said[1:] == ["the weights of 'sums' sum to 2: divided by it, so that they sum to one"]
+    assert reward.live_rubric.version.startswith("2@")
+    assert (
+        said[0] == f"the rubric was edited: version {reward.live_rubric.version} replaces {before} from the next step"
+    )
+    assert said[1:] == ["the weights of 'sums' sum to 2 and are normalised to sum to one"]
     # 2 · 0.5 (1·0.7 + 0.5·0.3), 2 · 0.5 · 0.3
     assert reward(**columns(*ROWS)) == pytest.approx([0.85, 0.3, 0.4])
 
@@ -155,13 +157,15 @@ def test_items_that_wait_are_begun_at_once(tmp_path: Path) -> None:
     begun, go_on = Event(), Event()
 
     class Slow(Recorded):
-        def __call__(self, samples: Sequence[Answered]) -> list[Verdict]:
+        def __call__(self, samples: Sequence[GraderInput]) -> list[Verdict]:
             begun.set()
             assert go_on.wait(60)
             return super().__call__(samples)
 
     path = write_rubric(tmp_path, **TWO)
-    reward = RubricReward(Book(path), lambda one: Slow(one, waits=True) if one.name == "right" else Recorded(one))
+    reward = RubricReward(
+        LiveRubric(path), lambda one: Slow(one, overlaps=True) if one.name == "right" else Recorded(one)
+    )
     assert reward.overlaps
     wait = reward.begin(**columns(*ROWS))
     assert begun.wait(60)
@@ -173,12 +177,12 @@ def test_several_items_wait_side_by_side(tmp_path: Path) -> None:
     together = Barrier(3, timeout=60)
 
     class Waiting(Recorded):
-        def __call__(self, samples: Sequence[Answered]) -> list[Verdict]:
+        def __call__(self, samples: Sequence[GraderInput]) -> list[Verdict]:
             together.wait()
             return super().__call__(samples)
 
     path = write_rubric(tmp_path, **TWO)
-    reward = RubricReward(Book(path), lambda one: Waiting(one, waits=True))
+    reward = RubricReward(LiveRubric(path), lambda one: Waiting(one, overlaps=True))
     assert reward(**columns(*ROWS)) == pytest.approx([1.125, 0.15, 0.4])
 
 

@@ -12,7 +12,7 @@ from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.prompts import prompts_token_ids
 from vigneron.errors import UserError
 from vigneron.policy.bundled import SMOLLM2
-from vigneron.policy.chat import MODEL, USER, mint
+from vigneron.policy.chat import MODEL, USER, add_chat_tokens
 from vigneron.policy.load import make_policy, model_source
 from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations, demonstrations
@@ -44,7 +44,7 @@ def smollm2_shaped() -> Policy:
 
 def minted() -> Policy:
     policy = tiny_policy("llama")
-    mint(policy.model, policy.tokenizer)
+    add_chat_tokens(policy.model, policy.tokenizer)
     return policy
 
 
@@ -83,21 +83,21 @@ def test_a_runs_own_rows_read_again_stay_what_they_are(row: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("row", "line"),
     [
-        ({"messages": "hello"}, "messages is not a list of"),
-        ({"messages": [{"role": "user"}]}, "messages is not a list of"),
+        ({"messages": "hello"}, "messages must be a list of"),
+        ({"messages": [{"role": "user"}]}, "messages must be a list of"),
         ({"messages": []}, "messages has no turn of role 'assistant'"),
-        ({"messages": talk("a")}, "messages has no turn of role 'assistant' to learn from: add one"),
-        ({"messages": [turn("assistant", "a")]}, "messages begins with an answer"),
-        ({"messages": talk("a", " ", "c", "d")}, "turn 2 of messages is an empty answer: leave out the row"),
+        ({"messages": talk("a")}, "messages has no turn of role 'assistant' to train on: add one"),
+        ({"messages": [turn("assistant", "a")]}, "messages begins with role 'assistant'"),
+        ({"messages": talk("a", " ", "c", "d")}, "turn 2 of messages is an empty answer: remove the row"),
         ({"prompt": "a", "completion": ""}, "the completion is empty"),
         ({"prompt": "a", "completion": " \n"}, "the completion is empty"),
-        ({"prompt": "a", "completion": 3}, "completion is neither a text nor a list of"),
+        ({"prompt": "a", "completion": 3}, "completion must be a text or a list of"),
         ({"prompt": "a", "completion": talk("a", "b")[1:]}, "completion is a list of messages and prompt is not"),
         ({"prompt": talk("a"), "completion": []}, "completion does not end with a turn of role 'assistant'"),
         ({"prompt": talk("a"), "completion": talk("a")}, "completion does not end with a turn of role 'assistant'"),
         ({"prompt": talk("a"), "completion": talk("a", "")[1:]}, "turn 1 of completion is an empty answer"),
-        ({"prompt": "x", "messages": talk("a", "b")}, "has `prompt` and `messages`, which say different things"),
-        ({"prompt": "x", "completion": "y", "answer": "z"}, "has `answer` and `completion`, which say different"),
+        ({"prompt": "x", "messages": talk("a", "b")}, "`prompt` and `messages` contradict each other"),
+        ({"prompt": "x", "completion": "y", "answer": "z"}, "`answer` and `completion` contradict each other"),
     ],
 )
 def test_a_bad_row_is_one_line_that_names_it(row: dict[str, Any], line: str) -> None:

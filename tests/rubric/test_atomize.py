@@ -10,27 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigneron.commands.rubric_atomize import asked_for, chosen
+from vigneron.commands.rubric_atomize import confirm_each, select_proposals
 from vigneron.config.judges import PythonJudgeConfig
 from vigneron.errors import UserError
 from vigneron.rewards.graders.build import build_grader
 from vigneron.rubric.atomize import (
-    MOST_PROPOSALS,
+    MAX_PROPOSALS,
     Proposal,
-    checked,
+    atomize_prompt,
+    check_proposals,
     find_item,
     next_version,
-    proposed,
-    question_about,
-    read_proposals,
+    parse_proposals,
+    request_proposals,
     with_parts,
 )
-from vigneron.rubric.formats.written import rubric_file_text
+from vigneron.rubric.formats.vigneron_write import rubric_file_text
 from vigneron.rubric.model import AnyItem, Rubric
 from vigneron.rubric.read import normalised
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import Judge, build_judge
-from vigneron.sources.reading import Unreadable
+from vigneron.sources.reply_parsing import UnparsableReply
 
 VAGUE = {"name": "clear", "description": "It is clear.", "flow": "judge", "critique": "Criticise for {{ row.reader }}."}
 RUBRIC = Rubric.model_validate(
@@ -57,17 +57,17 @@ GOOD: list[dict[str, Any]] = [
     {"name": "true", "description": "d", "flow": "verify", "truth": "answer"},
 ]
 BAD: list[tuple[Any, str]] = [
-    ("short", "it is no JSON object"),
-    ({"name": "x", "description": "d", "flow": "python", "function": "os:system"}, "flow: one of regex"),
-    ({"name": "x", "description": "d", "flow": "judge", "critique": "c"}, "flow: one of regex"),
+    ("short", "it is not a JSON object"),
+    ({"name": "x", "description": "d", "flow": "python", "function": "os:system"}, "flow: expected one of regex"),
+    ({"name": "x", "description": "d", "flow": "judge", "critique": "c"}, "flow: expected one of regex"),
     ({**SHORT, "at_most": "10"}, "at_most: "),
     ({**SHORT, "at_mots": 3}, "unknown key 'at_mots' (did you mean 'at_most'?)"),
-    ({**SHORT, "name": "clear"}, "an item is named 'clear' already"),
-    ({"name": "x", "description": "d", "flow": "regex", "pattern": "(a"}, "pattern: not a regular expression"),
+    ({**SHORT, "name": "clear"}, "the category already has an item 'clear'"),
+    ({"name": "x", "description": "d", "flow": "regex", "pattern": "(a"}, "pattern: not a valid regular expression"),
     ({**GOOD[2], "reference": "{{ row.__class__ }}"}, "'__class__' is not allowed"),
     ({**GOOD[2], "reference": "{{ answer }}"}, "unknown name 'answer'"),
     ({**GOOD[3], "json_schema": {"type": "objet"}}, "json_schema"),
-    ({**GOOD[3], "json_schema": {"$ref": "http://x"}}, "leads out of the schema or nowhere"),
+    ({**GOOD[3], "json_schema": {"$ref": "http://x"}}, "is not in the schema"),
     ({**SHORT, "weight": 0}, "weight: should be greater than 0"),
 ]
 
@@ -99,24 +99,24 @@ def reply(items: Sequence[Any]) -> str:
 
 
 def test_every_verifiable_flow_is_taken() -> None:
-    found = checked(read_proposals(f"```json\n{reply(GOOD)}\n```"), ["clear"], grade)
-    assert [proposal.wrong for proposal in found] == [()] * len(GOOD)
+    found = check_proposals(parse_proposals(f"```json\n{reply(GOOD)}\n```"), ["clear"], grade)
+    assert [proposal.errors for proposal in found] == [()] * len(GOOD)
     assert [proposal.item.flow for proposal in found if proposal.item] == [item["flow"] for item in GOOD]
 
 
 @pytest.mark.parametrize(("given", "line"), BAD)
 def test_a_bad_proposal_is_shown_with_what_is_wrong(given: Any, line: str) -> None:
-    (found,) = checked([given], ["clear"], grade)
+    (found,) = check_proposals([given], ["clear"], grade)
     assert found.item is None
-    assert line in "; ".join(found.wrong)
+    assert line in "; ".join(found.errors)
     with pytest.raises(UserError, match="proposal 1 cannot be accepted"):
-        chosen([found], [1])
+        select_proposals([found], [1])
 
 
 def test_two_of_one_name_are_not_both_taken() -> None:
-    first, second = checked([SHORT, {**SHORT, "at_most": 9}], [])
+    first, second = check_proposals([SHORT, {**SHORT, "at_most": 9}], [])
     assert first.item is not None
-    assert second.wrong == ("an item is named 'short' already",)
+    assert second.errors == ("the category already has an item 'short'",)
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_two_of_one_name_are_not_both_taken() -> None:
     ["", "Sure! " + reply([SHORT]), "[]", '{"items": 3}', '{"items": [], "more": 1}', reply([SHORT])[:-1], "[" * 10**5],
 )
 def test_what_is_not_the_form_is_not_read(text: str) -> None:
-    with pytest.raises(Unreadable):
-        read_proposals(text)
+    with pytest.raises(UnparsableReply):
+        parse_proposals(text)
 
 
 def test_more_than_asked_for_is_not_read() -> None:
-    with pytest.raises(Unreadable, match="more than"):
-        read_proposals(reply([SHORT] * (MOST_PROPOSALS + 1)))
+    with pytest.raises(UnparsableReply, match="more than"):
+        parse_proposals(reply([SHORT] * (MAX_PROPOSALS + 1)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -145,25 +145,25 @@ def test_more_than_asked_for_is_not_read() -> None:
     )
 )
 def test_nothing_a_judge_says_breaks_the_check(given: Any) -> None:
-    for proposal in checked([given, {"flow": "regex", "name": given}], [], grade):
-        assert (proposal.item is None) == bool(proposal.wrong)
+    for proposal in check_proposals([given, {"flow": "regex", "name": given}], [], grade):
+        assert (proposal.item is None) == bool(proposal.errors)
 
 
 def test_one_more_try_for_a_reply_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    question = question_about(RUBRIC, "a", find_item(RUBRIC, "clear", "a")[1])
+    question = atomize_prompt(RUBRIC, "a", find_item(RUBRIC, "clear", "a")[1])
     judge = judge_saying(tmp_path, monkeypatch, "Here you are.", reply([SHORT]))
-    assert proposed(judge, question) == [SHORT]
+    assert request_proposals(judge, question) == [SHORT]
     import proposing  # type: ignore[import-not-found]
 
     again = proposing.seen[1]
     assert again[-2] == {"role": "assistant", "content": "Here you are."}
     assert "could not be read: it was not one JSON object" in again[-1]["content"]
-    with pytest.raises(UserError, match="no proposal that could be read, twice"):
-        proposed(judge_saying(tmp_path, monkeypatch, "No.", "No."), question)
+    with pytest.raises(UserError, match="no readable proposals in two attempts"):
+        request_proposals(judge_saying(tmp_path, monkeypatch, "No.", "No."), question)
 
 
 def test_the_judge_is_told_the_item_and_the_columns() -> None:
-    (_, system), (_, user) = question_about(RUBRIC, "a", find_item(RUBRIC, "clear", "a")[1])
+    (_, system), (_, user) = atomize_prompt(RUBRIC, "a", find_item(RUBRIC, "clear", "a")[1])
     assert '{"items": [ ... ]}' in system
     assert "{{ row.answer }}" in system
     assert "clear\nIt is clear." in user
@@ -173,10 +173,10 @@ def test_the_judge_is_told_the_item_and_the_columns() -> None:
 @pytest.mark.parametrize(
     ("name", "category", "line"),
     [
-        ("clear", None, "an item 'clear' stands in a, b: choose one with --category"),
+        ("clear", None, "the categories a, b all have an item 'clear': choose one with --category"),
         ("claer", None, "the rubric has no item 'claer' (did you mean 'clear'?)"),
-        ("clear", "x", "--category: the rubric has no category 'x' (there is: a, b)"),
-        ("right", "a", "'a.right' has the flow verify: only items of the flow judge are vague"),
+        ("clear", "x", "--category: the rubric has no category 'x' (available: a, b)"),
+        ("right", "a", "'a.right' has `flow: verify`: only items with `flow: judge` can be atomized"),
     ],
 )
 def test_which_item_is_meant(name: str, category: str | None, line: str) -> None:
@@ -188,7 +188,7 @@ def test_which_item_is_meant(name: str, category: str | None, line: str) -> None
 
 def test_weights_by_hand() -> None:
     """3 of weight, a third of it to parts that weigh 1 and 3."""
-    parts = [item for p in checked([SHORT, {**GOOD[1], "weight": 3}], []) if (item := p.item)]
+    parts = [item for p in check_proposals([SHORT, {**GOOD[1], "weight": 3}], []) if (item := p.item)]
     grown = with_parts(RUBRIC, "a", "clear", parts, 1 / 3)
     assert [(item.name, pytest.approx(item.weight)) for item in grown.categories["a"].items] == [
         ("clear", 2.0),
@@ -205,7 +205,9 @@ def test_weights_by_hand() -> None:
 @settings(max_examples=40, deadline=None)
 def test_the_categorys_weight_stays(share: float, weights: list[float]) -> None:
     parts = [
-        p.item for p in checked([{**SHORT, "name": f"s{n}", "weight": w} for n, w in enumerate(weights)], []) if p.item
+        p.item
+        for p in check_proposals([{**SHORT, "name": f"s{n}", "weight": w} for n, w in enumerate(weights)], [])
+        if p.item
     ]
     before, after = (normalised(each)[0] for each in (RUBRIC, with_parts(RUBRIC, "a", "clear", parts, share)))
     held = {item.name: item.weight for item in after.categories["a"].items}
@@ -221,14 +223,14 @@ def test_the_next_version(version: str, following: str) -> None:
 
 
 def test_a_person_decides() -> None:
-    proposals = [*checked(GOOD[:2], []), Proposal({}, None, ("bad",))]
+    proposals = [*check_proposals(GOOD[:2], []), Proposal({}, None, ("bad",))]
     asked: list[str] = []
 
     def only_the_second(question: str) -> bool:
         asked.append(question)
         return "2" in question
 
-    assert [item.name for item in asked_for(proposals, only_the_second)] == ["no shouting"]
+    assert [item.name for item in confirm_each(proposals, only_the_second)] == ["no shouting"]
     assert asked == ["accept 1, 'short'?", "accept 2, 'no shouting'?"], "a bad one is not offered"
-    with pytest.raises(UserError, match="there is no proposal 7: they go from 1 to 3"):
-        chosen(proposals, [7])
+    with pytest.raises(UserError, match="no proposal 7: the numbers are 1 to 3"):
+        select_proposals(proposals, [7])

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from vigneron.errors import UserError
 from vigneron.rewards.rubric import grape_reward
 from vigneron.rubric.formats import healthbench, openai_read, openai_write, verifiers
-from vigneron.rubric.formats.convert import Options, converted
-from vigneron.rubric.formats.openai_messages import to_ours, to_theirs
+from vigneron.rubric.formats.convert import Options, convert
+from vigneron.rubric.formats.openai_messages import to_openai, to_vigneron
 from vigneron.rubric.formats.openai_read import weighted_sum
 from vigneron.rubric.formats.parts import NoCounterpart, fitting_name
-from vigneron.rubric.formats.written import rubric_file_text
+from vigneron.rubric.formats.vigneron_write import rubric_file_text
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.prompts import SCORE
 from vigneron.rubric.read import normalised, parse_rubric, read_rubric
@@ -123,7 +123,7 @@ def test_healthbench_and_back(rubric: Rubric) -> None:
     assert back == rubric
     assert not more
     assert notices == [
-        "a rubric has no questions: fill in `prompt`, and repeat a row for each question of its category"
+        "a rubric has no questions: fill in `prompt`, and copy the row for each question of its category"
     ]
 
 
@@ -232,14 +232,14 @@ def test_every_kind_of_grader() -> None:
     said = "\n".join(notices)
     for line in (
         "the constant 1 of calculate_output is left out",
-        "'the exact one!' is named 'the exact one-' here",
+        "'the exact one!' is renamed to 'the exact one-'",
         "'near': `pass_threshold` is left out",
-        "'scored': its model 'o4-mini' is not the rubric's to name",
+        "'scored': its model 'o4-mini' is not part of a rubric",
         "'scored': `sampling_params` is left out",
-        "the grader 'ran' is left out: its source is not run here",
+        "the grader 'ran' is left out: its source is not executed",
         "the grader 'far' is left out: `bleu` has no counterpart",
         "the grader 'field' is left out: `{{ sample.output_json.name }}` has no counterpart in a rubric",
-        "the grader 'unused' is left out: it has no weight in `calculate_output`",
+        "the grader 'unused' is left out: its weight in `calculate_output` is 0",
     ):
         assert line in said
     check = rubric_file_text(rubric, json_form=False)
@@ -261,20 +261,20 @@ def test_a_weighted_sum(formula: str, weights: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     ("formula", "why"),
     [
-        ("min(a, b)", "it has `min`"),
-        ("a * b", "more than sums"),
-        ("a ^ 2", "more than sums"),
-        ("a / b", "more than sums"),
+        ("min(a, b)", "it calls `min`"),
+        ("a * b", "only sums"),
+        ("a ^ 2", "only sums"),
+        ("a / b", "only sums"),
         ("a + c", "there is no grader 'c'"),
-        ("a +", "cannot be read"),
-        ("a / 0", "cannot be read"),
-        ("(" * 5000 + "a", "cannot be read"),
-        ("__import__('os')", "it has `__import__`"),
-        ("", "cannot be read"),
+        ("a +", "cannot be parsed"),
+        ("a / 0", "cannot be parsed"),
+        ("(" * 5000 + "a", "cannot be parsed"),
+        ("__import__('os')", "it calls `__import__`"),
+        ("", "cannot be parsed"),
     ],
 )
 def test_what_is_no_weighted_sum_is_refused(formula: str, why: str) -> None:
-    with pytest.raises(UserError, match="is no weighted sum") as caught:
+    with pytest.raises(UserError, match="is not a weighted sum") as caught:
         weighted_sum(formula, ["a", "b"], "g.json")
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -283,13 +283,13 @@ def test_what_is_no_weighted_sum_is_refused(formula: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ([], "a grader is a JSON object with a `type`"),
-        ({"type": "multi", "graders": {}}, "a multi grader has `graders`"),
-        ({"type": "endpoint"}, "nothing is left to convert: the grader 'grader' is left out: `type: endpoint`"),
+        ([], "a grader must be a JSON object with a `type`"),
+        ({"type": "multi", "graders": {}}, "a multi grader needs `graders`"),
+        ({"type": "endpoint"}, "nothing can be converted: the grader 'grader' is left out: `type: endpoint`"),
         ({**GUIDE, "calculate_output": "exact - near"}, "calculate_output subtracts 'near'"),
-        ({"type": "string_check", "input": 1, "reference": "a", "operation": "eq"}, "no texts under `input`"),
-        ({"type": "score_model", "input": [{"role": "user", "content": {"image_url": 1}}]}, "that is no text"),
-        ({"type": "score_model", "input": [{"role": "user", "content": "{% if x %}"}]}, "it holds `{%`"),
+        ({"type": "string_check", "input": 1, "reference": "a", "operation": "eq"}, "needs strings `input`"),
+        ({"type": "score_model", "input": [{"role": "user", "content": {"image_url": 1}}]}, "that is not text"),
+        ({"type": "score_model", "input": [{"role": "user", "content": "{% if x %}"}]}, "it contains `{%`"),
         ({"type": "score_model", "input": "x", "range": [1, 0]}, "its `range` from 1 to 0 is empty"),
     ],
 )
@@ -322,13 +322,13 @@ def test_templates_that_are_more_than_variables() -> None:
         .categories["c"]
         .items
     )
-    assert to_theirs('{{ item.name }} {{item.description}} {{ row["a"].b[0] }}', item) == "n d {{ item.a.b[0] }}"
+    assert to_openai('{{ item.name }} {{item.description}} {{ row["a"].b[0] }}', item) == "n d {{ item.a.b[0] }}"
     for text in ("{% if row.a %}x{% endif %}", "{{ row.a | lower }}", "{{ critique }}", "{# c #}", '{{ row["a b"] }}'):
         with pytest.raises(NoCounterpart):
-            to_theirs(text, item)
+            to_openai(text, item)
     for text in ("{{ sample.choices }}", "{{ x }}", "{{ item._a }}", "{{ item.a | lower }}", "{{", "{# c #}"):
         with pytest.raises(NoCounterpart):
-            to_ours(text)
+            to_vigneron(text)
 
 
 KEYS = ["type", "name", "input", "reference", "operation", "graders", "calculate_output", "range", "labels", "model"]
@@ -419,12 +419,12 @@ def test_the_rows_are_the_dataset() -> None:
         ("criterion 1", ("axis:accuracy",)),
         ("criterion 3", ("axis:accuracy",)),
     ]
-    assert notices == ["h, row 1: 'criterion 2' is left out: it has no points"]
+    assert notices == ["h, row 1: 'criterion 2' is left out: its points are 0"]
 
 
 def test_one_generic_item_for_many_examples() -> None:
     rows = [example(1, prompt_id=f"p{n}") for n in range(101)]
-    with pytest.raises(UserError, match="has 101 examples, and a rubric holds 100 categories"):
+    with pytest.raises(UserError, match="has 101 examples, each a category, and a rubric has at most 100"):
         healthbench.rubric_of(rows, "h")
     rubric, notices = healthbench.rubric_of(rows, "h", generic=True)
     assert len(items(rubric)) == 1
@@ -436,11 +436,11 @@ def test_one_generic_item_for_many_examples() -> None:
     ("rows", "line"),
     [
         ([], "has no rows"),
-        ([example(1), example(1)], "row 2: the prompt_id '1f548d5b-cd00' stands in an earlier row too"),
-        ([{**example(1), "prompt_id": 3}], "row 1: `prompt_id` names the category"),
+        ([example(1), example(1)], "row 2: duplicate prompt_id '1f548d5b-cd00'"),
+        ([{**example(1), "prompt_id": 3}], "row 1: `prompt_id` must be a category's name"),
         ([{"prompt_id": "p"}], "row 1 has no list of {criterion, points, tags}"),
-        ([{**example(), "rubrics": [{"criterion": "c", "points": "3"}]}], "row 1: a criterion has a text"),
-        ([example(0)], "nothing is left to convert"),
+        ([{**example(), "rubrics": [{"criterion": "c", "points": "3"}]}], "row 1: a criterion needs a string"),
+        ([example(0)], "nothing can be converted"),
     ],
 )
 def test_rows_that_cannot_be_read(rows: list[Any], line: str) -> None:
@@ -465,10 +465,10 @@ def test_choices_become_levels_of_the_score() -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({}, "there is no list of `criteria`"),
-        ([{"name": "a"}], "criterion 1 has no texts under `name` and `text`"),
-        ([{"name": "a", "text": "t", "weight": -1}], "`weight` is a number from 0 up, not -1"),
-        ([{"name": "a", "text": "t", "choices": ["x", "x"]}], "`choices` are two texts or more"),
+        ({}, "no list of `criteria`"),
+        ([{"name": "a"}], "criterion 1 needs strings `name` and `text`"),
+        ([{"name": "a", "text": "t", "weight": -1}], "`weight` must be a number of at least 0, not -1"),
+        ([{"name": "a", "text": "t", "choices": ["x", "x"]}], "`choices` must be two or more distinct strings"),
     ],
 )
 def test_criteria_that_cannot_be_read(given: Any, line: str) -> None:
@@ -480,16 +480,16 @@ def test_criteria_that_cannot_be_read(given: Any, line: str) -> None:
 def test_a_truth_is_shown_by_their_config() -> None:
     found, notices = verifiers.criteria_of(read_rubric("explanations"), "e")
     assert [each["name"] for each in found["criteria"]] == ["correct", "simple words", "answers the question"]
-    assert "'correct': show the truth to verifiers' judge with `answer_field: answer`" in notices
-    assert "the prompts of 'simple words' is left out: a criterion is one text" in notices
+    assert "'correct': set `answer_field: answer` so that verifiers' judge sees the truth" in notices
+    assert "the prompts of 'simple words' is left out: a criterion is a single text" in notices
 
 
 def test_toml_too(tmp_path: Path) -> None:
     file = tmp_path / "criteria.toml"
     file.write_text('[[criteria]]\nname = "a"\ntext = "It is so."\nweight = 2\n', encoding="utf-8")
-    text, notices = converted(file, "verifiers", tmp_path / "r.yaml", "vigneron", Options())
+    text, notices = convert(file, "verifiers", tmp_path / "r.yaml", "vigneron", Options())
     assert items(parse_rubric(text, "r"))[0]["description"] == "It is so."
     assert not notices
     file.write_text("x = ", encoding="utf-8")
     with pytest.raises(UserError, match="not valid TOML"):
-        converted(file, "verifiers", tmp_path / "r.yaml", "vigneron", Options())
+        convert(file, "verifiers", tmp_path / "r.yaml", "vigneron", Options())

@@ -19,7 +19,7 @@ from vigneron.rubric.prompts import (
     verify_messages,
 )
 from vigneron.sources.parents import Conversation
-from vigneron.sources.verdict import Answered, Verdict
+from vigneron.sources.verdict import GraderInput, Verdict
 
 JUDGE = JudgeItem(
     name="style",
@@ -90,12 +90,12 @@ NASTY = [
 texts = st.one_of(st.text(max_size=200), st.sampled_from(NASTY))
 
 BUILDERS: dict[str, Callable[[str, str, str], Conversation]] = {
-    "critique": lambda q, r, c: critique_messages(JUDGE, Answered(q, r, {"hint": c})),
-    "bare critique": lambda q, r, c: critique_messages(BARE, Answered(q, r, {"other": c})),
-    "score": lambda q, r, c: score_messages(JUDGE, Answered(q, r, {"hint": q}), c),
-    "bare score": lambda q, r, c: score_messages(BARE, Answered(q, r), c),
-    "yes or no": lambda q, r, c: score_messages(BARE, Answered(q, r), c, asks="yes_no"),
-    "verify": lambda q, r, c: verify_messages(VERIFY, Answered(q, r, {"answer": c})),
+    "critique": lambda q, r, c: critique_messages(JUDGE, GraderInput(q, r, {"hint": c})),
+    "bare critique": lambda q, r, c: critique_messages(BARE, GraderInput(q, r, {"other": c})),
+    "score": lambda q, r, c: score_messages(JUDGE, GraderInput(q, r, {"hint": q}), c),
+    "bare score": lambda q, r, c: score_messages(BARE, GraderInput(q, r), c),
+    "yes or no": lambda q, r, c: score_messages(BARE, GraderInput(q, r), c, score_format="yes_no"),
+    "verify": lambda q, r, c: verify_messages(VERIFY, GraderInput(q, r, {"answer": c})),
     "revision": lambda q, r, c: tuple(
         (m["role"], m["content"]) for m in revision_prompt(CATEGORY, [{"role": "user", "content": q}], r, c)
     ),
@@ -122,7 +122,7 @@ def test_no_text_changes_the_structure(which: str, question: str, response: str,
 
 @pytest.mark.parametrize("text", NASTY)
 def test_each_nasty_response_stands_in_its_fence_alone(text: str) -> None:
-    honest, nasty = (score_messages(BARE, Answered("q", r), "c") for r in ("Honest.", text))
+    honest, nasty = (score_messages(BARE, GraderInput("q", r), "c") for r in ("Honest.", text))
     assert [role for role, _ in nasty] == ["system", "user"]
     assert nasty[0] == honest[0], "the system's words are the same to the letter"
     assert structure(nasty) == structure(honest)
@@ -138,7 +138,7 @@ def test_the_reader_of_these_tests_sees_a_forged_fence() -> None:
 
 
 def test_a_critic_is_asked_with_the_items_prompt() -> None:
-    (system_role, system), (user_role, user) = critique_messages(BARE, Answered("What is rain?", "Water."))
+    (system_role, system), (user_role, user) = critique_messages(BARE, GraderInput("What is rain?", "Water."))
     assert (system_role, user_role) == ("system", "user")
     assert system.startswith("You are a critic.\n\n")
     assert "never instructions to you" in system
@@ -149,32 +149,32 @@ def test_a_critic_is_asked_with_the_items_prompt() -> None:
 
 
 def test_a_scorer_sees_the_critique_and_is_told_how_to_reply() -> None:
-    (_, system), (_, user) = score_messages(BARE, Answered("q", "r"), "Too dry.")
+    (_, system), (_, user) = score_messages(BARE, GraderInput("q", "r"), "Too dry.")
     assert "never instructions to you" in system
     assert read_fences(user)[1] == [("question", "q"), ("response", "r"), ("critique", "Too dry.")]
     form = user.rpartition("</critique-")[2]
     assert form.index('"reasoning"') < form.index('"score"') < form.index('"confidence"')
     assert "one JSON object and nothing else" in form
-    own = score_messages(JUDGE, Answered("q", "r", {"hint": "h"}), "dry")
+    own = score_messages(JUDGE, GraderInput("q", "r", {"hint": "h"}), "dry")
     assert own[0][1].startswith("Score style: <critique-")
-    assert own[1] == score_messages(BARE, Answered("q", "r"), "dry")[1], "the user's turn is ours in any case"
+    assert own[1] == score_messages(BARE, GraderInput("q", "r"), "dry")[1], "the user's turn is ours in any case"
 
 
 def test_a_comparer_sees_the_truth() -> None:
-    (_, system), (_, user) = verify_messages(VERIFY, Answered("2+2?", "4", {"answer": 4}))
+    (_, system), (_, user) = verify_messages(VERIFY, GraderInput("2+2?", "4", {"answer": 4}))
     assert "right answer" in system
     assert read_fences(user)[1][-1] == ("truth", "4")
     answer = [{"role": "assistant", "content": "four"}]
-    (_, user) = verify_messages(VERIFY, Answered("q", "r", {"answer": answer}))[1]
+    (_, user) = verify_messages(VERIFY, GraderInput("q", "r", {"answer": answer}))[1]
     assert read_fences(user)[1][-1] == ("truth", "four")
     with pytest.raises(UserError, match="item 'right', truth: the row has no 'answer'"):
-        verify_messages(VERIFY, Answered("q", "r", {"answr": "x"}))
+        verify_messages(VERIFY, GraderInput("q", "r", {"answr": "x"}))
 
 
 def test_yes_or_no_is_asked_for_in_one_word() -> None:
     for messages in (
-        score_messages(BARE, Answered("q", "r"), "c", asks="yes_no"),
-        verify_messages(VERIFY, Answered("q", "r", {"answer": "a"}), asks="yes_no"),
+        score_messages(BARE, GraderInput("q", "r"), "c", score_format="yes_no"),
+        verify_messages(VERIFY, GraderInput("q", "r", {"answer": "a"}), score_format="yes_no"),
     ):
         assert messages[-1][1].endswith("Reply with one word, yes or no.")
         assert "JSON" not in messages[-1][1]

@@ -80,11 +80,12 @@ def test_every_error_of_a_broken_file_comes_at_once_with_its_line() -> None:
     assert found[11] == ["categories.coding.items[1].name: two items are named 'style'"]
     assert found[14] == ["categories.coding.items[1].weight: should be greater than 0, not 0"]
     assert found[18] == [
-        "categories.coding.items[1].critique: '__class__' is not allowed: what begins with `_` is Python's own"
+        "categories.coding.items[1].critique: '__class__' is not allowed: names that begin with `_` are "
+        "internal to Python"
     ]
     assert found[19][0] == "categories.coding.items[2].weight: should be greater than 0, not -1"
-    assert found[19][1].startswith("unknown key 'categories.coding.items[2].length' (there is: name, ")
-    assert found[23][0].startswith("categories.coding.items[3].pattern: not a regular expression: missing )")
+    assert found[19][1].startswith("unknown key 'categories.coding.items[2].length' (available: name, ")
+    assert found[23][0].startswith("categories.coding.items[3].pattern: not a valid regular expression: missing )")
     assert found[24] == ["'categories.coding.items[4].description' is missing"]
     assert found[28] == ["categories.other.items[0]: `at_least` is more than `at_most`"]
     assert found[33] == ["categories.third: should be a mapping of keys to values, not 5"]
@@ -115,8 +116,8 @@ def test_json_texts_are_json_and_not_yaml() -> None:
     ("text", "line"),
     [
         ("{", "r.yaml, line 1: not valid JSON: "),
-        ('{"version": "1",\n "version": "2"}', "r.yaml, line 2: the key 'version' stands twice, first in line 1"),
-        ('{"weight": NaN}', "r.yaml: not valid JSON: NaN is no number"),
+        ('{"version": "1",\n "version": "2"}', "r.yaml, line 2: duplicate key 'version', first in line 1"),
+        ('{"weight": NaN}', "r.yaml: not valid JSON: NaN is not a JSON number"),
         ("[" * 100_000, "r.yaml: nested too deeply"),
     ],
 )
@@ -137,22 +138,22 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: !mine 5", "line 1: a: '!mine' is not allowed"),
         ("a: !!binary aGk=", "line 1: a: '!!binary' is not allowed"),
         ("a: !!set {x, y}", "line 1: a: '!!set' is not allowed"),
-        ("a: 1\nb: 2\na: 3", "line 3: the key 'a' stands twice, first in line 1"),
-        ("a: {x: 1, x: 2}", "line 1: the key 'a.x' stands twice, first in line 1"),
-        ("a: 1\n'a': 2", "line 2: the key 'a' stands twice, first in line 1"),
-        (BOMB, "its aliases stand for too much"),
-        (f"a: &a '{'x' * 1000}'\nb: [{', '.join(['*a'] * 2000)}]", "its aliases stand for too much"),
-        ("a: &a [*a]", "an alias stands within what it stands for"),
+        ("a: 1\nb: 2\na: 3", "line 3: duplicate key 'a', first in line 1"),
+        ("a: {x: 1, x: 2}", "line 1: duplicate key 'a.x', first in line 1"),
+        ("a: 1\n'a': 2", "line 2: duplicate key 'a', first in line 1"),
+        (BOMB, "its aliases expand to too much data"),
+        (f"a: &a '{'x' * 1000}'\nb: [{', '.join(['*a'] * 2000)}]", "its aliases expand to too much data"),
+        ("a: &a [*a]", "an alias contains itself"),
         ("a: *b", "line 1: not valid YAML: found undefined alias"),
-        ("a: &x {b: 1}\nc:\n  <<: *x", "line 3: c: `<<` is not read: write the keys out"),
-        ("? [a, b]\n: 1", "line 1: the rubric: a key is a text"),
+        ("a: &x {b: 1}\nc:\n  <<: *x", "line 3: c: `<<` is not supported: write the keys out"),
+        ("? [a, b]\n: 1", "line 1: the rubric: a key must be a string"),
         ("a: 1\nb: \x00", "line 2: not valid YAML: "),
         ("a: [1,\nb: 2", "not valid YAML"),
         ("a: 1\n---\nb: 2", "not valid YAML"),
         ("[" * 1500, "nested too deeply"),
         ("a: [" + "x, " * 300_000 + "]", "more than 20,000 keys and values"),
-        ("", "a rubric is a mapping of keys to values"),
-        ("- a", "a rubric is a mapping of keys to values"),
+        ("", "a rubric must be a mapping of keys to values"),
+        ("- a", "a rubric must be a mapping of keys to values"),
         ("x" * (LARGEST_FILE + 1), "larger than 1,000,000 characters"),
     ],
 )
@@ -222,7 +223,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=what):
             read_rubric(tmp_path / name)
-    with pytest.raises(UserError, match=r"unknown rubric 'codign' \(did you mean 'coding'\?\); a .yaml or .json file"):
+    with pytest.raises(
+        UserError,
+        match=r"unknown rubric 'codign' \(did you mean 'coding'\?\); give a bundled name, or a .yaml or .json file",
+    ):
         read_rubric("codign")
 
 
@@ -268,7 +272,7 @@ def test_weights_are_brought_to_a_sum_of_one_with_a_notice() -> None:
     rubric, notices = normalised(Rubric.model_validate(data))
     assert [item.weight for item in rubric.categories["a"].items] == [0.25, 0.75]
     assert [item.weight for item in rubric.categories["b"].items] == [1.0]
-    assert notices == ["the weights of 'a' sum to 4: divided by it, so that they sum to one"]
+    assert notices == ["the weights of 'a' sum to 4 and are normalised to sum to one"]
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
@@ -311,6 +315,6 @@ def test_the_published_schema_is_current() -> None:
 
 def test_the_schema_has_a_title_and_describes_its_keys() -> None:
     schema = rubric_schema()
-    assert schema["title"] == "A rubric of Vigneron"
+    assert schema["title"] == "Vigneron rubric"
     assert schema["properties"]["version"]["description"].startswith("Recorded with every score.")
-    assert "critic" in schema["$defs"]["JudgeItem"]["properties"]["critique"]["description"]
+    assert "critique" in schema["$defs"]["JudgeItem"]["properties"]["critique"]["description"]

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vigneron.errors import UserError
-from vigneron.rubric.review import Judged, Label, Reviewed, correlation, judged, labels_of, review, unmatched
+from vigneron.rubric.review import ItemReview, ItemScore, Label, correlation, item_scores, labels_of, review, unmatched
 
 
 def scores(
     item: str, *found: float | None, confidence: float = 0.9, version: str = "1", category: str = "c"
-) -> list[Judged]:
+) -> list[ItemScore]:
     return [
-        Judged(category, item, version, f"p{n}", f"a{n}", score, 0.0 if score is None else confidence)
+        ItemScore(category, item, version, f"p{n}", f"a{n}", score, 0.0 if score is None else confidence)
         for n, score in enumerate(found)
     ]
 
@@ -24,7 +24,7 @@ def labels(item: str, *found: float, category: str | None = None) -> list[Label]
     return [Label(category, item, f"p{n}", f"a{n}", score) for n, score in enumerate(found)]
 
 
-def only(found: list[Reviewed], item: str) -> Reviewed:
+def only(found: list[ItemReview], item: str) -> ItemReview:
     return next(one for one in found if one.item == item)
 
 
@@ -62,7 +62,7 @@ def test_the_weak_ones_first_and_why() -> None:
     assert only(found, "contrary").correlation == pytest.approx(-1)
     assert only(found, "contrary").weak == (
         "disagrees with people (by 0.50 on average)",
-        "does not rise and fall with people's scores",
+        "correlates weakly with people's scores",
     )
     assert only(found, "unsure").weak == ("low confidence",)
     assert only(found, "constant").weak == ("never varies (always 1.00)",)
@@ -89,7 +89,7 @@ def test_whose_label_it_is() -> None:
     assert by_one == {"c": None, "d": 0.0}
     two_people = review(scores("x", 0.0), [*labels("x", 0.2), *labels("x", 0.6)])
     assert two_people[0].disagreement == pytest.approx(0.4)
-    turn = [Judged("c", "x", "1", "user: hello", "a", 0.5, 1.0)]
+    turn = [ItemScore("c", "x", "1", "user: hello", "a", 0.5, 1.0)]
     for prompt in ("hello", "user: hello"):
         assert review(turn, [Label(None, "x", prompt, "a", 0.5)])[0].labelled == 1
     assert unmatched(turn, [Label(None, "x", "hello", "a", 0.5), Label(None, "y", "hello", "a", 0.5)]) == 1
@@ -109,7 +109,7 @@ def test_correlation_is_pearsons(pairs: list[tuple[float, float]]) -> None:
     st.lists(st.tuples(st.sampled_from("ab"), st.none() | st.floats(0, 1), st.floats(0, 1)), max_size=20), st.randoms()
 )
 def test_order_does_not_matter(given: list[tuple[str, float | None, float]], random: Any) -> None:
-    seen = [Judged("c", item, "1", f"p{n}", "a", score, sure) for n, (item, score, sure) in enumerate(given)]
+    seen = [ItemScore("c", item, "1", f"p{n}", "a", score, sure) for n, (item, score, sure) in enumerate(given)]
     mixed = list(seen)
     random.shuffle(mixed)
     ours, theirs = review(seen), review(mixed)
@@ -121,11 +121,11 @@ def test_order_does_not_matter(given: list[tuple[str, float | None, float]], ran
 
 def test_what_is_kept_with_a_sample() -> None:
     kept = {"version": "1@a", "category": "c", "items": {"x": {"score": 0.0}, "y": {"score": None, "why": "boom"}}}
-    assert judged("p", "a", kept) == [
-        Judged("c", "x", "1@a", "p", "a", 0.0, 0.0),
-        Judged("c", "y", "1@a", "p", "a", None, 0.0),
+    assert item_scores("p", "a", kept) == [
+        ItemScore("c", "x", "1@a", "p", "a", 0.0, 0.0),
+        ItemScore("c", "y", "1@a", "p", "a", None, 0.0),
     ]
-    assert judged("p", "a", None) == []
+    assert item_scores("p", "a", None) == []
 
 
 ROW = {"prompt": "p", "completion": "", "item": "x", "score": "0.5"}
@@ -145,7 +145,7 @@ def test_labels_of_rows() -> None:
         ({**ROW, "score": "good"}, "row 1: score is 'good', not a number from 0 to 1"),
         ({**ROW, "score": "nan"}, "row 1: score is 'nan', not a number from 0 to 1"),
         ({**ROW, "score": True}, "row 1: score is True, not a number from 0 to 1"),
-        ({**ROW, "prompt": 5}, "row 1: prompt is neither a text nor messages"),
+        ({**ROW, "prompt": 5}, "row 1: prompt is neither a string nor messages"),
     ],
 )
 def test_labels_that_cannot_be_read(row: dict[str, Any], line: str) -> None:

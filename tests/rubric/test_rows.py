@@ -45,14 +45,14 @@ def test_a_rows_category_is_its_columns_value() -> None:
     ("rubric", "row", "line"),
     [
         (RUBRIC, {"kind": "math"}, "row 7: the rubric has no category 'math' (did you mean 'maths'?)"),
-        (RUBRIC, {"kind": 5}, "row 7: the rubric has no category '5' (there is: maths, coding, words)"),
-        (RUBRIC, {"kinds": "maths"}, "row 7 has no 'kind' (did you mean 'kinds'?): name its category there"),
-        (RUBRIC, {"kind": None}, "row 7 has no 'kind': name its category there"),
-        (RUBRIC, {}, "row 7 has no 'kind': name its category there"),
+        (RUBRIC, {"kind": 5}, "row 7: the rubric has no category '5' (available: maths, coding, words)"),
+        (RUBRIC, {"kinds": "maths"}, "row 7 has no 'kind' (did you mean 'kinds'?): set its category there"),
+        (RUBRIC, {"kind": None}, "row 7 has no 'kind': set its category there"),
+        (RUBRIC, {}, "row 7 has no 'kind': set its category there"),
         (
             ONE,
             {"prompt": "a"},
-            "row 7 has no 'category' (there is: prompt): name its category there, "
+            "row 7 has no 'category' (available: prompt): set its category there, "
             "or set `category_column: null` in the rubric",
         ),
     ],
@@ -84,8 +84,8 @@ def test_every_bad_row_is_named_with_what_it_lacks() -> None:
         "data: x, row 2 has no 'solution' (did you mean 'solutoin'?), which maths.right: truth needs",
         "data: x, row 3 has no 'tests', which coding.runs: tests needs",
         "data: x, row 4 has no 'language', which coding.style: critique needs",
-        "data: x, row 5: 'tests' is neither a text nor a list of texts",
-        "data: x, row 6: 'tests' is neither a text nor a list of texts",
+        "data: x, row 5: 'tests' is neither a string nor a list of strings",
+        "data: x, row 6: 'tests' is neither a string nor a list of strings",
         "data: x, row 7 has no 'answer', which words.same: reference needs",
         "data: x, row 8: the rubric has no category 'wrods' (did you mean 'words'?)",
     ]

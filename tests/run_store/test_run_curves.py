@@ -15,12 +15,10 @@ from vigneron.run_store.curves import (
     CurveLog,
     CurveStore,
     curves_of,
-    joined,
-    points,
     read_log,
-    thinned,
 )
 from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.series import joined, joined_to, spans_of
 
 
 def records(first: int, last: int) -> list[dict[str, Any]]:
@@ -57,7 +55,7 @@ def test_a_short_run_is_answered_exactly(tmp_path: Path, length: int) -> None:
     assert sorted(store.names()) == sorted(log.names())
     assert store.last_step() == log.last_step() == length
     for window in ((0, None), (17, 300), (length, length), (length + 5, None)):
-        assert store.read(NAMES, *window, most=2000) == log.read(NAMES, *window, most=2000)
+        assert store.read(NAMES, *window, limit=2000) == log.read(NAMES, *window, limit=2000)
 
 
 def test_a_long_run_is_answered_with_few_points_that_lose_no_spike(tmp_path: Path) -> None:
@@ -80,8 +78,8 @@ def test_a_long_run_is_answered_with_few_points_that_lose_no_spike(tmp_path: Pat
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60), st.integers(1, 20))
 def test_thinned_keeps_the_extremes_and_the_sum(values: list[float], most: int) -> None:
-    spans = points(list(range(len(values))), values)
-    few = thinned(spans, most)
+    spans = spans_of(list(range(len(values))), values)
+    few = joined_to(spans, most)
     assert len(few) == min(most, len(values))
     whole = joined(few)
     assert (whole.low, whole.high, whole.number) == (min(values), max(values), len(values))
@@ -106,7 +104,7 @@ def test_after_any_resume_the_index_is_as_if_never_interrupted(
     store, note = curves_of(folder.path)
     assert note is None
     assert isinstance(store, CurveStore)
-    assert store.read(NAMES, most=9999) == read_log(folder.path / "metrics.jsonl").read(NAMES, most=9999)
+    assert store.read(NAMES, limit=9999) == read_log(folder.path / "metrics.jsonl").read(NAMES, limit=9999)
     store.close()
 
 
@@ -129,7 +127,7 @@ def test_an_index_that_is_behind_is_not_used(tmp_path: Path) -> None:
     assert curves_of(tmp_path)[1] is None  # a step may be in the log a moment earlier
     write_log(tmp_path, records(0, 12))
     curves, note = curves_of(tmp_path)
-    assert "behind" in str(note)
+    assert "out of date" in str(note)
     assert curves is not None
     assert curves.last_step() == 12
 
@@ -141,7 +139,7 @@ def test_an_index_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -
     with CurveIndex(folder, said.append) as index:
         index.add({"step": 4, "reward": 1.0})
     assert len(said) == 1
-    assert "metrics.jsonl has everything" in said[0]
+    assert "reads metrics.jsonl instead" in said[0]
 
 
 def test_a_log_with_damaged_and_unfinished_lines_is_read(tmp_path: Path) -> None:

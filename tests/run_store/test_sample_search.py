@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigneron.run_store.sample_search import SORTS, WHICH, Asked, SampleSearch
+from vigneron.run_store.sample_search import SORTS, WHICH, SampleQuery, SampleSearch
 from vigneron.run_store.samples import Kind, Sample, SampleStore
 
 
@@ -63,7 +63,7 @@ FITS = {
     offset=st.integers(0, 4),
 )
 def test_a_page_is_what_a_plain_search_finds(store: SampleSearch, **asked: object) -> None:
-    asking = Asked(**asked)  # type: ignore[arg-type]
+    asking = SampleQuery(**asked)  # type: ignore[arg-type]
     found = store.find(asking)
     fitting = [
         s
@@ -138,6 +138,6 @@ def test_a_store_in_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> N
     folder.chmod(0o555)
     try:
         with SampleSearch(folder) as store:
-            assert len(store.find(Asked(1)).samples) == 8
+            assert len(store.find(SampleQuery(1)).samples) == 8
     finally:
         folder.chmod(0o755)

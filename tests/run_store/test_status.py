@@ -29,7 +29,7 @@ def test_a_run_in_short(tmp_path: Path) -> None:
     found = status_of(path)
     assert (found.name, found.state, found.recipe, found.method) == ("a", "finished", "vines", "grpo")
     assert (found.step, found.steps, found.began, found.ended) == (2, 10, 5.0, 9.0)
-    assert found.figures == {"reward": 0.5}
+    assert found.metrics == {"reward": 0.5}
     assert found.changed is not None
 
 
@@ -91,7 +91,7 @@ def test_runs_and_those_of_a_comparison_are_listed_hidden_ones_are_not(tmp_path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a file").write_text("")
     assert [str(p.relative_to(tmp_path)) for p in run_folders(tmp_path)] == ["a", "b", "compared/one", "compared/two"]
-    with pytest.raises(UserError, match="no run was made here yet"):
+    with pytest.raises(UserError, match="train a run first"):
         run_folders(tmp_path / "nowhere")
 
 

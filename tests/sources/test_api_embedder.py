@@ -142,9 +142,9 @@ def test_a_text_that_is_refused_is_missing_alone() -> None:
         (refusal(401), "answered 401: the key in OPENAI_API_KEY is not accepted"),
         (refusal(404, "no m"), "answered 404: it has no model 'm'"),
         (refusal(400, "what?"), "'m' at '.*' answered 400"),
-        (vectors([[0.0, 0.0]]), "'m' at '.*' answered with something else than numbers"),
-        (Sent(200, "<html>"), "'m' at '.*' answered with something else than was asked for"),
-        (chat("hi"), "'m' at '.*' answered with something else than was asked for"),
+        (vectors([[0.0, 0.0]]), "'m' at '.*' did not return a finite non-zero vector"),
+        (Sent(200, "<html>"), "'m' at '.*' returned a malformed response"),
+        (chat("hi"), "'m' at '.*' returned a malformed response"),
     ],
 )
 def test_an_endpoint_that_cannot_embed_fails_when_a_runs_reward_is_built(tmp_path: Path, sent: Sent, line: str) -> None:
@@ -169,13 +169,13 @@ def test_names_and_addresses_that_are_none() -> None:
     assert "`url` has no effect with `embedder: minilm`" in line_of(reward=reward(embedder="minilm", url="http://a/v1"))
     for url in (f"http://me:{KEY}@there/v1", f"https://there/v1?key={KEY}"):
         line = line_of(reward=reward(embedder="api:m", url=url))
-        assert "reward.url: should hold no user, password or query" in line
+        assert "reward.url: should have no user, password or query" in line
         assert KEY not in line
         line = line_of(parent={"kind": "endpoint", "model": "m", "url": url})
-        assert "parent.url: should hold no user, password or query" in line
+        assert "parent.url: should have no user, password or query" in line
         assert KEY not in line
     assert "should be a URL such as" in line_of(parent={"kind": "endpoint", "model": "m", "url": "there:8000"})
-    with pytest.raises(UserError, match="'api:' names no model"):
+    with pytest.raises(UserError, match="'api:' has no model name"):
         load_embedder("api:", "http://127.0.0.1:1/v1")
-    with pytest.raises(UserError, match="is no embedder"):
+    with pytest.raises(UserError, match="unknown embedder"):
         load_embedder("text-embeding-3")

@@ -12,7 +12,7 @@ import pytest
 from support.servers import Seen, Sent, chat, free_port, refusal, serving
 from vigneron.errors import UserError
 from vigneron.sources import client as client_module
-from vigneron.sources.client import Client, Failure, Reply, backoff, base_url, is_loopback, retry_after
+from vigneron.sources.client import ChatReply, Client, Failure, backoff, base_url, is_loopback, retry_after
 
 KEY = "sk-secret-4f9a1c77e2"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -25,14 +25,14 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "FIRST_WAIT_S", 0.02)
 
 
-def ask(url: str, *, timeout_s: float = 5.0, retries: int = 3, patience_s: float = 20.0) -> Reply | Failure:
-    client = Client(url, "parent", timeout_s=timeout_s, retries=retries, patience_s=patience_s)
+def ask(url: str, *, timeout_s: float = 5.0, retries: int = 3, total_timeout_s: float = 20.0) -> ChatReply | Failure:
+    client = Client(url, "parent", timeout_s=timeout_s, retries=retries, total_timeout_s=total_timeout_s)
     return client.chat("grape", HELLO, max_tokens=9)
 
 
 def test_an_answer_and_what_was_asked() -> None:
     with serving(lambda seen, n: chat("hi\n")) as server:
-        assert ask(server.url) == Reply("hi\n", False, 7, 3)
+        assert ask(server.url) == ChatReply("hi\n", False, 7, 3)
     (seen,) = server.seen
     assert seen.path == "/v1/chat/completions"
     assert seen.body == {"model": "grape", "messages": HELLO, "max_tokens": 9, "temperature": 0.0}
@@ -41,8 +41,8 @@ def test_an_answer_and_what_was_asked() -> None:
 
 def test_a_reply_that_the_limit_cut_and_one_without_words() -> None:
     with serving(lambda seen, n: chat("hi", "length") if n == 0 else chat(None)) as server:
-        assert ask(server.url).cut
-        assert ask(server.url) == Reply("", False, 7, 3)
+        assert ask(server.url).truncated
+        assert ask(server.url) == ChatReply("", False, 7, 3)
 
 
 GOOD = chat("hi")
@@ -69,7 +69,7 @@ BROKEN = {
 @pytest.mark.parametrize("sent", BROKEN.values(), ids=BROKEN)
 def test_what_is_broken_once_is_retried_and_what_stays_broken_is_a_failure(sent: Sent) -> None:
     with serving(lambda seen, n: sent if n == 0 else GOOD) as server:
-        assert ask(server.url) == Reply("hi", False, 7, 3)
+        assert ask(server.url) == ChatReply("hi", False, 7, 3)
         assert len(server.seen) == 2
     with serving(lambda seen, n: sent) as server:
         failure = ask(server.url, retries=2)
@@ -94,7 +94,7 @@ def test_a_server_that_is_slow_or_drips_is_not_waited_for(sent: Sent) -> None:
 
 def test_retry_after_is_waited_for() -> None:
     with serving(lambda seen, n: refusal(429, Retry_After="1") if n == 0 else GOOD) as server:
-        assert isinstance(ask(server.url), Reply)
+        assert isinstance(ask(server.url), ChatReply)
         first, second = (seen.at for seen in server.seen)
         assert 1.0 <= second - first < 30
 
@@ -102,7 +102,7 @@ def test_retry_after_is_waited_for() -> None:
 def test_a_date_in_retry_after_is_waited_for_too() -> None:
     when = formatdate(time.time() + 2, usegmt=True)  # whole seconds: between one and two from now
     with serving(lambda seen, n: refusal(503, Retry_After=when) if n == 0 else GOOD) as server:
-        assert isinstance(ask(server.url), Reply)
+        assert isinstance(ask(server.url), ChatReply)
         first, second = (seen.at for seen in server.seen)
         assert 0.9 <= second - first < 30
     assert retry_after({"retry-after": "soon"}) is None
@@ -116,13 +116,13 @@ def test_a_wait_beyond_the_patience_is_a_failure_at_once() -> None:
         began = time.monotonic()
         failure = ask(server.url)
         assert time.monotonic() - began < 60
-    assert failure == Failure("answered 429 ('no'), and asks to wait 3600 s")
+    assert failure == Failure("answered 429 ('no') with Retry-After 3600 s")
 
 
 def test_the_patience_bounds_all_retries_together() -> None:
     with serving(lambda seen, n: refusal(429, Retry_After="0.3")) as server:
         began = time.monotonic()
-        assert isinstance(ask(server.url, retries=200, patience_s=1.0), Failure)
+        assert isinstance(ask(server.url, retries=200, total_timeout_s=1.0), Failure)
         assert time.monotonic() - began < 30
     assert 2 <= len(server.seen) <= 4
 
@@ -164,7 +164,7 @@ def test_a_request_that_is_refused_is_a_failure_without_retries(status: int) -> 
 
 def test_nobody_there_is_a_failure_and_the_impatient_try_twice() -> None:
     client = Client(f"http://127.0.0.1:{free_port()}/v1", "parent", retries=8)
-    failure = client.chat("grape", HELLO, max_tokens=1, impatient=True)
+    failure = client.chat("grape", HELLO, max_tokens=1, fail_fast=True)
     assert failure == Failure("cannot be reached (Connection refused) (2 times)")
 
 
@@ -178,7 +178,7 @@ def test_a_stopped_client_tries_nothing_again() -> None:
 def test_a_loopback_server_needs_no_key_and_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
     with serving(lambda seen, n: GOOD) as server:
-        assert isinstance(ask(server.url), Reply)
+        assert isinstance(ask(server.url), ChatReply)
     assert server.seen[0].headers["authorization"] == "Bearer no-key-needed"
     with pytest.raises(UserError, match=r"^parent: OPENAI_API_KEY is not set, and 'https://api\.openai\.com/v1'"):
         Client(None, "parent")
@@ -192,7 +192,7 @@ def test_a_proxy_is_not_asked_for_what_is_on_this_machine(monkeypatch: pytest.Mo
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("NO_PROXY", "")
     with serving(lambda seen, n: GOOD) as server:
-        assert isinstance(ask(server.url), Reply)
+        assert isinstance(ask(server.url), ChatReply)
 
 
 def test_the_address_is_the_configs_or_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +232,6 @@ def test_a_server_that_echoes_the_key_is_not_repeated(caplog: pytest.LogCaptureF
 
 def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\nX-Other: 1")
-    with pytest.raises(UserError, match="holds a character that no key has") as caught:
+    with pytest.raises(UserError, match="contains a character that is not printable ASCII") as caught:
         Client("http://127.0.0.1:1/v1", "parent")
     assert KEY not in str(caught.value)

@@ -38,17 +38,17 @@ def test_numberbatch_is_the_mean_over_known_words(tmp_path: Path, text: str, nam
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("2 2\ncat 1 2\ndog 3\n", "line 3 does not hold 2 numbers"),
-        ("2 2\ncat 1 2 3\ndog 3 4\n", "line 2 does not hold 2 numbers"),
-        ("2 2\ncat 1 x\n", "line 2 does not hold 2 numbers"),
-        ("2 2\ncat 1 nan\n", "line 2 does not hold 2 numbers"),
-        ("2 2\ncat 1 2\n\ndog 3 4\n", "line 3 does not hold 2 numbers"),
+        ("2 2\ncat 1 2\ndog 3\n", "line 3 does not have 2 finite numbers"),
+        ("2 2\ncat 1 2 3\ndog 3 4\n", "line 2 does not have 2 finite numbers"),
+        ("2 2\ncat 1 x\n", "line 2 does not have 2 finite numbers"),
+        ("2 2\ncat 1 nan\n", "line 2 does not have 2 finite numbers"),
+        ("2 2\ncat 1 2\n\ndog 3 4\n", "line 3 does not have 2 finite numbers"),
         ("cat 1 2\ndog 3 4\n", "line 1 is not Numberbatch's header"),
         ("two 2\ncat 1 2\n", "line 1 is not Numberbatch's header"),
         ("-2 2\ncat 1 2\n", "line 1 is not Numberbatch's header"),
         ("", "line 1 is not Numberbatch's header"),
-        ("0 2\n", "holds no English words"),
-        ("1 2\n/c/de/katze 1 2\n", "holds no English words"),
+        ("0 2\n", "has no English words"),
+        ("1 2\n/c/de/katze 1 2\n", "has no English words"),
     ],
 )
 def test_a_broken_numberbatch_file_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
@@ -71,7 +71,7 @@ def test_an_unreadable_numberbatch_file_is_one_line(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=f"cannot read '.*{name}'"):
             load_embedder(str(tmp_path / name))
-    with pytest.raises(UserError, match=r"there is no file '.*none\.txt'"):
+    with pytest.raises(UserError, match=r"file '.*none\.txt' not found"):
         load_embedder(str(tmp_path / "none.txt"))
 
 
@@ -121,11 +121,11 @@ def test_minilm_is_sentence_transformers_own_and_an_empty_text_is_zero() -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("wordlama", "'wordlama' is no embedder \\(did you mean 'wordllama'\\?\\)"),
+        ("wordlama", "unknown embedder 'wordlama' \\(did you mean 'wordllama'\\?\\)"),
         ("mini-lm", "did you mean 'minilm'"),
-        ("zzz", "there is: lexical, wordllama, minilm"),
-        ("./no/such/folder", "is no embedder"),
-        ("/no/such/folder", "is no embedder"),
+        ("zzz", "available: lexical, wordllama, minilm"),
+        ("./no/such/folder", "unknown embedder"),
+        ("/no/such/folder", "unknown embedder"),
     ],
 )
 def test_an_unknown_embedder_is_answered_with_what_there_is(name: str, message: str) -> None:
@@ -141,5 +141,5 @@ def test_a_folder_that_is_not_a_model_is_refused(tmp_path: Path) -> None:
         load_embedder(str(tmp_path))
     assert "\n" not in str(caught.value)
     (tmp_path / "file.bin").write_bytes(b"")
-    with pytest.raises(UserError, match="is no embedder"):
+    with pytest.raises(UserError, match="unknown embedder"):
         load_embedder(str(tmp_path / "file.bin"))

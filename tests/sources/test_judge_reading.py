@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vigneron.sources.judge_asking import verdict_of
-from vigneron.sources.judge_questions import Told
-from vigneron.sources.judge_reading import Score, agreed, number_probability, read_score, read_words, read_yes
-from vigneron.sources.reading import Unreadable
+from vigneron.sources.batch_judge import verdict_of
+from vigneron.sources.judge_client import JudgeReply
+from vigneron.sources.reply_parsing import (
+    Score,
+    UnparsableReply,
+    combine_scores,
+    parse_score,
+    parse_text,
+    parse_yes_probability,
+    score_probability,
+)
 
 shares = st.floats(0, 1)
 words = st.text(st.sampled_from('ab "\\{}:,0.1\n\té漢🍇'), max_size=20)
@@ -28,16 +35,16 @@ def test_what_was_written_is_read(
     said = {"reasoning": reasoning, "score": score, "confidence": confidence}
     text = json.dumps({key: said[key] for key in order}, indent=indent)
     for written in (text, f"```json\n{text}\n```", f"\n {text} \n"):
-        found = read_score(written)
+        found = parse_score(written)
         assert (found.score, found.confidence, found.reasoning) == (score, confidence, reasoning.strip())
-        assert float(written[slice(*found.digits)]) == score
+        assert float(written[slice(*found.number_span)]) == score
 
 
 @given(words.filter(lambda text: text.strip() != ""))
 def test_words_around_the_json_are_refused(said: str) -> None:
     for text in (said + reply(), reply() + said):
-        with pytest.raises(Unreadable):
-            read_score(text)
+        with pytest.raises(UnparsableReply):
+            parse_score(text)
 
 
 others = st.recursive(
@@ -49,8 +56,8 @@ others = st.recursive(
 
 @given(others, st.sampled_from(["score", "confidence"]))
 def test_nothing_else_is_a_number_within_0_and_1(value: Any, key: str) -> None:
-    with pytest.raises(Unreadable, match=f"^{key} is .*(not a number|not within 0 and 1)"):
-        read_score(reply(**{key: value}))
+    with pytest.raises(UnparsableReply, match=f"^{key} is .*(not a number|not within 0 and 1)"):
+        parse_score(reply(**{key: value}))
 
 
 @pytest.mark.parametrize(
@@ -81,18 +88,22 @@ def test_nothing_else_is_a_number_within_0_and_1(value: Any, key: str) -> None:
     ],
 )
 def test_what_is_wrong_is_said(text: str, wrong: str) -> None:
-    with pytest.raises(Unreadable, match=wrong):
-        read_score(text)
+    with pytest.raises(UnparsableReply, match=wrong):
+        parse_score(text)
 
 
 def test_a_confidence_that_is_not_needed_may_be_left_out_or_be_anything() -> None:
-    assert read_score('{"reasoning": "so", "score": 1}', verbal=False).confidence == 1
-    assert read_score(reply(confidence="high"), verbal=False).confidence == 1
+    assert parse_score('{"reasoning": "so", "score": 1}', verbal=False).confidence == 1
+    assert parse_score(reply(confidence="high"), verbal=False).confidence == 1
 
 
 def test_yes_is_its_own_confidence() -> None:
-    assert [(s.score, s.confidence) for s in map(read_yes, ("0.5", "1.0", "0.25"))] == [(0.5, 0), (1, 1), (0.25, 0.5)]
-    assert read_words(" a\nb ") == "a\nb"
+    assert [(s.score, s.confidence) for s in map(parse_yes_probability, ("0.5", "1.0", "0.25"))] == [
+        (0.5, 0),
+        (1, 1),
+        (0.25, 0.5),
+    ]
+    assert parse_text(" a\nb ") == "a\nb"
 
 
 PIECES = [
@@ -108,12 +119,12 @@ PIECES = [
 
 def test_the_probability_is_that_of_the_tokens_that_write_the_scores_number() -> None:
     text = "".join(piece for piece, _ in PIECES[:-1])
-    found = read_score(text)
-    assert text[slice(*found.digits)] == "0.75"
+    found = parse_score(text)
+    assert text[slice(*found.number_span)] == "0.75"
     pieces = [(piece.encode(), p) for piece, p in PIECES]
-    assert number_probability(text, found.digits, pieces) == pytest.approx(math.exp(-0.3))
-    assert number_probability(text, found.digits, []) is None
-    assert number_probability(text, found.digits, pieces[1:]) is None
+    assert score_probability(text, found.number_span, pieces) == pytest.approx(math.exp(-0.3))
+    assert score_probability(text, found.number_span, []) is None
+    assert score_probability(text, found.number_span, pieces[1:]) is None
 
 
 @given(st.data(), words)
@@ -126,7 +137,7 @@ def test_any_split_of_the_reply_finds_the_same_number(data: st.DataObject, reaso
     at = [sum(map(len, pieces[:i])) for i in range(len(pieces))]
     touching = [a < start + 4 and a + len(piece) > start for a, piece in zip(at, pieces, strict=True)]
     logprobs = [-1.0 if touches else -9.0 for touches in touching]
-    found = number_probability(text, read_score(text).digits, list(zip(pieces, logprobs, strict=True)))
+    found = score_probability(text, parse_score(text).number_span, list(zip(pieces, logprobs, strict=True)))
     assert found == pytest.approx(math.exp(-1))
 
 
@@ -135,30 +146,30 @@ def score(value: float, reasoning: str = "") -> Score:
 
 
 def test_agreement_by_hand() -> None:
-    found = agreed([score(0.2, "low"), score(0.4, "middle"), score(0.9, "high")])
+    found = combine_scores([score(0.2, "low"), score(0.4, "middle"), score(0.9, "high")])
     assert found.score == pytest.approx(0.5)
     # Deviations 0.3, 0.1, 0.4: the variance is 0.26 / 3.
     assert found.confidence == pytest.approx(1 - 2 * math.sqrt(0.26 / 3))
     assert found.reasoning == "middle"
-    assert agreed([score(0.0), score(1.0)]).confidence == 0
-    assert agreed([score(0.3)] * 4) == score(0.3)
+    assert combine_scores([score(0.0), score(1.0)]).confidence == 0
+    assert combine_scores([score(0.3)] * 4) == score(0.3)
 
 
 @given(st.lists(shares, min_size=2, max_size=9))
 def test_agreement_is_within_its_bounds(values: list[float]) -> None:
-    found = agreed([score(value) for value in values])
+    found = combine_scores([score(value) for value in values])
     assert min(values) - 1e-9 <= found.score <= max(values) + 1e-9
     assert 0 <= found.confidence <= 1
 
 
 def test_of_several_replies_half_must_be_readable_and_two() -> None:
-    good, bad = Told("x", score(0.5), None, 2, 1), Told(None, None, "answered 500", 3, 0)
-    found = verdict_of(Told("why", None, None, 5, 4), [good, bad, good, bad, good])
+    good, bad = JudgeReply("x", score(0.5), None, 2, 1), JudgeReply(None, None, "answered 500", 3, 0)
+    found = verdict_of(JudgeReply("why", None, None, 5, 4), [good, bad, good, bad, good])
     assert (found.score, found.confidence, found.critique) == (0.5, 1, "why")
     assert (found.tokens_in, found.tokens_out) == (5 + 6 + 6, 4 + 3)
-    lost = verdict_of(Told("why"), [good, bad, bad, bad, good])
+    lost = verdict_of(JudgeReply("why"), [good, bad, bad, bad, good])
     assert (lost.score, lost.why, lost.critique) == (None, "3 of 5 replies failed: answered 500", "why")
-    assert verdict_of(Told(""), [good, bad]).score is None
-    assert verdict_of(Told(""), [good, bad, good, bad]).score == 0.5
-    none = verdict_of(Told(None, why="answered 500"), [])
+    assert verdict_of(JudgeReply(""), [good, bad]).score is None
+    assert verdict_of(JudgeReply(""), [good, bad, good, bad]).score == 0.5
+    none = verdict_of(JudgeReply(None, why="answered 500"), [])
     assert (none.score, none.why) == (None, "its critique: answered 500")

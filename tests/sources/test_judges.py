@@ -21,7 +21,7 @@ from vigneron.errors import UserError
 from vigneron.sources import client as client_module
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.client import Failure
-from vigneron.sources.judges import Asked, Conversation, Judge, build_judge
+from vigneron.sources.judges import Conversation, Judge, JudgePrompts, build_judge
 from vigneron.sources.verdict import Verdict
 
 KEY = "sk-secret-4f9a1c77e2"
@@ -39,14 +39,14 @@ def endpoint(url: str, folder: Path, **keys: Any) -> Judge:
     return build_judge(config, cache=AnswerCache(folder / "answers.sqlite"))
 
 
-def asking(word: str, *, critique: bool = True) -> Asked:
+def asking(word: str, *, critique: bool = True) -> JudgePrompts:
     def score(said: str) -> Conversation:
         return ("system", "Score it."), ("user", f"{word}|{said}")
 
-    return Asked((("system", "Criticise it."), ("user", word)) if critique else None, score)
+    return JudgePrompts((("system", "Criticise it."), ("user", word)) if critique else None, score)
 
 
-def plain(words: Sequence[str]) -> list[Asked]:
+def plain(words: Sequence[str]) -> list[JudgePrompts]:
     return [asking(word, critique=False) for word in words]
 
 
@@ -81,7 +81,7 @@ def test_a_critique_then_a_score_and_never_again(tmp_path: Path) -> None:
         assert [each.critique for each in found] == [f"{word} has {len(word)}." for word in words]
         assert [each.reasoning for each in found] == [f"of {word}" for word in words]
         assert sum(each.tokens_in for each in found) == 6 * 7
-        assert (judge.calls, judge.cached, judge.tokens, judge.waits) == (6, 0, (42, 18), True)
+        assert (judge.calls, judge.cached, judge.tokens, judge.overlaps) == (6, 0, (42, 18), True)
         assert judge.name == f"grape@{server.url}"
         assert sorted(server.inputs) == ["ab", "abc", "abcd", "abcd|abcd has 4.", "abc|abc has 3.", "ab|ab has 2."]
         again = endpoint(server.url, tmp_path)
@@ -151,7 +151,7 @@ def test_the_same_question_is_asked_once_though_many_want_it(tmp_path: Path) -> 
 def test_plain_texts(tmp_path: Path) -> None:
     script = {"a": chat(" two\nlines "), "b": chat(""), "c": chat("cut", "length"), "d": refusal(500)}
     with serving(lambda seen, n: script[user(seen)]) as server:
-        found = endpoint(server.url, tmp_path).texts([(("user", word),) for word in "abcd"])
+        found = endpoint(server.url, tmp_path).complete([(("user", word),) for word in "abcd"])
     assert found[0] == "two\nlines"
     assert [each.why for each in found[1:] if isinstance(each, Failure)] == [
         "its reply '': it was empty",
@@ -166,13 +166,13 @@ GOOD = verdict()
 WRONG = {
     "500": (refusal(500), r"^answered 500 \('no'\) \(2 times\)$"),
     "429": (refusal(429, Retry_After="0.01"), r"^answered 429 .*\(2 times\)$"),
-    "429 that asks for an hour": (refusal(429, Retry_After="3600"), r"^answered 429 .*and asks to wait 3600 s$"),
+    "429 that asks for an hour": (refusal(429, Retry_After="3600"), r"^answered 429 .*with Retry-After 3600 s$"),
     "400": (refusal(400, "no such"), r"^answered 400 \('no such'\)$"),
     "hangs": (Sent(body=GOOD.body, delay=60.0), r"^did not answer within 2 s"),
     "drips": (Sent(body=GOOD.body, drip=0.2), r"^did not answer within 2 s"),
-    "cut off": (Sent(body=GOOD.body, cut=30), "^broke off its answer"),
-    "truncated body": (Sent(body=GOOD.body[:50]), "^answered with something else than was asked for"),
-    "no JSON": (Sent(body="<html>busy</html>"), "^answered with something else than was asked for"),
+    "cut off": (Sent(body=GOOD.body, cut=30), "^broke off its response"),
+    "truncated body": (Sent(body=GOOD.body[:50]), "^returned a malformed response"),
+    "no JSON": (Sent(body="<html>busy</html>"), "^returned a malformed response"),
     "reply truncated": (chat('{"reasoning": "so", "sco'), "nothing else$"),
     "reply cut by the limit": (chat('{"reasoning": "so", "sco', "length"), "it was cut after 512 tokens"),
     "whole, but cut": (Sent(body=GOOD.body.replace('"stop"', '"length"')), "it was cut after 512 tokens"),
@@ -263,7 +263,7 @@ def test_what_was_kept_and_can_no_longer_be_read_is_asked_again(tmp_path: Path) 
         (refusal(404, "no grape"), "answered 404: it has no model 'grape'"),
         (refusal(400, "unknown model"), "answered 400 ('unknown model')"),
         (refusal(503), "answered 503 ('no') (2 times)"),
-        (Sent(body="<html>"), "answered with something else than was asked for (2 times)"),
+        (Sent(body="<html>"), "returned a malformed response (2 times)"),
     ],
 )
 def test_a_judge_that_cannot_answer_shows_at_the_preflight(tmp_path: Path, sent: Sent, line: str) -> None:
@@ -344,7 +344,7 @@ def test_a_stopped_judge_keeps_what_is_under_way_and_asks_no_more(tmp_path: Path
         Timer(0.1, judge.stop).start()
         found = judge.verdicts(plain([f"w{i}" for i in range(10)]))
         assert scores(found) == [0.2, 0.2, *[None] * 8]
-        assert found[-1].why == "not asked: the judge was stopped"
+        assert found[-1].why == "not sent: the judge was stopped"
         assert scores(judge.verdicts(plain(["ab"]))) == [None]
         assert len(server.seen) == 2
     assert scores(endpoint(server.url, tmp_path).verdicts(plain(["w0", "w1"]))) == [0.2, 0.2]
@@ -374,11 +374,11 @@ import sys
 from pathlib import Path
 from vigneron.config.judges import EndpointJudgeConfig
 from vigneron.sources.answer_cache import AnswerCache
-from vigneron.sources.judges import Asked, build_judge
+from vigneron.sources.judges import JudgePrompts, build_judge
 
 def asked(word):
     critique = ("system", "Criticise it."), ("user", word)
-    return Asked(critique, lambda said: (("system", "Score it."), ("user", word + "|" + said)))
+    return JudgePrompts(critique, lambda said: (("system", "Score it."), ("user", word + "|" + said)))
 
 config = EndpointJudgeConfig(kind="endpoint", model="grape", url=sys.argv[1], concurrency=4)
 judge = build_judge(config, cache=AnswerCache(Path(sys.argv[2]) / "answers.sqlite"))
@@ -516,12 +516,12 @@ def test_a_function_is_read_like_any_other(tmp_path: Path, monkeypatch: pytest.M
     cache = AnswerCache(tmp_path / "answers.sqlite")
     judge = build_judge(PythonJudgeConfig(kind="python", function="house_rules:rule"), cache=cache)
     judge.preflight()
-    said, mended = judge.verdicts([asking("ab"), Asked(None, lambda critique: (("user", "mends"),))])
+    said, mended = judge.verdicts([asking("ab"), JudgePrompts(None, lambda critique: (("user", "mends"),))])
     assert said == Verdict(0.5, 0.25, "ab|a critique of ab", "a critique of ab")
     assert (mended.score, mended.reasoning) == (1, "again")
-    assert (judge.calls, judge.cached, judge.waits, judge.name) == (4, 0, False, "python:house_rules:rule")
+    assert (judge.calls, judge.cached, judge.overlaps, judge.name) == (4, 0, False, "python:house_rules:rule")
     for word, what in (("raise", r"raised ValueError: no rule \(house_rules\.py, line 7\)"), ("number", "returned 5,")):
         with pytest.raises(UserError, match=rf"^reward\.judge\.function: 'house_rules:rule' {what}"):
-            judge.texts([(("user", word),)])
+            judge.complete([(("user", word),)])
     with pytest.raises(UserError, match=r"^reward\.judge\.function: 'house_rules' has no function 'law'"):
         build_judge(PythonJudgeConfig(kind="python", function="house_rules:law"), cache=cache)

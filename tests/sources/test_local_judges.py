@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaC
 from support.tiny_models import byte_tokenizer
 from vigneron.config.judges import LocalJudgeConfig
 from vigneron.errors import UserError
-from vigneron.rewards.graders.models import Judged
+from vigneron.rewards.graders.models import JudgeGrader
 from vigneron.rubric.model import JudgeItem, VerifyItem
 from vigneron.sources.answer_cache import AnswerCache
-from vigneron.sources.judges import Asked, Conversation, Judge, build_judge
+from vigneron.sources.judges import Conversation, Judge, JudgePrompts, build_judge
 from vigneron.sources.local_judge import one_token_ids
 from vigneron.sources.local_model import LocalModel
-from vigneron.sources.verdict import Answered, Verdict
+from vigneron.sources.verdict import GraderInput, Verdict
 
 OPENS, HIGH, LOW, ENDS = '{"reasoning": "so", "score": ', "0.75", "0.25", ', "confidence": 0.5}'
 YES, NO = ("yes", " Yes"), ("no",)
@@ -63,11 +63,11 @@ def local(model: Path | str, folder: Path, **keys: Any) -> Judge:
     return build_judge(config, cache=AnswerCache(folder / "answers.sqlite"), device="cpu")
 
 
-def asking(word: str, *, critique: bool = False) -> Asked:
+def asking(word: str, *, critique: bool = False) -> JudgePrompts:
     def score(said: str) -> Conversation:
         return ("user", f"{word}|{said}"), ("assistant", "Yes?"), ("user", "Score it.")
 
-    return Asked((("user", word),) if critique else None, score)
+    return JudgePrompts((("user", word),) if critique else None, score)
 
 
 def log_softmax(model: Path, text: str) -> torch.Tensor:
@@ -88,7 +88,7 @@ def test_it_writes_a_critique_then_a_verdict_and_both_are_kept(tmp_path: Path, s
     found = judge.verdicts([asking(word, critique=True) for word in words])
     written = OPENS + HIGH + ENDS
     assert {(v.score, v.confidence, v.reasoning, v.critique) for v in found} == {(0.75, 0.5, "so", written)}
-    assert (judge.calls, judge.cached, judge.waits) == (80, 0, False)
+    assert (judge.calls, judge.cached, judge.overlaps) == (80, 0, False)
     assert judge.name.startswith(f"{scripted}@sha256:")
     assert found[0].tokens_out == 8, "three tokens and the end, twice"
     again = local(scripted, tmp_path)
@@ -160,9 +160,9 @@ def test_what_the_model_reads_ends_with_one_question_only(
 
     monkeypatch.setattr(LocalModel, "prompts", heard)
     judge = local(scripted, tmp_path, reads=reads)
-    (verdict,) = Judged(item, judge)([Answered("q", "Hello, friend.", {"answer": "Hello."})])
+    (verdict,) = JudgeGrader(item, judge)([GraderInput("q", "Hello, friend.", {"answer": "Hello."})])
     assert verdict.score is not None
-    assert judge.asks == reads
+    assert judge.score_format == reads
     last = read[-1]
     assert "Hello, friend." in last
     if reads == "yes_no":
@@ -192,7 +192,7 @@ def test_a_judge_that_cannot_write_json_is_missing_never_zero(tmp_path: Path, ob
     (found,) = judge.verdicts([asking("a")])
     assert (found.score, found.why) == (None, "its reply 'xy': it was not one JSON object and nothing else")
     assert judge.calls == 2, "asked once more"
-    assert judge.texts([(("user", "a"),)]) == ["xy"]
+    assert judge.complete([(("user", "a"),)]) == ["xy"]
     (cut,) = local(obliging_folder, tmp_path, max_tokens=1).verdicts([asking("a")])
     assert "it was cut after 1 tokens (`reward.judge.max_tokens`)" in cut.why
 

@@ -61,7 +61,7 @@ def test_answers_in_order_each_question_once_and_never_again(tmp_path: Path) -> 
         progress: list[tuple[int, int]] = []
         found = endpoint(server.url, tmp_path).answer(asking(words), progress=lambda *p: progress.append(p))
         assert answers(found) == [word.upper() for word in words]
-        assert (found.asked, found.cached, found.missing) == (30, 0, 0)
+        assert (found.sent, found.cached, found.missing) == (30, 0, 0)
         assert found.tokens == (30 * 7, 30 * 3)
         assert progress == [(i, 30) for i in range(1, 31)]
         assert sorted(server.inputs) == sorted(set(words))
@@ -71,11 +71,11 @@ def test_answers_in_order_each_question_once_and_never_again(tmp_path: Path) -> 
         ]
         again = endpoint(server.url, tmp_path).answer(asking([*words, "new"]))
         assert answers(again) == [word.upper() for word in [*words, "new"]]
-        assert (again.asked, again.cached) == (1, 30)
+        assert (again.sent, again.cached) == (1, 30)
         assert len(server.seen) == 31
     # All of it is in the cache: nobody needs to be there.
     offline = endpoint(server.url, tmp_path).answer(asking(words))
-    assert (offline.asked, offline.cached, offline.tokens) == (0, 30, (0, 0))
+    assert (offline.sent, offline.cached, offline.tokens) == (0, 30, (0, 0))
 
 
 def test_what_was_asked_otherwise_is_another_question(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_cannot_be_read_is_asked_once_more_and_told_why(tmp_path: Path) -> 
         assert "it was not one JSON object" in told[3]["content"]
         # What failed was not kept, what was mended was, under the question itself.
         again = endpoint(server.url, tmp_path, reads="json").answer(asking(words))
-        assert (again.cached, again.asked, again.missing) == (4, 3, 3)
+        assert (again.cached, again.sent, again.missing) == (4, 3, 3)
 
 
 def test_failures_are_missing_with_a_reason_and_are_not_kept(tmp_path: Path) -> None:
@@ -181,17 +181,17 @@ def test_after_too_many_failures_no_more_is_asked(tmp_path: Path) -> None:
         )
     assert len(server.seen) < 20
     assert found.missing == 199
-    assert reasons(found)[-1] == "not asked: too many others got no answer"
+    assert reasons(found)[-1] == "not sent: too many other requests failed"
 
 
 @pytest.mark.parametrize(
     ("sent", "line"),
     [
-        (refusal(401), "answered 401: it wants a key: set OPENAI_API_KEY"),
+        (refusal(401), "answered 401: it needs a key: set OPENAI_API_KEY"),
         (refusal(404, "no grape"), "answered 404: it has no model 'grape'"),
         (refusal(400, "unknown model"), "answered 400 ('unknown model')"),
         (refusal(503), "answered 503 ('no') (2 times)"),
-        (Sent(body="<html>"), "answered with something else than was asked for (2 times)"),
+        (Sent(body="<html>"), "returned a malformed response (2 times)"),
     ],
 )
 def test_a_parent_that_cannot_answer_fails_at_the_first_question(tmp_path: Path, sent: Sent, line: str) -> None:
@@ -233,7 +233,7 @@ from vigneron.sources.parents import build_parent, conversation
 config = EndpointParentConfig(kind="endpoint", model="grape", url=sys.argv[1], concurrency=4)
 parent = build_parent(config, reads="text", cache=AnswerCache(Path(sys.argv[2]) / "answers.sqlite"))
 found = parent.answer([conversation(None, f"w{i}") for i in range(100)])
-print(found.asked, found.cached, found.missing, [o.answer for o in found.outcomes] == [f"W{i}" for i in range(100)])
+print(found.sent, found.cached, found.missing, [o.answer for o in found.outcomes] == [f"W{i}" for i in range(100)])
 """
 
 
@@ -293,7 +293,7 @@ def test_the_cache_is_json_and_what_is_wrong_with_it_is_one_line(tmp_path: Path)
     (row,) = sqlite3.connect(tmp_path / "deep" / "answers.sqlite").execute("SELECT value FROM answers")
     assert json.loads(row[0]) == {"answer": "naïve 'quoted\"", "model": "m"}
     (tmp_path / "broken.sqlite").write_bytes(b"grapes" * 1000)
-    with pytest.raises(UserError, match=r"^cannot use the cache of answers '.*broken\.sqlite': file is not a database"):
+    with pytest.raises(UserError, match=r"^cannot use the answer cache '.*broken\.sqlite': file is not a database"):
         AnswerCache(tmp_path / "broken.sqlite")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="VIGNERON_CACHE"):
@@ -320,7 +320,7 @@ def test_a_local_model_answers_greedily_through_its_chat_template(tmp_path: Path
     assert tokenizer.decode(written, skip_special_tokens=True) == "xy"
     assert found.tokens == (sum(len(f"system: Say x.\nuser: {w}\nanswer: ") for w in words), 20 * 3)
     again = local(str(obliging_folder), tmp_path).answer(asking(words, "Say x."))
-    assert (again.asked, again.cached) == (0, 20)
+    assert (again.sent, again.cached) == (0, 20)
 
 
 def test_other_weights_of_the_same_name_are_another_parent(tmp_path: Path, obliging_folder: Path) -> None:
@@ -340,8 +340,8 @@ def test_another_address_is_another_parent(tmp_path: Path) -> None:
         endpoint(one.url, tmp_path).answer(asking("ab"))
         again = endpoint(one.url, tmp_path).answer(asking("ab"))
         elsewhere = endpoint(other.url, tmp_path).answer(asking("ab"))
-    assert (again.asked, again.cached) == (0, 2)
-    assert (elsewhere.asked, elsewhere.cached) == (2, 0)
+    assert (again.sent, again.cached) == (0, 2)
+    assert (elsewhere.sent, elsewhere.cached) == (2, 0)
 
 
 def test_what_a_local_model_cannot_say_is_missing(tmp_path: Path, obliging_folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vigneron.sources.reading import Unreadable, read_answer
+from vigneron.sources.reply_parsing import UnparsableReply, parse_answer
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from vigneron.sources.reading import Unreadable, read_answer
     ],
 )
 def test_json_is_read_whole(reply: str) -> None:
-    assert read_answer(reply, "json") == "cold"
+    assert parse_answer(reply, "json") == "cold"
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_json_is_read_whole(reply: str) -> None:
     ],
 )
 def test_json_that_is_not_just_that_is_none(reply: str, wrong: str) -> None:
-    with pytest.raises(Unreadable, match=wrong):
-        read_answer(reply, "json")
+    with pytest.raises(UnparsableReply, match=wrong):
+        parse_answer(reply, "json")
 
 
 def test_text_is_one_line() -> None:
-    assert read_answer("  light blue \n", "text") == "light blue"
-    assert read_answer('"purple"', "text") == "purple"  # as an instruction's examples show it
-    assert read_answer("“purple”", "text") == "purple"
-    assert read_answer('"a" or "b"', "text") == '"a" or "b"'
+    assert parse_answer("  light blue \n", "text") == "light blue"
+    assert parse_answer('"purple"', "text") == "purple"  # as an instruction's examples show it
+    assert parse_answer("“purple”", "text") == "purple"
+    assert parse_answer('"a" or "b"', "text") == '"a" or "b"'
     for reply, wrong in [
         ('{"OUTPUT": "x"}', "JSON"),
         ('""', "empty"),
@@ -62,5 +62,5 @@ def test_text_is_one_line() -> None:
         ("a\u2028b", "line"),
         ("\udc80", "Uni"),
     ]:
-        with pytest.raises(Unreadable, match=wrong):
-            read_answer(reply, "text")
+        with pytest.raises(UnparsableReply, match=wrong):
+            parse_answer(reply, "text")

@@ -19,7 +19,7 @@ from vigneron.config.judges import EndpointJudgeConfig, LocalJudgeConfig
 from vigneron.errors import UserError
 from vigneron.policy.bundled import bundled_model_folder
 from vigneron.sources.answer_cache import AnswerCache
-from vigneron.sources.judges import Asked, Conversation, Judge, build_judge
+from vigneron.sources.judges import Conversation, Judge, JudgePrompts, build_judge
 from vigneron.sources.parents import Parent, build_parent, conversation
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ def test_the_endpoint_and_our_own_engine_answer_alike(served: tuple[str, str], t
     assert [o.answer for o in found.outcomes] == [o.answer for o in ours.outcomes]
     assert "Paris" in found.outcomes[0].answer
     assert found.tokens == ours.tokens
-    assert (found.asked, ours.asked) == (2, 2)
+    assert (found.sent, ours.sent) == (2, 2)
 
 
 def test_another_model_is_refused_in_one_line(served: tuple[str, str], tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def judge(url: str, model: str, folder: Path, **keys: Any) -> Judge:
     return build_judge(config, cache=AnswerCache(folder / "answers.sqlite"))
 
 
-def even(number: int) -> Asked:
+def even(number: int) -> JudgePrompts:
     """By example: a small model then writes what can be read."""
 
     def shown(n: int, word: str, score: float) -> Conversation:
@@ -90,7 +90,7 @@ def even(number: int) -> Asked:
         return ("user", f"Is {n} even?"), ("assistant", verdict)
 
     said = (*shown(2, "even", 1.0), *shown(7, "odd", 0.0), ("user", f"Is {number} even?"))
-    return Asked(None, lambda critique: said)
+    return JudgePrompts(None, lambda critique: said)
 
 
 def test_a_judge_there_and_one_of_our_own_say_the_same(served: tuple[str, str], tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_judge_there_and_one_of_our_own_say_the_same(served: tuple[str, str], 
     there = judge(url, model, tmp_path)
     there.preflight()
     critique: Conversation = (("user", "Say in a few words what is wrong with: 2 + 2 = 5."),)
-    asked = [even(5), Asked(critique, lambda said: (("user", f"Write a poem. {said}"),))]
+    asked = [even(5), JudgePrompts(critique, lambda said: (("user", f"Write a poem. {said}"),))]
     five, poem = there.verdicts(asked)
     assert five.score in (0.0, 1.0), five.why
     assert five.confidence == 0.9

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vigneron.commands.label import Asked, open_session
+from vigneron.commands.label import LabelOptions, open_session
 from vigneron.labels.session import Session
 from vigneron.run_store.samples import Sample, SampleStore
 
@@ -25,8 +25,8 @@ def write_comparisons(folder: Path, count: int = 4) -> Path:
     return write_rows(folder / "source.jsonl", rows)
 
 
-def session_of(source: Path | None, out: Path, **asked: Any) -> Session:
-    return open_session(Asked(source, out, **{"labeller": "ann", **asked}), lambda line: None)
+def session_of(source: Path | None, out: Path, **options: Any) -> Session:
+    return open_session(LabelOptions(source, out, **{"labeller": "ann", **options}), lambda line: None)
 
 
 def judge_by(session: Session, mark: str) -> None:

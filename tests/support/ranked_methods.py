@@ -26,7 +26,7 @@ from vigneron.policy.sharding import shard_policy
 from vigneron.recipe import check_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
-from vigneron.rewards.rank0_reward import OnFirstRank
+from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.training.loop import one_step
 from vigneron.training.optimizers import Optimized
 from vigneron.training.parts import Parts
@@ -122,7 +122,7 @@ def measured(
     policy.device = torch.device(device)
     if shard == 1:
         policy.model.to(device)
-    elif not ranks.is_first():  # the first one's are on its host until they are sent
+    elif not ranks.is_rank0():  # the first one's are on its host until they are sent
         _forget_values(policy.model)
     shard_policy(policy, shard)
     reference = Reference.of(policy)
@@ -130,7 +130,7 @@ def measured(
         build_reward(config.reward, None) if config.reward.kind == "rubric" else paid,
         missing_limit=1.0,
     )
-    reward = apply if ranks.count() == 1 else OnFirstRank(apply)
+    reward = apply if ranks.world_size() == 1 else Rank0Reward(apply)
     method = build_method(Parts.of(config, policy, reference, reward))
     rows = PAIRS if config.method.reads == "pairs" else ROWS
     run: Any = SimpleNamespace(method=method, curriculum=Curriculum(rows, 5, 0), check=lambda batch: batch, step=0)
@@ -140,7 +140,7 @@ def measured(
         for run.step in range(2):
             figures.append(one_step(run)[1])
             policy.version += 1
-    found |= {f"weight.{name}": ranks.whole(weight.detach()).clone() for name, weight in policy.trainable()}
+    found |= {f"weight.{name}": ranks.full_tensor(weight.detach()).clone() for name, weight in policy.trainable()}
     return {name: tensor.cpu() for name, tensor in found.items()}, figures
 
 
@@ -162,7 +162,7 @@ class _gradients_kept:
 
         def keep(name: str, grad: Tensor) -> None:
             number = sum(key.startswith(f"{run.step}.{name}.") for key in into)
-            into[f"{run.step}.{name}.{number}"] = ranks.whole(grad).detach().clone()
+            into[f"{run.step}.{name}.{number}"] = ranks.full_tensor(grad).detach().clone()
 
         def clipped(player: Optimized) -> Tensor:
             for name, weight in player.parameters:
@@ -190,7 +190,7 @@ def by_rank(place: Path, shard: int, device: str, halves: bool) -> None:
         if shard > 1 and CASES[case].get("form") == "constraint":
             continue
         tensors, figures = measured(case, place, shard, device, halves=halves)
-        if ranks.is_first():
+        if ranks.is_rank0():
             save_file(tensors, place / f"{case}.safetensors")
             (place / f"{case}.json").write_text(json.dumps(figures))
     ranks.leave()

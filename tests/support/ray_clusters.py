@@ -10,7 +10,7 @@ import torch
 
 from support.tiny_runs import tiny_config, write_data
 from vigneron.config import Config
-from vigneron.policy.from_config import load_child, seed_everything
+from vigneron.policy.from_config import policy_from_config, seed_everything
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.request import Completions
 from vigneron.run_store.samples import SampleStore
@@ -47,7 +47,7 @@ def ray_config(folder: Path, data: Path, *, actors: int = 2, **changes: Any) -> 
 
 def policy_of(config: Config) -> Policy:
     seed_everything(config.seed)
-    return load_child(config)
+    return policy_from_config(config)
 
 
 def nudge(policy: Policy, by: float = 0.05) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vigneron.run_store.archive import unpacked
-from vigneron.training.alerts import CHECKS, FIRST, LAST, LONGEST_LOOK, History, warnings_of
+from vigneron.training.alerts import CHECKS, FIRST, HISTORY_LENGTH, LAST, History, warnings_of
 
 LOGS = Path(__file__).parent.parent.parent / "docs" / "results" / "logs"
 HEALTHY = {
@@ -104,7 +104,7 @@ def test_a_long_run_is_judged_by_its_first_and_last_steps(about: str) -> None:
     records = steps(300, **{key: [values[0]] * 288 + values})
     history = History(records)
     assert list(history.warnings()) == [about]
-    assert len(history._kept) == LONGEST_LOOK
+    assert len(history._kept) == HISTORY_LENGTH
     assert history.warnings() == warnings_of([*records[:FIRST], *records[-LAST:]])
 
 

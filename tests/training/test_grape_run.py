@@ -19,7 +19,7 @@ from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.policy.logprobs import score
-from vigneron.policy.reward_model import set_scorer_kind
+from vigneron.policy.reward_model import set_reward_model_kind
 from vigneron.recipe import check_config
 from vigneron.run_store.samples import SampleStore
 from vigneron.training.callbacks import Silent
@@ -72,7 +72,7 @@ def recipe(tmp_path: Path, model: Path, rubric: str, **changes: Any) -> dict[str
 def test_grpo_is_the_special_case(tmp_path: Path, tiny_folder: Path) -> None:
     """One item of a reward model, confidence 1, fresh answers to the bare question: GRPO's steps, bit for bit."""
     scorer = tiny_scorer()
-    set_scorer_kind(scorer, "reward")
+    set_reward_model_kind(scorer, "reward")
     folder = tmp_path / "scorer"
     scorer.model.save_pretrained(folder)
     scorer.tokenizer.save_pretrained(folder)

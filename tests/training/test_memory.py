@@ -35,5 +35,5 @@ def test_running_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_
     assert "max_new_tokens (1000000000000)" in str(raised.value)
     assert "model.activation_checkpointing=true" in str(raised.value)
     saved = checkpoints(run.folder.checkpoints)[-1]
-    assert load_checkpoint(saved, run.policy, base=run.base, places={}).step == 2
+    assert load_checkpoint(saved, run.policy, base=run.origin.base, places={}).step == 2
     run.close()

@@ -12,7 +12,7 @@ from support.judged_data import pairs_config, score_config, score_rows
 from support.tiny_runs import tiny_config, tiny_recipe, write_data
 from vigneron import api
 from vigneron.recipe import check_config, load_config
-from vigneron.report.figures import on_a_page, panels_of
+from vigneron.report.figures import for_page, panels_of
 from vigneron.report.html import hidden_keys, summary_of, write_report
 from vigneron.run_store.archive import unpacked
 from vigneron.run_store.folder import RunFolder
@@ -76,7 +76,7 @@ def test_runs_of_several_methods_stand_in_one_table(kept: dict[str, RunFolder]) 
 
 
 def test_a_figure_takes_the_pages_colours() -> None:
-    drawn = on_a_page('<svg a="1"><path style="fill: #ffffff"/><path style="stroke: #000000"/></svg>')
+    drawn = for_page('<svg a="1"><path style="fill: #ffffff"/><path style="stroke: #000000"/></svg>')
     assert (
         drawn == '<svg fill="currentColor" a="1"><path style="fill: none"/><path style="stroke: currentColor"/></svg>'
     )
@@ -115,13 +115,17 @@ def quick(method: str, folder: Path, model: Path) -> Any:
 @pytest.mark.parametrize(
     ("method", "there", "absent"),
     [
-        ("sft", ["NLL", "held-out loss before"], ["reward", "entropy", "held-out accuracy before"]),
-        ("dpo", ["DPO", "rewards&#39; margin", "held-out pairs before", "held-out loss before"], ["reward", "KL"]),
-        ("reward_model", ["Bradley-Terry", "margin", "held-out accuracy before"], ["reward", "entropy"]),
+        ("sft", ["NLL", "held-out NLL before"], ["reward", "entropy", "held-out accuracy before"]),
+        (
+            "dpo",
+            ["DPO loss", "reward margin", "held-out pair accuracy before", "held-out DPO loss before"],
+            ["reward", "KL"],
+        ),
+        ("reward_model", ["Bradley-Terry loss", "margin", "held-out accuracy before"], ["reward", "entropy"]),
         ("preference_model", ["cross-entropy", "held-out accuracy before"], ["reward", "KL"]),
-        ("score_model", ["cross-entropy", "score error", "held-out error before"], ["reward", "KL"]),
-        ("rejection_sampling", ["reward", "NLL", "kept", "entropy", "held-out reward before"], ["KL"]),
-        ("grpo", ["reward", "entropy", "KL", "flat groups", "held-out reward before"], ["NLL"]),
+        ("score_model", ["cross-entropy", "score error", "held-out score error before"], ["reward", "KL"]),
+        ("rejection_sampling", ["reward", "NLL", "kept reward", "entropy", "held-out reward before"], ["KL"]),
+        ("grpo", ["reward", "entropy", "KL", "zero-std groups", "held-out reward before"], ["NLL"]),
         ("ppo", ["reward", "entropy", "KL", "held-out reward before"], ["NLL"]),
         ("trpo", ["reward", "entropy", "KL", "held-out reward before"], ["NLL"]),
         ("reinforce", ["reward", "entropy", "held-out reward before"], ["NLL"]),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from support.small_batch import make_batch
 from vigneron.text import length_ratio, repetition, share_in
-from vigneron.training.metrics import instruments
+from vigneron.training.metrics import text_metrics
 
 
 def test_by_hand() -> None:
@@ -16,7 +16,7 @@ def test_by_hand() -> None:
         completions=("Cold, cold cold!", "hot"),
         columns={"answer": ("cold", "very cold"), "input": ("hot", "hot")},
     )
-    assert instruments(batch) == {
+    assert text_metrics(batch) == {
         "completions/echo": 0.5,  # the second is an echo
         "completions/repetition": pytest.approx((2 / 3 + 0) / 2),
         "completions/distinct": 1.0,  # two texts for two answers
@@ -26,7 +26,7 @@ def test_by_hand() -> None:
 
 def test_without_an_input_the_prompt_is_what_may_be_echoed() -> None:
     batch = make_batch([1, 1], [1, 1], completions=("prompt", "prompt"))
-    assert instruments(batch) == {
+    assert text_metrics(batch) == {
         "completions/echo": 1.0,
         "completions/repetition": 0.0,
         "completions/distinct": 0.5,  # one text for two prompts
@@ -36,7 +36,7 @@ def test_without_an_input_the_prompt_is_what_may_be_echoed() -> None:
 def test_a_perfect_child_is_as_distinct_as_the_answers_however_often_they_are_asked_for() -> None:
     answers = ("cold", "cold", "cold", "small", "small", "small")
     batch = make_batch([1] * 6, [1] * 6, completions=answers, columns={"answer": answers})
-    assert instruments(batch)["completions/distinct"] == 1.0
+    assert text_metrics(batch)["completions/distinct"] == 1.0
 
 
 @given(st.text(), st.text())

@@ -12,7 +12,7 @@ from vigneron import api
 from vigneron.commands.methods import METHODS
 from vigneron.recipe import load_config, recipe_names
 from vigneron.training.checkpoint.read import check_manifest
-from vigneron.training.model_card import ABOUT_METHOD, ABOUT_REWARD, Rows, model_card, without_places
+from vigneron.training.model_card import ABOUT_REWARD, Rows, model_card, without_paths
 
 METRICS = [
     {"step": 0, "eval/accuracy": 0.25},
@@ -40,14 +40,14 @@ def test_every_recipe_has_a_card(name: str) -> None:
     front = front_of(card)
     assert front["tags"][0] == "vigneron"
     assert front["pipeline_tag"] == ("text-classification" if config.method.trains == "scorer" else "text-generation")
-    for heading in ("Base model", "Data", "How it was trained", "Figures", "Limits", "Versions", "Papers", "Config"):
+    for heading in ("Base model", "Data", "How it was trained", "Metrics", "Limits", "Versions", "Papers", "Config"):
         assert f"\n## {heading}\n\n" in card
     assert "10 " in card
-    assert ABOUT_METHOD[config.method.name] in card
+    assert config.method.card in card
 
 
 def test_every_method_and_reward_has_its_words() -> None:
-    assert set(ABOUT_METHOD) == set(METHODS)
+    assert all(of.card and of.description for of in METHODS.values())
     assert set(ABOUT_REWARD) == {"semantic", "binary", "python", "model", "preference", "rubric"}
 
 
@@ -84,7 +84,7 @@ def test_nothing_of_the_machine_stands_in_it() -> None:
     assert "rows.jsonl" in card
     assert "<script>" not in card.partition("## Config")[0]
     assert card.count("```") == 2
-    assert without_places(["http://10.0.0.7:8000/v1", "~/x/y", "a/b", 3]) == ["http://…", "…/y", "a/b", 3]
+    assert without_paths(["http://10.0.0.7:8000/v1", "~/x/y", "a/b", 3]) == ["http://…", "…/y", "a/b", 3]
 
 
 def test_a_checkpoint_has_its_card_in_its_manifest(tmp_path: Path, tiny_folder: Path) -> None:

@@ -15,7 +15,7 @@ from support.resuming import TrainedOnce, check_third_arm, lose_nothing, lose_op
 from support.tiny_runs import final_state, tiny_config, write_data
 from vigneron import api
 from vigneron.errors import UserError
-from vigneron.policy.reward_model import load_scorer, scorer_kind
+from vigneron.policy.reward_model import load_reward_model, reward_model_kind
 from vigneron.recipe import check_config
 from vigneron.report.html import write_report
 from vigneron.rewards.build import build_reward
@@ -210,7 +210,7 @@ def test_what_is_no_such_model_is_refused_in_one_line(
         return found
 
     assert line("model", tiny_folder).endswith(
-        "is no reward or preference model, it has no score.weight: train one first"
+        "is not a reward or preference model: it has no score.weight; train one first"
     )
     assert "compares two texts: that is `reward.kind: preference`" in line("model", scorers["preference_model"])
     assert "scores one text: that is `reward.kind: model`" in line("preference", scorers["reward_model"])
@@ -220,7 +220,10 @@ def test_what_is_no_such_model_is_refused_in_one_line(
     shutil.copytree(scorers["reward_model"], unfinished)
     shutil.rmtree(unfinished / "checkpoints")
     assert "has no checkpoint yet" in line("model", unfinished)
-    assert scorer_kind(load_scorer(str(scorers["reward_model"] / "checkpoints" / "step-20"), start=False)) == "reward"
+    assert (
+        reward_model_kind(load_reward_model(str(scorers["reward_model"] / "checkpoints" / "step-20"), start=False))
+        == "reward"
+    )
 
 
 def test_a_pair_too_long_for_the_model_is_found_at_the_start(tmp_path: Path, tiny_folder: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_model_that_cannot_keep_samples_apart_goes_without_packing_and_says_so
     view = Listening()
     config = config_of(tmp_path, tmp_path / "model", method={"name": "sft", "packing": True}, steps=1, eval_every=0)
     api.train(config, runs=tmp_path, name="run", view=view)
-    assert "packing: this model does not keep samples apart in one row, and goes without" in view.heard
+    assert "packing: this model cannot keep samples apart in one row, so nothing is packed" in view.heard
 
 
 def test_demonstrations_may_repeat_a_prompt_and_say_something_else(tmp_path: Path, tiny_folder: Path) -> None:
@@ -190,10 +190,10 @@ def test_rows_that_cannot_be_learned_from_are_named(
 
 
 def test_minted_tokens_that_nothing_would_use_are_refused(tmp_path: Path, tiny_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"^model.chat: minted has no effect on prompts that are plain texts"):
+    with pytest.raises(UserError, match=r"^model.chat: minted has no effect on plain text prompts"):
         load_data(chat_config(tmp_path, tiny_folder, data=write_data(tmp_path)))
     with pytest.raises(
-        UserError, match="`chat: minted` makes new embeddings, which an adapter neither trains nor keeps"
+        UserError, match="`chat: minted` adds embeddings, which a LoRA adapter neither trains nor saves"
     ):
         check_config({"method": "sft", "data": {"task": "colors"}, "model": {"chat": "minted", "lora": {}}}, "my.yaml")
 

@@ -17,7 +17,7 @@ from vigneron.report.tables import samples_lines, samples_table
 from vigneron.report.terminal import TerminalView
 from vigneron.run_store.notices import kept_notices
 from vigneron.run_store.samples import Sample
-from vigneron.timing import phase, progress, telling
+from vigneron.timing import phase, progress, reporting_phases
 
 SFT = {"method": {"name": "sft"}, "reward": {"kind": "binary"}, "group_size": 1, "optimizer": {}}
 GRPO = {"method": {"name": "grpo"}, "reward": {"kind": "binary"}, "optimizer": {"actor_lr": 1e-3}}
@@ -64,7 +64,7 @@ def test_samples_and_figures_fit(tmp_path: Path, tiny_folder: Path, width: int) 
     lines = last_panel(watched(tmp_path, tiny_folder, terminal(width), **GRPO))
     assert all(len(line) <= width for line in lines), lines
     whole = "\n".join(lines)
-    for figure in ("reward", "entropy", "KL", "flat groups", "held-out accuracy"):
+    for figure in ("reward", "entropy", "KL", "zero-std groups", "held-out accuracy"):
         assert re.search(rf"{figure} +-?\d\.\d{{3}} +[▁▂▃▄▅▆▇█]+", whole), figure
     assert whole.count("say ") == 3
 
@@ -103,9 +103,9 @@ def test_a_resumed_run_says_each_warning_once(tmp_path: Path, tiny_folder: Path)
 
 
 def test_a_long_phase_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vigneron.report.terminal.WAITED", 0.0)
+    monkeypatch.setattr("vigneron.report.terminal.PHASE_SHOWN_AFTER", 0.0)
     console = terminal(60)
-    with TerminalView(console, "my title") as view, telling(view.phase):
+    with TerminalView(console, "my title") as view, reporting_phases(view.phase):
         for name, shown in (("ask the parent", "ask the parent 3/9"), ("load the model", "loading the model")):
             with phase(name):
                 if name == "ask the parent":

@@ -1,4 +1,4 @@
-"""The worked path of docs/reference/methods.md with a tiny model: two runs, and every method from there."""
+"""The worked path of docs/guides/sft-to-rl.md with a tiny model: two runs, and every method from there."""
 
 from pathlib import Path
 

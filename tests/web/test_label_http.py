@@ -40,15 +40,15 @@ def test_an_item_is_judged_and_the_next_one_comes(client: TestClient, tmp_path: 
 @pytest.mark.parametrize(
     ("body", "status", "line"),
     [
-        (b'{"item": "ID", "choice": "c"}', 400, "no choice: 'c' (there are: a, b, tie, skip)"),
-        (b'{"item": "ID", "choice": 0}', 400, "no choice: 0"),
-        (b'{"item": "ID", "choice": {"a": []}}', 400, "no choice: {'a': []}"),
-        (b'{"item": "ID"}', 400, "no choice: None"),
-        (b'{"item": "nobody", "choice": "a"}', 404, "there is no such item"),
-        (b'{"item": ["ID"], "choice": "a"}', 400, 'a judgement is {"item"'),
-        (b"item=ID&choice=a", 400, 'a judgement is {"item"'),
-        (b"[" * 100_000, 400, 'a judgement is {"item"'),
-        (b"\xff", 400, 'a judgement is {"item"'),
+        (b'{"item": "ID", "choice": "c"}', 400, "invalid choice 'c': expected a, b, tie or skip"),
+        (b'{"item": "ID", "choice": 0}', 400, "invalid choice 0"),
+        (b'{"item": "ID", "choice": {"a": []}}', 400, "invalid choice {'a': []}"),
+        (b'{"item": "ID"}', 400, "invalid choice None"),
+        (b'{"item": "nobody", "choice": "a"}', 404, "unknown item"),
+        (b'{"item": ["ID"], "choice": "a"}', 400, 'send {"item"'),
+        (b"item=ID&choice=a", 400, 'send {"item"'),
+        (b"[" * 100_000, 400, 'send {"item"'),
+        (b"\xff", 400, 'send {"item"'),
     ],
 )
 def test_a_bad_judgement_is_refused_in_one_line(
@@ -143,7 +143,7 @@ def test_a_killed_process_loses_nothing_and_a_second_one_is_refused(tmp_path: Pa
     with labelling(source, "--out", out, "--as", "ann") as (process, client):
         refused = vigneron("label", source, "--out", out)
         assert (refused.code, refused.err.count("\n")) == (2, 1)
-        assert "another process is labelling into" in refused.err
+        assert "another process is writing labels to" in refused.err
         state = client.get("/state").json()
         chosen = state["item"]["completions"][1]
         client.post("/judge", json={"item": state["item"]["id"], "choice": "b"})
@@ -161,19 +161,19 @@ def test_a_killed_process_loses_nothing_and_a_second_one_is_refused(tmp_path: Pa
         (["source.jsonl", "--out", "/sys/pairs.jsonl"], "cannot write '/sys/pairs.labels.jsonl': "),
         (["source.jsonl", "--out", "none/pairs.jsonl"], "cannot write 'none/pairs.labels.jsonl': No such file"),
         (["source.jsonl", "--out", "pairs.csv"], "'pairs.csv' should end in .jsonl"),
-        (["source.jsonl", "--scores"], "'source.jsonl' is not a run's folder, which --scores needs"),
-        (["source.jsonl", "--best", "--scores"], "--best and --scores ask for different things"),
-        (["source.jsonl", "--prompts", "source.jsonl"], "--prompts is for --sample"),
-        (["source.jsonl", "--sample", "tiny"], "--sample makes the completions itself"),
+        (["source.jsonl", "--scores"], "--scores needs the folder of a run"),
+        (["source.jsonl", "--best", "--scores"], "--best and --scores exclude each other"),
+        (["source.jsonl", "--prompts", "source.jsonl"], "--prompts needs --sample"),
+        (["source.jsonl", "--sample", "tiny"], "--sample samples new completions"),
         (["--sample", "tiny"], "--sample needs --prompts"),
-        (["--sample", "tiny", "--prompts", "none.jsonl"], "data: there is no file"),
-        ([], "nothing to label: name a run's folder"),
-        (["nowhere"], "data: there is no file"),
-        (["run", "--step", "7"], "--step: no samples of step 7 are kept (there are: 1)"),
-        (["run", "--scores"], "'run': its samples were not scored by a rubric"),
+        (["--sample", "tiny", "--prompts", "none.jsonl"], "data: file not found"),
+        ([], "nothing to label: name the folder of a run"),
+        (["nowhere"], "data: file not found"),
+        (["run", "--step", "7"], "--step: no stored samples of step 7; available steps: 1"),
+        (["run", "--scores"], "'run': the samples of this run have no rubric scores"),
         (["broken"], "cannot read 'broken/samples.sqlite'"),
-        (["source.jsonl", "--as", "\n"], "--as: '\\n' is no name"),
-        (["source.jsonl", "--agreement"], "nobody labelled into 'pairs.jsonl' yet"),
+        (["source.jsonl", "--as", "\n"], "--as: '\\n' is not a name"),
+        (["source.jsonl", "--agreement"], "no labels for 'pairs.jsonl' yet"),
     ],
 )
 def test_what_cannot_be_labelled_is_one_line(

@@ -43,7 +43,8 @@ def test_the_list_of_runs(client: TestClient) -> None:
     assert found["broken"]["state"] == "failed"
     assert found["broken"]["error"] == "the disk is full"
     assert (found["first"]["step"], found["first"]["steps"]) == (30, 30)
-    assert found["first"]["figures"][0] == ["held-out reward", 1.0]
+    assert found["first"]["metrics"][0]["label"] == "held-out reward"
+    assert found["first"]["metrics"][0]["value"] == 1.0
 
 
 def test_runs_may_be_given_one_by_one(runs: Path) -> None:

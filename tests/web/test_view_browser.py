@@ -134,7 +134,7 @@ def zoom_into(page: Any, name: str) -> None:
 def test_the_items_of_a_rubric(browser_page: Any, address: str) -> None:
     page = browser_page
     page.goto(page_of(address, "/curves?run=first"))
-    page.get_by_text("Items of the rubric").click()
+    page.get_by_text("Rubric items").click()
     page.get_by_role("cell", name="never varies").first.wait_for()
     group = page.locator("details.group", has_text="Rubric: sums")
     assert not group.locator(".chart").first.is_visible()
@@ -187,7 +187,7 @@ def test_what_a_model_wrote_stays_text(browser_page: Any, address: str) -> None:
 
 def test_a_run_that_is_not_there_is_said(browser_page: Any, address: str) -> None:
     browser_page.goto(page_of(address, "/curves?run=../secret"))
-    browser_page.get_by_text("there is no run '../secret' here").wait_for()
+    browser_page.get_by_text("there is no run '../secret'").wait_for()
     (complaint,) = browser_page.complaints
     assert "404" in complaint
     browser_page.complaints.clear()

@@ -1,10 +1,9 @@
-"""The command line: parse, call, print; nothing else. Heavy imports wait until a verb needs them."""
+"""The command line: parses arguments, calls `commands/`, prints. Heavy imports wait until a command needs them."""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
@@ -14,12 +13,10 @@ import typer
 from vigneron.cli import pages as pages_commands
 from vigneron.cli import rubric as rubric_commands
 from vigneron.cli import runs as runs_commands
+from vigneron.cli.options import Overrides, Processes, Recipe, RunPath, Runs, Step, console, is_main_process
 from vigneron.errors import UserError, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from vigneron.api import Trained
     from vigneron.config import Config
 
 app = typer.Typer(
@@ -28,24 +25,19 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Grow small language models along a stronger guide.",
+    help="RL post-training of language models: PGSRM, GRAPE, GRPO, PPO, DPO, SFT and more, from YAML recipes.",
 )
 app.add_typer(rubric_commands.app, name="rubric")
 
-Recipe = Annotated[str, typer.Argument(help="A built-in recipe's name, or a YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, as in optimizer.actor_lr=1e-5")]
-Name = Annotated[str | None, typer.Option(help="The run's name; without it the recipe's, numbered.")]
-Runs = Annotated[Path | None, typer.Option(help="Where runs are kept (VIGNERON_RUNS, or ./runs).")]
-Processes = Annotated[int, typer.Option(min=1, help="Train in so many processes on this machine, a GPU for each.")]
-RunPath = Annotated[Path, typer.Argument(help="A run's folder.")]
+Name = Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")]
 
 
 @app.callback()
 def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. Works in any position.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """`--debug` is taken out of the arguments by `main`; it stands here for the help."""
+    """`main` removes `--debug` from the arguments; it is declared here for the help text."""
     if version:
         from vigneron import __version__
 
@@ -59,83 +51,66 @@ def train(
     overrides: Overrides = None,
     name: Name = None,
     runs: Runs = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Show at the end where a step's time went.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Print the time spent in each phase of a step.")] = False,
     nproc: Processes = 1,
 ) -> None:
     """Train a recipe: vigneron train pgsrm-antonyms steps=50"""
     from vigneron.recipe import load_config
 
     config = load_config(recipe, overrides or [])
-    _launched(config, nproc)
-    from vigneron import api
-    from vigneron.report.terminal import TerminalView
+    _launch_processes(config, nproc)
+    from vigneron.commands.train import train_run
 
-    console = _console()
-    with _profiled(console, profile):
-        with _reported_at_the_end(console), TerminalView(console, config.recipe) as view:
-            trained = api.train(config, name=name, runs=runs, view=view)
-        _finished(console, trained)
-
-
-@contextmanager
-def _profiled(console: "Console", wanted: bool) -> Iterator[None]:
-    if not wanted:
-        yield
-        return
-    from vigneron.report.terminal import profile_table
-    from vigneron.timing import listening
-
-    with listening() as watch:
-        try:
-            yield
-        finally:  # also of a run that was stopped
-            if watch.laps:
-                console.print(profile_table(watch.laps))
+    train_run(console(), config, name=name, runs=runs, profile=profile, is_main=is_main_process())
 
 
 @app.command()
 def resume(
     run: RunPath,
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value: steps=400 goes past the end.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to go on, if not where it was: auto, cpu, cuda.")] = None,
-    rubric: Annotated[str | None, typer.Option(help="A rubric to go on by, instead of the run's.")] = None,
-    weights_only: Annotated[bool, typer.Option("--weights-only", help="Go on with new optimizers.")] = False,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Config overrides, e.g. steps=400 to train further.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device to resume on: auto, cpu, mps, cuda, cuda:N. Default: the run's.")
+    ] = None,
+    rubric: Annotated[str | None, typer.Option(help="Rubric to use instead of the run's.")] = None,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Load the weights only; start with new optimizer states.")
+    ] = False,
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Go on though its config or its data have changed.")
+        bool, typer.Option("--allow-changes", help="Resume even if the config or the data have changed.")
     ] = False,
     nproc: Processes = 1,
 ) -> None:
-    """Go on with a run that was stopped or killed."""
+    """Resume a run that was stopped or killed."""
     from vigneron.run_store.folder import RunFolder
 
     config = RunFolder.open(run).config()
     if nproc > 1:
         from vigneron.recipe import changed_config
 
-        _launched(changed_config(config, overrides, str(run)) if overrides else config, nproc)
-    from vigneron import api
-    from vigneron.report.terminal import TerminalView
+        _launch_processes(changed_config(config, overrides, str(run)) if overrides else config, nproc)
+    from vigneron.commands.train import resume_run
 
-    console = _console()
-    with _reported_at_the_end(console), TerminalView(console, config.recipe) as view:
-        trained = api.resume(
-            run,
-            *(overrides or []),
-            device=device,
-            rubric=rubric,
-            weights_only=weights_only,
-            allow_changes=allow_changes,
-            view=view,
-        )
-    _finished(console, trained)
+    resume_run(
+        console(),
+        run,
+        overrides or [],
+        recipe=config.recipe,
+        device=device,
+        rubric=rubric,
+        weights_only=weights_only,
+        allow_changes=allow_changes,
+        is_main=is_main_process(),
+    )
 
 
 @app.command()
 def demo(overrides: Overrides = None, runs: Runs = None) -> None:
-    """PGSRM against the binary reward, on a laptop, in minutes."""
+    """Train with PGSRM's reward and with a binary one, and compare."""
     from vigneron.commands.demo import run_demo
 
-    run_demo(_console(), overrides or [], runs)
+    run_demo(console(), overrides or [], runs)
 
 
 @app.command()
@@ -150,16 +125,14 @@ def recipes() -> None:
 
 
 @app.command()
-def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="Where to write it.")]) -> None:
-    """Copy a recipe to a file, to edit it."""
+def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="New YAML file to write.")]) -> None:
+    """Copy a recipe to a file for editing."""
+    from vigneron.commands.new_file import check_new_file
     from vigneron.recipe import recipe_text
 
     lines = recipe_text(recipe).splitlines(keepends=True)
-    text = "".join(line for line in lines if not line.startswith("recipe:"))  # the copy goes by its file's name
-    if file.exists():
-        raise UserError(f"'{file}' exists: choose another name")
-    if file.suffix not in (".yaml", ".yml"):
-        raise UserError(f"'{file}' should end in .yaml")
+    text = "".join(line for line in lines if not line.startswith("recipe:"))  # the copy is named after its file
+    check_new_file(file, (".yaml", ".yml"))
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -169,100 +142,81 @@ def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="Where to wri
 
 @app.command()
 def validate(file: Recipe, overrides: Overrides = None) -> None:
-    """Check a recipe and its data, without loading a model."""
+    """Check a recipe and its data without loading a model."""
     from vigneron.recipe import load_config
 
     config = load_config(file, overrides or [])
-    from vigneron.policy.load import check_model_name
-    from vigneron.rewards.build import build_reward
-    from vigneron.rewards.checkers import load_checker
-    from vigneron.run_data.load import checker_name, load_data
-    from vigneron.trackers.tracking import check_trackers
-    from vigneron.training.setup.resolve import newest_weights, resolved
+    from vigneron.commands.validate import validation_lines
 
-    check_trackers(config.trackers)
-    data = load_data(config)
-    config = resolved(config)
-    check_model_name(config.model.name)
-    build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
-    for text in data.notices:
-        typer.echo(f"note: {visible(text)}")
-    samples = config.prompts_per_step * config.group_size
-    if config.parent is not None:
-        from vigneron.run_data.reference_answers import counted
-
-        cached, to_ask = counted(config, data)
-        typer.echo(f"the parent {config.parent.model}: {cached} answers in the cache, {to_ask} to ask")
-    typer.echo(f"{file} is valid: {len(data.train)} prompts to train on, {len(data.held_out)} held out")
-    if config.method.reads != "prompts":
-        of = "pairs" if config.method.reads == "pairs" else "demonstrations"
-        typer.echo(f"{config.steps} steps of {config.prompts_per_step} {of}")
-        return
-    typer.echo(
-        f"{config.steps} steps of {samples} samples ({config.prompts_per_step} prompts × {config.group_size}), "
-        f"up to {config.max_new_tokens} new tokens each: {config.steps * samples} samples in all"
-    )
+    for line in validation_lines(config, file):
+        typer.echo(line)
 
 
 @app.command()
 def parent(
     recipe: Recipe,
     overrides: Overrides = None,
-    show: Annotated[int, typer.Option(min=0, help="How many answers to show.")] = 20,
-    out: Annotated[Path | None, typer.Option(help="Write the rows with their answers to a .jsonl file.")] = None,
+    show: Annotated[int, typer.Option(min=0, help="Number of answers to show.")] = 20,
+    out: Annotated[Path | None, typer.Option(help="Write the rows with their answers to this .jsonl file.")] = None,
 ) -> None:
-    """Ask a recipe's parent, and show its answers before training."""
+    """Show the parent's answers before training. In PGSRM the parent is the model whose answers are the references."""
     from vigneron.recipe import load_config
 
     config = load_config(recipe, overrides or [])
     from vigneron.commands.parent import review_parent
 
-    review_parent(_console(), config, recipe, show=show, out=out)
+    review_parent(console(), config, recipe, show=show, out=out)
 
 
 @app.command(name="eval")
 def evaluate(
     run: RunPath,
-    step: Annotated[int | None, typer.Option(help="Which checkpoint; without it the newest.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Rows to evaluate on instead (.jsonl, .csv).")] = None,
-    show: Annotated[int, typer.Option(help="How many completions to show.")] = 10,
+    step: Step = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Rows to evaluate on (.jsonl, .csv). Default: the held-out rows.")
+    ] = None,
+    show: Annotated[int, typer.Option(help="Number of completions to show.")] = 10,
 ) -> None:
-    """Greedy completions of the held-out part, scored."""
+    """Evaluate a run on held-out prompts, with greedy completions."""
     rows = None
     if file is not None:
-        from vigneron.run_data.reference_answers import rows_to_evaluate
+        from vigneron.run_data.reference_answers import load_evaluation_rows
         from vigneron.run_store.folder import RunFolder
 
-        rows = rows_to_evaluate(RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {visible(text)}"))
+        rows = load_evaluation_rows(
+            RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {visible(text)}")
+        )
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 
     metrics, samples = load_run(run, step=step).evaluate_samples(rows)
-    console = _console()
+    out = console()
     if show and samples:
-        console.print(samples_table(samples[:show]))
-    console.print(metrics_table(metrics))
+        out.print(samples_table(samples[:show]))
+    out.print(metrics_table(metrics))
 
 
 @app.command()
 def chat(
     run: RunPath,
-    step: Annotated[int | None, typer.Option(help="Which checkpoint; without it the newest.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    raw: Annotated[bool, typer.Option(help="Send what is typed as it is, not in the task's prompt.")] = False,
+    step: Step = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    raw: Annotated[bool, typer.Option(help="Use the typed text as the prompt, without the task's template.")] = False,
 ) -> None:
-    """Talk to the trained child, beside the child as it was before."""
+    """Chat with a run's model, before and after training."""
     from vigneron.commands.chat import chat_loop
 
-    chat_loop(_console(), run, step=step, temperature=temperature, raw=raw)
+    chat_loop(console(), run, step=step, temperature=temperature, raw=raw)
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="One run, or several to compare.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write it; without it into the first run's folder.")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Folder of one run, or of several to compare.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write. Default: report.html in the first run's folder.")
+    ] = None,
 ) -> None:
-    """Write report.html: curves side by side, completions before and after."""
+    """Write report.html: curves, completions before and after."""
     from vigneron.report.html import write_report
 
     typer.echo(f"wrote {write_report(runs, out)}")
@@ -270,35 +224,37 @@ def report(
 
 @app.command()
 def compare(
-    what: Annotated[
+    recipes_or_runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Recipes to train, runs (folders of runs, archives) as they are, key=value for all recipes."
+            help="Recipes to train, folders or archives of finished runs, and key=value overrides for all recipes."
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Train each recipe so often; without it once.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds for each recipe. Default: 1.")] = None,
     runs: Runs = None,
-    name: Annotated[str | None, typer.Option(help="The comparison's name; without it made of the recipes'.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the result; without it beside the runs.")] = None,
-    archive: Annotated[Path | None, typer.Option(help="Pack the runs' logs into this file too, NAME.tar.xz.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the comparison. Default: made of the recipes' names.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result. Default: the comparison's folder.")] = None,
+    archive: Annotated[Path | None, typer.Option(help="Also pack the runs' logs into this file, NAME.tar.xz.")] = None,
 ) -> None:
-    """Train recipes and set them side by side: vigneron compare A B --seeds 3"""
+    """Train recipes and compare them: compare A B --seeds 3"""
     from vigneron.commands.compare_plan import plan_comparison
     from vigneron.run_store.archive import archives_unpacked
 
-    with archives_unpacked(what or []) as words:
-        plan = plan_comparison(words, seeds=seeds, runs=runs, name=name, out=out, archive=archive)
-        from vigneron.commands.compare import carry_out
+    with archives_unpacked(recipes_or_runs or []) as arguments:
+        plan = plan_comparison(arguments, seeds=seeds, runs=runs, name=name, out=out, archive=archive)
+        from vigneron.commands.compare import run_comparison
 
-        carry_out(_console(), plan)
+        run_comparison(console(), plan)
 
 
 pages_commands.add_to(app)
 runs_commands.add_to(app)
 
 
-def _launched(config: "Config", count: int) -> None:
-    """With several processes this one starts them, and does nothing else."""
+def _launch_processes(config: "Config", count: int) -> None:
+    """With more than one process, this one only starts the others and waits for them."""
     if count == 1:
         return
     from vigneron.distributed.checks import check_ranks
@@ -309,7 +265,7 @@ def _launched(config: "Config", count: int) -> None:
 
 
 def without_option(arguments: list[str], option: str) -> list[str]:
-    """A command without an option and its value."""
+    """The arguments without an option and its value."""
     kept, skip = [], False
     for argument in arguments:
         if not skip and argument != option and not argument.startswith(f"{option}="):
@@ -318,63 +274,19 @@ def without_option(arguments: list[str], option: str) -> list[str]:
     return kept
 
 
-def _writes() -> bool:
-    """Whether this process says and writes what a run comes to: of several ranks, the first."""
-    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console() if _writes() else Console(file=open(os.devnull, "w"))
-
-
-@contextmanager
-def _reported_at_the_end(console: "Console") -> Iterator[None]:
-    """A run that was asked to stop in its last step is finished: it has its report too."""
-    from vigneron.training.signals import Stopped
-
-    try:
-        yield
-    except Stopped as stopped:
-        if stopped.finished is not None and _writes():
-            from vigneron.report.html import write_report
-            from vigneron.report.terminal import say
-
-            say(console, f"report  {write_report([stopped.finished])}")
-        raise
-
-
-def _finished(console: "Console", trained: "Trained") -> None:
-    if not _writes():
-        return
-    from vigneron.report.html import write_report
-    from vigneron.report.terminal import say
-
-    path = write_report([trained.folder])
-    say(console, f"run     {trained.folder}")
-    say(console, f"report  {path}")
-    if trained.config.method.trains == "scorer":
-        kind = "preference" if trained.config.method.joins_pairs else "model"
-        say(console, f"use it  reward: {{kind: {kind}, model: {trained.folder}}}")
-    else:
-        say(console, f"talk    vigneron chat {trained.folder}")
-    say(console, f"look    vigneron view {trained.folder}")
-
-
 @contextmanager
 def _one_line_errors(debug: bool) -> Iterator[None]:
-    """What a user can mend is one line on stderr and exit code 2."""
+    """An error that the user can fix is one line on stderr and exit code 2."""
     try:
         yield
     except UserError as error:
         if debug:
             raise
-        if error.said_elsewhere:
+        if error.reported_elsewhere:
             raise SystemExit(2) from None
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
-        if error.ends_at_once:
+        if error.exit_immediately:
             with suppress(OSError):
                 sys.stdout.flush()
             os._exit(2)
@@ -382,7 +294,7 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Of `--debug`, or of a fault of ours: no key stands in it."""
+    """With `--debug`, or for a bug of ours; secrets are redacted."""
     import traceback
 
     from vigneron.redaction import redacted

@@ -1,66 +1,84 @@
-"""Verbs that serve a page: look at runs, judge completions."""
+"""Commands that serve a web page: `view` and `label`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vigneron.cli.options import Host, Port, SampleStep
+
 
 def add_to(app: typer.Typer) -> None:
-    for verb in (view, label):
-        app.command()(verb)
+    for command in (view, label):
+        app.command()(command)
 
 
 def view(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Runs, or folders of runs; without them where runs are kept.")
+        list[Path] | None, typer.Argument(help="Runs, or folders of runs. Default: $VIGNERON_RUNS, or ./runs.")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any free one.")] = 8765,
-    host: Annotated[str, typer.Option(help="Where to listen; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
+    port: Port = 8765,
+    host: Host = "127.0.0.1",
 ) -> None:
-    """Look at runs in the browser: live curves, samples, differences."""
+    """Browse runs in the browser: live curves, samples, configs."""
     from vigneron.run_store.folder import default_runs_folder
     from vigneron.web.runs import refuse_no_runs
     from vigneron.web.serve import serve
     from vigneron.web.view import view_app
 
-    places = runs or [default_runs_folder()]
-    refuse_no_runs(places)
-    pages = view_app(places)
+    folders = runs or [default_runs_folder()]
+    refuse_no_runs(folders)
+    pages = view_app(folders)
     serve(pages, port=port, host=host, tell=lambda address: typer.echo(f"open  {address}\nstop  Ctrl-C"))
 
 
 def label(
     source: Annotated[
-        Path | None, typer.Argument(help="A run's folder, or a file with completions to compare (.jsonl, .csv).")
+        Path | None, typer.Argument(help="Folder of a run, or a file of completions to compare (.jsonl, .csv).")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where to write; without it pairs.jsonl or best.jsonl here, scores in the run's folder."),
+        typer.Option(help="File to write. Default: ./pairs.jsonl, ./best.jsonl, or RUN/people.csv with --scores."),
     ] = None,
-    labeller: Annotated[str | None, typer.Option("--as", help="Who labels; without it the account's name.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Pick the best of a group, for fine-tuning on it.")] = False,
-    scores: Annotated[bool, typer.Option("--scores", help="Score what a rubric's judge was unsure of.")] = False,
-    agreement: Annotated[bool, typer.Option("--agreement", help="Only say how far the labellers agree.")] = False,
-    sample: Annotated[str | None, typer.Option(help="A run or a model that completes --prompts on the spot.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="For --sample: rows with `prompt` (.jsonl, .csv).")] = None,
-    group: Annotated[int | None, typer.Option(min=2, max=9, help="For --sample --best: how many; 4.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.01, help="For --sample; 1.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="For --sample; the run's, or 128.")] = None,
-    step: Annotated[int | None, typer.Option(help="Only a run's samples of this step.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many to judge at most.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of the order in which things are shown.")] = 0,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any free one.")] = 8766,
-    host: Annotated[str, typer.Option(help="Where to listen; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
+    labeller: Annotated[
+        str | None, typer.Option("--as", help="Name of the labeller. Default: the user's account name.")
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Choose the best of a group of completions, as data for SFT.")
+    ] = False,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Score answers of a rubric run, the judge's least confident first.")
+    ] = False,
+    agreement: Annotated[
+        bool, typer.Option("--agreement", help="Print the agreement between labellers and exit.")
+    ] = False,
+    sample: Annotated[str | None, typer.Option(help="Run or model that samples completions of --prompts.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="With --sample: file with a column `prompt` (.jsonl, .csv).")
+    ] = None,
+    group: Annotated[
+        int | None, typer.Option(min=2, max=9, help="With --sample --best: completions of each prompt. Default: 4.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.01, help="With --sample: sampling temperature. Default: 1.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="With --sample: length limit. Default: the run's, or 128.")
+    ] = None,
+    step: SampleStep = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of items to label.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the order of items and completions.")] = 0,
+    port: Port = 8766,
+    host: Host = "127.0.0.1",
 ) -> None:
-    """Judge completions in the browser: vigneron label runs/NAME --out pairs.jsonl"""
-    from vigneron.commands.label import Asked, agreement_line
+    """Label completions in the browser: label runs/NAME"""
+    from vigneron.commands.label import LabelOptions, agreement_line
     from vigneron.commands.label import label as serve_page
 
-    asked = Asked(
+    options = LabelOptions(
         source, out, labeller, best, scores, sample, prompts, group, temperature, max_new_tokens, step, limit, seed
     )
     if agreement:
-        typer.echo(agreement_line(asked))
+        typer.echo(agreement_line(options))
         return
-    serve_page(asked, port=port, host=host, tell=typer.echo)
+    serve_page(options, port=port, host=host, tell=typer.echo)

@@ -1,27 +1,24 @@
-"""`vigneron rubric …`: the verbs for rubric files. Heavy imports wait until a verb needs them."""
+"""`vigneron rubric …`: commands for rubric files. Heavy imports wait until a command needs them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from vigneron.cli.options import RunPath, SampleStep, console
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Rubrics: check, try, convert, refine and review them."
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, try, convert, refine and review rubrics.")
 
-RubricFile = Annotated[str, typer.Argument(help="A .yaml or .json file, or the name of an example.")]
-JUDGE_HELP = "Who judges: as a recipe's reward.judge, in YAML or JSON, or a recipe or config that names one."
+RubricFile = Annotated[str, typer.Argument(help="A .yaml or .json file, or the name of a built-in example.")]
+JUDGE_HELP = "Judge model: a reward.judge mapping in YAML or JSON, or a recipe or config file that has one."
 
 
 @app.command()
 def validate(
     file: RubricFile,
-    data: Annotated[Path | None, typer.Option(help="Rows to check against it (.jsonl, .csv).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Dataset to check against the rubric (.jsonl, .csv).")] = None,
 ) -> None:
-    """Check a rubric, and that rows have what it needs; every error with its line."""
+    """Check a rubric file, and a dataset against it."""
     from vigneron.rubric.fences import one_line
     from vigneron.rubric.read import normalised, read_rubric, rubric_version
 
@@ -34,11 +31,11 @@ def validate(
         check_rubric_rows(rubric, rows, f"'{data}'")
     from vigneron.commands.rubric_try import rubric_table
 
-    _console().print(rubric_table(rubric))
+    console().print(rubric_table(rubric))
     for notice in notices:
         typer.echo(f"note: {notice}")
     if data is not None:
-        typer.echo(f"{data}: {len(rows)} rows, each with a category and the columns it needs")
+        typer.echo(f"{data}: {len(rows)} rows, all with a category and the required columns")
     typer.echo(f"{file} is valid: version {one_line(rubric_version(rubric))}")
 
 
@@ -55,34 +52,35 @@ def try_(
     file: RubricFile,
     answers: Annotated[Path, typer.Argument(help="Rows with `prompt` and `completion` (.jsonl, .csv).")],
     judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None,
-    normalise: Annotated[bool, typer.Option("--normalise", help="A perfect answer earns 1.")] = False,
+    normalise: Annotated[
+        bool, typer.Option("--normalise", help="Scale rewards so that a perfect answer gets 1.")
+    ] = False,
 ) -> None:
-    """Score given answers, and show what the judge says of each."""
-    from vigneron.commands.rubric_try import judge_of
+    """Score answers from a file, item by item."""
+    from vigneron.commands.rubric_try import parse_judge
 
-    config = None if judge is None else judge_of(judge)
+    config = None if judge is None else parse_judge(judge)
     from vigneron.commands.rubric_try import try_rubric
 
-    try_rubric(_console(), file, answers, config, normalise=normalise)
+    try_rubric(console(), file, answers, config, normalise=normalise)
 
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="What to convert.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write it.")],
-    from_: Annotated[str, typer.Option("--from", help="vigneron, openai, healthbench or verifiers.")],
-    to: Annotated[str, typer.Option("--to", help="vigneron, openai, healthbench or verifiers.")],
-    category: Annotated[str | None, typer.Option(help="Which one, where the other format knows none.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model that OpenAI's graders name.")] = None,
-    generic: Annotated[bool, typer.Option("--generic", help="HealthBench: one item for all examples.")] = False,
+    source: Annotated[Path, typer.Argument(metavar="IN", help="File to convert.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New file to write.")],
+    from_: Annotated[str, typer.Option("--from", help="Format: vigneron, openai, healthbench or verifiers.")],
+    to: Annotated[str, typer.Option("--to", help="Format: vigneron, openai, healthbench or verifiers.")],
+    category: Annotated[str | None, typer.Option(help="Category to convert, for formats without categories.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name to write into OpenAI's graders.")] = None,
+    generic: Annotated[bool, typer.Option("--generic", help="HealthBench: one generic item for all examples.")] = False,
 ) -> None:
-    """From and to OpenAI's grader JSON, HealthBench's JSONL, and verifiers' criteria."""
-    from vigneron.errors import UserError
-    from vigneron.rubric.formats.convert import Options, converted
+    """Convert from and to OpenAI graders, HealthBench, verifiers."""
+    from vigneron.commands.new_file import check_new_file
+    from vigneron.rubric.formats.convert import Options, convert
 
-    if out.exists():
-        raise UserError(f"'{out}' exists: choose another name")
-    text, notices = converted(source, from_, out, to, Options(category, model, generic))
+    check_new_file(out)
+    text, notices = convert(source, from_, out, to, Options(category, model, generic))
     from vigneron.files import write_for_user
     from vigneron.rubric.fences import one_line
 
@@ -95,38 +93,34 @@ def convert(
 @app.command()
 def atomize(
     file: RubricFile,
-    item: Annotated[str, typer.Argument(help="The vague item's name.")],
+    item: Annotated[str, typer.Argument(help="Name of the item to split.")],
     judge: Annotated[str, typer.Option(help=JUDGE_HELP)],
-    category: Annotated[str | None, typer.Option(help="Where the item stands, if it stands in several.")] = None,
-    share: Annotated[float, typer.Option(help="Of the item's weight, what goes to its parts.")] = 0.5,
-    accept: Annotated[str | None, typer.Option(help="Numbers of the proposals to accept, as in 1,3.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the new rubric.")] = None,
+    category: Annotated[
+        str | None, typer.Option(help="Category of the item, if several have one of that name.")
+    ] = None,
+    share: Annotated[float, typer.Option(help="Share of the item's weight that goes to the new items.")] = 0.5,
+    accept: Annotated[str | None, typer.Option(help="Numbers of the proposals to accept, e.g. 1,3.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the new rubric.")] = None,
 ) -> None:
-    """Ask a judge for verifiable parts of a vague item; you accept or refuse each."""
-    from vigneron.commands.rubric_try import judge_of
+    """Split a vague item into verifiable ones. A judge proposes them; you accept or reject each."""
+    from vigneron.commands.rubric_try import parse_judge
 
-    config = judge_of(judge)
+    config = parse_judge(judge)
     from vigneron.commands.rubric_atomize import atomize
 
-    atomize(_console(), file, item, config, category=category, share=share, accept=accept, out=out)
+    atomize(console(), file, item, config, category=category, share=share, accept=accept, out=out)
 
 
 @app.command()
 def review(
-    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    run: RunPath,
     labels: Annotated[
-        Path | None, typer.Option(help="People's scores: prompt, completion, item, score (.jsonl, .csv).")
+        Path | None, typer.Option(help="Human scores: columns prompt, completion, item, score (.jsonl, .csv).")
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Samples of this step alone.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the figures to a .csv file too.")] = None,
+    step: SampleStep = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the metrics to this .csv file.")] = None,
 ) -> None:
-    """A run's items by confidence and by disagreement with people, the weak ones first."""
+    """List a run's weakest items. Sorted by the judge's confidence and by disagreement with human scores."""
     from vigneron.commands.rubric_review import review_run
 
-    review_run(_console(), run, labels=labels, step=step, out=out)
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console()
+    review_run(console(), run, labels=labels, step=step, out=out)

@@ -1,4 +1,4 @@
-"""Talking to a run's child, before and after."""
+"""`vigneron chat`: completions of a run's model, before and after training."""
 
 import string
 from pathlib import Path
@@ -24,8 +24,8 @@ def chat_loop(console: Console, run: Path, *, step: int | None, temperature: flo
         f"{trained.config.model.name}, before and after {trained.step} steps of {trained.config.recipe}",
     )
     if template:
-        say(console, f"what you type goes into: {template!r} (--raw sends it as it is)")
-    say(console, "an empty line ends")
+        say(console, f"prompt template: {template!r} (--raw turns it off)")
+    say(console, "an empty line exits")
     turn = 0
     while True:
         try:
@@ -41,20 +41,20 @@ def chat_loop(console: Console, run: Path, *, step: int | None, temperature: flo
 
 
 def _template(config: Config) -> str | None:
-    """The prompt's template, if it has one gap to put the typed text in."""
+    """The prompt template, if it has exactly one placeholder for the typed text."""
     template = config.data.template
     if template is None and config.data.task is not None:
         template = load_task(config.data.task).child_prompt
-    if template is None or len(_gaps(template)) != 1:
+    if template is None or len(_placeholders(template)) != 1:
         return None
     return template
 
 
-def _gaps(template: str) -> list[str]:
+def _placeholders(template: str) -> list[str]:
     return [name for _, name, _, _ in string.Formatter().parse(template) if name]
 
 
 def _prompt(typed: str, template: str | None, conversational: bool) -> Any:
     if template is not None:
-        return template.format(**{_gaps(template)[0]: typed})
+        return template.format(**{_placeholders(template)[0]: typed})
     return [{"role": "user", "content": typed}] if conversational else typed

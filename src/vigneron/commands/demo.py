@@ -1,6 +1,9 @@
-"""The demo: PGSRM and the binary reward from the same start and seed, on held-out words, before and after."""
+"""`vigneron demo`: PGSRM and the binary reward with the same model and seed, evaluated on held-out words.
 
-from collections.abc import Sequence
+In PGSRM the child is the model that is trained, the parent the model whose answers it learns from.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ from rich.table import Table
 from vigneron.api import train
 from vigneron.errors import UserError
 from vigneron.recipe import load_config
-from vigneron.report.html import summary, write_report
+from vigneron.report.html import write_report
 from vigneron.report.terminal import TerminalView, say
 from vigneron.run_store.folder import RunFolder
 
@@ -22,8 +25,8 @@ def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> N
         load_config("demo", [*overrides, "recipe=demo-pgsrm"]),
         load_config("demo", [*overrides, "recipe=demo-binary", "reward=binary"]),
     ]
-    child = arms[0].model.name
-    say(console, f"{child} learns opposites from a parent's recorded answers: PGSRM, then the binary reward.")
+    model = arms[0].model.name
+    say(console, f"{model} learns antonyms from recorded answers of a parent model: PGSRM, then the binary reward.")
     folders = []
     for config in arms:
         say(console, f"\n{config.recipe}")
@@ -33,23 +36,42 @@ def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> N
     console.print(_table(rows))
     say(console, verdict(*rows))
     say(console, f"report  {write_report([folder.path for folder in folders])}")
-    say(console, f"talk    vigneron chat {folders[0].path}")
+    say(console, f"chat    vigneron chat {folders[0].path}")
+
+
+def summary(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Held-out metrics before and after, and the last ones of training."""
+    config = folder.config()
+    evals = [r for r in records if r.get("eval/accuracy") is not None]
+    steps = [r for r in records if r.get("reward") is not None]
+    return {
+        "name": folder.path.name,
+        "reward_kind": config.reward.kind,
+        "steps": records[-1]["step"] if records else 0,
+        "before": evals[0]["eval/accuracy"] if evals else None,
+        "after": evals[-1]["eval/accuracy"] if len(evals) > 1 else None,
+        "included_before": evals[0].get("eval/answer_included") if evals else None,
+        "included_after": evals[-1].get("eval/answer_included") if len(evals) > 1 else None,
+        "reward": steps[-1]["reward"] if steps else None,
+        "entropy": steps[-1].get("entropy") if steps else None,
+        "kl": steps[-1].get("kl") if steps else None,
+    }
 
 
 def verdict(pgsrm: dict[str, Any], binary: dict[str, Any]) -> str:
-    """What this run showed, whichever way it went."""
+    """The result in one sentence, whichever reward is better."""
     if None in (pgsrm["after"], binary["after"]):
-        return "no evaluation was asked for (eval_every=0): nothing to compare"
+        return "nothing to compare: evaluation is off (eval_every=0)"
     gap = pgsrm["after"] - binary["after"]
     if abs(gap) < 0.1:
-        return "Both rewards taught this child about the same."
+        return "Both rewards gave about the same held-out exact match."
     better = "PGSRM" if gap > 0 else "The binary reward"
-    return f"{better} taught this child more in these steps ({abs(gap):.2f} of held-out exact match)."
+    return f"{better} gave the higher held-out exact match (by {abs(gap):.2f})."
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Exact match, and whether the answer stood in the completion at all: the rest of a gain is form."""
-    table = Table(title="held-out words, greedy", title_justify="left")
+    """Exact match, and how often a completion contains the answer: the difference is formatting."""
+    table = Table(title="held-out words, greedy decoding", title_justify="left")
     for heading in ("reward", "exact match", "gain", "answer included"):
         table.add_column(heading)
     for row in rows:

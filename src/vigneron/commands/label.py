@@ -1,4 +1,4 @@
-"""`vigneron label`: what is asked for, put together, and served until Ctrl-C."""
+"""`vigneron label`: collect the items to label and serve the labelling page until Ctrl-C."""
 
 import getpass
 from collections.abc import Callable
@@ -17,8 +17,8 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {"pairs": (".jsonl",), "best": (".jsonl"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The command line's words. `sample` names a run or a model, instead of a `source`."""
+class LabelOptions:
+    """The command's options. `sample` names a run or a model to sample from, instead of a `source`."""
 
     source: Path | None
     out: Path | None = None
@@ -40,134 +40,138 @@ class Asked:
 
     @property
     def file(self) -> Path:
-        """Scores belong to a run, and lie in its folder unless said otherwise."""
+        """The output file. Scores go to the run's folder by default."""
         if self.out is not None:
             return self.out.expanduser()
         return Path(f"{self.kind}.jsonl") if not self.scores or self.source is None else self.source / "people.csv"
 
     def check(self) -> None:
         if self.best and self.scores:
-            raise UserError("--best and --scores ask for different things: give one")
+            raise UserError("--best and --scores exclude each other: give one")
         if self.file.suffix not in SUFFIXES[self.kind]:
             raise UserError(f"'{self.file}' should end in {' or '.join(SUFFIXES[self.kind])}")
         if self.labeller is not None and (not self.labeller.strip() or not self.labeller.isprintable()):
-            raise UserError(f"--as: {self.labeller!r} is no name")
+            raise UserError(f"--as: {self.labeller!r} is not a name: it is empty or has control characters")
         if self.sample is None:
             self._check_source()
         elif self.source is not None or self.scores or self.step is not None:
-            raise UserError("--sample makes the completions itself: leave out the source, --scores and --step")
+            raise UserError("--sample samples new completions: leave out the source, --scores and --step")
         elif self.prompts is None:
-            raise UserError("--sample needs --prompts, a file with a column `prompt` (.jsonl, .csv)")
+            raise UserError("--sample needs --prompts: a file with a column `prompt` (.jsonl, .csv)")
         elif self.group is not None and not self.best:
-            raise UserError("--group is for --best: pairs have two completions")
+            raise UserError("--group needs --best: pairs have two completions")
 
     def _check_source(self) -> None:
         if self.source is None:
-            raise UserError("nothing to label: name a run's folder or a file (.jsonl, .csv), or use --sample")
+            raise UserError("nothing to label: name the folder of a run or a file (.jsonl, .csv), or use --sample")
         for_sampling = ("prompts", "group", "temperature", "max_new_tokens")
         for name in for_sampling:
             if getattr(self, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')} is for --sample")
+                raise UserError(f"--{name.replace('_', '-')} needs --sample")
         if not self.source.is_dir() and (self.scores or self.step is not None):
             raise UserError(
-                f"'{self.source}' is not a run's folder, which --{'scores' if self.scores else 'step'} needs"
+                f"--{'scores' if self.scores else 'step'} needs the folder of a run, and '{self.source}' is none"
             )
 
 
-def agreement_line(asked: Asked) -> str:
-    """Of all who labelled into a file. Nothing is locked or written."""
+def agreement_line(options: LabelOptions) -> str:
+    """Agreement between all labellers of a file. Locks and writes nothing."""
     from vigneron.labels.agreement import agreement
 
-    if asked.scores:
-        raise UserError("--agreement is for choices; of scores: `vigneron rubric review RUN --labels FILE`")
-    path = journal_of(asked.file)
+    if options.scores:
+        raise UserError("--agreement is for choices; for scores use `vigneron rubric review RUN --labels FILE`")
+    path = journal_of(options.file)
     if not path.is_file():
-        raise UserError(f"nobody labelled into '{asked.file}' yet: there is no '{path}'")
-    return agreement(Labels(read_entries(path, asked.kind))).line()
+        raise UserError(f"no labels for '{options.file}' yet: '{path}' does not exist")
+    return agreement(Labels(read_entries(path, options.kind))).line()
 
 
-def open_session(asked: Asked, tell: Callable[[str], None]) -> Session:
-    """Everything that can be wrong is found here, before a page is served."""
-    asked.check()
+def open_session(options: LabelOptions, tell: Callable[[str], None]) -> Session:
+    """All checks run here, before the page is served."""
+    options.check()
     items: list[Any] = []
     notices: list[str] = []
     prompts: list[Any] = []
-    if asked.sample is not None:
+    if options.sample is not None:
         from vigneron.labels.live_sampling import prompts_of
 
-        assert asked.prompts is not None
-        prompts = prompts_of(asked.prompts)
+        assert options.prompts is not None
+        prompts = prompts_of(options.prompts)
     else:
-        items, notices = _from_source(asked)
+        items, notices = _from_source(options)
     session = Session(
-        Journal(asked.file, asked.kind), OutFile(asked.file), asked.labeller or _account(), asked.seed, asked.limit
+        Journal(options.file, options.kind),
+        OutFile(options.file),
+        options.labeller or _account(),
+        options.seed,
+        options.limit,
     )
     for notice in notices:
         tell(f"note: {notice}")
     session.offer(items)
-    if asked.sample is not None:
-        _sample(asked, session, prompts)
+    if options.sample is not None:
+        _sample(options, session, prompts)
     return session
 
 
-def _from_source(asked: Asked) -> tuple[list[Any], list[str]]:
-    assert asked.source is not None
-    if asked.scores:
-        from vigneron.labels.from_judge import judgements_of_run
+def _from_source(options: LabelOptions) -> tuple[list[Any], list[str]]:
+    assert options.source is not None
+    if options.scores:
+        from vigneron.labels.from_judge import judged_answers_of_run
 
-        return list(judgements_of_run(asked.source, step=asked.step, seed=asked.seed)), []
-    kind: Literal["pairs", "best"] = "best" if asked.best else "pairs"
-    if asked.source.expanduser().is_dir():
+        return list(judged_answers_of_run(options.source, step=options.step, seed=options.seed)), []
+    kind: Literal["pairs", "best"] = "best" if options.best else "pairs"
+    if options.source.expanduser().is_dir():
         from vigneron.labels.from_run import comparisons_of_run
 
-        found = comparisons_of_run(asked.source, kind=kind, step=asked.step, seed=asked.seed)
+        collected = comparisons_of_run(options.source, kind=kind, step=options.step, seed=options.seed)
     else:
         from vigneron.labels.from_file import comparisons_of_file
 
-        found = comparisons_of_file(asked.source, kind=kind, seed=asked.seed)
-    return list(found.items), found.notices
+        collected = comparisons_of_file(options.source, kind=kind, seed=options.seed)
+    return list(collected.items), collected.notices
 
 
-def _sample(asked: Asked, session: Session, prompts: list[Any]) -> None:
+def _sample(options: LabelOptions, session: Session, prompts: list[Any]) -> None:
     from vigneron.labels.live_sampling import load_sampler, sample_for
 
-    assert asked.sample is not None
-    temperature = 1.0 if asked.temperature is None else asked.temperature
-    load = partial(load_sampler, asked.sample, temperature=temperature, max_new_tokens=asked.max_new_tokens)
+    assert options.sample is not None
+    temperature = 1.0 if options.temperature is None else options.temperature
+    load = partial(load_sampler, options.sample, temperature=temperature, max_new_tokens=options.max_new_tokens)
     sample_for(
         session,
         load,
         prompts,
-        kind="best" if asked.best else "pairs",
-        count=(asked.group or 4) if asked.best else 2,
+        kind="best" if options.best else "pairs",
+        count=(options.group or 4) if options.best else 2,
     )
 
 
-def then(asked: Asked) -> str:
-    """What to do with the file."""
-    if asked.kind == "scores":
-        return f"vigneron rubric review {asked.source} --labels {asked.file}"
-    name = "sft" if asked.best else "dpo"
-    return f"method: {{name: {name}}}\ndata: {{train: {asked.file}}}"
+def next_step(options: LabelOptions) -> str:
+    """How to use the written file."""
+    if options.kind == "scores":
+        return f"vigneron rubric review {options.source} --labels {options.file}"
+    name = "sft" if options.best else "dpo"
+    return f"method: {{name: {name}}}\ndata: {{train: {options.file}}}"
 
 
-def label(asked: Asked, *, port: int, host: str, tell: Callable[[str], None]) -> None:
-    session = open_session(asked, tell)
+def label(options: LabelOptions, *, port: int, host: str, tell: Callable[[str], None]) -> None:
+    session = open_session(options, tell)
     from vigneron.web.label import label_app
     from vigneron.web.serve import serve
 
     serve(
-        label_app(session, asked.kind, then(asked)),
+        label_app(session, options.kind, next_step(options)),
         port=port,
         host=host,
         tell=lambda address: tell(f"open  {address}\nstop  Ctrl-C"),
     )
     state = session.state()
-    tell(f"{state['done']} of {state['of']} judged, {state['rows']} rows in {asked.file}")
+    tell(f"{state['done']} of {state['of']} labelled, {state['rows']} rows in {options.file}")
 
 
 def _account() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # an account without a name
+    except (OSError, KeyError):  # the account has no name
         return "me"

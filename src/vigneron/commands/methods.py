@@ -1,40 +1,27 @@
-"""`vigneron methods`: what there is, from the config's own classes."""
+"""`vigneron methods`: the methods and their config keys, read from the config classes."""
 
-from collections.abc import Iterator
-from typing import Any, get_args
+from collections.abc import Sequence
 
-from pydantic import BaseModel
-
-from vigneron.config import MethodConfig
+from vigneron.config import MethodConfig, MethodOptions
+from vigneron.config.keys import keys_of, kind_of, models_in
 from vigneron.errors import UserError, did_you_mean
 
-METHODS: dict[str, type[BaseModel]] = {
-    get_args(of.model_fields["name"].annotation)[0]: of for of in get_args(get_args(MethodConfig)[0])
+METHODS: dict[str, type[MethodOptions]] = {
+    str(kind_of(model)): model for model in models_in(MethodConfig) if issubclass(model, MethodOptions)
 }
 
 
 def method_lines(name: str | None = None) -> list[str]:
-    """A line a method; of one method, a line for each of its keys, with its default."""
+    """One line per method; for one method, one line per key with its default and its meaning."""
     if name is None:
-        width = max(map(len, METHODS))
-        return [f"{key:<{width}}  {_about(of)}" for key, of in METHODS.items()]
+        return _aligned([(key, model.description) for key, model in METHODS.items()])
     if name not in METHODS:
-        raise UserError(f"there is no method '{name}'{did_you_mean(name, METHODS)}")
-    keys = list(_keys(METHODS[name]))
-    width = max((len(key) for key, _ in keys), default=0)
-    return [_about(METHODS[name]), *(f"  {key:<{width}}  {default}" for key, default in keys)]
+        raise UserError(f"unknown method '{name}'{did_you_mean(name, METHODS)}")
+    model = METHODS[name]
+    rows = [(f"  {key.name}", key.default, key.meaning) for key in keys_of(model, "method.")]
+    return [model.description, *_aligned(rows)]
 
 
-def _about(of: type[BaseModel]) -> str:
-    return " ".join((of.__doc__ or "").split())
-
-
-def _keys(of: type[BaseModel], prefix: str = "method.") -> Iterator[tuple[str, Any]]:
-    for key, field in of.model_fields.items():
-        if key == "name" and prefix == "method.":
-            continue
-        default = field.default
-        if isinstance(default, BaseModel):
-            yield from _keys(type(default), f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "none" if default is None else default
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,4 +1,4 @@
-"""`vigneron rubric review`: a run's items, the weak ones first."""
+"""`vigneron rubric review`: a run's rubric items, the weakest first."""
 
 import csv
 import io
@@ -10,67 +10,68 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vigneron.commands.compare import print_whole
+from vigneron.commands.compare import print_full_width
+from vigneron.commands.new_file import check_new_file
 from vigneron.data.dataset import read_rows
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import completion_text, prompt_text
 from vigneron.errors import UserError, visible
 from vigneron.files import write_for_user
-from vigneron.labels.from_run import open_samples
+from vigneron.labels.from_run import EVERY, check_step, open_samples
 from vigneron.report.terminal import say
-from vigneron.rubric.review import Judged, Label, Reviewed, judged, labels_of, review, unmatched
+from vigneron.rubric.review import ItemReview, ItemScore, Label, item_scores, labels_of, review, unmatched
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Kind
 from vigneron.text import of_cell, to_cell
 
-EVERY = 10**9
 KINDS: tuple[Kind, ...] = ("train", "eval")
 
 
 def review_run(console: Console, run: Path, *, labels: Path | None, step: int | None, out: Path | None) -> None:
-    """`step` None: all steps of which samples are kept, held-out samples among them."""
+    """`step` None: all steps with stored samples, training and held-out."""
     if out is not None:
-        _check_out(out)
-    found = list(judged_in(RunFolder.open(run).path, step))
-    given = [] if labels is None else _labels(labels)
-    lost = unmatched(found, given)
-    if given and lost == len(given):
+        check_new_file(out, [".csv"])
+    scores = list(judged_in(RunFolder.open(run).path, step))
+    human = [] if labels is None else _labels(labels)
+    lost = unmatched(scores, human)
+    if human and lost == len(human):
         raise UserError(
             f"labels: none of the {lost} rows of '{labels}' matches a score of '{run}': `prompt`, `completion` and "
-            "`item` stand there as in the run's samples"
+            "`item` must be the same texts as in the run's samples"
         )
-    reviewed = review(found, given)
-    print_whole(console, review_table(reviewed, labelled=bool(given)))
+    reviewed = review(scores, human)
+    print_full_width(console, review_table(reviewed, labelled=bool(human)))
     weak = [one for one in reviewed if one.weak]
     for one in weak:
         say(console, f"{one.category}.{one.item}: {', '.join(one.weak)}")
     if not weak:
-        say(console, "nothing speaks against any of them")
+        say(console, "no weak items")
     if lost:
-        say(console, f"note: {lost} of {len(given)} labels match no score")
+        say(console, f"note: {lost} of {len(human)} labels match no score")
     if out is not None:
         write_for_user(out, review_csv(reviewed))
         say(console, f"wrote {out}")
 
 
-def judged_in(folder: Path, step: int | None = None) -> Iterator[Judged]:
+def judged_in(folder: Path, step: int | None = None) -> Iterator[ItemScore]:
     with open_samples(folder) as store:
         kept = sorted({number for kind in KINDS for number in store.steps(kind)})
-        if step is not None and step not in kept:
-            raise UserError(f"--step: no samples of step {step} are kept (there are: {', '.join(map(str, kept))})")
-        some = False
+        check_step(store, step)
+        any_scores = False
         for number in kept if step is None else [step]:
             for kind in KINDS:
                 for sample in store.page(step=number, kind=kind, limit=EVERY):
-                    for one in judged(sample.prompt, sample.completion, sample.extras.get("rubric")):
-                        some = True
+                    for one in item_scores(sample.prompt, sample.completion, sample.extras.get("rubric")):
+                        any_scores = True
                         yield one
-        if not some:
-            raise UserError(f"'{folder}': its samples were not scored by a rubric (reward.kind: rubric)")
+        if not any_scores:
+            raise UserError(
+                f"'{folder}': the samples of this run have no rubric scores: it needs `reward.kind: rubric`"
+            )
 
 
 def _labels(path: Path) -> list[Label]:
-    """Messages are texts as a sample's are; a cell's are what they were before they were put there."""
+    """Human scores. Messages become texts as in stored samples; CSV escapes are undone."""
     rows = []
     for row in read_rows(path):
         row = {name: of_cell(value) for name, value in row.items()} if path.suffix == ".csv" else row
@@ -80,14 +81,7 @@ def _labels(path: Path) -> list[Label]:
     return labels_of(rows, f"'{path}'")
 
 
-def _check_out(out: Path) -> None:
-    if out.suffix != ".csv":
-        raise UserError(f"'{out}' should end in .csv")
-    if out.exists():
-        raise UserError(f"'{out}' exists: choose another name")
-
-
-def review_table(reviewed: Sequence[Reviewed], *, labelled: bool) -> Table:
+def review_table(reviewed: Sequence[ItemReview], *, labelled: bool) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for heading in ("category", "item", "version"):
         table.add_column(heading, overflow="fold")
@@ -110,10 +104,10 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def review_csv(reviewed: Sequence[Reviewed]) -> str:
+def review_csv(reviewed: Sequence[ItemReview]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [field.name for field in fields(Reviewed)]
+    names = [field.name for field in fields(ItemReview)]
     writer.writerow(names)
     for one in reviewed:
         cells = {**vars(one), "weak": "; ".join(one.weak)}

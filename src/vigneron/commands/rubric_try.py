@@ -1,4 +1,4 @@
-"""`vigneron rubric try`: given answers, scored and shown with what the judge said of them."""
+"""`vigneron rubric try`: score the answers of a file and show the scores and critiques of each item."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -21,35 +21,35 @@ from vigneron.files import user_path
 from vigneron.recipe import config_text, load_config, parse_yaml, recipe_text
 from vigneron.report.terminal import say
 from vigneron.rubric.fences import one_line
-from vigneron.rubric.live_rubric import StandingBook
+from vigneron.rubric.live_rubric import FixedRubric
 from vigneron.rubric.model import AnyItem, JudgeItem, Rubric, VerifyItem
 from vigneron.rubric.read import read_rubric
 from vigneron.rubric.rows import category_of, check_rubric_rows
 from vigneron.sources.judges import Judge
 from vigneron.sources.verdict import Grader
-from vigneron.validation import faults
+from vigneron.validation import field_errors
 
 EXAMPLE = "--judge '{kind: endpoint, model: gpt-4o-mini}'"
 
 
-class _Given(Strict):
+class _JudgeOption(Strict):
     judge: JudgeConfig
 
 
-def judge_of(given: str) -> JudgeConfig:
-    """YAML or JSON as it stands, or else the name of a recipe or a file: a recipe, a run's config, or a judge alone."""
-    said = parse_yaml(given, "--judge")
-    if isinstance(said, Mapping):
-        return _checked(said, "--judge")
-    if not isinstance(said, str):
-        raise UserError(f"--judge: a mapping, or the name of a recipe or a file, not {given!r}: as in {EXAMPLE}")
-    held = parse_yaml(_text(said), said)
-    if isinstance(held, Mapping) and "kind" in held and "reward" not in held:
-        return _checked(held, said)
-    reward = load_config(said).reward
+def parse_judge(option: str) -> JudgeConfig:
+    """The option is YAML or JSON, or the name of a recipe or a file: a recipe, a run's config, or a judge's mapping."""
+    name = parse_yaml(option, "--judge")
+    if isinstance(name, Mapping):
+        return _validated(name, "--judge")
+    if not isinstance(name, str):
+        raise UserError(f"--judge: expected a mapping, a recipe or a file, not {option!r}: e.g. {EXAMPLE}")
+    content = parse_yaml(_text(name), name)
+    if isinstance(content, Mapping) and "kind" in content and "reward" not in content:
+        return _validated(content, name)
+    reward = load_config(name).reward
     judge = getattr(reward, "judge", None)
     if judge is None:
-        raise UserError(f"--judge: '{said}' names no judge under `reward.judge`")
+        raise UserError(f"--judge: '{name}' has no `reward.judge`")
     return judge
 
 
@@ -59,32 +59,32 @@ def _text(name: str) -> str:
     return config_text(user_path(name), f"'{name}'", "--judge: ")
 
 
-def _checked(given: Mapping[str, Any], where: str) -> JudgeConfig:
-    whole = {"judge": dict(given)}
+def _validated(judge: Mapping[str, Any], where: str) -> JudgeConfig:
+    whole = {"judge": dict(judge)}
     try:
-        return _Given.model_validate(whole).judge
+        return _JudgeOption.model_validate(whole).judge
     except ValidationError as errors:
-        found = faults(errors.errors(), whole, _Given, "the judge")
-        raise UserError("\n".join(f"{where}: {visible(fault.line)}" for fault in found)) from errors
+        lines = [fault.line for fault in field_errors(errors.errors(), whole, _JudgeOption, "the judge")]
+        raise UserError("\n".join(f"{where}: {visible(line)}" for line in lines)) from errors
 
 
 LONGEST_SHOWN = 600
-"""Characters of a question, or of an answer, that are shown."""
+"""Characters of a prompt or a completion."""
 
 
 @dataclass(frozen=True)
-class Tried:
-    """One answer. `advantage` is None where it has no other answer beside it, or no reward."""
+class ScoredAnswer:
+    """One answer. `advantage` is None without a reward, or without another answer to the same prompt."""
 
     category: str
     group: int
-    of_group: int
+    group_size: int
     prompt: str
     completion: str
     items: Mapping[str, Mapping[str, Any]]
-    """What each item gave, as it is kept with a sample."""
+    """Each item's verdict, in the form stored with a sample."""
     dropped: tuple[str, ...]
-    """Items that failed for an answer of the group, and so count for none of it."""
+    """Items that failed for an answer of the group and are dropped for the whole group."""
     reward: float | None
     advantage: float | None
 
@@ -92,23 +92,23 @@ class Tried:
 def try_rubric(
     console: Console, file: str, answers: Path, judge: JudgeConfig | None, *, normalise: bool = False
 ) -> None:
-    """An answer is a row's `completion`; `answer` is the truth, as everywhere."""
+    """The column `completion` is scored; `answer` is the reference answer."""
     rubric = read_rubric(file)
     rows = read_answers(answers, rubric)
     where = f"'{answers}'"
-    book = StandingBook(rubric, {category_of(rubric, row, n, where) for n, row in enumerate(rows, start=1)})
-    refuse_without_judge(book.rubric, judge)
-    for notice in book.notices:
+    fixed = FixedRubric(rubric, {category_of(rubric, row, n, where) for n, row in enumerate(rows, start=1)})
+    refuse_without_judge(fixed.rubric, judge)
+    for notice in fixed.notices:
         say(console, f"note: {notice}")
     from vigneron.rewards.rubric_build import Graders
     from vigneron.training.setup.resolve import newest_weights
 
     graders = Graders(judge, notice=lambda text: say(console, f"note: {text}"), weights=newest_weights, where="--judge")
-    tried = tried_answers(rows, book, graders, normalise=normalise)
-    weights = {name: {i.name: i.weight for i in category.items} for name, category in book.rubric.categories.items()}
-    for number, one in enumerate(tried, start=1):
-        show_answer(console, one, number, len(tried), weights[one.category])
-    show_end(console, tried, book.version, graders.judge)
+    scored = score_answers(rows, fixed, graders, normalise=normalise)
+    weights = {name: {i.name: i.weight for i in category.items} for name, category in fixed.rubric.categories.items()}
+    for number, answer in enumerate(scored, start=1):
+        show_answer(console, answer, number, len(scored), weights[answer.category])
+    show_totals(console, scored, fixed.version, graders.judge)
 
 
 def read_answers(path: Path, rubric: Rubric) -> list[Row]:
@@ -119,9 +119,9 @@ def read_answers(path: Path, rubric: Rubric) -> list[Row]:
         completion = row.get("completion")
         if completion is None:
             hint = did_you_mean("completion", row) if row else ""
-            raise UserError(f"data: {where}, row {number} has no 'completion'{hint}: the answer that is to be scored")
+            raise UserError(f"data: {where}, row {number} has no 'completion'{hint}: the answer to score")
         if not isinstance(completion, str) and not is_conversation(completion):
-            raise UserError(f"data: {where}, row {number}: completion is neither a text nor messages")
+            raise UserError(f"data: {where}, row {number}: completion is neither a string nor a list of messages")
     check_rubric_rows(rubric, rows, where)
     return rows
 
@@ -131,44 +131,44 @@ def refuse_without_judge(rubric: Rubric, judge: JudgeConfig | None) -> None:
         for item in category.items:
             if judge is None and isinstance(item, JudgeItem | VerifyItem):
                 what = f"'{name}.{item.name}' is scored by a judge (flow: {item.flow})"
-                raise UserError(f"{what}: name one, as in {EXAMPLE}, or a recipe that does")
+                raise UserError(f"{what}: add one, e.g. {EXAMPLE}, or --judge RECIPE")
 
 
-def tried_answers(
-    rows: Sequence[Row], book: StandingBook, grader_of: Callable[[AnyItem], Grader], *, normalise: bool = False
-) -> list[Tried]:
-    """Eq. 15 over all answers of a category, and the advantage over the answers to one prompt. A failed item is
-    missing, however many fail: nothing is stopped here."""
+def score_answers(
+    rows: Sequence[Row], fixed: FixedRubric, grader_of: Callable[[AnyItem], Grader], *, normalise: bool = False
+) -> list[ScoredAnswer]:
+    """The reward (eq. 15) over all answers of a category, and the advantage over the answers to one prompt. A failed
+    item is missing; any number may fail without an error."""
     import torch
 
     from vigneron.core.advantages import group_relative
     from vigneron.rewards.rubric_reward import RubricReward, question_text
 
-    reward = RubricReward(book, grader_of, normalise=normalise, missing_limit=1.0)
+    reward = RubricReward(fixed, grader_of, normalise=normalise, missing_limit=1.0)
     names = dict.fromkeys(name for row in rows for name in row if name not in ("prompt", "completion"))
     arguments: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
     arguments |= {"prompts": [row["prompt"] for row in rows], "completions": [row["completion"] for row in rows]}
     questions = [question_text(row["prompt"]) for row in rows]
-    said: dict[str, Sequence[Any]] = {}
+    extras: dict[str, Sequence[Any]] = {}
     begun = reward.begin(**arguments)()
-    categories = [category_of(book.rubric, row, n, "the answers") for n, row in enumerate(rows, start=1)]
+    categories = [category_of(fixed.rubric, row, n, "the answers") for n, row in enumerate(rows, start=1)]
     numbers: dict[tuple[str, str], int] = {}
     groups = [numbers.setdefault(key, len(numbers)) for key in zip(categories, questions, strict=True)]
-    rewards = reward.finish(begun, groups, **arguments, log_extra=lambda name, values: said.update({name: values}))
+    rewards = reward.finish(begun, groups, **arguments, log_extra=lambda name, values: extras.update({name: values}))
     known = torch.tensor([torch.nan if value is None else value for value in rewards], dtype=torch.float64)
     advantages = group_relative(known, torch.tensor(groups)).tolist()
     sizes, have = Counter(groups), Counter(g for g, value in zip(groups, rewards, strict=True) if value is not None)
     dropped: defaultdict[int, dict[str, None]] = defaultdict(dict)
-    for group, entry in zip(groups, said["rubric"], strict=True):
+    for group, entry in zip(groups, extras["rubric"], strict=True):
         dropped[group] |= {name: None for name, verdict in entry["items"].items() if verdict["score"] is None}
     return [
-        Tried(
+        ScoredAnswer(
             category=categories[i],
             group=groups[i],
-            of_group=sizes[groups[i]],
+            group_size=sizes[groups[i]],
             prompt=questions[i],
             completion=completion_text(row["completion"]),
-            items=said["rubric"][i]["items"],
+            items=extras["rubric"][i]["items"],
             dropped=tuple(dropped[groups[i]]),
             reward=rewards[i],
             advantage=advantages[i] if rewards[i] is not None and have[groups[i]] > 1 else None,
@@ -177,27 +177,27 @@ def tried_answers(
     ]
 
 
-def show_answer(console: Console, tried: Tried, number: int, of: int, weights: Mapping[str, float]) -> None:
-    beside = f", one of {tried.of_group} answers to question {tried.group + 1}" if tried.of_group > 1 else ""
-    say(console, f"\nanswer {number} of {of}: {one_line(tried.category)}{beside}")
-    for name, text in (("question", tried.prompt), ("response", tried.completion)):
+def show_answer(console: Console, answer: ScoredAnswer, number: int, of: int, weights: Mapping[str, float]) -> None:
+    position = f", one of {answer.group_size} answers to question {answer.group + 1}" if answer.group_size > 1 else ""
+    say(console, f"\nanswer {number} of {of}: {one_line(answer.category)}{position}")
+    for name, text in (("question", answer.prompt), ("response", answer.completion)):
         shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} … ({len(text)} characters)"
         console.print(Text(f"{name}  ", style="dim") + Text(plain(shown) or "(empty)"))
-    console.print(items_table(tried, weights))
-    if tried.dropped:
-        names = ", ".join(tried.dropped)
-        say(console, f"left out of this question's rubric, for it failed: {one_line(names)}")
-    reward = "missing: no item is left" if tried.reward is None else f"{tried.reward:.4f}"
-    say(console, f"reward {reward}" + ("" if tried.advantage is None else f"   advantage {tried.advantage:+.4f}"))
+    console.print(items_table(answer, weights))
+    if answer.dropped:
+        names = ", ".join(answer.dropped)
+        say(console, f"dropped for all answers to this question because they failed: {one_line(names)}")
+    reward = "missing: every item failed in this group" if answer.reward is None else f"{answer.reward:.4f}"
+    say(console, f"reward {reward}" + ("" if answer.advantage is None else f"   advantage {answer.advantage:+.4f}"))
 
 
-def items_table(tried: Tried, weights: Mapping[str, float]) -> Table:
+def items_table(answer: ScoredAnswer, weights: Mapping[str, float]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("item", overflow="fold", max_width=24)
     for heading in ("weight", "score", "conf."):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("said", overflow="fold", ratio=1)
-    for name, verdict in tried.items.items():
+    table.add_column("critique", overflow="fold", ratio=1)
+    for name, verdict in answer.items.items():
         cells = [Text(name), Text(f"{weights[name]:.3g}")]
         if verdict["score"] is None:
             words = "\n".join(part for part in (f"failed: {verdict.get('why')}", verdict.get("critique")) if part)
@@ -210,26 +210,26 @@ def items_table(tried: Tried, weights: Mapping[str, float]) -> Table:
 
 
 def plain(text: str) -> str:
-    """Control characters as escapes; lines stay lines."""
+    """Control characters as escapes; line breaks are kept."""
     return "\n".join(visible(line) for line in text.splitlines())
 
 
-def show_end(console: Console, tried: Sequence[Tried], version: str, judge: Judge | None) -> None:
-    scores = [verdict["score"] for one in tried for verdict in one.items.values()]
+def show_totals(console: Console, answers: Sequence[ScoredAnswer], version: str, judge: Judge | None) -> None:
+    scores = [verdict["score"] for answer in answers for verdict in answer.items.values()]
     missing = sum(score is None for score in scores)
-    failed = f", {missing} missing: they count as nothing, never as 0" if missing else ""
-    say(console, f"\nrubric {one_line(version)}: {len(tried)} answers, {len(scores)} scores{failed}")
+    failed = f", {missing} missing (ignored, not counted as 0)" if missing else ""
+    say(console, f"\nrubric {one_line(version)}: {len(answers)} answers, {len(scores)} scores{failed}")
     if judge is not None:
         tokens_in, tokens_out = judge.tokens
         say(
             console,
             f"judge {judge.name}: {judge.calls} calls, {tokens_in} tokens in, {tokens_out} out; "
-            f"{judge.cached} replies were in the cache",
+            f"{judge.cached} replies from the cache",
         )
 
 
 def rubric_table(rubric: Rubric) -> Table:
-    """A line for each item; its category's name stands beside the first one."""
+    """One row per item; the category is shown in the first row of its items."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for heading in ("category", "item", "flow"):
         table.add_column(heading, overflow="fold")

@@ -1,4 +1,4 @@
-"""`vigneron runs`: one line a run, newest first."""
+"""`vigneron runs`: one line per run, newest first."""
 
 import time
 from collections.abc import Sequence
@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from vigneron.errors import visible
-from vigneron.run_store.headline_metrics import headline, short
-from vigneron.run_store.status import RunStatus, bytes_in, readable, run_folders, status_of
+from vigneron.report.sparkline import short
+from vigneron.run_store.headline_metrics import headline_values
+from vigneron.run_store.status import RunStatus, bytes_in, readable_size, run_folders, status_of
 
 STATE_STYLES = {
     "starting": "cyan",
@@ -21,15 +22,15 @@ STATE_STYLES = {
     "failed": "red",
     "killed": "red",
 }
-HEADINGS = ("run", "state", "step", "figures", "changed", "size", "method")
-DROPPED_FIRST = ("method", "size", "changed", "figures")
-"""In a terminal that is too narrow for all."""
+HEADINGS = ("run", "state", "step", "metrics", "changed", "size", "method")
+DROPPED_FIRST = ("method", "size", "changed", "metrics")
+"""Columns left out in this order when the terminal is too narrow."""
 
 
 @dataclass(frozen=True)
 class ListedRun:
     name: str
-    """Below the folder that was listed."""
+    """Path relative to the listed folder."""
     status: RunStatus
     bytes: int
 
@@ -41,19 +42,19 @@ class ListedRun:
     def as_json(self) -> dict[str, Any]:
         status = self.status
         keys = ("state", "recipe", "method", "step", "steps", "began", "ended", "changed", "error")
-        of_status = {key: getattr(status, key) for key in keys}
-        return {"name": self.name, "path": str(status.path), **of_status, "bytes": self.bytes} | {
-            "figures": dict(status.figures)
+        values = {key: getattr(status, key) for key in keys}
+        return {"name": self.name, "path": str(status.path), **values, "bytes": self.bytes} | {
+            "figures": dict(status.metrics)
         }
 
 
 def list_runs(runs: Path, *, by_size: bool = False) -> list[ListedRun]:
-    found = [ListedRun(str(path.relative_to(runs)), status_of(path), bytes_in(path)) for path in run_folders(runs)]
-    return sorted(found, key=lambda run: -(run.bytes if by_size else run.changed))
+    listed = [ListedRun(str(path.relative_to(runs)), status_of(path), bytes_in(path)) for path in run_folders(runs)]
+    return sorted(listed, key=lambda run: -(run.bytes if by_size else run.changed))
 
 
 def print_runs(console: Console, runs: Sequence[ListedRun]) -> None:
-    """Aligned; a pipe gets every column, however long the line, a terminal those that fit."""
+    """Aligned columns. A pipe gets all of them, a terminal those that fit."""
     now = time.time()
     rows = [_cells(run, now) for run in runs]
     columns = list(HEADINGS)
@@ -84,9 +85,9 @@ def _cells(run: ListedRun, now: float) -> dict[str, str]:
         "run": visible(run.name),
         "state": status.state,
         "step": f"{status.step}/{status.steps}",
-        "figures": "  ".join(f"{label} {short(value)}" for label, value in headline(status.config, status.figures)),
+        "metrics": "  ".join(f"{one.label} {short(v)}" for one, v in headline_values(status.config, status.metrics)),
         "changed": ago(now - run.changed) if run.changed else "",
-        "size": readable(run.bytes),
+        "size": readable_size(run.bytes),
         "method": visible(status.method),
     }
 

@@ -1,4 +1,4 @@
-"""`vigneron show RUN`: what a run is, how it goes, what it said, and how to go on with it."""
+"""`vigneron show RUN`: state, config, metrics, warnings and checkpoints of a run, and commands to continue."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,36 +11,36 @@ from rich.text import Text
 from vigneron.commands.runs import STATE_STYLES, ago
 from vigneron.distributed.checks import resume_command
 from vigneron.errors import visible
-from vigneron.report.curves import series
-from vigneron.report.run_details import LookedAt, ends_of
-from vigneron.run_store.headline_metrics import short, whole_sparkline
-from vigneron.run_store.status import RunStatus, Saved, readable
+from vigneron.report.sparkline import short, whole_sparkline
+from vigneron.run_store.run_details import RunDetails, before_and_after
+from vigneron.run_store.series import series
+from vigneron.run_store.status import RunStatus, SavedCheckpoint, readable_size
 
 CHANGES_SHOWN = 12
 
 
-def print_run(console: Console, run: LookedAt) -> None:
+def print_run(console: Console, run: RunDetails) -> None:
     for line in lines_of(run, min(console.width, 100)):
         console.print(line, soft_wrap=not console.is_terminal)
 
 
-def lines_of(run: LookedAt, width: int) -> Iterator[Text]:
+def lines_of(run: RunDetails, width: int) -> Iterator[Text]:
     yield from _head(run)
-    if ends := ends_of(run):
-        yield from _section("held out", ((e.label, f"{short(e.before)} → {short(e.after)}") for e in ends))
-    curves = [(figure, series(run.records, figure.key)[1]) for figure in run.figures]
+    if changes := before_and_after(run):
+        yield from _section("held out", ((c.label, f"{short(c.before)} → {short(c.after)}") for c in changes))
+    curves = [(metric.label, series(run.records, metric.key)[1]) for metric in run.metrics]
     room = max(8, width - 32)
     yield from _section(
-        "curves", ((f.label, f"{values[-1]:>9.3f}  {whole_sparkline(values, room)}") for f, values in curves)
+        "curves", ((label, f"{values[-1]:>9.3f}  {whole_sparkline(values, room)}") for label, values in curves)
     )
     for kind, title in (("warning", "warnings"), ("note", "notes")):
-        said = [(f"step {n.step}", visible(n.text)) for n in run.notices if n.kind == kind]
-        yield from _section(title, said, "yellow" if kind == "warning" else "")
+        notices = [(f"step {n.step}", visible(n.text)) for n in run.notices if n.kind == kind]
+        yield from _section(title, notices, "yellow" if kind == "warning" else "")
     yield from _section("checkpoints", ((f"step {one.step}", _described(run, one)) for one in run.saved))
-    yield from _section("go on", _ways_on(run))
+    yield from _section("next", _next_commands(run))
 
 
-def _head(run: LookedAt) -> Iterator[Text]:
+def _head(run: RunDetails) -> Iterator[Text]:
     status, config = run.status, run.config
     yield Text.assemble(
         (visible(status.name), "bold"), "  ", (status.state, STATE_STYLES[status.state]), f"  {_progress(status)}"
@@ -49,14 +49,14 @@ def _head(run: LookedAt) -> Iterator[Text]:
         yield Text(f"error: {visible(status.error)}", style="red")
     data = config.data.task or Path(config.data.train or "").name
     reward = "" if config.method.reads == "pairs" else f"   reward {config.reward.kind}"
-    lora = ", an adapter" if config.model.lora is not None else ""
+    lora = ", LoRA" if config.model.lora is not None else ""
     for name, value in (
         ("recipe", config.recipe),
         ("method", config.method.name + reward),
-        ("model", _model_said(config.model.name) + lora),
+        ("model", _model_text(config.model.name) + lora),
         ("data", f"{data}: {run.rows[0]} rows, {run.rows[1]} held out"),
-        ("changed", _changes_said(run.changes)),
-        ("size", readable(run.bytes)),
+        ("changed", _changes_text(run.changes)),
+        ("size", readable_size(run.bytes)),
     ):
         if value:
             yield Text(f"{name:<9}{visible(value)}")
@@ -74,15 +74,15 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{rest} s"
 
 
-def _model_said(name: str) -> str:
-    """Of a run's checkpoint, the run and its step."""
+def _model_text(name: str) -> str:
+    """For a checkpoint of a run: the run and the step."""
     parts = Path(name).parts
     if len(parts) > 2 and parts[-2] == "checkpoints":
-        return f"the run {parts[-3]} after {parts[-1].replace('-', ' ')}"
+        return f"run {parts[-3]}, {parts[-1].replace('-', ' ')}"
     return name
 
 
-def _changes_said(changes: Mapping[str, Any] | None) -> str:
+def _changes_text(changes: Mapping[str, Any] | None) -> str:
     if changes is None:
         return ""
     shown = [f"{key}={value}" for key, value in list(changes.items())[:CHANGES_SHOWN]]
@@ -90,22 +90,26 @@ def _changes_said(changes: Mapping[str, Any] | None) -> str:
     return ", ".join(shown) + more if shown else "nothing"
 
 
-def _described(run: LookedAt, one: Saved) -> str:
-    said = [readable(one.bytes), *["newest"] * (one is run.saved[-1]), *["best, held out"] * (one.step == run.best)]
-    return "  ".join(said)
+def _described(run: RunDetails, one: SavedCheckpoint) -> str:
+    notes = [
+        readable_size(one.bytes),
+        *["newest"] * (one is run.saved[-1]),
+        *["best, held out"] * (one.step == run.best),
+    ]
+    return "  ".join(notes)
 
 
-def _ways_on(run: LookedAt) -> Iterator[tuple[str, str]]:
+def _next_commands(run: RunDetails) -> Iterator[tuple[str, str]]:
     status, path = run.status, run.status.path
     resume = resume_command(path, run.config.scale.shard)
     if not status.alive and status.state != "finished":
         yield "resume", resume
     if status.state == "finished" and run.saved:
-        yield "further", f"{resume} steps={2 * status.steps}"
+        yield "train further", f"{resume} steps={2 * status.steps}"
     if run.saved and run.config.method.trains == "policy":
-        yield "talk", f"vigneron chat {path}"
+        yield "chat", f"vigneron chat {path}"
     if status.step:
-        yield "look", f"vigneron view {path}"
+        yield "view", f"vigneron view {path}"
         yield "report", f"vigneron report {path}"
     if run.saved:
         yield "export", f"vigneron export {path} DIR"
@@ -117,5 +121,6 @@ def _section(title: str, rows: Iterable[tuple[str, str]], style: str = "") -> It
         return
     yield Text()
     yield Text(title, style="dim")
+    width = max(17, *(len(name) for name, _ in rows))
     for name, value in rows:
-        yield Text(f"  {name:<17} {value}", style=style)
+        yield Text(f"  {name:<{width}} {value}", style=style)

@@ -1,6 +1,6 @@
-"""The run's config: what a recipe may say, and what contradicts itself. Recipes are read in `recipe.py`.
+"""The config of a run, and checks between its sections. `recipe.py` reads recipes.
 
-Light on purpose: no torch here, so that a bad recipe is refused at once.
+Nothing here imports torch, so that an invalid recipe is refused immediately.
 """
 
 from collections.abc import Mapping
@@ -134,46 +134,53 @@ Slot = Annotated[SlotOptions, with_user_options(SlotOptions)]
 
 
 class Config(Strict):
-    """A recipe, whole."""
+    """A whole recipe."""
 
     recipe: str = "custom"
+    """The name of the recipe; runs are named after it."""
     about: str = ""
+    """One line for `vigneron recipes`."""
     method: SerializeAsAny[MethodConfig]
     model: ModelConfig = ModelConfig()
     data: DataConfig
     parent: ParentConfig | None = None
-    """Who answers the prompts. None: the column `answer`, recorded before."""
+    """The model that answers the prompts. null: the dataset's column `answer`."""
     reward: RewardConfig
-    """`sft` needs none: then held-out completions are scored by `binary`. Methods that read pairs have none."""
+    """Not needed by `sft`, whose held-out completions are then scored by `binary`, nor by methods that read pairs."""
     sampling: SamplingConfig = SamplingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Keys every random draw: the same seed gives the same run."""
     steps: Positive = 100
+    """Turns of the loop: sample, reward, update."""
     prompts_per_step: Positive = 16
+    """Prompts (or demonstrations, or pairs) of a step."""
     group_size: Positive = 1
+    """Samples of each prompt; TRL calls it num_generations."""
     max_new_tokens: Positive = 16
+    """The longest completion, in tokens."""
     microbatch_tokens: Positive | Literal["auto"] = "auto"
-    """Tokens that pass through the model together: bounds memory, and changes nothing but rounding. auto: found from
-    the memory that is free when the run starts, and kept in the run's config."""
+    """Tokens in one forward and backward pass: bounds memory, changes only rounding. auto: chosen from the memory
+    that is free at the start, and kept in the run's config."""
     eval_every: Annotated[int, Field(ge=0)] = 10
-    """Greedy evaluation on the held-out part every so many steps, at the start and at the end; 0: never."""
+    """Steps between greedy evaluations on the held-out part, which also come first and last; 0: never."""
     save_every: Annotated[int, Field(ge=0)] = 50
-    """A checkpoint every so many steps, and at the end; 0: at the end only."""
+    """Steps between checkpoints; the last step is always saved. 0: only the last."""
     keep_last: Positive = 2
+    """How many of the newest checkpoints are kept."""
     keep_best: str | None = None
-    """A held-out figure, as in `eval/reward`: the best checkpoint by it is kept beside the last ones."""
+    """A held-out metric such as `eval/reward`: the best checkpoint by it is kept too."""
     skip_nonfinite: Annotated[int, Field(ge=0)] = 0
-    """So many steps of the run may have a loss, a gradient or a reward that is NaN or infinite: they are passed over
-    without an update. One more, and the run stops."""
+    """How many steps may be skipped because a loss, gradient or reward is NaN or infinite; one more stops the run."""
     successive_kl_every: Annotated[int, Field(ge=0)] = 1
-    """How often KL(π₀ ‖ π₁) after a step's updates is measured (it costs a pass); 0: never."""
+    """Steps between measurements of KL(π₀ ‖ π₁) after the updates, each a forward pass; 0: never."""
     rollout: SerializeAsAny[Slot] | None = None
     """Where samples come from, if not from the method's own rollout: `name: "module:function"`, and its options."""
     curriculum: SerializeAsAny[Slot] | None = None
     """In which order prompts come, if not shuffled: `name: "module:function"`, and its options."""
     scale: ScaleConfig = ScaleConfig()
     trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(default_factory=list)
-    """Who is told of every step's figures beside the run's own logs."""
+    """Trackers that receive every step's metrics too."""
 
     @property
     def tokens_at_once(self) -> int:
@@ -192,9 +199,9 @@ class Config(Strict):
         if self.keep_best is None:
             return self
         if not self.keep_best.startswith("eval/"):
-            raise ValueError("`keep_best` is the name of a held-out figure, such as eval/reward")
+            raise ValueError("`keep_best` is the name of a held-out metric, such as eval/reward")
         if not self.eval_every:
-            raise ValueError("`keep_best` compares held-out figures: set `eval_every`")
+            raise ValueError("`keep_best` compares held-out metrics: set `eval_every`")
         if not self.save_every or self.save_every % self.eval_every:
             raise ValueError(
                 "`keep_best` compares checkpoints that were evaluated: set `save_every` to a multiple of `eval_every`"
@@ -290,7 +297,7 @@ class Config(Strict):
 
     @model_serializer(mode="wrap")
     def without_inert_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written can be read again."""
+        """Without keys that would be refused when the file is read again."""
         written = dump(self)
         if self.method.reads == "pairs":
             written.pop("reward", None)

@@ -9,9 +9,16 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import InitErrorDetails
 
 from vigneron.config.values import Strict
@@ -20,10 +27,16 @@ USER_CODE = "user_code"
 Options = TypeVar("Options", bound="Strict")
 
 
+def _user_path(name: str) -> str:
+    if not is_user_path(name):
+        raise ValueError(f"should be module:function, not {name!r}")
+    return name
+
+
 class SlotOptions(Strict):
     """The options of a user's own rollout or curriculum: subclass it, and add keys."""
 
-    name: str
+    name: Annotated[str, AfterValidator(_user_path)]
     """`module:function`."""
 
 

@@ -1,6 +1,6 @@
 """The methods that compare the samples of a group: GRPO, and GRAPE with its mix of responses."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,9 @@ class GroupRelativeConfig(MethodOptions):
     """What GRPO and GRAPE have in common: the clipped ratio with an advantage over a group, and a KL."""
 
     updates_per_step: Positive = 1
+    """Updates on each step's samples."""
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """ε of the clipped ratio."""
     aggregation: Aggregation = "tokens"
     """tokens: the mean over all tokens. sum_over_samples: eq. 14. samples: the first GRPO's 1/length."""
     scale_by_std: bool = False
@@ -37,6 +39,10 @@ class GroupRelativeConfig(MethodOptions):
 class GrpoConfig(GroupRelativeConfig):
     """GRPO as Dr. GRPO (`rlmt-grape` eq. 13-14), with a KL to the reference. The first GRPO's biases go by name."""
 
+    description: ClassVar[str] = (
+        "GRPO as Dr. GRPO: clipped ratio, group-relative advantage, KL to the reference (rlmt-grape eq. 13-14)."
+    )
+    card: ClassVar[str] = "GRPO: groups of samples, each compared with the mean of its group, with a clipped ratio."
     name: Literal["grpo"]
     resample: Annotated[int, Field(ge=0, le=100)] = 0
     """Dynamic sampling: how many times a step may draw more prompts, to put in the place of groups that teach nothing
@@ -69,6 +75,10 @@ class MixConfig(Strict):
 class GrapeConfig(GroupRelativeConfig):
     """GRAPE (`rlmt-grape` §6.1): GRPO on a rubric's reward, with responses that are revised."""
 
+    description: ClassVar[str] = "GRPO on a rubric's reward, with revised responses in the groups (rlmt-grape §6.1)."
+    card: ClassVar[str] = (
+        "GRAPE: groups of answers, some of them revised, scored by a rubric and compared within their group."
+    )
     name: Literal["grape"]
     level: Literal["token", "sequence"] = "token"
     """What is clipped: the ratio of each token (eq. 14), or that of the whole text (eq. 17)."""

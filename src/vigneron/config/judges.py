@@ -1,4 +1,4 @@
-"""Who judges: an endpoint, a local model, or a function of the user's."""
+"""The kinds of judges: an endpoint, a local model, or a Python function."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,17 +7,23 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from vigneron.config.values import Positive, Strict, Url, dotted_path
 
 
-class AskedJudgeConfig(Strict):
+class ModelJudgeConfig(Strict):
+    """A judge that is a language model."""
+
     model: str
+    """Name of the model."""
     confidence: Literal["verbal", "agreement", "logprob"] = "verbal"
-    """verbal: as the judge says (the paper). agreement: of `samples` scores, drawn at `temperature`; their mean is the
-    score. logprob: the probability the judge gave to its own words."""
+    """verbal: the judge states its confidence (the paper). agreement: agreement of `samples` scores sampled at
+    `temperature`; their mean is the score. logprob: the probability of the judge's own reply."""
     samples: Annotated[int, Field(ge=2, le=64)] = 5
+    """Scores per answer, with `confidence: agreement`."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature, with `confidence: agreement`."""
     max_tokens: Positive = 512
+    """Length limit of a critique, and of a score."""
 
     @model_validator(mode="after")
-    def options_have_an_effect(self) -> "AskedJudgeConfig":
+    def options_have_an_effect(self) -> "ModelJudgeConfig":
         for key in ("samples", "temperature"):
             if self.confidence != "agreement" and key in self.model_fields_set:
                 raise ValueError(f"`{key}` has no effect with `confidence: {self.confidence}`")
@@ -25,43 +31,48 @@ class AskedJudgeConfig(Strict):
 
     @model_serializer(mode="wrap")
     def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written can be read again."""
+        """Leave out keys that would be errors when read again."""
         inert = () if self.confidence == "agreement" else ("samples", "temperature")
         return {key: value for key, value in dump(self).items() if key not in inert}
 
 
-class EndpointJudgeConfig(AskedJudgeConfig):
-    """Any OpenAI-compatible endpoint. The key is OPENAI_API_KEY of the environment, and is written nowhere."""
+class EndpointJudgeConfig(ModelJudgeConfig):
+    """A model behind an OpenAI-compatible endpoint. The API key is read from OPENAI_API_KEY and never saved."""
 
     kind: Literal["endpoint"]
     url: Url | None = None
-    """None: OPENAI_BASE_URL, or OpenAI's own."""
+    """Base URL. null: OPENAI_BASE_URL, or OpenAI's."""
     concurrency: Annotated[int, Field(gt=0, le=256)] = 8
+    """Requests in flight."""
     timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Timeout of one request, in seconds."""
     retries: Annotated[int, Field(ge=0, le=20)] = 5
+    """Retries of a failed request."""
 
 
-class LocalJudgeConfig(AskedJudgeConfig):
-    """A transformers model: a hub id, a folder, or a bundled one."""
+class LocalJudgeConfig(ModelJudgeConfig):
+    """A transformers model on this machine, by hub id, folder or bundled name."""
 
     kind: Literal["local"]
     reads: Literal["json", "yes_no"] = "json"
-    """json: the reply is read. yes_no: the score is the probability of `yes` against `no` as the next token, and the
-    confidence its distance from a coin's."""
+    """json: parse the reply. yes_no: the score is the probability of `yes` against `no` as the next token, and the
+    confidence is its distance from 0.5."""
 
     @model_validator(mode="after")
     def yes_no_is_its_own_confidence(self) -> "LocalJudgeConfig":
         if self.reads == "yes_no" and self.confidence != "verbal":
-            raise ValueError("with `reads: yes_no` the confidence comes from the probability: leave out `confidence`")
+            raise ValueError(
+                "with `reads: yes_no` the confidence is computed from the probability: remove `confidence`"
+            )
         return self
 
 
 class PythonJudgeConfig(Strict):
-    """Your own function of a conversation, `module:function`: returns the reply's text. For tests, and for a judge that
-    is a rule."""
+    """Your own function from a conversation to the reply's text, for tests and rule-based judges."""
 
     kind: Literal["python"]
     function: Annotated[str, AfterValidator(dotted_path)]
+    """Import path of the function."""
 
 
 JudgeConfig = Annotated[EndpointJudgeConfig | LocalJudgeConfig | PythonJudgeConfig, Field(discriminator="kind")]

@@ -13,8 +13,11 @@ class AdaptiveKlConfig(Strict):
     rule: Literal["pgsrm", "ppo"] = "pgsrm"
     """The factor: 1.5 as the released PGSRM code has it, or the PPO paper's 2."""
     target: Annotated[float, Field(gt=0)] = 0.8
+    """The KL that the coefficient is adapted to, in nats per token."""
     minimum: NotNegative = 1e-6
+    """The smallest coefficient."""
     maximum: NotNegative = 0.1
+    """The largest coefficient."""
 
     @model_validator(mode="after")
     def bounds_do_not_cross(self) -> "AdaptiveKlConfig":
@@ -29,7 +32,10 @@ def check_bounds(coefficient: float, bounds: AdaptiveKlConfig | None) -> None:
 
 
 class KlConfig(Strict):
+    """A KL penalty in the loss."""
+
     coefficient: NotNegative = 5e-5
+    """β, the weight of the KL in the loss."""
     estimator: Literal["exact", "k1", "k2", "k3"] = "exact"
     """exact and k2 have the reverse KL's gradient; k1 has none in expectation, k3 the forward KL's."""
     against: Literal["reference", "previous"] = "reference"
@@ -52,18 +58,21 @@ class GrpoKlConfig(KlConfig):
     """GRPO's own KL is `{coefficient: 0.04, estimator: k3}`; 0 leaves out the reference's pass altogether."""
 
     coefficient: NotNegative = 0.04
+    """β, the weight of the KL in the loss."""
 
 
 class ReinforceKlConfig(KlConfig):
     """In the loss; none by default."""
 
     coefficient: NotNegative = 0.0
+    """β, the weight of the KL in the loss."""
 
 
 class RewardKlConfig(Strict):
     """β · (log π₀ − log reference) at each token, taken off the reward (eq. 12)."""
 
     coefficient: NotNegative = 0.05
+    """β, the weight of the KL in the reward."""
     adaptive: AdaptiveKlConfig | None = None
     against: ClassVar[str] = "reference"
 
@@ -74,15 +83,21 @@ class RewardKlConfig(Strict):
 
 
 class AdaptivePenaltyConfig(AdaptiveKlConfig):
+    """The same, for the KL between steps."""
+
     target: Annotated[float, Field(gt=0)] = 0.01
+    """The KL that the coefficient is adapted to, in nats per token."""
     minimum: NotNegative = 1e-4
+    """The smallest coefficient."""
     maximum: NotNegative = 1e4
+    """The largest coefficient."""
 
 
 class PenaltyConfig(Strict):
     """Eq. 9: β · KL(π₀ ‖ π₁), exact over the vocabulary. With `adaptive: {rule: ppo}` the PPO paper's other form."""
 
     coefficient: NotNegative = 1.0
+    """β, the weight of the KL in the loss."""
     adaptive: AdaptivePenaltyConfig | None = None
     against: ClassVar[str] = "previous"
 

@@ -1,7 +1,7 @@
 """The methods, each with keys of its own."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -16,15 +16,25 @@ from vigneron.config.values import NotNegative, Positive, Strict
 class ActorCriticConfig(MethodOptions):
     """PGSRM's Algorithm 1 (`pgsrm`, A.4), and §3.3's clipped objective."""
 
+    description: ClassVar[str] = (
+        "PGSRM's Algorithm 1: policy gradient with one value per prompt and a KL; optionally the clipped ratio (§3.3)."
+    )
+    card: ClassVar[str] = (
+        "Actor-critic by PGSRM's Algorithm 1: the policy gradient, with a value for each prompt as the baseline."
+    )
     name: Literal["actor_critic"]
     faithful: bool = False
     """Algorithm 1 to the letter: k1 differentiated, the value read after the last completion token."""
     updates_per_step: Positive = 1
+    """Updates on each step's samples."""
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """None: the unclipped policy loss of Algorithm 1. A number: §3.3's clipped ratio."""
+    """null: the unclipped policy loss of Algorithm 1. A number: §3.3's clipped ratio."""
     entropy_coefficient: NotNegative = 0.01
+    """Weight of the entropy bonus in the loss."""
     value_coefficient: NotNegative = 0.5
+    """Weight of the critic's loss."""
     value_position: Literal["last_prompt", "last_completion"] = "last_prompt"
+    """Where the value is read: before the answer, or after its last token (Algorithm 1)."""
     kl: KlConfig = KlConfig()
 
     @property
@@ -74,26 +84,34 @@ class TokenCriticConfig(Strict):
     network: Literal["head", "own"] = "head"
     """A linear head on the policy's states, which it does not shape, or a model that begins as the policy's copy."""
     coefficient: NotNegative = 0.5
+    """Weight of the critic's loss."""
     clip: Annotated[float, Field(gt=0)] | None = None
     """How far a value may move in a step before moving it further gains nothing."""
 
 
 class PpoCriticConfig(TokenCriticConfig):
+    """The same critic, its values clipped by default."""
+
     clip: Annotated[float, Field(gt=0)] | None = 0.2
 
 
 class ReinforceConfig(MethodOptions):
     """REINFORCE (`rlmt-grape` eq. 3): the reward-weighted log-likelihood, less a baseline."""
 
+    description: ClassVar[str] = "Reward-weighted log-likelihood minus a baseline (rlmt-grape eq. 3)."
+    card: ClassVar[str] = "REINFORCE: the reward-weighted log-likelihood of samples, minus a baseline."
     name: Literal["reinforce"]
     baseline: Literal["none", "constant", "running_mean", "critic"] = "critic"
+    """What is subtracted from the reward."""
     constant: float | None = None
     """For `baseline: constant`."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """For `baseline: running_mean`: how much of it stays from step to step."""
     critic: TokenCriticConfig = TokenCriticConfig()
     aggregation: Aggregation = "tokens"
+    """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
     entropy_coefficient: NotNegative = 0.0
+    """Weight of the entropy bonus in the loss."""
     kl: ReinforceKlConfig = ReinforceKlConfig()
 
     @property
@@ -117,7 +135,7 @@ class ReinforceConfig(MethodOptions):
 
     @model_serializer(mode="wrap")
     def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written can be read again."""
+        """Without keys that would be refused when the file is read again."""
         owners = {"constant": "constant", "decay": "running_mean", "critic": "critic"}
         return {k: v for k, v in dump(self).items() if owners.get(k, self.baseline) == self.baseline}
 
@@ -125,19 +143,26 @@ class ReinforceConfig(MethodOptions):
 class PpoConfig(MethodOptions):
     """PPO (`rlmt-grape` eq. 11-12): the clipped ratio, a critic, and the KL in the reward."""
 
+    description: ClassVar[str] = "Clipped ratio, a critic, and the KL in the reward (rlmt-grape eq. 11-12)."
+    card: ClassVar[str] = "PPO: the clipped ratio, with a critic and the KL to the base model in the reward."
     name: Literal["ppo"]
     updates_per_step: Positive = 4
     """How often a step's samples are gone through."""
     minibatches: Positive = 1
     """How many updates each of these passes is cut into."""
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """ε of the clipped ratio."""
     advantage: Literal["gae", "eq_12"] = "gae"
     """gae: rewards a token, −βk1 at each and R at the last, through GAE, as practised. eq_12: R − βk1 − V at each."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The discount of GAE."""
     lam: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """λ of GAE."""
     critic: PpoCriticConfig = PpoCriticConfig()
     aggregation: Aggregation = "tokens"
+    """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
     entropy_coefficient: NotNegative = 0.0
+    """Weight of the entropy bonus in the loss."""
     kl: RewardKlConfig = RewardKlConfig()
 
     @property
@@ -153,7 +178,7 @@ class PpoConfig(MethodOptions):
 
     @model_serializer(mode="wrap")
     def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written can be read again."""
+        """Without keys that would be refused when the file is read again."""
         return {k: v for k, v in dump(self).items() if self.advantage == "gae" or k not in ("gamma", "lam")}
 
 
@@ -161,11 +186,13 @@ class ConstraintConfig(Strict):
     """Eq. 10: KL(π₀ ‖ π₁) ≤ δ, by the natural gradient and a line search."""
 
     delta: Annotated[float, Field(gt=0)] = 0.01
+    """The largest KL(π₀ ‖ π₁) of a step, in nats per token."""
     over: Literal["mean", "max"] = "mean"
     """The mean over tokens, which the paper relaxes it to, or every token."""
     iterations: Positive = 10
     """Of the conjugate gradient."""
     damping: NotNegative = 0.01
+    """Added to the diagonal of the Fisher matrix."""
     attempts: Positive = 15
     """Of the line search, each with half the step of the one before."""
 
@@ -173,14 +200,22 @@ class ConstraintConfig(Strict):
 class TrpoConfig(MethodOptions):
     """TRPO (`rlmt-grape` eq. 7-10): the importance ratio with a KL to π₀ as a penalty, or as a constraint."""
 
+    description: ClassVar[str] = (
+        "Importance ratio with KL(π₀ ‖ π₁) as a penalty or as a constraint (rlmt-grape eq. 7-10)."
+    )
+    card: ClassVar[str] = (
+        "TRPO: the importance ratio, with the KL to the policy that sampled as a penalty or a constraint."
+    )
     name: Literal["trpo"]
     form: Literal["penalty", "constraint"] = "penalty"
+    """penalty: eq. 9, several updates with a KL penalty. constraint: eq. 10, one step within a trust region."""
     updates_per_step: Positive = 4
     """Of the penalty's form; the constraint makes one step."""
     penalty: PenaltyConfig = PenaltyConfig()
     constraint: ConstraintConfig = ConstraintConfig()
     critic: TokenCriticConfig = TokenCriticConfig()
     aggregation: Aggregation = "tokens"
+    """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
 
     @property
     def has_critic(self) -> bool:
@@ -200,7 +235,7 @@ class TrpoConfig(MethodOptions):
 
     @model_serializer(mode="wrap")
     def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written can be read again."""
+        """Without keys that would be refused when the file is read again."""
         inert = ("constraint",) if self.form == "penalty" else ("penalty", "updates_per_step")
         return {k: v for k, v in dump(self).items() if k not in inert}
 
@@ -208,12 +243,18 @@ class TrpoConfig(MethodOptions):
 class SftConfig(MethodOptions):
     """Fine-tuning on demonstrations (`rlmt-grape` eq. 1-2): the negative log-likelihood of texts or their answers."""
 
+    description: ClassVar[str] = (
+        "Supervised fine-tuning: negative log-likelihood of demonstrations (rlmt-grape eq. 1-2)."
+    )
+    card: ClassVar[str] = "Supervised fine-tuning: the negative log-likelihood of demonstrations."
+    metrics: ClassVar[tuple[str, ...]] = ("loss/nll", "eval/loss/nll")
     name: Literal["sft"]
     loss_on: Literal["answers", "text"] = "answers"
     """answers: what the assistant says, every turn of it in `messages`. text: the prompts too, as eq. 1 is written."""
     packing: bool = False
     """Short samples stand behind each other in one row, kept apart by a mask: less padding, the same gradient."""
     aggregation: Aggregation = "tokens"
+    """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
 
     @property
     def reads(self) -> Reads:
@@ -223,6 +264,9 @@ class SftConfig(MethodOptions):
 class RejectionSamplingConfig(MethodOptions):
     """Rejection sampling (`rlmt-grape` §3): fine-tuning on the best of a prompt's samples. A step is a round."""
 
+    description: ClassVar[str] = "Fine-tuning on the best of each prompt's samples, one round per step (rlmt-grape §3)."
+    card: ClassVar[str] = "Rejection sampling: fine-tuning on the best of each prompt's samples."
+    metrics: ClassVar[tuple[str, ...]] = ("loss/nll", "kept/reward")
     name: Literal["rejection_sampling"]
     keep: Positive = 1
     """The best so many samples of a prompt are trained on."""
@@ -231,6 +275,7 @@ class RejectionSamplingConfig(MethodOptions):
     updates_per_round: Positive = 1
     """Updates on the samples of one round, which are kept once."""
     aggregation: Aggregation = "tokens"
+    """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
 
     @property
     def smallest_group(self) -> int:
@@ -240,6 +285,17 @@ class RejectionSamplingConfig(MethodOptions):
 class DpoConfig(MethodOptions):
     """Direct preference optimization (`rlmt-grape` §4.9)."""
 
+    description: ClassVar[str] = "Direct preference optimization on recorded or sampled pairs (rlmt-grape §4.9)."
+    card: ClassVar[str] = (
+        "Direct preference optimization: the preferred text of a pair becomes more likely than the other."
+    )
+    metrics: ClassVar[tuple[str, ...]] = (
+        "loss/dpo",
+        "rewards/margins",
+        "eval/rewards/accuracies",
+        "eval/loss/dpo",
+        "eval/rewards/margins",
+    )
     name: Literal["dpo"]
     beta: Annotated[float, Field(gt=0)] = 0.1
     """1 with `reference_free`, unless it is given."""
@@ -268,6 +324,11 @@ class SppoConfig(MethodOptions):
     """SPPO (Wu et al. 2024; `rlmt-grape` §5): self-play on win rates. Each round moves the best and the worst
     sample of a prompt towards their win rates against the policy that sampled."""
 
+    description: ClassVar[str] = "Self-play on win rates with a squared loss, one round per step (rlmt-grape §5)."
+    card: ClassVar[str] = (
+        "SPPO: self-play on win rates; the log-ratio to the previous policy is moved towards a sample's win rate."
+    )
+    metrics: ClassVar[tuple[str, ...]] = ("loss/sppo",)
     name: Literal["sppo"]
     eta: Annotated[float, Field(gt=0)] = 1000.0
     """η, the inverse of the KL's coefficient: how far a round moves the policy."""

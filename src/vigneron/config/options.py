@@ -18,6 +18,12 @@ class MethodOptions(Strict):
 
     name: str
 
+    description: ClassVar[str] = ""
+    """One line for `vigneron methods`."""
+    card: ClassVar[str] = ""
+    """The model card's sentence about the method."""
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """Metrics that are shown beside the common ones; `run_store/metric_table.py` describes them."""
     trains: ClassVar[Literal["policy", "scorer"]] = "policy"
     """A language model, or a model that gives a text one number."""
     joins_pairs: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The parts of a recipe that every method has: model, data, parent, sampling, optimizer."""
+"""The config sections that all methods share: model, data, parent, sampling, optimizer."""
 
 import re
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ CHECKER_NAMES = ("equality", "sentiment_inversion")
 
 
 TASK_PARTS = ("held_out", "tuning")
-"""What a built-in task may be evaluated on."""
+"""Parts of a built-in task that a run can be evaluated on."""
 
 
 def _known_device(name: str) -> str:
@@ -27,116 +27,149 @@ def _known_checker(name: str) -> str:
 
 
 class LoraConfig(Strict):
+    """A LoRA adapter, trained instead of all weights."""
+
     rank: Positive = 16
+    """Rank of the adapter's matrices."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
+    """The adapter's output is scaled by alpha / rank."""
     targets: str | list[str] = "all-linear"
+    """Modules with an adapter: `all-linear`, or names as in PEFT's `target_modules`."""
 
 
 class ModelConfig(Strict):
+    """The model that is trained."""
+
     name: str = "smollm2-135m"
-    """A hub id, a folder, or `smollm2-135m`, which comes with the installation."""
+    """Hub id, folder, folder of a run (its newest checkpoint), or `smollm2-135m`, which is bundled."""
     device: Annotated[str, AfterValidator(_known_device)] = "auto"
+    """`auto` (CUDA, MPS or CPU), `cpu`, `mps`, `cuda` or `cuda:N`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What matrix products run in; weights are float32 always."""
+    """Compute dtype; the trained weights are always float32. auto: bfloat16 on a GPU that supports it."""
     chat: Literal["auto", "minted"] = "auto"
-    """How conversations are written. auto: by the model's own template. minted: with two tokens that are made for it,
-    one before a user's turn and one before the model's."""
+    """Chat template. auto: the model's own. minted: two new tokens, one before each user turn and one before each
+    assistant turn; not with `lora`."""
     lora: LoraConfig | None = None
+    """Train a LoRA adapter; the reference is then the model with the adapter off. null: all weights are trained."""
     activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile for layers and losses, on a CUDA device: takes half a minute at the start. auto: from 200 steps."""
+    """torch.compile for layers and losses, on CUDA with Triton: adds half a minute at the start. auto: for runs of
+    200 steps or more."""
     graphs: bool = True
-    """On a CUDA device, passes whose shapes repeat are replayed as CUDA graphs."""
+    """Replay passes of repeated shapes as CUDA graphs, on CUDA; not with activation checkpointing."""
     allow_pickle: bool = False
+    """Load weights from pickle files, which can execute code. Otherwise only safetensors."""
     trust_remote_code: bool = False
+    """Run Python code from the model's repository, as in transformers."""
 
     @model_validator(mode="after")
     def minted_tokens_are_trained(self) -> "ModelConfig":
         if self.chat == "minted" and self.lora is not None:
             raise ValueError(
-                "`chat: minted` makes new embeddings, which an adapter neither trains nor keeps: leave out `lora`, "
-                "or fine-tune without it first and put the adapter on that checkpoint"
+                "`chat: minted` adds embeddings, which a LoRA adapter neither trains nor saves: remove `lora`, "
+                "or first fine-tune without it and then train an adapter on that checkpoint"
             )
         return self
 
 
 class DataConfig(Strict):
+    """The dataset: a built-in `task`, or files, `train` and `held_out`."""
+
     task: str | None = None
-    """A built-in task, or give `train`."""
+    """Built-in task: `antonyms`, `categories`, `colors`, `copying`, `instructions`, `rubric` or `sentiment`."""
     train: str | None = None
-    """A .jsonl or .csv file with a column `prompt`, and `answer` where the reward compares with one; or TRL's
-    `prompt` and `completion`, or `messages`; or preference pairs, `prompt`, `chosen` and `rejected`."""
+    """A .jsonl or .csv file in one of TRL's formats: `prompt`, with a reference `answer` if the reward needs one;
+    `prompt` and `completion`; `messages`; or preference pairs `prompt`, `chosen` and `rejected`."""
     held_out: str | None = None
-    """The same, for evaluation. A built-in task brings its own, `held_out`, and another one for choosing settings,
-    `tuning`."""
+    """Evaluation data, in the same format. For a built-in task: `held_out` (the default), or `tuning`, which is for
+    choosing hyperparameters."""
     template: str | None = None
-    """Makes the prompt of other columns, as in `The opposite of '{word}' is `."""
+    """Prompt template over the row's columns, as in `The opposite of '{word}' is`. null: the task's, or the column
+    `prompt`."""
     checker: Annotated[str, AfterValidator(_known_checker)] | None = None
-    """What counts as right: `equality` (after normalisation), `sentiment_inversion`, or `module:function`, a reward
-    that gives 0 or 1. None: the task's own, or equality."""
+    """Decides whether a completion is correct: `equality` (after normalisation), `sentiment_inversion`, or
+    `module:function`, a reward function that returns 0 or 1. null: the task's own, or `equality`."""
 
     @model_validator(mode="after")
     def one_source(self) -> "DataConfig":
         if (self.task is None) == (self.train is None):
-            raise ValueError("give either `task` or `train`")
+            raise ValueError("set either `task` or `train`")
         if self.task is not None and self.held_out not in (None, *TASK_PARTS):
             raise ValueError(
-                f"the task '{self.task}' brings its own parts: `held_out` is one of {', '.join(TASK_PARTS)}"
+                f"the task '{self.task}' has its own data: `held_out` should be one of {', '.join(TASK_PARTS)}"
             )
         return self
 
 
-class AskedParentConfig(Strict):
-    """A parent that is asked once for every prompt, greedily; its answers are kept."""
+class ModelParentConfig(Strict):
+    """A parent model (PGSRM's teacher), queried once per prompt with greedy decoding; its answers are cached."""
 
     model: str
+    """Name of the model."""
     instruction: str | None = None
-    """The system message. None: the task's own, or none."""
+    """System message. null: the task's, if it has one."""
     input: str | None = None
-    """The user's message, made of a row's columns, as in `{first} + {second} = `. None: the task's, or the prompt."""
+    """Template of the user message over the row's columns, as in `{first} + {second} =`. null: the task's, or the
+    prompt."""
     reads: Literal["json", "text"] | None = None
-    """json: the answer stands in {"OUTPUT": …} and nowhere else. None: as the task says, or text."""
+    """Format of the reply. json: the answer is the value of `OUTPUT` in a JSON object. null: the task's, or `text`."""
     max_tokens: Positive = 64
+    """Length limit of an answer."""
 
 
-class EndpointParentConfig(AskedParentConfig):
-    """Any OpenAI-compatible endpoint. The key is OPENAI_API_KEY of the environment, and is written nowhere."""
+class EndpointParentConfig(ModelParentConfig):
+    """A parent model behind an OpenAI-compatible endpoint. The API key is read from OPENAI_API_KEY and never saved."""
 
     kind: Literal["endpoint"]
     url: Url | None = None
-    """None: OPENAI_BASE_URL, or OpenAI's own."""
+    """Base URL. null: OPENAI_BASE_URL, or OpenAI's."""
     concurrency: Annotated[int, Field(gt=0, le=256)] = 8
+    """Requests in flight."""
     timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """For one answer; a question with all its retries takes five minutes at most."""
+    """Timeout of one request, in seconds; a prompt with all its retries takes five minutes at most."""
     retries: Annotated[int, Field(ge=0, le=20)] = 5
+    """Retries of a failed request."""
     missing_limit: Share = 0.05
-    """Prompts that got no answer are left out; more than this share of them, and nothing is trained."""
+    """Prompts without an answer are left out; if their share exceeds this, the run does not start."""
 
 
-class LocalParentConfig(AskedParentConfig):
-    """A transformers model: a hub id, a folder, or a bundled one."""
+class LocalParentConfig(ModelParentConfig):
+    """A parent model on this machine: a transformers model by hub id, folder or bundled name."""
 
     kind: Literal["local"]
     missing_limit: Share = 0.05
+    """Prompts without an answer are left out; if their share exceeds this, the run does not start."""
 
 
 ParentConfig = Annotated[EndpointParentConfig | LocalParentConfig, Field(discriminator="kind")]
 
 
 class SamplingConfig(Strict):
+    """How completions are sampled. Log-probs are always those of the distribution sampled from."""
+
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature."""
     top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample from the k most likely tokens; 0: from all."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling: the smallest set of tokens with this total probability."""
     mask_truncated: bool = False
-    """Do not train on completions that the length limit cut."""
+    """Do not train on completions that were cut by `max_new_tokens`."""
 
 
 class OptimizerConfig(Strict):
-    """AdamW, one for the actor and one for the critic where there is one, each with its own gradient clipping."""
+    """AdamW for the actor (the policy) and another for the critic, if there is one; each clips its own gradients."""
 
     actor_lr: Annotated[float, Field(gt=0)] = 1e-5
+    """Learning rate of the trained model; an error with TRPO's constraint, which has none."""
     critic_lr: Annotated[float, Field(gt=0)] = 1e-4
+    """Learning rate of the critic; an error with methods that have no critic."""
     weight_decay: NotNegative = 0.0
+    """AdamW's weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients are clipped to this norm."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after warm-up; linear and cosine decay to 0 over the run's steps."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear warm-up."""

@@ -1,4 +1,4 @@
-"""The kinds of reward."""
+"""The kinds of rewards."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,41 +13,45 @@ def is_api_embedder(name: str) -> bool:
 
 
 class GuardsConfig(Strict):
-    """Against rewards that are gamed; all off unless asked for, and in the paper's recipes."""
+    """Guards against reward hacking; all off by default."""
 
     input_weight: NotNegative = 0.0
-    """How much of the similarity to the input is subtracted from the similarity to the answer."""
+    """Weight of the similarity to the input, which is subtracted from the similarity to the reference answer: against
+    copying the prompt."""
     max_length_ratio: Annotated[float, Field(ge=1)] | None = None
-    """A completion of more than so many times the answer's words earns nothing."""
+    """A completion longer than this multiple of the reference answer's words gets reward 0."""
     max_repetition: Share | None = None
-    """A completion of which more than this share of words are repeated earns nothing."""
+    """A completion with a larger share of repeated words gets reward 0."""
     second_embedder: str | None = None
-    """The smaller of the two embedders' rewards counts."""
+    """A second embedder; the smaller of the two rewards is used."""
 
 
 class SemanticRewardConfig(Strict):
-    """PGSRM's reward."""
+    """PGSRM's reward: similarity between the embeddings of the completion and of the parent's answer."""
 
     kind: Literal["semantic"]
     embedder: str = "lexical"
-    """`lexical`, `wordllama`, `minilm`, a Numberbatch file, a sentence-transformers folder or hub id, a
-    `text-embedding-…` of OpenAI's, or `api:NAME` of any OpenAI-compatible endpoint."""
+    """`lexical`, `wordllama`, `minilm`, a Numberbatch file, a sentence-transformers folder or hub id, an OpenAI
+    `text-embedding-…`, or `api:NAME` for any OpenAI-compatible endpoint."""
     url: Url | None = None
-    """Where an embedder over an API is. None: OPENAI_BASE_URL, or OpenAI's own."""
+    """Base URL of an API embedder. null: OPENAI_BASE_URL, or OpenAI's."""
     guards: GuardsConfig = GuardsConfig()
     alpha: Annotated[float, Field(ge=1)] = 4.0
+    """Exponent that sharpens the similarity; an error with `form: euclidean`."""
     form: Literal["clip", "shift", "euclidean"] = "clip"
+    """clip: max(0, cosine)^α. shift: ((1 + cosine) / 2)^α. euclidean: 1 − the distance of the unit vectors."""
     clean: Literal["letters", "none"] = "letters"
-    """letters: embed lowercased text with everything but letters removed, as the released code does."""
+    """letters: embed lowercased text with everything but letters removed, as PGSRM's released code does."""
     missing_limit: Share = 0.05
+    """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
 
     @model_validator(mode="after")
     def url_has_an_effect(self) -> "SemanticRewardConfig":
         embedders = (self.embedder, self.guards.second_embedder)
         if self.url is not None and not any(name and is_api_embedder(name) for name in embedders):
             raise ValueError(
-                f"`url` has no effect with `embedder: {self.embedder}`, which is no API: "
-                "leave it out, or name one as `api:NAME`"
+                f"`url` has no effect with `embedder: {self.embedder}`, which is not an API: "
+                "remove it, or set `embedder: api:NAME`"
             )
         return self
 
@@ -61,72 +65,78 @@ class SemanticRewardConfig(Strict):
     def guards_need_a_reward_from_zero(self) -> "SemanticRewardConfig":
         if self.form == "euclidean" and self.guards != GuardsConfig(second_embedder=self.guards.second_embedder):
             raise ValueError(
-                "with `form: euclidean` rewards may be below 0, and guards would raise them: leave them out"
+                "`guards` cannot be used with `form: euclidean`: its rewards can be negative, and a guard's 0 would be "
+                "an improvement"
             )
         return self
 
     @model_serializer(mode="wrap")
     def without_inert_alpha(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written can be read again."""
+        """Leave out the key that would be an error when read again."""
         return {k: v for k, v in dump(self).items() if k != "alpha" or self.form != "euclidean"}
 
 
 class BinaryRewardConfig(Strict):
-    """1 where `data.checker` says that a completion is right, else 0."""
+    """1 if `data.checker` accepts the completion, else 0."""
 
     kind: Literal["binary"]
     missing_limit: Share = 0.05
+    """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
 
 
 class PythonRewardConfig(Strict):
-    """Your own function of TRL's signature."""
+    """Your own reward function, with TRL's signature."""
 
     kind: Literal["python"]
     function: Annotated[str, AfterValidator(dotted_path)]
-    """`module:function`."""
+    """Import path of the function."""
     missing_limit: Share = 0.05
+    """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
 
 
 class ModelRewardConfig(Strict):
-    """A reward model's score of a prompt with its completion."""
+    """The score of a reward model for the prompt and the completion."""
 
     kind: Literal["model"]
     model: str
-    """A folder or hub id of a sequence-classification model with one label, or the folder of a run that trained one."""
+    """Hub id or folder of a sequence-classification model with one label, or the folder of a run that trained one (its
+    newest checkpoint)."""
     missing_limit: Share = 0.05
+    """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
 
 
 class PreferenceRewardConfig(Strict):
-    """How a completion does against the others of its group, by a preference model that sees both orders."""
+    """A preference model compares the completion with the others of its group, in both orders."""
 
     kind: Literal["preference"]
     model: str
-    """The folder of a run that trained a preference model, or of such a model."""
+    """Folder of a run that trained a preference model, or of such a model."""
     ranking: Literal["win_rate", "tournament"] = "win_rate"
-    """win_rate: the mean probability of being better than each of the others, G (G − 1) passes. tournament: the share
-    of rounds won of a knock-out, 2 (G − 1) passes."""
+    """win_rate: mean probability of being preferred to each of the others, G (G − 1) forward passes. tournament: share
+    of rounds won in a knock-out, 2 (G − 1) passes."""
     missing_limit: Share = 0.05
+    """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
 
 
 class RubricRewardConfig(Strict):
-    """GRAPE's reward (`rlmt-grape` eq. 15): a rubric's items, scored and weighted by confidence."""
+    """GRAPE's reward (`rlmt-grape` eq. 15): the scores of a rubric's items, weighted by confidence."""
 
     kind: Literal["rubric"]
     file: str
-    """The rubric: a .yaml or .json file, or the name of one that ships. The run keeps a copy, which may be changed
-    while it runs."""
+    """The rubric: a .yaml or .json file, or the name of a built-in one. The run works on its own copy, which can be
+    edited during the run."""
     judge: JudgeConfig | None = None
-    """Who scores the items whose flow is `judge` or `verify`."""
+    """The judge model for items with flow `judge` or `verify`."""
     weigh_by_confidence: bool = True
-    """false: every confidence counts as 1, and the reward is the weighted sum of the scores."""
+    """false: all confidences are 1, and the reward is the weighted sum of the scores."""
     normalise: bool = False
-    """Divide by Σ ω φ̄, so that a perfect answer earns 1."""
+    """Divide by Σ ω φ̄, so that a perfect answer gets 1."""
     held_out_file: str | None = None
-    """Another rubric, by which held-out answers are scored beside the one that is trained on."""
+    """A second rubric that scores held-out answers, in addition to the one trained on."""
     held_out_judge: JudgeConfig | None = None
-    """Another judge for that. None: the same."""
+    """Judge for `held_out_file`. null: the same as `judge`."""
     missing_limit: Share = 0.05
-    """More than this share of scores missing, and the run stops."""
+    """The run stops if a larger share of scores is missing."""
 
 
 RewardConfig = Annotated[
@@ -141,7 +151,7 @@ RewardConfig = Annotated[
 
 
 def embeds_here(reward: Any) -> bool:
-    """Whether it may ask an embedder that is no API; a rubric may, its file says."""
+    """Whether the reward may use a local embedder; with a rubric, its file decides."""
     if not isinstance(reward, SemanticRewardConfig):
         return isinstance(reward, RubricRewardConfig)
     return any(name and not is_api_embedder(name) for name in (reward.embedder, reward.guards.second_embedder))

@@ -1,4 +1,4 @@
-"""How a run is spread over processes and machines. But for `staleness` and vLLM none of it changes what is learned."""
+"""How a run is distributed over processes and machines. Only `staleness` and vLLM change the result."""
 
 from typing import Annotated, Literal
 
@@ -8,73 +8,82 @@ from vigneron.config.values import NotNegative, Positive, Strict, Url
 
 
 class PoolConfig(Strict):
-    """Ray actors of one kind, and what each of them takes of its node."""
+    """A pool of Ray actors, and the resources of each."""
 
     actors: Positive = 1
+    """Number of actors."""
     cpus: NotNegative = 1.0
+    """CPUs per actor."""
     gpus: NotNegative = 0.0
+    """GPUs per actor; may be a fraction."""
 
 
 class HereSamplingConfig(Strict):
-    """By the processes that train."""
+    """The training processes sample."""
 
     kind: Literal["here"] = "here"
 
 
 class RaySamplingConfig(PoolConfig):
-    """By a pool of Ray actors, each with a copy of the policy and the engine that samples here."""
+    """A pool of Ray actors samples, each with a copy of the policy and the same engine."""
 
     kind: Literal["ray"]
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """An actor that has not answered for so long is taken for dead, and replaced."""
+    """An actor without a response for this many seconds is replaced."""
 
 
 class VllmSamplingConfig(Strict):
-    """By a vLLM server, for long completions and large models. Its log-probs are corrected for."""
+    """A vLLM server samples, for long completions and large models. Importance weights correct for its log-probs."""
 
     kind: Literal["vllm"]
     url: Url
-    """The server's root, as `http://127.0.0.1:8000`."""
+    """Root URL of the server, as `http://127.0.0.1:8000`."""
     model: str | None = None
-    """The name it serves the child under. None: it serves one model."""
+    """Name under which it serves the model. null: its only model."""
     weights: str | None = None
-    """A folder that the server can read too, for the weights of each step. None: the run's own."""
+    """Folder for each step's weights, which the server must be able to read. null: the run's folder."""
     concurrency: Annotated[int, Field(gt=0, le=4096)] = 256
+    """Requests in flight."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """For one completion, or one update of its weights."""
+    """Timeout of one completion, or of one weight update, in seconds."""
     probe_limit: Annotated[float, Field(gt=0)] = 0.1
-    """Nats by which its log-probs of a fixed text may differ from the policy's, on average: more is another model."""
+    """Largest mean difference, in nats, between the server's and the policy's log-probs of a fixed text; a larger one
+    means that it serves another model, and is an error."""
 
 
 ScaledSampling = Annotated[HereSamplingConfig | RaySamplingConfig | VllmSamplingConfig, Field(discriminator="kind")]
 
 
 class ScaleConfig(Strict):
+    """How a run is distributed over processes and machines. Only `staleness` and vLLM change the result."""
+
     shard: Positive = 1
-    """Ranks that share one copy of the weights, by FSDP2. 1: every rank has its own."""
+    """Ranks that share one copy of the weights, with FSDP2. 1: every rank has its own. `--nproc` or torchrun sets the
+    number of ranks."""
     sampling: ScaledSampling = HereSamplingConfig()
+    """Where completions are sampled."""
     embedding: PoolConfig | None = None
-    """Ray actors that embed, for a reward that compares embeddings."""
+    """Ray actors for the local embedder of a reward. null: the training processes."""
     judging: PoolConfig | None = None
-    """Ray actors that judge, for a rubric with a local judge."""
+    """Ray actors for the local judge of a rubric. null: the training processes."""
     ray_address: str | None = None
-    """The cluster to join, as `auto` or `host:6379`. None: one on this machine, for this run."""
+    """Ray cluster to join, as `auto` or `host:6379`. null: start one on this machine for this run."""
     staleness: Annotated[int, Field(ge=0, le=8)] = 0
-    """So many versions of the weights the one that sampled may be behind: sampling goes on while weights are updated,
-    and its log-probs are corrected for. 0: every step samples from the weights it trains."""
+    """Asynchronous rollout: how many updates old the sampling weights may be (at most 1 with vLLM). Importance weights
+    correct for the difference. 0: every step samples from the current weights."""
     correction_limit: Annotated[float, Field(ge=1)] = 2.0
-    """Where what sampled is not the policy itself: a token's importance weight is at most this."""
+    """Upper limit of a token's importance weight, with `staleness` or vLLM."""
 
     @model_validator(mode="after")
-    def somebody_samples_meanwhile(self) -> "ScaleConfig":
+    def staleness_needs_a_sampler(self) -> "ScaleConfig":
         if self.staleness and self.sampling.kind == "here":
-            raise ValueError("`staleness` needs somebody who samples meanwhile: set `sampling.kind` to ray or vllm")
+            raise ValueError("`staleness` needs a separate sampler: set `sampling.kind` to ray or vllm")
         return self
 
     @model_validator(mode="after")
-    def a_limit_has_an_effect(self) -> "ScaleConfig":
+    def correction_limit_has_an_effect(self) -> "ScaleConfig":
         if self.correction_limit != 2.0 and not self.staleness and self.sampling.kind != "vllm":
-            raise ValueError("`correction_limit` has no effect: what samples is the policy itself")
+            raise ValueError("`correction_limit` has no effect without `staleness` or vLLM: the policy itself samples")
         return self
 
     @property
@@ -82,7 +91,7 @@ class ScaleConfig(Strict):
         return self.sampling.kind == "ray" or self.embedding is not None or self.judging is not None
 
     @model_validator(mode="after")
-    def an_address_has_an_effect(self) -> "ScaleConfig":
+    def ray_address_has_an_effect(self) -> "ScaleConfig":
         if self.ray_address is not None and not self.uses_ray:
-            raise ValueError("`ray_address` has no effect: nothing here runs on Ray")
+            raise ValueError("`ray_address` has no effect: no part of this config uses Ray")
         return self

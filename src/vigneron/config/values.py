@@ -1,4 +1,4 @@
-"""What a key may hold: numbers with bounds, addresses, paths to functions."""
+"""Types of config values: bounded numbers, URLs, paths of functions."""
 
 import re
 from typing import Annotated
@@ -12,18 +12,18 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 def plain_url(url: str) -> str:
-    """An address and nothing else: what is refused is not repeated, it may hold a secret."""
+    """A URL without credentials. The error does not repeat the value, which may contain a secret."""
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018  (raises where it is no number)
+        parts.port  # noqa: B018  (raises if it is not a number)
     except ValueError:
         raise ValueError("is not a URL") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
         raise ValueError("should be a URL such as http://127.0.0.1:8000/v1")
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ValueError(
-            "should hold no user, password or query: it is written into the run's folder "
-            "(a key goes into the environment, as OPENAI_API_KEY)"
+            "should have no user, password or query: it is saved in the run's folder "
+            "(set API keys in the environment, as OPENAI_API_KEY)"
         )
     return url
 
@@ -33,11 +33,11 @@ Url = Annotated[str, AfterValidator(plain_url)]
 
 def dotted_path(path: str) -> str:
     if not re.fullmatch(r"[\w.]+:\w+", path):
-        raise ValueError(f"should be of the form module:function, not {path!r}")
+        raise ValueError(f"should have the form module:function, not {path!r}")
     return path
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused, and a text is not a number; neither is infinity."""
+    """Rejects unknown keys, strings in place of numbers, and infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

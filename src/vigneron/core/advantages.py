@@ -1,6 +1,7 @@
-"""Advantages: how much better a sample is than what it is compared with.
+"""Advantages: how much better a sample is than its baseline.
 
-A missing reward is NaN: it is in no baseline, and its sample's advantage is 0. Nothing here waits for the device.
+A missing reward is NaN: it is left out of every baseline, and its sample's advantage is 0. Nothing here synchronizes
+with the device.
 """
 
 from typing import Literal
@@ -17,9 +18,9 @@ def group_relative(
 ) -> Float[Tensor, " B"]:
     """A = R − mean of the group's rewards   (eq. 13).
 
-    scale "none" is eq. 13, which is Dr. GRPO's; "std" is the first GRPO's A / (std + 1e-4), with the unbiased std
-    (n − 1), as TRL has it. A sample whose group has no other reward gets 0, and so, exactly, do equal rewards. Samples
-    stand in any order, and groups have any numbers.
+    scale "none" is eq. 13, as in Dr. GRPO; "std" is the original GRPO's A / (std + 1e-4), with unbiased std (n − 1), as
+    in TRL. A sample whose group has no other reward gets 0, and equal rewards get exactly 0. Samples may be in any
+    order, and group numbers are arbitrary.
     """
     number_B = _numbered(group_B)
     advantages_B, count_B = _centred(rewards_B, number_B)
@@ -39,8 +40,8 @@ def gae(
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Aₜ = Σₖ (γλ)ᵏ δₜ₊ₖ with δₜ = rₜ + γ V(sₜ₊₁) − V(sₜ), and the returns A + V   (Schulman et al., 2016; §4.7).
 
-    `values[t]` is V before token t; after the last token it is 0. A reward for the whole text stands on its last token:
-    with γ = λ = 1 then Aₜ = R − V(sₜ), which is eq. 4. Positions between masked tokens (a user's turn) are passed over.
+    `values[t]` is V before token t; after the last token it is 0. A reward for the whole text is on its last token, and
+    with γ = λ = 1 Aₜ = R − V(sₜ), as in eq. 4. Masked-out positions between tokens (a user's turn) are skipped.
     """
     written_BT = mask_BT.bool()
     advantages_BT = torch.zeros_like(values_BT)
@@ -56,7 +57,7 @@ def gae(
 
 
 def on_last_token(rewards_B: Float[Tensor, " B"], mask_BT: Shaped[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """A reward for the whole text as a reward a token: all of it on the last one that the policy wrote, 0 before."""
+    """A reward for the whole text as per-token rewards: all of it on the last sampled token, 0 before."""
     written_BT = mask_BT.bool()
     after_BT = written_BT.flip(1).cumsum(1).flip(1)
     return torch.where(written_BT & (after_BT == 1), rewards_B[:, None], 0.0)
@@ -65,9 +66,9 @@ def on_last_token(rewards_B: Float[Tensor, " B"], mask_BT: Shaped[Tensor, "B T"]
 def explained_variance(
     values_BT: Float[Tensor, "B T"], returns_BT: Float[Tensor, "B T"], mask_BT: Shaped[Tensor, "B T"]
 ) -> float:
-    """1 − Var(R − V) / Var(R) over all tokens: 1 for a critic that knows, 0 for one that always says the same.
+    """1 − Var(R − V) / Var(R) over all tokens: 1 for a perfect critic, 0 for a constant one.
 
-    NaN where the returns do not differ.
+    NaN if all returns are equal.
     """
     written_BT = mask_BT.bool() & returns_BT.isfinite()
     values, returns = (x[written_BT].cpu().double() for x in (values_BT, returns_BT))
@@ -77,10 +78,10 @@ def explained_variance(
 
 
 def share_without_variance(rewards_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Float[Tensor, ""]:
-    """Of the groups that have a reward, the share with all of them equal, or only one: they teach nothing."""
+    """The share of groups, among those with a reward, with equal rewards or only one: they give no gradient."""
     number_B = _numbered(group_B)
     equal_B, count_B = _without_variance(rewards_B, number_B)
-    # A sample that has a reward stands for its part of its group, so that groups count alike.
+    # Each sample with a reward counts 1/n of its group, so that all groups count equally.
     part_B = torch.where(rewards_B.isnan(), 0.0, 1.0 / count_B.clamp(min=1))
     return torch.where(equal_B, part_B, 0.0).sum() / part_B.sum()
 
@@ -105,10 +106,10 @@ def _without_variance(
 def _centred(
     rewards_B: Float[Tensor, " B"], number_B: Int[Tensor, " B"]
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """Each reward's distance from the mean of its group's rewards (0 for a missing one), and how many these are.
+    """Each reward minus its group's mean (0 for a missing one), and the number of rewards in the group.
 
-    In float64, so that a mean does not depend on the order of its summands; Apple's GPUs have none. The group's lowest
-    reward is taken away first: a mean of equal numbers may differ from them in its last bit, a mean of zeros is 0.
+    In float64, so that a mean does not depend on the order of summation (not on Apple GPUs, which lack it). The group's
+    lowest reward is subtracted first: a mean of equal numbers may differ from them in the last bit, that of zeros is 0.
     """
     present_B = ~rewards_B.isnan()
     precise_B = rewards_B if rewards_B.device.type == "mps" else rewards_B.double()
@@ -126,7 +127,7 @@ def _group_sum(values_B: Float[Tensor, " B"], number_B: Int[Tensor, " B"]) -> Fl
 
 
 def _numbered(group_B: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Groups numbered from 0 without gaps. (`torch.unique` would wait for the device, to know how many there are.)"""
+    """Groups numbered from 0 without gaps. (`torch.unique` would synchronize with the device.)"""
     sorted_B, order_B = group_B.sort()
     number_B = (sorted_B != sorted_B.roll(1)).long()
     number_B[:1] = 0

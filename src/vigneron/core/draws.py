@@ -1,7 +1,7 @@
-"""Sampling: the distribution that is sampled from, and draws keyed by who draws.
+"""The sampling distribution, and keyed random draws.
 
-A draw is a function of (seed, step, sample, position), so what a prompt gets does not depend on its neighbours
-in the batch, on buckets or on ranks.
+A draw is a function of (seed, step, sample, position), so a sample does not depend on its neighbours in the batch, on
+buckets or on ranks.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ DRAW_BLOCK = 256
 
 @dataclass(frozen=True)
 class Sampling:
-    """The distribution sampled from. `top_k` 0 and `top_p` 1 leave it whole."""
+    """The sampling distribution. `top_k` 0 and `top_p` 1 turn truncation off."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -25,11 +25,10 @@ class Sampling:
 def sampled_logprobs(
     logits_NV: Float[Tensor, "N V"], sampling: Sampling, keep_N: Int[Tensor, " N"] | None = None
 ) -> Float[Tensor, "N V"]:
-    """Log-probs of the distribution sampled from: temperature, then top-k, then top-p, renormalised.
+    """Log-probs of the sampling distribution: temperature, then top-k, then top-p, renormalised.
 
-    `keep_N` are tokens that were sampled: they stay in the support even where rounding or a later update has
-    moved them across the edge of top-k or top-p, so that their log-prob is finite. The rest of the support is the
-    one of the policy as it is now.
+    `keep_N` are tokens that were sampled: they stay in the support even if rounding or a later update has moved them
+    out of top-k or top-p, so that their log-prob is finite. The rest of the support is that of the current policy.
     """
     logprobs_NV = (logits_NV / sampling.temperature).log_softmax(-1)
     vocabulary = logits_NV.shape[-1]
@@ -42,7 +41,7 @@ def sampled_logprobs(
     if 0 < sampling.top_k < vocabulary:
         kept_NV = kept_NV & (rank_V < sampling.top_k)
     if sampling.top_p < 1.0:
-        # The nucleus is taken of what top-k left, and always holds the likeliest token.
+        # The nucleus is computed after top-k, and always contains the likeliest token.
         within_NV = torch.where(kept_NV, sorted_NV, -torch.inf).softmax(-1)
         before_NV = within_NV.cumsum(-1) - within_NV
         kept_NV = kept_NV & ((before_NV < sampling.top_p) | (rank_V == 0))
@@ -63,10 +62,10 @@ def chosen_logprobs(logprobs_NV: Float[Tensor, "N V"], ids_N: Int[Tensor, " N"])
 
 
 def draw(probabilities_NV: Float[Tensor, "N V"], uniform_N: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """The token whose share of [0, 1) holds the uniform number. A token of probability 0 is never drawn.
+    """Inverse-CDF sampling: the token whose part of [0, 1) contains the uniform number. Probability 0 is never drawn.
 
-    The block that holds it is found first, then the token in the block: only sums over blocks are ever accumulated,
-    in the uniform number's precision, and the vocabulary is read once.
+    Finds the block first, then the token in the block: only sums over blocks are accumulated, in the uniform number's
+    precision, and the vocabulary is read once.
     """
     vocabulary = probabilities_NV.shape[-1]
     whole = vocabulary // DRAW_BLOCK * DRAW_BLOCK
@@ -86,9 +85,9 @@ def draw(probabilities_NV: Float[Tensor, "N V"], uniform_N: Float[Tensor, " N"])
 def _first_above(
     weights_NK: Float[Tensor, "N K"], target_N: Float[Tensor, " N"]
 ) -> tuple[Float[Tensor, " N"], Int[Tensor, " N"]]:
-    """The first place where the running sum exceeds the target, and what of the target is left there.
+    """The first index at which the running sum exceeds the target, and the rest of the target there.
 
-    A target that rounding has lifted to the sum or above counts as just below it.
+    A target that rounding has lifted to the sum or above is moved just below it.
     """
     cumulative_NK = weights_NK.cumsum(-1)
     total_N = cumulative_NK[:, -1]
@@ -99,12 +98,12 @@ def _first_above(
 
 
 def keyed_uniform(seed: int, step: int, sample_N: Int[Tensor, " N"], position: int) -> Float[Tensor, " N"]:
-    """Uniform numbers in [0, 1), each a function of (seed, step, its sample, position) alone."""
+    """Uniform numbers in [0, 1), each a function only of (seed, step, its sample, position)."""
     return uniform_at(draw_keys(seed, step, sample_N), torch.full_like(sample_N, position))
 
 
 def draw_keys(seed: int, step: int, sample_N: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """What a sample's draws of a step have in common: with a position it gives a draw."""
+    """The key of each sample's draws in a step; with a position it gives a draw (`uniform_at`)."""
     return _mix(_mix(_mix(torch.full_like(sample_N, seed)) ^ step) ^ sample_N)
 
 
@@ -116,7 +115,7 @@ def uniform_at(key_N: Int[Tensor, " N"], position_N: Int[Tensor, " N"]) -> Float
 
 
 def keyed_permutation(seed: int, epoch: int, size: int) -> list[int]:
-    """An order of 0 … size − 1 that depends on (seed, epoch) alone."""
+    """A permutation of 0 … size − 1 that depends only on (seed, epoch)."""
     keys = keyed_uniform(seed, epoch, torch.arange(size), -1)
     return [int(i) for i in keys.argsort(stable=True)]
 
@@ -134,5 +133,5 @@ def _signed(unsigned: int) -> int:
 
 
 def _shift_right(bits: Tensor, by: int) -> Tensor:
-    """Logical shift: torch's own keeps the sign."""
+    """Logical shift; torch's `>>` is arithmetic."""
     return (bits >> by) & ((1 << (64 - by)) - 1)

@@ -22,7 +22,7 @@ def negative_log_likelihood(logprobs_N: Float[Tensor, " N"]) -> Float[Tensor, ""
 def cross_entropy(p_NV: Float[Tensor, "*N V"], q_NV: Float[Tensor, "*N V"]) -> Float[Tensor, "*N"]:
     """−Σₓ p(x) log q(x): the expected NLL of q where p is true   (§8.3). Entropy is cross_entropy(p, p).
 
-    What p excludes adds nothing; what only q excludes makes it ∞.
+    Where p is 0 the term is 0; where only q is 0 it is ∞.
     """
     return -(p_NV.exp() * torch.where(p_NV.isneginf(), 0.0, q_NV)).sum(-1)
 
@@ -32,7 +32,7 @@ def importance_estimate(
 ) -> Float[Tensor, ""]:
     """(1/N) Σᵢ P(xᵢ)/Q(xᵢ) · xᵢ: the mean under P of values drawn from Q   (eq. 18).
 
-    `p` and `q` are the log-probs of what was drawn. Unbiased where Q draws all that P can.
+    `p` and `q` are the log-probs of the drawn values. Unbiased if Q covers the support of P.
     """
     return ((p_N - q_N).exp() * values_N).mean()
 
@@ -42,8 +42,8 @@ def variance_of_mean(
 ) -> Float[Tensor, ""]:
     """Var(Σⱼ wⱼ τⱼ / Σⱼ wⱼ) = Σⱼ wⱼ² σⱼ² / (Σⱼ wⱼ)² of independent τⱼ, σ² being their variances   (Lemma 8.1).
 
-    Without weights it is the plain mean's, (1/ρ²) Σ σ². With the lemma's, φ̄ⱼ = k / σⱼ², it is 1 / Σ (1/σ²), which no
-    other weights go below.
+    Without weights it is that of the plain mean, (1/ρ²) Σ σ². With the lemma's weights φ̄ⱼ = k / σⱼ² it is 1 / Σ (1/σ²),
+    the minimum over all weights.
     """
     weights_J = torch.ones_like(variances_J) if weights_J is None else weights_J
     return (weights_J**2 * variances_J).sum() / weights_J.sum() ** 2

@@ -1,4 +1,4 @@
-"""KL divergences: estimators from sampled tokens, the exact one over the vocabulary, and the coefficient's rule."""
+"""KL divergences: estimators from sampled tokens, the exact KL over the vocabulary, and the adaptive coefficient."""
 
 import torch
 from jaxtyping import Float
@@ -25,8 +25,8 @@ def k3(logprobs_BT: Float[Tensor, "B T"], reference_BT: Float[Tensor, "B T"]) ->
 def exact(p_logits_BTV: Float[Tensor, "*BT V"], q_logits_BTV: Float[Tensor, "*BT V"]) -> Float[Tensor, "*BT"]:
     """KL(p ‖ q) = Σᵥ p(v) (log p(v) − log q(v)) at every position   (eq. 8-10 is exact(π₀, π₁)).
 
-    A token that p excludes (logit −∞) adds nothing; one that only q excludes makes it ∞. A position that is ∞, or
-    has a NaN (and gives NaN), passes no gradient.
+    A token with p = 0 (logit −∞) adds nothing; one with only q = 0 makes the KL ∞. A position that is ∞ or NaN passes
+    no gradient.
     """
     nan_BT = (p_logits_BTV.isnan() | q_logits_BTV.isnan()).any(-1)
     infinite_BT = (q_logits_BTV.isneginf() & ~p_logits_BTV.isneginf()).any(-1)
@@ -53,7 +53,7 @@ def adapted_coefficient(
 ) -> float:
     """The released PGSRM code's rule, bounded: × factor above tolerance · target, ÷ factor below target / tolerance.
 
-    Without the bounds, and with k1 as the loss, the coefficient grows without end: k1 cannot lower the KL.
+    Without the bounds, and with k1 as the loss, the coefficient grows without limit: k1 cannot lower the KL.
     """
     if measured > tolerance * target:
         coefficient *= factor

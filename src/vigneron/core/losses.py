@@ -97,7 +97,7 @@ def bradley_terry(chosen_N: Float[Tensor, " N"], rejected_N: Float[Tensor, " N"]
 def preference_bce(logit_N: Float[Tensor, " N"], first_preferred_N: Shaped[Tensor, " N"]) -> Float[Tensor, " N"]:
     """−hp · log p − (1 − hp) · log(1 − p) with p = σ(logit), the preference model's probability of the first text (§3).
 
-    `first_preferred` is hp: 1 where people preferred the first text, 0 where the second, a share where they differ.
+    `first_preferred` is hp: 1 if people preferred the first text, 0 if the second, the share of votes if they differ.
     """
 
     def loss(logit: Tensor, preferred: Tensor) -> Tensor:
@@ -116,8 +116,8 @@ def dpo(
 ) -> Float[Tensor, " N"]:
     """−log σ{β log(π₁(text_w)/π₀(text_w)) − β log(π₁(text_l)/π₀(text_l))}   (§4.9), of summed log-probs.
 
-    Without a reference it is §4.9's first form, −log σ(log π₁(text_w) − log π₁(text_l)), scaled by β as well: the paper
-    has β = 1 there.
+    Without a reference it is §4.9's first form, −log σ(log π₁(text_w) − log π₁(text_l)), also scaled by β, which is 1
+    in the paper.
     """
     if (ref_chosen_N is None) != (ref_rejected_N is None):
         raise ValueError("give the reference's log-probs of both texts, or of neither")
@@ -156,7 +156,7 @@ def clipped_squared_error(
     *,
     epsilon: float = 0.2,
 ) -> Float[Tensor, "B T"]:
-    """max((V − R)², (clip(V, V₀ ± ε) − R)²): beyond ε from the value before the step's updates nothing is gained."""
+    """max((V − R)², (clip(V, V₀ ± ε) − R)²), PPO's clipped value loss; V₀ is the value before the step's updates."""
 
     def loss(values: Tensor, before: Tensor, returns: Tensor) -> Tensor:
         near = before + (values - before).clamp(-epsilon, epsilon)
@@ -166,7 +166,7 @@ def clipped_squared_error(
 
 
 def aggregate_denominator(mask_BT: Shaped[Tensor, "B T"], mode: AggregateMode) -> int:
-    """What `aggregate` divides by for a whole batch: its tokens, or its samples with at least one token."""
+    """The denominator of `aggregate` for a whole batch: its tokens, or its samples with at least one token."""
     mask_BT = mask_BT.bool()
     return int(mask_BT.sum()) if mode == "tokens" else int(mask_BT.any(1).sum())
 
@@ -184,8 +184,8 @@ def aggregate(
     samples:           (1/S) Σᵢ (1/nᵢ) Σₜ xᵢₜ
     sum_over_samples:  (1/S) Σᵢ Σₜ xᵢₜ             (the papers' sums)
 
-    `denominator` is Σᵢ nᵢ or S of the whole batch over all microbatches and ranks: with it, the parts' results
-    add up to the whole's. Without it, that of the given mask. Nothing to count gives 0.
+    `denominator` is Σᵢ nᵢ or S of the whole batch over all microbatches and ranks: with it, the results of the parts
+    add up to that of the batch. Without it, that of the given mask. An empty mask gives 0.
     """
     sums_B = masked_sum(values_BT, mask_BT)
     if mode == "samples":

@@ -1,4 +1,4 @@
-"""Masks: what is masked out may be NaN, and never spreads, neither into a value nor into a gradient."""
+"""Masked operations: masked-out values may be NaN and never reach a result or a gradient."""
 
 from collections.abc import Callable
 
@@ -6,15 +6,15 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-# exp(20) ≈ 5e8: far past any clip range, and finite in every dtype in use.
+# exp(20) ≈ 5e8: far outside any clip range, and finite in every dtype in use.
 LOG_RATIO_CAP = 20.0
 
 
 def where_finite(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """`function(*tensors)` elementwise, NaN wherever an input is not finite.
 
-    The function sees 0 in those places, so its gradient there is 0 and not 0 · NaN. A position that is not
-    finite and not masked out later shows as a NaN in the loss, where it is caught.
+    The function gets 0 at those positions, so its gradient there is 0 and not 0 · NaN. A non-finite position that is
+    not masked out later makes the loss NaN, which is caught.
     """
     finite = torch.stack([torch.isfinite(t) for t in torch.broadcast_tensors(*tensors)]).all(0)
     values = function(*(torch.where(finite, t, 0.0) for t in tensors))

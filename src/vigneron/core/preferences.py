@@ -1,4 +1,4 @@
-"""How well numbers agree with preferences: of pairs whose first text is the one that was preferred."""
+"""Agreement of predicted probabilities with preferences; the first text of a pair is the preferred one."""
 
 import torch
 from jaxtyping import Float
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def pair_accuracy(probability_N: Float[Tensor, " N"]) -> Float[Tensor, ""]:
-    """The share of pairs whose preferred text is thought the better one; a tie is half right."""
+    """The share of pairs whose preferred text has the higher probability; a tie counts half."""
     right_N = (probability_N > 0.5).double() + 0.5 * (probability_N == 0.5).double()
     return right_N.mean()
 
@@ -14,7 +14,7 @@ def pair_accuracy(probability_N: Float[Tensor, " N"]) -> Float[Tensor, ""]:
 def expected_calibration_error(probability_N: Float[Tensor, " N"], bins: int = 10) -> Float[Tensor, ""]:
     """Σ_b (n_b / N) · |accuracy_b − confidence_b| over equal bins of the confidence max(p, 1 − p), from 0.5 to 1.
 
-    p is the probability given to the preferred text. 0: of the pairs it is 80 % sure of, 80 % are right.
+    p is the probability of the preferred text. Calibrated (0): of the pairs with confidence 0.8, 80 % are right.
     """
     p_N = probability_N.double()
     confidence_N = torch.maximum(p_N, 1 - p_N)

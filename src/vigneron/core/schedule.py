@@ -1,4 +1,4 @@
-"""The learning rate over a run, as a factor of its peak."""
+"""Learning rate schedules, as a factor of the peak learning rate."""
 
 import math
 from typing import Literal
@@ -7,7 +7,7 @@ Shape = Literal["constant", "linear", "cosine"]
 
 
 def learning_rate_factor(update: int, total: int, *, shape: Shape = "constant", warmup: int = 0) -> float:
-    """Factor for update 0, 1, … total − 1: a linear rise over `warmup` updates, then the shape down to 0."""
+    """The factor for update 0, 1, … total − 1: linear warm-up over `warmup` updates, then the shape down to 0."""
     if update < warmup:
         return (update + 1) / (warmup + 1)
     if shape == "constant":

@@ -1,7 +1,7 @@
 """The trust region's maths (eq. 10): minimise the surrogate subject to KL(π₀ ‖ π₁) ≤ δ.
 
-Near π₀ the KL is ½ xᵀFx, F being the Fisher matrix: the best small step is along F⁻¹g, found by conjugate gradient from
-products F·x alone, as far as ½ xᵀFx = δ allows, and then shortened until the KL itself, not its approximation, holds
+Near π₀ the KL is ½ xᵀFx, where F is the Fisher matrix. The best small step is along F⁻¹g, found by conjugate gradient
+from products F·x, with the length at which ½ xᵀFx = δ; a line search then shortens it until the exact KL is at most δ
 (Schulman et al., 2015, appendix C).
 """
 
@@ -20,7 +20,7 @@ def conjugate_gradient(
     iterations: int = 10,
     tolerance: float = 1e-10,
 ) -> Float[Tensor, " N"]:
-    """x with F x ≈ target, for a symmetric positive F given by its products; ends early once it is near enough."""
+    """x with F x ≈ target, for a symmetric positive definite F given by its products; stops early at `tolerance`."""
     solution_N = torch.zeros_like(target_N)
     residual_N = target_N.clone()
     direction_N = residual_N.clone()
@@ -38,7 +38,7 @@ def conjugate_gradient(
 
 
 def largest_step(curvature: float, delta: float) -> float:
-    """s with ½ (s x)ᵀF(s x) = δ, where `curvature` is xᵀFx: how far the region reaches along x. 0 for no curvature."""
+    """s with ½ (s x)ᵀF(s x) = δ, where `curvature` is xᵀFx: the trust region's size along x. 0 without curvature."""
     return math.sqrt(2 * delta / curvature) if curvature > 0 and math.isfinite(curvature) else 0.0
 
 
@@ -52,7 +52,7 @@ def line_search(
 ) -> float | None:
     """The first of 1, ½, ¼ … of the step at which the surrogate is lower than before and the KL at most δ.
 
-    `evaluate(share)` gives the surrogate and the KL there. None: no share will do, and the step is refused.
+    `evaluate(share)` returns the surrogate and the KL there. None: no share satisfies both, and the step is rejected.
     """
     for attempt in range(attempts):
         share = shrink**attempt

@@ -1,1 +1,1 @@
-"""Datasets and their formats, the order of prompts, the built-in tasks."""
+"""Datasets and their formats, the order of prompts, built-in tasks."""

@@ -1,10 +1,10 @@
 """TRL's formats for demonstrations, as rows with a `prompt` and an `answer`.
 
-    prompt + answer           ours: what the child is to say to the prompt
-    prompt + completion       plain: goes on where the prompt ends, letter by letter; or messages
-    messages                  a whole conversation: its last assistant turn is the answer, all before it the prompt
+    prompt + answer           Vigneron's: the answer that the model should give to the prompt
+    prompt + completion       text that continues the prompt exactly where it ends; or messages
+    messages                  a conversation: its last assistant turn is the answer, all turns before it the prompt
 
-`completion` and `messages` stay in the row: they say which turns are learned, and whether a space is to be added.
+`completion` and `messages` stay in the row: they determine which turns are trained on, and whether a space is added.
 """
 
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ from vigneron.errors import UserError
 
 
 def with_prompts_and_answers(rows: Sequence[Row], where: str) -> list[Row]:
-    """Every row with the two columns that the rest of the code reads; a bad one is named by its number."""
+    """Every row with `prompt` and `answer`. Errors name the row by its number."""
     return [_with_both(row, f"data: {where}, row {number}") for number, row in enumerate(rows, start=1)]
 
 
 def without_demonstrations(row: Row) -> Row:
-    """A row's prompt for somebody else to answer."""
+    """The row without its answer, for a parent to answer."""
     return {name: value for name, value in row.items() if name not in ("messages", "completion", "answer")}
 
 
 def conversation_of(row: Row) -> tuple[list[dict[str, Any]], int]:
-    """The messages of a row up to its answer, and the first one that may be learned from."""
+    """The messages of a row up to its answer, and the index of the first that may be trained on."""
     messages, completion = row.get("messages"), row.get("completion")
     if messages is not None:
         return list(messages[: last_answer(messages) + 1]), 0
-    whole = [*row["prompt"], {"role": "assistant", "content": completion_text(row["answer"])}]
-    return whole, len(whole) - (len(completion) if isinstance(completion, list) else 1)
+    conversation = [*row["prompt"], {"role": "assistant", "content": completion_text(row["answer"])}]
+    return conversation, len(conversation) - (len(completion) if isinstance(completion, list) else 1)
 
 
 def is_conversation(value: Any) -> bool:
@@ -53,19 +53,19 @@ def _with_both(row: Row, where: str) -> Row:
         return row
     for name, given in (("answer", answer), *([("prompt", prompt)] if column == "messages" else [])):
         if row.get(name) not in (None, given):
-            raise UserError(f"{where} has `{name}` and `{column}`, which say different things: leave out one")
-    read_before = row.get("answer") is not None and row.get("prompt") is not None  # a run's own rows
+            raise UserError(f"{where}: `{name}` and `{column}` contradict each other: remove one")
+    read_before = row.get("answer") is not None and row.get("prompt") is not None  # rows saved by a run
     return row if read_before else {**row, "prompt": prompt, "answer": answer}
 
 
 def _of_messages(messages: Any, where: str) -> tuple[Any, str]:
     if not is_conversation(messages):
-        raise UserError(f'{where}: messages is not a list of {{"role": …, "content": …}} messages')
+        raise UserError(f'{where}: messages must be a list of {{"role": …, "content": …}} messages')
     last = last_answer(messages)
     if last < 0:
-        raise UserError(f"{where}: messages has no turn of role 'assistant' to learn from: add one")
+        raise UserError(f"{where}: messages has no turn of role 'assistant' to train on: add one")
     if messages[0]["role"] == "assistant":
-        raise UserError(f"{where}: messages begins with an answer: put a turn of role 'user' before it")
+        raise UserError(f"{where}: messages begins with role 'assistant': put a turn of role 'user' before it")
     _refuse_empty(messages[: last + 1], "messages", where)
     return messages[:last], messages[last]["content"]
 
@@ -73,12 +73,12 @@ def _of_messages(messages: Any, where: str) -> tuple[Any, str]:
 def _of_completion(prompt: Any, completion: Any, where: str) -> tuple[Any, str]:
     if isinstance(completion, str):
         if not completion.strip():
-            raise UserError(f"{where}: the completion is empty: leave out the row, or complete it")
+            raise UserError(f"{where}: the completion is empty: remove the row or fill it in")
         return prompt, completion
     if not is_conversation(completion):
-        raise UserError(f'{where}: completion is neither a text nor a list of {{"role": …, "content": …}} messages')
+        raise UserError(f'{where}: completion must be a text or a list of {{"role": …, "content": …}} messages')
     if not is_conversation(prompt):
-        raise UserError(f"{where}: completion is a list of messages and prompt is not: give both in one form")
+        raise UserError(f"{where}: completion is a list of messages and prompt is not: use the same form for both")
     if not completion or completion[-1]["role"] != "assistant":
         raise UserError(f"{where}: completion does not end with a turn of role 'assistant': add one")
     _refuse_empty(completion, "completion", where)
@@ -88,4 +88,4 @@ def _of_completion(prompt: Any, completion: Any, where: str) -> tuple[Any, str]:
 def _refuse_empty(messages: Sequence[dict[str, Any]], column: str, where: str) -> None:
     for number, message in enumerate(messages, start=1):
         if message["role"] == "assistant" and not message["content"].strip():
-            raise UserError(f"{where}: turn {number} of {column} is an empty answer: leave out the row, or complete it")
+            raise UserError(f"{where}: turn {number} of {column} is an empty answer: remove the row or fill it in")

@@ -11,13 +11,13 @@ from vigneron.policy.chat import Conversation
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:
-    """What the rows hold beside their prompts: a column that some of them lack is None there."""
+    """The columns of the rows without their prompts; None where a row lacks a column."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: tuple(row.get(name) for row in rows) for name in names if name != "prompt"}
 
 
 def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[str]:
-    """Completions as texts, without special tokens; all at once where the tokenizer can."""
+    """Decode completions without special tokens, in one batch if the tokenizer is a fast one."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is not None:
         return fast.decode_batch([list(row) for row in ids], skip_special_tokens=True)
@@ -25,15 +25,15 @@ def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[str]:
 
 
 def prompts_token_ids(tokenizer: Any, prompts: Sequence[Any], of: str = "the step") -> list[tuple[int, ...]]:
-    """Ids of plain prompts, or of conversations through the chat template up to where the answer begins."""
+    """Token ids of plain prompts, or of conversations by the chat template with its generation prompt."""
     if prompts and all(isinstance(prompt, str) for prompt in prompts):
-        found = tokenizer(list(prompts))["input_ids"]
+        rows = tokenizer(list(prompts))["input_ids"]
     else:
-        found = [in_row(number, of, _prompt_ids, tokenizer, prompt) for number, prompt in enumerate(prompts, start=1)]
-    for number, ids in enumerate(found, start=1):
+        rows = [in_row(number, of, _prompt_ids, tokenizer, prompt) for number, prompt in enumerate(prompts, start=1)]
+    for number, ids in enumerate(rows, start=1):
         if not ids:
             raise UserError(f"row {number} of {of}: the prompt has no tokens: {prompts[number - 1]!r}")
-    return [tuple(ids) for ids in found]
+    return [tuple(ids) for ids in rows]
 
 
 def _prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
@@ -44,7 +44,7 @@ def _prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
 
 
 def in_row(number: int, of: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function makes of a row; an error of the user's names it."""
+    """Call a function for a row; a `UserError` names the row."""
     try:
         return function(*arguments)
     except UserError as error:

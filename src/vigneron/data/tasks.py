@@ -1,4 +1,4 @@
-"""A task: its prompts and recorded parent answers, split into train and held-out."""
+"""Built-in tasks: prompts and recorded parent answers, split into train, tuning and held-out."""
 
 import json
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from vigneron.errors import UserError, did_you_mean
 
 @dataclass(frozen=True)
 class Task:
-    """In PGSRM's tasks `child_prompt` is the paper's; `parent_instruction` is in our words, with the paper's rules."""
+    """A built-in task. `child_prompt` is the PGSRM paper's; `parent_instruction` words the paper's rules."""
 
     name: str
     about: str
     child_prompt: str
     parent_instruction: str
     input: str
-    """What the parent is shown of a row."""
+    """Template of the parent's input."""
     reads: Literal["json", "text"] = "json"
-    """How the parent is told to answer."""
+    """Format of the parent's answers."""
     checker: str = "equality"
     answer: str = "answer"
-    """The file's column that holds the answer."""
+    """Column of the task's file with the answer."""
 
     def rows(self, split: str, template: str | None = None) -> list[Row]:
         """Prompts with the `input` and the parent's `answer`; `split` is `train`, `tuning` or `held_out`."""
@@ -206,5 +206,5 @@ TASKS = {task.name: task for task in (COLORS, ANTONYMS, CATEGORIES, COPYING, SEN
 
 def load_task(name: str) -> Task:
     if name not in TASKS:
-        raise UserError(f"data.task: there is no task '{name}'{did_you_mean(name, TASKS)}")
+        raise UserError(f"data.task: unknown task '{name}'{did_you_mean(name, TASKS)}")
     return TASKS[name]

@@ -1,1 +1,1 @@
-"""Ranks of a run: launch, collective operations, facts about nodes."""
+"""Multi-process runs: launcher, collective operations, versions installed on each node."""

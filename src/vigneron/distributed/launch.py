@@ -1,4 +1,4 @@
-"""`--nproc`: the ranks of one machine as processes of their own. Of several machines, torchrun is the launcher."""
+"""`--nproc`: start the ranks of one machine as separate processes. For several machines use torchrun."""
 
 import os
 import signal
@@ -14,51 +14,51 @@ import typer
 
 from vigneron.errors import UserError
 
-# What a rank may take to end by itself when another one has ended.
-PATIENCE_S = 15.0
-# What torch's libraries say themselves, but for what ends them: when a rank is lost, a page before our line.
-QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
+# Seconds that the other ranks have to exit by themselves after one has failed.
+EXIT_TIMEOUT_S = 15.0
+# When a rank is lost, torch's C++ libraries log a page of text before our one-line error.
+QUIET_TORCH = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 
 def launch(arguments: Sequence[str], count: int) -> int:
-    """Run this command in `count` processes; the exit code of the first, or of the one that failed.
+    """Run this command in `count` processes. Returns the exit code of rank 0, or of the rank that failed.
 
-    Signals go to the first rank, which tells the others; a second one goes to all.
+    The first signal is forwarded to rank 0, which stops the other ranks; a second signal goes to all ranks.
     """
     if "WORLD_SIZE" in os.environ:
-        raise UserError("--nproc: a launcher has set WORLD_SIZE already: leave --nproc out under torchrun")
+        raise UserError("--nproc: WORLD_SIZE is already set by a launcher: leave out --nproc under torchrun")
     with tempfile.TemporaryDirectory(prefix="vigneron-ranks-") as place:
-        processes = [_begun(arguments, rank, count, Path(place)) for rank in range(count)]
-        with _Forwarding(processes) as forwarding:
-            return _waited_for(processes, Path(place), forwarding)
+        folder = Path(place)
+        processes = [_start(arguments, rank, count, folder) for rank in range(count)]
+        with _SignalForwarder(processes) as forwarder:
+            return _wait(processes, folder, forwarder)
 
 
-def _begun(arguments: Sequence[str], rank: int, count: int, place: Path) -> "subprocess.Popen[bytes]":
+def _start(arguments: Sequence[str], rank: int, count: int, folder: Path) -> "subprocess.Popen[bytes]":
     cores = os.cpu_count() or 1
     env = {
         "OMP_NUM_THREADS": str(max(1, cores // count)),
-        **({} if "--debug" in arguments else QUIET),
+        **({} if "--debug" in arguments else QUIET_TORCH),
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
-        "VIGNERON_RENDEZVOUS": f"file://{place}/rendezvous",
+        "VIGNERON_RENDEZVOUS": f"file://{folder}/rendezvous",
     }
     command = [sys.executable, "-m", "vigneron", *arguments]
     if rank == 0:
         return subprocess.Popen(command, env=env, start_new_session=True)
-    with (place / f"rank-{rank}").open("wb") as said:
-        return subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=said)
+    with (folder / f"rank-{rank}").open("wb") as stderr:
+        return subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=stderr)
 
 
-class _Forwarding:
+class _SignalForwarder:
     def __init__(self, processes: "Sequence[subprocess.Popen[bytes]]") -> None:
         self._processes = processes
-        self.asked: int | None = None
-        """The first signal that was forwarded."""
+        self.first_signal: int | None = None
 
-    def __enter__(self) -> "_Forwarding":
+    def __enter__(self) -> "_SignalForwarder":
         self._before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -67,45 +67,45 @@ class _Forwarding:
             signal.signal(number, handler)
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        for process in self._processes if self.asked else self._processes[:1]:
+        for process in self._processes if self.first_signal else self._processes[:1]:
             if process.poll() is None:
                 process.send_signal(number)
-        self.asked = self.asked or number
+        self.first_signal = self.first_signal or number
 
 
-def _waited_for(processes: "Sequence[subprocess.Popen[bytes]]", place: Path, forwarding: _Forwarding) -> int:
+def _wait(processes: "Sequence[subprocess.Popen[bytes]]", folder: Path, forwarder: _SignalForwarder) -> int:
     while True:
         codes = [process.poll() for process in processes]
-        # Asked to stop, a rank that has nothing to save is gone before the one that has.
-        good = {0, None, 128 + (forwarding.asked or 0)}
+        # After a signal, ranks that save nothing exit before rank 0 does.
+        good = {0, None, 128 + (forwarder.first_signal or 0)}
         failed = next((rank for rank, code in enumerate(codes) if code not in good), None)
         if failed is not None:
             break
         if None not in codes:
             return codes[0] or 0
         time.sleep(0.05)
-    _end(processes)
+    _stop(processes)
     code = processes[failed].returncode
-    _say(failed, code, place)
+    _report_failure(failed, code, folder)
     return code if code > 0 else 128 - code
 
 
-def _end(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
-    """The others notice by themselves; who does not is ended."""
-    for ask in (lambda process: None, subprocess.Popen.kill):
-        until = time.monotonic() + PATIENCE_S
+def _stop(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """Wait for the other ranks, which exit when they lose the connection; kill those that do not."""
+    for act in (lambda process: None, subprocess.Popen.kill):
+        until = time.monotonic() + EXIT_TIMEOUT_S
         for process in processes:
             if process.poll() is None:
-                ask(process)
+                act(process)
         while any(process.poll() is None for process in processes) and time.monotonic() < until:
             time.sleep(0.05)
 
 
-def _say(rank: int, code: int, place: Path) -> None:
-    """The first rank has spoken for itself; another has where it could."""
+def _report_failure(rank: int, code: int, folder: Path) -> None:
+    """Print the signal and the end of the rank's stderr. Rank 0 has printed its own error."""
     if code < 0:
-        typer.echo(f"error: rank {rank} was ended by {signal.Signals(-code).name}", err=True)
+        typer.echo(f"error: rank {rank} was killed by {signal.Signals(-code).name}", err=True)
     if rank > 0:
-        text = (place / f"rank-{rank}").read_text(encoding="utf-8", errors="replace").rstrip()
+        text = (folder / f"rank-{rank}").read_text(encoding="utf-8", errors="replace").rstrip()
         if text:
             typer.echo("\n".join(f"rank {rank}: {line}" for line in text.splitlines()[-40:]), err=True)

@@ -1,6 +1,6 @@
-"""What a node is: its name, and the versions that must be the same everywhere.
+"""A node's host name and the package versions that must match on all nodes.
 
-Sent to nodes as it stands (they may not have Vigneron): nothing but the standard library is imported.
+This module is pickled by value and sent to nodes that may lack Vigneron, so it imports only the standard library.
 """
 
 import hashlib
@@ -11,11 +11,11 @@ import platform
 import socket
 from pathlib import Path
 
-SAME = ("python", "vigneron", "torch", "transformers")
+MUST_MATCH = ("python", "vigneron", "torch", "transformers")
 
 
-def node_facts() -> dict[str, str | None]:
-    """Versions by package, None where it is not installed, and the host's name."""
+def node_info() -> dict[str, str | None]:
+    """Host name, process id, and the version of each package (None if it is not installed)."""
     return {
         "host": socket.gethostname(),
         "pid": str(os.getpid()),
@@ -25,16 +25,16 @@ def node_facts() -> dict[str, str | None]:
     }
 
 
-def difference(here: dict[str, str | None], there: dict[str, str | None]) -> str | None:
-    """The first package that is not the same, with both versions."""
-    for name in SAME:
-        if here[name] != there[name]:
-            return f"{name} {there[name] or '(not installed)'} there, {here[name] or '(not installed)'} here"
+def version_mismatch(expected: dict[str, str | None], other: dict[str, str | None]) -> str | None:
+    """The first package whose version differs, as in "torch 2.10 instead of 2.11"."""
+    for name in MUST_MATCH:
+        if expected[name] != other[name]:
+            return f"{name} {other[name] or '(not installed)'} instead of {expected[name] or 'none'}"
     return None
 
 
 def _version(name: str) -> str | None:
-    """Without the build, as in `+cpu`: a node without a GPU may have another one."""
+    """Without the build tag, such as `+cpu`: a node without a GPU may have another build."""
     try:
         return importlib.metadata.version(name).split("+")[0]
     except importlib.metadata.PackageNotFoundError:
@@ -42,7 +42,7 @@ def _version(name: str) -> str | None:
 
 
 def _own_version() -> str | None:
-    """With a digest of the sources: two checkouts of one version may differ."""
+    """The version with a digest of the sources: two checkouts of one version may differ."""
     spec = importlib.util.find_spec("vigneron")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -1,7 +1,7 @@
-"""The processes that train one model together, its ranks. Without others everything here is this process's own.
+"""Collective operations between the ranks of a run, the processes that train one model. No-ops with a single process.
 
-Every rank holds the whole of a step's batch and passes only its share of it through models; what it computes there is
-summed over the ranks. So advantages, denominators and figures are the same on all of them, and need no talk.
+Every rank holds the full batch of a step and passes only its share through the models; the results are summed over the
+ranks. So advantages, denominators and metrics are the same on every rank without further communication.
 """
 
 import ctypes
@@ -16,123 +16,126 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vigneron.distributed import node_info as facts
-from vigneron.errors import NonFinite, UserError
+from vigneron.distributed.node_info import node_info, version_mismatch
+from vigneron.errors import NonFinite, UserError, first_line
 
 T = TypeVar("T")
 
 RENDEZVOUS = "VIGNERON_RENDEZVOUS"
-"""Where the ranks that `--nproc` starts find each other; torchrun has its own way."""
-BUCKET = 2**25
-# A judge, a parent or a large checkpoint may keep the first rank for hours; one that is dead closes its connections.
-LONGEST_WAIT = timedelta(days=1)
-SIGNS_OF_LOSS = ("closed by peer", "connection reset", "connection closed", "broken pipe", "socket closed")
+"""Environment variable with the rendezvous URL of ranks started by `--nproc`; torchrun sets its own variables."""
+BUCKET_ELEMENTS = 2**25
+# A judge, a parent or a large checkpoint may occupy rank 0 for hours; a rank that has died closes its connections.
+COLLECTIVE_TIMEOUT = timedelta(days=1)
+CONNECTION_LOST_TEXTS = ("closed by peer", "connection reset", "connection closed", "broken pipe", "socket closed")
 
 
 class RankLost(UserError):
-    """A rank of this run has ended, or cannot be reached."""
+    """Another rank of the run has exited or cannot be reached."""
 
-    ends_at_once = True
+    exit_immediately = True
 
 
-def asked_for() -> int:
-    """How many ranks the environment speaks of."""
+def expected_world_size() -> int:
+    """WORLD_SIZE of the environment; 1 without it."""
     text = os.environ.get("WORLD_SIZE", "1")
     return int(text) if text.isdigit() else 1
 
 
-def count() -> int:
+def world_size() -> int:
+    """Number of ranks in the process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    return dist.get_rank() if count() > 1 else 0
+    return dist.get_rank() if world_size() > 1 else 0
 
 
-def is_first() -> bool:
-    """Whether this is the rank that writes, logs and asks for rewards. Known before the others are."""
-    return int(os.environ.get("RANK", "0")) == 0 if count() == 1 and asked_for() > 1 else rank() == 0
+def is_rank0() -> bool:
+    """Whether this rank writes files, logs and computes rewards. Also valid before `join`."""
+    return int(os.environ.get("RANK", "0")) == 0 if world_size() == 1 and expected_world_size() > 1 else rank() == 0
 
 
 def join(device: torch.device) -> None:
-    """Meet the other ranks, where the environment says that there are some."""
-    if asked_for() == 1 or count() > 1:
+    """Initialize the process group if the environment asks for several ranks."""
+    if expected_world_size() == 1 or world_size() > 1:
         return
     if RENDEZVOUS in os.environ:
-        _end_with_launcher()
+        _stop_with_launcher()
     if device.type == "cuda":
-        _choose_gpu(device, int(os.environ.get("LOCAL_RANK", "0")))
+        _set_gpu(device, int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(
             backend,
             init_method=os.environ.get(RENDEZVOUS, "env://"),
             rank=int(os.environ["RANK"]),
-            world_size=asked_for(),
-            timeout=LONGEST_WAIT,
+            world_size=expected_world_size(),
+            timeout=COLLECTIVE_TIMEOUT,
         )
     except (RuntimeError, ValueError, KeyError) as error:
-        raise RankLost(f"WORLD_SIZE is {asked_for()}, but the ranks do not meet: {_first_line(error)}") from error
-    _same_versions()
+        raise RankLost(
+            f"WORLD_SIZE is {expected_world_size()}, but the process group cannot be initialized: {first_line(error)}"
+        ) from error
+    _check_versions()
 
 
-def _choose_gpu(device: torch.device, number: int) -> None:
+def _set_gpu(device: torch.device, number: int) -> None:
     if device.index is not None:
-        raise UserError(f"model.device: with several ranks each has a GPU of its own: 'cuda', not '{device}'")
+        raise UserError(f"model.device: every rank uses its own GPU, so set 'cuda', not '{device}'")
     if number >= torch.cuda.device_count():
         raise UserError(
-            f"rank {number} of this machine has no GPU: it has {torch.cuda.device_count()}. Start fewer ranks"
+            f"local rank {number} has no GPU: this machine has {torch.cuda.device_count()}. Start fewer ranks"
         )
     torch.cuda.set_device(number)
 
 
-def _end_with_launcher() -> None:
-    """Linux tells us when the process that started us is gone: then the step is finished and saved."""
+def _stop_with_launcher() -> None:
+    """Ask Linux for SIGTERM when the launcher exits: the run then finishes its step and saves a checkpoint."""
     if platform.system() == "Linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def leave() -> None:
-    if count() > 1:
+    if world_size() > 1:
         dist.destroy_process_group()
 
 
 # ---------------------------------------------------------------------------------------------------- tensors
 
 
-def summed(tensor: Tensor) -> Tensor:
-    """Over the ranks, in place."""
-    if count() > 1:
-        _talk(lambda: dist.all_reduce(tensor))
+def all_reduce_sum(tensor: Tensor) -> Tensor:
+    """Sum over the ranks, in place."""
+    if world_size() > 1:
+        _collective(lambda: dist.all_reduce(tensor))
     return tensor
 
 
-def of_first(tensor: Tensor) -> Tensor:
-    """The first rank's values, on all of them, in place."""
-    if count() > 1:
-        _talk(lambda: dist.broadcast(tensor, src=0))
+def broadcast_tensor(tensor: Tensor) -> Tensor:
+    """Replace every rank's values with rank 0's, in place."""
+    if world_size() > 1:
+        _collective(lambda: dist.broadcast(tensor, src=0))
     return tensor
 
 
-def largest(number: float) -> float:
-    """Of the ranks' numbers."""
-    if count() == 1:
+def all_reduce_max(number: float) -> float:
+    """Maximum over the ranks."""
+    if world_size() == 1:
         return number
-    found = torch.tensor(number, dtype=torch.float64)
-    _talk(lambda: dist.all_reduce(found, dist.ReduceOp.MAX))
-    return float(found)
+    result = torch.tensor(number, dtype=torch.float64)
+    _collective(lambda: dist.all_reduce(result, dist.ReduceOp.MAX))
+    return float(result)
 
 
 def sum_gradients(weights: Iterable[Tensor]) -> None:
-    """Of weights that every rank has whole. Those that FSDP2 shards are summed on their way back."""
-    if count() == 1:
+    """All-reduce the gradients of unsharded weights in buckets. FSDP2 reduces those of sharded weights itself."""
+    if world_size() == 1:
         return
     grads = [w.grad for w in weights if w.grad is not None and not is_sharded(w)]
     bucket: list[Tensor] = []
     for grad in [*grads, None]:
-        full = sum(g.numel() for g in bucket) >= BUCKET
+        full = sum(g.numel() for g in bucket) >= BUCKET_ELEMENTS
         if bucket and (grad is None or full or grad.dtype != bucket[0].dtype):
-            flat = summed(torch.cat([g.flatten() for g in bucket]))
+            flat = all_reduce_sum(torch.cat([g.flatten() for g in bucket]))
             for one, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 one.copy_(part.view_as(one))
             bucket = []
@@ -144,116 +147,111 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor of which this rank may have a part. Every rank has to ask."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The unsharded tensor. A collective operation: every rank must call it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def part(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor."""
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor, or all of an unsharded one."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-# ---------------------------------------------------------------------------------------------------- anything
+# ---------------------------------------------------------------------------------------------------- objects
 
 
-def from_first(function: Callable[[], T]) -> T:
-    """What the function gives on the first rank, or raises there, on all of them."""
-    if count() == 1:
+def run_on_rank0(function: Callable[[], T]) -> T:
+    """Call the function on rank 0; return its result, or raise its error, on every rank."""
+    if world_size() == 1:
         return function()
-    said: list[Any] = [None, None]
+    message: list[Any] = [None, None]  # result, error
     failed: Exception | None = None
     if rank() == 0:
         try:
-            said[0] = function()
+            message[0] = function()
         except UserError as error:
             failed = error
-            said[1] = (isinstance(error, NonFinite), str(error))
-    _talk(lambda: dist.broadcast_object_list(said, src=0))
+            message[1] = (isinstance(error, NonFinite), str(error))
+    _collective(lambda: dist.broadcast_object_list(message, src=0))
     if failed is not None:
         raise failed
-    if said[1] is not None:
-        not_finite, text = said[1]
-        raise _of_another((NonFinite if not_finite else UserError)(text))
-    return said[0]
+    if message[1] is not None:
+        non_finite, text = message[1]
+        raise _reported_elsewhere((NonFinite if non_finite else UserError)(text))
+    return message[0]
 
 
-def agreed(function: Callable[[], T]) -> T:
-    """Every rank does it, and waits for no other in it; where one of them fails, all of them do, with its words."""
-    if count() == 1:
+def run_on_all_ranks(function: Callable[[], T]) -> T:
+    """Call a function without collectives on every rank; if it fails on one, raise that rank's error on all of them."""
+    if world_size() == 1:
         return function()
-    found: Any = None
+    result: Any = None
     failed: UserError | None = None
     try:
-        found = function()
+        result = function()
     except UserError as error:
         failed = error
-    said = _gathered(None if failed is None else str(failed))
-    first = next((number for number, text in enumerate(said) if text is not None), None)
+    errors = _all_gather(None if failed is None else str(failed))
+    first = next((number for number, text in enumerate(errors) if text is not None), None)
     if first is None:
-        return found
+        return result
     if failed is not None and rank() == first == 0:
         raise failed
-    where = "" if all(text == said[first] for text in said) else f"rank {first}: "
-    theirs = UserError(f"{where}{said[first]}")
-    raise theirs if is_first() else _of_another(theirs)
+    where = "" if all(text == errors[first] for text in errors) else f"rank {first}: "
+    shared = UserError(f"{where}{errors[first]}")
+    raise shared if is_rank0() else _reported_elsewhere(shared)
 
 
-def any_of(number: int | None) -> int | None:
-    """The first number that a rank has."""
-    if count() == 1:
+def any_rank(number: int | None) -> int | None:
+    """The number of the lowest rank that has one."""
+    if world_size() == 1:
         return number
-    return next((each for each in _gathered(number) if each is not None), None)
+    return next((each for each in _all_gather(number) if each is not None), None)
 
 
-def wait_for_all() -> None:
-    if count() > 1:
-        _gathered(None)
+def _all_gather(mine: Any) -> list[Any]:
+    gathered: list[Any] = [None] * world_size()
+    _collective(lambda: dist.all_gather_object(gathered, mine))
+    return gathered
 
 
-def _gathered(mine: Any) -> list[Any]:
-    found: list[Any] = [None] * count()
-    _talk(lambda: dist.all_gather_object(found, mine))
-    return found
-
-
-def _talk(act: Callable[[], Any]) -> None:
+def _collective(operation: Callable[[], Any]) -> None:
     try:
-        act()
+        operation()
     except RuntimeError as error:
-        raise lost(error) from error
+        raise connection_lost(error) from error
 
 
-def is_lost(error: RuntimeError) -> bool:
-    """Whether it comes of another rank that has ended."""
-    text = str(error).lower()
-    return count() > 1 and (isinstance(error, dist.DistError) or any(sign in text for sign in SIGNS_OF_LOSS))
+def is_connection_lost(error: RuntimeError) -> bool:
+    """Whether the error means that another rank has exited."""
+    return world_size() > 1 and (isinstance(error, dist.DistError) or _is_closed_connection(error))
 
 
-def lost(error: BaseException) -> RankLost:
-    """What a broken connection says of itself is of no help; anything else may be."""
-    known = any(sign in str(error).lower() for sign in SIGNS_OF_LOSS)
-    why = "" if known else f": {_first_line(error)}"
+def connection_lost(error: BaseException) -> RankLost:
+    """The error to show. The text of a closed connection is left out: it does not help."""
+    why = "" if _is_closed_connection(error) else f": {first_line(error)}"
     return RankLost(
-        f"rank {rank()} of {count()} cannot reach the others, one of which has ended{why}. `vigneron resume` goes on "
-        "from the last checkpoint"
+        f"rank {rank()} of {world_size()} lost the connection to the other ranks: one of them has exited{why}. "
+        "Run `vigneron resume` to continue from the last checkpoint"
     )
 
 
-def _of_another(error: UserError) -> UserError:
-    error.said_elsewhere = True
+def _is_closed_connection(error: BaseException) -> bool:
+    text = str(error).lower()
+    return any(part in text for part in CONNECTION_LOST_TEXTS)
+
+
+def _reported_elsewhere(error: UserError) -> UserError:
+    error.reported_elsewhere = True
     return error
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _same_versions() -> None:
-    """Ranks with other packages, or other sources of ours, would train another model."""
-    said = _gathered(facts.node_facts())
-    for number, theirs in enumerate(said):
-        if (found := facts.difference(said[0], theirs)) is not None:
-            where = f"rank {number}, on {theirs['host']}"
-            unlike = UserError(f"{where}, has {found}, on rank 0: install the same on all nodes")
-            raise unlike if rank() == 0 else _of_another(unlike)
+def _check_versions() -> None:
+    """Ranks with other package versions, or other sources of Vigneron, would train different models."""
+    infos = _all_gather(node_info())
+    for number, info in enumerate(infos):
+        if (mismatch := version_mismatch(infos[0], info)) is not None:
+            error = UserError(
+                f"rank {number} on {info['host']} has {mismatch} on rank 0: install the same version on every node"
+            )
+            raise error if rank() == 0 else _reported_elsewhere(error)

@@ -1,1 +1,1 @@
-"""People's judgements: which of two completions is better, which of a group is best, what score an answer deserves."""
+"""Human labels: the better of two completions, the best of a group, or the score of an answer under a rubric item."""

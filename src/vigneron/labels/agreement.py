@@ -1,7 +1,7 @@
-"""How far several people agree, and how far beyond chance.
+"""Agreement between labellers: the share of equal choices, and kappa, which corrects it for chance.
 
-A rating is what someone chose of an item: which completion, or a tie; what was skipped is none. Which completion of an
-item comes first is a matter of chance unless its source says otherwise: so is half of the agreement about two of them.
+A rating is a labeller's choice for an item: a completion, or a tie; a skipped item has none. Completions of an item
+are in random order unless their source orders them, so two random labellers agree on half of the pairs.
 """
 
 from collections import Counter
@@ -13,24 +13,24 @@ from vigneron.labels.items import SKIP
 from vigneron.labels.journal import Labels
 
 Ratings = Sequence[Mapping[str, Hashable]]
-"""For each item, by labeller."""
+"""One mapping per item: labeller → choice."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Over the items that at least two rated."""
+    """Over the items that at least two labellers rated."""
 
     labellers: tuple[str, ...]
     items: int
     equal: float | None
-    """The share of equal choices, over all pairs of people who rated an item, each item counted alike."""
+    """Share of equal choices over all pairs of labellers of an item, averaged over items."""
     kappa: float | None
-    """1 is perfect, 0 what chance would give; None where chance alone already gives full agreement."""
+    """1 is perfect agreement, 0 is chance level; None if agreement by chance is already 1."""
     measure: str
 
     def line(self) -> str:
         if self.equal is None:
-            return "no item was judged by two people yet"
+            return "no item has labels of two people yet"
         kappa = "undefined" if self.kappa is None else f"{self.kappa:.2f}"
         who = " and ".join(self.labellers) if len(self.labellers) == 2 else f"{len(self.labellers)} people"
         return f"{who} agree on {self.equal:.0%} of {self.items} items; {self.measure} {kappa}"
@@ -58,18 +58,18 @@ def agreement_of(ratings: Ratings) -> Agreement:
 
 
 def _equal(choices: Sequence[Hashable]) -> float:
-    """The share of pairs of people who chose the same."""
+    """Share of the pairs of labellers with the same choice."""
     n = len(choices)
     return sum(count * (count - 1) for count in Counter(choices).values()) / (n * (n - 1))
 
 
 def _cohens_chance(shared: Ratings, one: str, other: str) -> float:
-    """Each person's own habits."""
+    """Chance agreement from each labeller's own distribution of choices."""
     first, second = (Counter(by_person[who] for by_person in shared) for who in (one, other))
     return sum(first[choice] * second[choice] for choice in first) / len(shared) ** 2
 
 
 def _fleiss_chance(shared: Ratings) -> float:
-    """Everybody's together. Items need not have the same number of ratings; where they have, it is Fleiss' own."""
+    """Chance agreement from the pooled distribution of choices. Items may have different numbers of ratings."""
     counts = Counter(choice for by_person in shared for choice in by_person.values())
     return sum((count / counts.total()) ** 2 for count in counts.values())

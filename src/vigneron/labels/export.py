@@ -1,6 +1,6 @@
-"""The file that is made of the judgements: what most labellers chose, in a format that is trained on.
+"""The output file of labelling: the majority's choices, in a format that methods train on.
 
-It is a function of the journal alone. Ties and skips give no row, nor does what the labellers are evenly divided about.
+It is a function of the journal alone. Ties and skips give no row, nor do items without a majority.
 """
 
 import csv
@@ -14,14 +14,14 @@ from typing import Any
 from vigneron.files import write_for_user
 from vigneron.labels.items import SKIP, Choice, Comparison, Item
 from vigneron.labels.journal import Labels
-from vigneron.labels.judgements import Judgement
+from vigneron.labels.judged_answer import JudgedAnswer
 from vigneron.text import to_cell
 
 SCORE_COLUMNS = ("prompt", "completion", "category", "item", "score", "labeller")
 
 
 def winner(choices: Mapping[str, Choice]) -> Choice | None:
-    """What has the most votes; None where two share the first place. To skip is no vote."""
+    """The choice with the most votes; None if two are tied for first place. A skip is not a vote."""
     counts = Counter(choice for choice in choices.values() if choice != SKIP).most_common(2)
     if not counts or (len(counts) > 1 and counts[0][1] == counts[1][1]):
         return None
@@ -29,10 +29,10 @@ def winner(choices: Mapping[str, Choice]) -> Choice | None:
 
 
 def rows_of(item: Item, choices: Mapping[str, Choice]) -> list[dict[str, Any]]:
-    if isinstance(item, Judgement):
+    if isinstance(item, JudgedAnswer):
         texts = {"prompt": item.prompt, "completion": item.completion, "category": item.category, "item": item.item}
-        given = sorted((by, choice) for by, choice in choices.items() if choice != SKIP)
-        return [{**texts, "score": choice, "labeller": by} for by, choice in given]
+        scores = sorted((by, choice) for by, choice in choices.items() if choice != SKIP)
+        return [{**texts, "score": score, "labeller": by} for by, score in scores]
     assert isinstance(item, Comparison)
     chosen = winner(choices)
     if not isinstance(chosen, int):
@@ -44,7 +44,7 @@ def rows_of(item: Item, choices: Mapping[str, Choice]) -> list[dict[str, Any]]:
 
 
 class OutFile:
-    """Written anew as a whole; only the rows of items that were judged since are made again."""
+    """Rewritten as a whole after each label; only rows of newly labelled items are computed again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,7 +75,7 @@ def _json_line(row: dict[str, Any]) -> str:
 
 
 def _is_utf8(text: str) -> bool:
-    """Half of a surrogate pair is not."""
+    """False for unpaired surrogates."""
     return not any("\ud800" <= c <= "\udfff" for c in text)
 
 

@@ -1,57 +1,59 @@
-"""A rubric run's judgements for a person to score: those that the judge was least sure of first."""
+"""Answers of a rubric run for a person to score: the judge's least confident verdicts first."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vigneron.errors import UserError
-from vigneron.labels.from_run import open_samples, refuse_unknown_step, samples_of_steps
+from vigneron.labels.from_run import check_step, open_samples, samples_of_steps
 from vigneron.labels.items import digest
-from vigneron.labels.judgements import Judgement
+from vigneron.labels.judged_answer import JudgedAnswer
 from vigneron.rubric.read import read_rubric
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Kind
 
 KINDS: tuple[Kind, ...] = ("train", "eval")
-SAID = ("score", "confidence", "critique", "reasoning")
+VERDICT_KEYS = ("score", "confidence", "critique", "reasoning")
 
 
-def judgements_of_run(run: Path, *, step: int | None, seed: int) -> list[Judgement]:
-    """Of several judgements of one answer under one item, the least sure. What failed cannot be compared."""
+def judged_answers_of_run(run: Path, *, step: int | None, seed: int) -> list[JudgedAnswer]:
+    """One per answer and item: the least confident verdict. Failed verdicts are left out."""
     folder = RunFolder.open(run)
-    described = _descriptions(folder)
-    found: dict[str, Judgement] = {}
+    descriptions = _descriptions(folder)
+    least_sure: dict[str, JudgedAnswer] = {}
     with open_samples(folder.path) as store:
-        refuse_unknown_step(store, step)
+        check_step(store, step)
         for kind in KINDS:
             for sample in samples_of_steps(store, kind, step):
-                for each in _judgements(sample.prompt, sample.completion, sample.extras.get("rubric"), described):
-                    if each.id not in found or _sure(each) < _sure(found[each.id]):
-                        found[each.id] = each
-    if not found:
-        raise UserError(f"'{run}': its samples were not scored by a rubric (reward.kind: rubric)")
-    return sorted(found.values(), key=lambda each: (_sure(each), digest(seed, each.id)))
+                for each in _judged(sample.prompt, sample.completion, sample.extras.get("rubric"), descriptions):
+                    if each.id not in least_sure or _confidence(each) < _confidence(least_sure[each.id]):
+                        least_sure[each.id] = each
+    if not least_sure:
+        raise UserError(f"'{run}': the samples of this run have no rubric scores: it needs `reward.kind: rubric`")
+    return sorted(least_sure.values(), key=lambda each: (_confidence(each), digest(seed, each.id)))
 
 
-def _sure(judgement: Judgement) -> float:
-    return float(judgement.said["confidence"])
+def _confidence(answer: JudgedAnswer) -> float:
+    return float(answer.verdict["confidence"])
 
 
-def _judgements(prompt: str, completion: str, rubric: Any, described: Mapping[tuple[str, str], str]) -> list[Judgement]:
+def _judged(
+    prompt: str, completion: str, rubric: Any, descriptions: Mapping[tuple[str, str], str]
+) -> list[JudgedAnswer]:
     if not isinstance(rubric, Mapping) or not isinstance(rubric.get("items"), Mapping) or not prompt:
         return []
     category = str(rubric.get("category"))
-    found = []
-    for name, said in rubric["items"].items():
-        if isinstance(said, Mapping) and isinstance(said.get("score"), int | float):
-            words = {key: said[key] for key in SAID if key in said}
-            told = {"confidence": 0.0, **words, "description": described.get((category, str(name)), "")}
-            found.append(Judgement(prompt, completion, category, str(name), told))
-    return found
+    answers = []
+    for name, stored in rubric["items"].items():
+        if isinstance(stored, Mapping) and isinstance(stored.get("score"), int | float):
+            kept = {key: stored[key] for key in VERDICT_KEYS if key in stored}
+            verdict = {"confidence": 0.0, **kept, "description": descriptions.get((category, str(name)), "")}
+            answers.append(JudgedAnswer(prompt, completion, category, str(name), verdict))
+    return answers
 
 
 def _descriptions(folder: RunFolder) -> dict[tuple[str, str], str]:
-    """As the run's own rubric says now; none where it is gone."""
+    """From the run's current rubric; empty if the file is gone."""
     if not folder.rubric.is_file():
         return {}
     rubric = read_rubric(folder.rubric)

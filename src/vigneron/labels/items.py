@@ -1,7 +1,7 @@
-"""What a person judges: two completions of one prompt, or a group of them.
+"""Items to label: two completions of one prompt, or a group of them.
 
-An item is named by what it holds, so that the same one is known again whatever it came from. What is chosen is recorded
-by its place in the item, never by where it was shown.
+An item's id is a hash of its content, so that the same item is recognised whatever its source. A choice is recorded as
+the index in the item, not as the position on the page.
 """
 
 import hashlib
@@ -24,26 +24,26 @@ def shown_text(text: str) -> str:
 
 
 def shown_prompt(prompt: Any) -> str:
-    """Of a conversation with one turn, its words."""
+    """The prompt's text; for a conversation of one message, its content."""
     one_turn = not isinstance(prompt, str) and len(prompt) == 1
     return shown_text(prompt[0]["content"] if one_turn else prompt_text(prompt))
 
 
 Kind = Literal["pairs", "best", "scores"]
 Choice = int | float | str
-"""The place of the chosen completion, a score, `tie` or `skip`."""
+"""Index of the chosen completion, a score, `tie` or `skip`."""
 
 TIE, SKIP = "tie", "skip"
-MOST_AT_ONCE = 9
-"""One digit chooses."""
+LARGEST_GROUP = 9
+"""A completion is chosen with one digit key."""
 
 
 class BadChoice(ValueError):
-    """Said in one line to whoever sent it."""
+    """An invalid choice; the message is sent back to the page."""
 
 
 class Item(Protocol):
-    """`choice_of` reads what a page sent, by the order in which it showed the completions."""
+    """`choice_of` parses what the page sent, given the order in which it showed the completions."""
 
     @property
     def id(self) -> str: ...
@@ -58,18 +58,18 @@ class Item(Protocol):
     def revealed(self, choice: Choice) -> dict[str, Any] | None: ...
 
 
-def digest(*words: Any) -> str:
-    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+def digest(*values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def shuffled(count: int, *key: Any) -> list[int]:
-    """An order of 0 … count - 1 that depends on the key alone."""
+    """A permutation of 0 … count - 1 that depends on the key alone."""
     return sorted(range(count), key=lambda place: digest(*key, place))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both in TRL's forms: texts, or messages."""
+    """Prompt and completions are in TRL's formats: strings, or lists of messages."""
 
     prompt: Any
     completions: tuple[Any, ...]
@@ -90,14 +90,16 @@ class Comparison:
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "Comparison | None":
-        """None for what is not of its shape, or is not what its name says."""
+        """None if the record is malformed, or does not match its id."""
         prompt, completions, kind = (record.get(name) for name in ("prompt", "completions", "kind"))
-        if kind not in ("pairs", "best") or not _is_form(prompt) or not isinstance(completions, list):
+        if kind not in ("pairs", "best") or not _is_text_or_messages(prompt) or not isinstance(completions, list):
             return None
-        if not 2 <= len(completions) <= (2 if kind == "pairs" else MOST_AT_ONCE) or not all(map(_is_form, completions)):
+        if not 2 <= len(completions) <= (2 if kind == "pairs" else LARGEST_GROUP) or not all(
+            map(_is_text_or_messages, completions)
+        ):
             return None
-        found = cls(prompt, tuple(completions), kind)
-        return found if found.id == record.get("item") else None
+        item = cls(prompt, tuple(completions), kind)
+        return item if item.id == record.get("item") else None
 
     def shown(self, order: Sequence[int]) -> dict[str, Any]:
         texts = [shown_text(completion_text(self.completions[place])) for place in order]
@@ -108,10 +110,10 @@ class Comparison:
             return str(given)
         if self.kind == "pairs":
             if given not in self.LETTERS:
-                raise BadChoice(f"no choice: {given!r:.40} (there are: a, b, tie, skip)")
+                raise BadChoice(f"invalid choice {given!r:.40}: expected a, b, tie or skip")
             return order[self.LETTERS.index(given)]
         if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= self.places:
-            raise BadChoice(f"no choice: {given!r:.40} (there are: 1 to {self.places}, skip)")
+            raise BadChoice(f"invalid choice {given!r:.40}: expected 1 to {self.places}, or skip")
         return order[given - 1]
 
     def allows(self, choice: Any) -> bool:
@@ -123,37 +125,44 @@ class Comparison:
         return None
 
 
-def _is_form(value: Any) -> bool:
+def _is_text_or_messages(value: Any) -> bool:
     return isinstance(value, str) or (is_conversation(value) and bool(value))
 
 
 @dataclass
-class Found:
-    """What a source has to compare, and what it had to leave out."""
+class Collected:
+    """Comparisons from a source, and notices about what was left out."""
 
     items: list[Comparison] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
 
-def different(completions: Sequence[Any]) -> list[Any]:
-    """The first of those with the same text; an empty one teaches nothing, and no trainer takes it."""
-    found: dict[str, Any] = {}
+def distinct(completions: Sequence[Any]) -> list[Any]:
+    """Completions with different texts, without empty ones, which trainers reject."""
+    by_text: dict[str, Any] = {}
     for completion in completions:
         text = completion_text(completion).strip()
         if text:
-            found.setdefault(text, completion)
-    return list(found.values())
+            by_text.setdefault(text, completion)
+    return list(by_text.values())
 
 
-def compared(prompt: Any, completions: Sequence[Any], kind: Literal["pairs", "best"], seed: int) -> list[Comparison]:
-    """Pairs in which every completion stands at most once; or one group, of as many as there are digits."""
-    order = sorted(different(completions), key=lambda text: digest(seed, prompt, text))
+def in_format_of(prompt: Any, texts: Sequence[str]) -> list[Any]:
+    """The texts as they are, or as assistant messages if the prompt is a conversation."""
+    return list(texts) if isinstance(prompt, str) else [[{"role": "assistant", "content": text}] for text in texts]
+
+
+def make_comparisons(
+    prompt: Any, completions: Sequence[Any], kind: Literal["pairs", "best"], seed: int
+) -> list[Comparison]:
+    """Pairs that use every completion at most once; or one group of at most LARGEST_GROUP."""
+    order = sorted(distinct(completions), key=lambda text: digest(seed, prompt, text))
     if kind == "best":
-        return [Comparison(prompt, tuple(order[:MOST_AT_ONCE]), "best")] if len(order) > 1 else []
+        return [Comparison(prompt, tuple(order[:LARGEST_GROUP]), "best")] if len(order) > 1 else []
     return [Comparison(prompt, tuple(order[at : at + 2])) for at in range(0, len(order) - 1, 2)]
 
 
-def in_order(items: Sequence[Comparison], seed: int) -> list[Comparison]:
-    """As they are judged: by chance, the same for everybody, each once."""
+def in_random_order(items: Sequence[Comparison], seed: int) -> list[Comparison]:
+    """The order of labelling: random, the same for every labeller, without duplicates."""
     by_id = {item.id: item for item in items}
-    return [by_id[each] for each in sorted(by_id, key=lambda each: digest(seed, each))]
+    return [by_id[item] for item in sorted(by_id, key=lambda item: digest(seed, item))]

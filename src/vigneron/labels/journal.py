@@ -1,7 +1,7 @@
-"""Every judgement is a line in a journal beside the file that is made of it; taking one back is a line too.
+"""The journal: an append-only JSONL file of items, labels and undos, from which the output file is made.
 
-The journal holds the items as well, so that everything follows from it alone: journals of several people may be joined
-by `cat`. It is only ever added to. Lines that a kill cut short, or that are no lines of ours, are left out.
+It contains the items too, so that it is complete by itself: journals of several people can be joined with `cat`.
+Truncated and foreign lines are ignored.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from typing import Any
 
 from vigneron.errors import UserError
 from vigneron.labels.items import Choice, Comparison, Item, Kind
-from vigneron.labels.judgements import Judgement
+from vigneron.labels.judged_answer import JudgedAnswer
 
 
 def journal_of(out: Path) -> Path:
@@ -23,15 +23,15 @@ def journal_of(out: Path) -> Path:
 
 
 def item_of(record: dict[str, Any]) -> Item | None:
-    return Judgement.of_record(record) if record.get("kind") == "scores" else Comparison.of_record(record)
+    return JudgedAnswer.of_record(record) if record.get("kind") == "scores" else Comparison.of_record(record)
 
 
 class Labels:
-    """What a journal says. A judgement stands until it is taken back; under it may lie an earlier one."""
+    """The current labels of a journal. An undo restores the labeller's earlier label of the item, if there is one."""
 
     def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
         self.items: dict[str, Item] = {}
-        self._given: defaultdict[str, dict[str, list[Choice]]] = defaultdict(dict)
+        self._choices: defaultdict[str, dict[str, list[Choice]]] = defaultdict(dict)
         self._order: defaultdict[str, list[str]] = defaultdict(list)
         for entry in entries:
             self.add(entry)
@@ -43,22 +43,24 @@ class Labels:
             if item is not None:
                 self.items.setdefault(item.id, item)
         elif isinstance(by, str) and isinstance(labelled, str) and isinstance(entry.get("choice"), int | float | str):
-            self._given[labelled].setdefault(by, []).append(entry["choice"])
+            self._choices[labelled].setdefault(by, []).append(entry["choice"])
             self._order[by].append(labelled)
-        elif isinstance(by, str) and isinstance(undone, str) and self._given[undone].get(by):
-            self._given[undone][by].pop()
+        elif isinstance(by, str) and isinstance(undone, str) and self._choices[undone].get(by):
+            self._choices[undone][by].pop()
             last = len(self._order[by]) - 1 - self._order[by][::-1].index(undone)
             del self._order[by][last]
 
     def choice(self, item: str, by: str) -> Choice | None:
-        """None: not judged, or by nothing that the item allows."""
+        """None if the item is not labelled, or the choice is not valid for it."""
         return self.choices(item).get(by)
 
     def choices(self, item: str) -> dict[str, Choice]:
         """By labeller."""
         known = self.items.get(item)
-        given = self._given.get(item, {})
-        return {by: said[-1] for by, said in given.items() if said and known is not None and known.allows(said[-1])}
+        if known is None:
+            return {}
+        stacks = self._choices.get(item, {})
+        return {by: stack[-1] for by, stack in stacks.items() if stack and known.allows(stack[-1])}
 
     def last(self, by: str) -> str | None:
         return next((item for item in reversed(self._order[by]) if item in self.items), None)
@@ -68,24 +70,26 @@ class Labels:
 
 
 class Journal:
-    """Open for one process at a time. The lock goes with the process, however it ends."""
+    """Locked by one process at a time; the operating system releases the lock when the process ends."""
 
     def __init__(self, out: Path, kind: Kind) -> None:
         self.path = journal_of(out)
         if out.exists() and not self.path.exists():
-            raise UserError(f"'{out}' exists, and no judgements beside it ('{self.path.name}'): choose another --out")
+            raise UserError(f"'{out}' exists without its journal '{self.path.name}': choose another --out")
         try:
             self._file = self.path.open("ab", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f"another process is labelling into '{out}': end it, or choose another --out") from error
+            raise UserError(
+                f"another process is writing labels to '{out}': stop it, or choose another --out"
+            ) from error
         except OSError as error:
             raise UserError(f"cannot write '{self.path}': {error.strerror}") from error
         self.labels = Labels(read_entries(self.path, kind))
         self._torn = _is_torn(self.path)
 
     def append(self, entries: Sequence[dict[str, Any]]) -> None:
-        """On the disk before this returns. After an OSError nothing of it counts."""
+        """Synced to disk before it returns. After an OSError none of the entries count."""
         left = memoryview((("\n" if self._torn else "") + "".join(json.dumps(e) + "\n" for e in entries)).encode())
         self._torn = True
         while left:
@@ -108,7 +112,7 @@ def undo_entry(item: str, by: str, now: Callable[[], float] = time.time) -> dict
 
 
 def read_entries(path: Path, kind: Kind) -> list[dict[str, Any]]:
-    """The lines that are whole. A journal of another kind of labels is refused."""
+    """The valid lines. A journal of another kind of labels is an error."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -116,20 +120,20 @@ def read_entries(path: Path, kind: Kind) -> list[dict[str, Any]]:
     entries = [entry for line in lines if (entry := _entry(line)) is not None]
     other = next((e["kind"] for e in entries if "item" in e and e.get("kind") not in (None, kind)), None)
     if other is not None:
-        raise UserError(f"'{path}' holds labels of another kind ({other!r:.20}, not '{kind}'): choose another --out")
+        raise UserError(f"'{path}' contains labels of another kind ({other!r:.20}, not '{kind}'): choose another --out")
     return entries
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return entry if isinstance(entry, dict) else None
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether its last line lacks its end: what comes next begins a line of its own."""
+    """Whether the last line has no newline, so that the next entry must begin with one."""
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
         return file.read(1) not in (b"", b"\n")

@@ -1,4 +1,4 @@
-"""Completions that are sampled while somebody already judges the first ones, by a thread of its own."""
+"""Samples completions in a background thread while the first ones are being labelled."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from vigneron.data.dataset import check_rows, read_rows
 from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.texts import prompt_text
 from vigneron.errors import UserError
-from vigneron.labels.items import Comparison, compared, different, digest
+from vigneron.labels.items import Comparison, digest, distinct, in_format_of, make_comparisons
 from vigneron.labels.session import Session
 
 Sampler = Callable[[Any, int, int], list[str]]
-"""`sampler(prompt, count, seed)`"""
+"""`sampler(prompt, count, seed)` returns completions."""
 
 TRIES = 4
 NEW_TOKENS = 128
@@ -27,7 +27,7 @@ def prompts_of(path: Path) -> list[Any]:
 
 
 def load_sampler(name: str, *, temperature: float, max_new_tokens: int | None) -> Sampler:
-    """Of a run's child as trained, or of a model."""
+    """Samples from a run's trained model, or from a model by name."""
     if (Path(name).expanduser() / "config.yaml").is_file():
         from vigneron.api import load_run
 
@@ -56,45 +56,44 @@ def sample_for(
     kind: Literal["pairs", "best"],
     count: int,
 ) -> Thread:
-    """Fills the session; what a session before has sampled is not sampled again."""
-    have = {prompt_text(item.prompt) for item in session.offered() if isinstance(item, Comparison)}
-    wanted = [prompt for prompt in prompts if prompt_text(prompt) not in have]
+    """Fills the session. Prompts that an earlier session sampled are not sampled again."""
+    done = {prompt_text(item.prompt) for item in session.offered() if isinstance(item, Comparison)}
+    wanted = [prompt for prompt in prompts if prompt_text(prompt) not in done]
     session.more, session.note = bool(wanted), "loading the model …" if wanted else None
 
     def work() -> None:
-        said, alike = None, 0
+        note, skipped = None, 0
         try:
             sampler = load()
             for prompt in wanted:
                 if session.full:
                     break
                 session.note = "sampling …"
-                items = sampled(sampler, prompt, kind=kind, count=count, seed=session.seed)
-                alike += not items
+                items = sample_comparisons(sampler, prompt, kind=kind, count=count, seed=session.seed)
+                skipped += not items
                 session.offer(items, keep=True)
-            if alike:
-                said = f"{alike} prompts got no two different completions: a higher --temperature may help"
+            if skipped:
+                note = f"{skipped} prompts got no two different completions: try a higher --temperature"
         except UserError as error:
-            said = str(error)
-        except Exception as error:  # a thread's end: whoever waits at the page is told
-            said = f"sampling failed: {type(error).__name__}: {error}"
+            note = str(error)
+        except Exception as error:  # top of the thread: shown on the page
+            note = f"sampling failed: {type(error).__name__}: {error}"
         finally:
-            session.more, session.note = False, said
+            session.more, session.note = False, note
 
     thread = Thread(target=work if wanted else lambda: None, name="sampling", daemon=True)
     thread.start()
     return thread
 
 
-def sampled(
+def sample_comparisons(
     sampler: Sampler, prompt: Any, *, kind: Literal["pairs", "best"], count: int, seed: int
 ) -> list[Comparison]:
-    """Until there are as many different ones as wanted, within a few tries."""
+    """Samples until there are `count` different completions, at most TRIES times."""
     texts: list[str] = []
     for attempt in range(TRIES):
         key = int(digest(seed, prompt, attempt)[:8], 16)
-        texts = different([*texts, *sampler(prompt, count, key)])[:count]
+        texts = distinct([*texts, *sampler(prompt, count, key)])[:count]
         if len(texts) == count:
             break
-    given = texts if isinstance(prompt, str) else [[{"role": "assistant", "content": text}] for text in texts]
-    return compared(prompt, given, kind, seed)
+    return make_comparisons(prompt, in_format_of(prompt, texts), kind, seed)

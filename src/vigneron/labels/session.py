@@ -1,4 +1,4 @@
-"""One person at work: what is to be judged next, and what becomes of an answer. Used from several threads."""
+"""One labeller's session: which item is next, and how a label is recorded. Thread-safe."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ class UnknownItem(LookupError):
     pass
 
 
-class JudgedOtherwise(ValueError):
-    """Someone who means it takes the first answer back."""
+class ConflictingLabel(ValueError):
+    """The item has another label by this labeller, which must be undone first."""
 
 
 @dataclass
 class Session:
-    """Items of the journal come first, so that a second person judges the same ones."""
+    """Items of the journal come first, so that a second person labels the same ones."""
 
     journal: Journal
     out: OutFile
@@ -32,9 +32,9 @@ class Session:
     limit: int | None = None
     now: Callable[[], float] = time.time
     note: str | None = None
-    """What is under way, or why nothing more comes: shown on the page."""
+    """Status or error shown on the page."""
     more: bool = False
-    """Whether more items are still being made."""
+    """Whether more items are being sampled."""
     _queue: dict[str, Item] = field(default_factory=dict)
     _again: list[str] = field(default_factory=list)
     _revealed: dict[str, Any] | None = None
@@ -47,7 +47,7 @@ class Session:
             self.out.write()
 
     def offer(self, items: Sequence[Item], *, keep: bool = False) -> None:
-        """More to judge, up to the limit. `keep`: in the journal at once, because they could not be made again."""
+        """Add items, up to the limit. `keep` writes them to the journal now, because they cannot be sampled again."""
         with self._lock:
             for item in items:
                 if item.id in self._queue or (self.limit is not None and len(self._queue) >= self.limit):
@@ -65,7 +65,7 @@ class Session:
             return list(self._queue.values())
 
     def judge(self, item_id: str, given: Any) -> None:
-        """The same answer twice is one answer."""
+        """Record a label. The same label twice is recorded once."""
         with self._lock:
             item = self._queue.get(item_id)
             if item is None:
@@ -74,7 +74,7 @@ class Session:
             choice = item.choice_of(given, order)
             before = self._choice(item_id)
             if before is not None and before != choice:
-                raise JudgedOtherwise(item_id)
+                raise ConflictingLabel(item_id)
             if before is None:
                 known = item_id in self.journal.labels.items
                 entries = [] if known else [item.record()]
@@ -84,7 +84,7 @@ class Session:
             self._write(item_id)
 
     def undo(self) -> None:
-        """Take back one's last judgement, and the one before, and so on; also those of an earlier session."""
+        """Undo the labeller's last label; repeated calls undo earlier ones, also of earlier sessions."""
         with self._lock:
             item_id = self.journal.labels.last(self.labeller)
             if item_id is None:
@@ -96,23 +96,23 @@ class Session:
             self._write(item_id)
 
     def state(self) -> dict[str, Any]:
-        """What the page shows: the item to judge, the one after it, and how far one is."""
+        """What the page shows: the current item, the next one, and the progress."""
         with self._lock:
             labels = self.journal.labels
             waiting = self._waiting(2)
-            said = [choice for each in self._queue if (choice := self._choice(each)) is not None]
-            together = agreement(labels) if len(labels.labellers()) > 1 and self._comparing() else None
+            choices = [choice for each in self._queue if (choice := self._choice(each)) is not None]
+            shared = agreement(labels) if len(labels.labellers()) > 1 and self._comparing() else None
             return {
                 "item": self._shown(waiting[0]) if waiting else None,
                 "next": self._shown(waiting[1]) if len(waiting) > 1 else None,
-                "done": len(said),
+                "done": len(choices),
                 "of": len(self._queue),
                 "more": self.more,
-                "ties": said.count(TIE),
-                "skips": said.count(SKIP),
+                "ties": choices.count(TIE),
+                "skips": choices.count(SKIP),
                 "rows": self.out.rows,
                 "undo": labels.last(self.labeller) is not None,
-                "agreement": None if together is None else together.line(),
+                "agreement": None if shared is None else shared.line(),
                 "note": self.note,
                 "last": self._revealed,
             }
@@ -122,13 +122,13 @@ class Session:
 
     def _waiting(self, count: int) -> list[Item]:
         again = [self._queue[each] for each in reversed(self._again) if each in self._queue]
-        found = [*again[:count]]
+        waiting = [*again[:count]]
         for each, item in self._queue.items():
-            if len(found) >= count:
+            if len(waiting) >= count:
                 break
             if each not in self._again and self._choice(each) is None:
-                found.append(item)
-        return found
+                waiting.append(item)
+        return waiting
 
     def _choice(self, item_id: str) -> Choice | None:
         return self.journal.labels.choice(item_id, self.labeller)
@@ -140,7 +140,7 @@ class Session:
         return item.shown(self._order(item))
 
     def _write(self, item_id: str) -> None:
-        """The judgement stands in the journal, whatever becomes of the file: the next one writes both."""
+        """Write the output file. If that fails, the journal still has the label and the next one writes it."""
         self.out.refresh(self.journal.labels, item_id)
         try:
             self.out.write()

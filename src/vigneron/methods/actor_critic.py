@@ -11,13 +11,7 @@ from functools import partial
 from vigneron.batch import Batch
 from vigneron.config import ActorCriticConfig
 from vigneron.core.losses import policy_gradient, squared_error
-from vigneron.methods.terms import (
-    clipped_terms,
-    one_update_notice,
-    options_without_effect,
-    policy_metrics,
-    with_advantages,
-)
+from vigneron.methods.terms import clip_notice, clipped_terms, policy_metrics, with_advantages
 from vigneron.policy.logprobs import Critic, Scores, values_before
 from vigneron.training.kl_penalty import KlPenalty
 from vigneron.training.method import Method
@@ -62,5 +56,5 @@ def build(parts: Parts, options: ActorCriticConfig) -> Method:
         measure=parts.kl_previous,
         controller=kl.controller,
     )
-    notices = one_update_notice(options.updates_per_step, options_without_effect(options.clip_epsilon, options.kl))
+    notices = clip_notice(options.updates_per_step, options.clip_epsilon, options.kl)
     return Method(parts.rollout, parts.reward, advantage, update, critic=critic, notices=notices)

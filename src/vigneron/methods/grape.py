@@ -37,7 +37,7 @@ def build(parts: Parts, options: GrapeConfig) -> Method:
     plain = grpo.build(parts, options)
 
     def category(row: Row) -> Category:
-        rubric = reward.book.rubric
+        rubric = reward.live_rubric.rubric
         return rubric.categories[category_of(rubric, row, 0, "the data")]
 
     def revision(row: Row, earlier: Earlier) -> object:

@@ -8,16 +8,10 @@ factor a step, the mean length. The first GRPO is `aggregation: samples`, `scale
 from vigneron.batch import Batch
 from vigneron.config import GroupRelativeConfig
 from vigneron.core.advantages import group_relative
-from vigneron.methods.terms import (
-    clipped_terms,
-    one_update_notice,
-    options_without_effect,
-    policy_metrics,
-    with_advantages,
-)
+from vigneron.methods.terms import clip_notice, clipped_terms, explain_equal_rewards, policy_metrics, with_advantages
 from vigneron.policy.logprobs import Scores
 from vigneron.training.kl_penalty import KlPenalty
-from vigneron.training.method import Method, Metrics
+from vigneron.training.method import Method
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
 
@@ -52,19 +46,8 @@ def build(parts: Parts, options: GroupRelativeConfig) -> Method:
         idle=None if has_kl else lambda batch: (batch.signals.advantages_BT == 0).all(1),
     )
     notices = (
-        *one_update_notice(options.updates_per_step, options_without_effect(options.clip_epsilon, options.kl)),
+        *clip_notice(options.updates_per_step, options.clip_epsilon, options.kl),
         "a group's advantages sum to 0, so loss/policy is about 0: reward and grad_norm/actor show progress",
     )
-    resamples = options.resamples
-    return Method(parts.rollout, parts.reward, advantage, update, resamples=resamples, notices=notices, explain=explain)
-
-
-def explain(metrics: Metrics) -> tuple[str, ...]:
-    """Why a step trains nothing if no group has two different rewards."""
-    if metrics.get("frac_reward_zero_std") != 1.0:
-        return ()
-    return (
-        "in no group of this step do two rewards differ, so every advantage is 0 and the step trains nothing "
-        "(frac_reward_zero_std counts such groups): easier or harder prompts, a larger group_size or a higher "
-        "temperature make them differ",
-    )
+    slots = parts.rollout, parts.reward, advantage, update
+    return Method(*slots, resamples=options.resamples, notices=notices, explain=explain_equal_rewards)

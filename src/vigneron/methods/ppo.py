@@ -2,9 +2,10 @@
 token, and the KL to the reference in the reward.
 
 `advantage: eq_12` is the paper's A' = R − β (log π₀ − log reference) − V at each token. `gae`, as practised, has these
-as rewards a token, with R on the last, and sums what follows: with γ = λ = 1 a token then also pays for the KL of the
-tokens after it. The coefficient may adapt, by the PPO paper's rule or PGSRM's.
+as rewards a token, with R on the last, and sums what follows. The coefficient may adapt.
 """
+
+from functools import partial
 
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from vigneron.training.update import Term
 
 def build(parts: Parts, options: PpoConfig) -> Method:
     critic = token_critic(parts.policy, options.critic)
-    kl = KlPenalty(parts, options.kl)
+    kl, score = KlPenalty(parts, options.kl), partial(parts.score, critic=critic)
 
     def advantage(batch: Batch) -> Batch:
         """A from R' = R − β k1   (eq. 12): at each token by itself, or through GAE."""
@@ -42,9 +43,6 @@ def build(parts: Parts, options: PpoConfig) -> Method:
         now = score(batch)
         return {"untruncated_BT": now.untruncated_BT, "values_BT": now.values_BT}
 
-    def score(batch: Batch) -> Scores:
-        return parts.score(batch, critic=critic)
-
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −min(r·A, clip(r)·A)   (eq. 11), and λ_v (V − R)²."""
         return [
@@ -57,13 +55,7 @@ def build(parts: Parts, options: PpoConfig) -> Method:
 
     updates, minibatches = options.updates_per_step, options.minibatches
     update = parts.gradient_update(
-        score,
-        loss,
-        critic=critic,
-        updates_per_step=updates,
-        minibatches=minibatches,
-        measure=parts.kl_previous,
-        controller=kl.controller,
+        score, loss, critic, updates, minibatches, measure=parts.kl_previous, controller=kl.controller
     )
     notices = one_update_notice(updates * minibatches, ["clip_epsilon"])
     return Method(parts.rollout, parts.reward, advantage, update, critic=critic, notices=notices)

@@ -14,7 +14,7 @@ from vigneron.config import PreferenceModelConfig
 from vigneron.core.losses import preference_bce
 from vigneron.data.prompts import Row
 from vigneron.methods.terms import pair_metrics, sides
-from vigneron.policy.reward_model import scores, scores_in_parts, set_scorer_kind
+from vigneron.policy.reward_model import scores, scores_in_parts, set_reward_model_kind
 from vigneron.training.method import Method, Metrics, unchanged
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
@@ -22,7 +22,7 @@ from vigneron.training.update import Term
 
 def build(parts: Parts, options: PreferenceModelConfig) -> Method:
     policy, rollout = parts.policy, parts.rollout
-    set_scorer_kind(policy, "first_is_better")
+    set_reward_model_kind(policy, "first_is_better")
 
     def score(batch: Batch) -> Tensor:
         return scores(policy, batch)

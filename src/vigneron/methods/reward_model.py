@@ -12,7 +12,7 @@ from vigneron.config import RewardModelConfig
 from vigneron.core.losses import bradley_terry
 from vigneron.data.prompts import Row
 from vigneron.methods.terms import pair_metrics, pair_term, sides
-from vigneron.policy.reward_model import scores, scores_in_parts, set_scorer_kind
+from vigneron.policy.reward_model import scores, scores_in_parts, set_reward_model_kind
 from vigneron.training.method import Method, Metrics, unchanged
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
@@ -20,7 +20,7 @@ from vigneron.training.update import Term
 
 def build(parts: Parts, options: RewardModelConfig) -> Method:
     policy, rollout = parts.policy, parts.rollout
-    set_scorer_kind(policy, "reward")
+    set_reward_model_kind(policy, "reward")
 
     def score(batch: Batch) -> Tensor:
         return scores(policy, batch)

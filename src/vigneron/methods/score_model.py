@@ -13,7 +13,7 @@ from vigneron.batch import Batch
 from vigneron.config import ScoreModelConfig
 from vigneron.core.losses import preference_bce
 from vigneron.data.prompts import Row
-from vigneron.policy.reward_model import scores, scores_in_parts, set_scorer_kind
+from vigneron.policy.reward_model import scores, scores_in_parts, set_reward_model_kind
 from vigneron.training.method import Method, Metrics, unchanged
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
@@ -21,7 +21,7 @@ from vigneron.training.update import Term
 
 def build(parts: Parts, options: ScoreModelConfig) -> Method:
     policy, rollout = parts.policy, parts.rollout
-    set_scorer_kind(policy, "reward")
+    set_reward_model_kind(policy, "reward")
 
     def wanted(batch: Batch) -> Tensor:
         return torch.tensor(batch.samples.columns[options.score], device=batch.samples.completion_BT.device)

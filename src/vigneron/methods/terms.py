@@ -49,18 +49,30 @@ def entropy_bonus(now: Scores, coefficient: float, mode: AggregateMode) -> list[
     return [Term("loss/entropy", now.entropy_BT, -coefficient, mode)] if coefficient else []
 
 
-def options_without_effect(clip_epsilon: float | None, options: KlConfig) -> list[str]:
-    """Options that compare π₁ with π₀."""
-    clipping = ["clip_epsilon"] * (clip_epsilon is not None)
-    return clipping + ["kl.against: previous"] * (options.against == "previous" and options.estimator != "k1")
-
-
 def one_update_notice(updates_per_step: int, without_effect: Sequence[str]) -> tuple[str, ...]:
     """With one update a step π₁ is π₀, and options that compare the two do nothing."""
     if updates_per_step > 1 or not without_effect:
         return ()
     names = " and ".join(without_effect)
     return (f"one update a step: the trained policy is the one that sampled, so {names} has no effect",)
+
+
+def clip_notice(updates_per_step: int, clip_epsilon: float | None, kl: KlConfig) -> tuple[str, ...]:
+    """The same, for the ratio's clipping and a KL to the policy that sampled."""
+    clipping = ["clip_epsilon"] * (clip_epsilon is not None)
+    previous = ["kl.against: previous"] * (kl.against == "previous" and kl.estimator != "k1")
+    return one_update_notice(updates_per_step, clipping + previous)
+
+
+def explain_equal_rewards(metrics: Metrics) -> tuple[str, ...]:
+    """Why a step trains nothing if no group has two different rewards."""
+    if metrics.get("frac_reward_zero_std") != 1.0:
+        return ()
+    return (
+        "in no group of this step do two rewards differ, so every advantage is 0 and the step trains nothing "
+        "(frac_reward_zero_std counts such groups): easier or harder prompts, a larger group_size or a higher "
+        "temperature make them differ",
+    )
 
 
 def sides(values_B: Tensor) -> tuple[Tensor, Tensor]:

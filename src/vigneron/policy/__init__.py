@@ -1,1 +1,1 @@
-"""The child: loading it, running it, its reference and its critic."""
+"""The trained model: loading, forward passes, log-probs, chat templates, reference, critic, reward models."""

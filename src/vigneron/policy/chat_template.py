@@ -1,7 +1,7 @@
-"""Chat templates, rendered where they can do no harm: they come with a model, from whoever made it.
+"""Render chat templates, which come with a model and are not trusted, in a separate process.
 
-transformers' sandbox keeps a template from Python, but not from running for ever or filling the memory. So it works in
-a process of its own, with limits of time, memory and size, and without the environment's secrets.
+transformers' sandbox keeps a template from Python, but not from running forever or filling the memory. The process has
+limits of time, memory and output size, and does not see the environment's secrets.
 """
 
 import atexit
@@ -21,70 +21,70 @@ from vigneron.errors import UserError
 
 LONGEST_TEMPLATE = 200_000
 LONGEST_TEXT = 20_000_000
-"""Characters; a row's own texts are shorter than half of it."""
+"""Characters; the texts of a data row are shorter than half of it."""
 CPU_SECONDS = 5.0
-"""For one conversation."""
+"""Per conversation."""
 CLOCK_SECONDS = 300.0
 MEMORY = 2**30
-KEPT = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT")
-"""What the process sees of the environment."""
+KEPT_VARIABLES = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT")
+"""Environment variables that the process sees."""
 
 
-class Refused(Exception):
-    """A template's own words, or what it did too much of."""
+class TemplateError(Exception):
+    """A template raised an error, or exceeded a limit."""
 
 
 class _Renderer:
-    """One process for all templates, begun when it is first needed and again where one was ended."""
+    """One process for all templates, started on first use and restarted if it was killed."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, asked: bytes) -> str:
+    def render(self, request: bytes) -> str:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                self._begin()
-            said = self._asked(asked)
-        if said is None:
-            raise Refused("it takes too long")
-        if "error" in said:
-            raise Refused(said["error"])
-        return str(said["text"])
+                self._start()
+            response = self._send(request)
+        if response is None:
+            raise TemplateError("it takes too long")
+        if "error" in response:
+            raise TemplateError(response["error"])
+        return str(response["text"])
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self.close()
         limits = (CPU_SECONDS, MEMORY, LONGEST_TEXT)
-        inside = str(Path(__file__).with_name("chat_template_worker.py"))
-        command = [sys.executable, "-P", inside, *(str(limit) for limit in limits)]
-        env = {name: os.environ[name] for name in KEPT if name in os.environ} | {"USE_TORCH": "0"}
+        worker = str(Path(__file__).with_name("chat_template_worker.py"))
+        command = [sys.executable, "-P", worker, *(str(limit) for limit in limits)]
+        env = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ} | {"USE_TORCH": "0"}
         pipe = subprocess.PIPE
-        # A session of its own: Ctrl-C lets the step that is under way come to its end.
+        # A new session: Ctrl-C must not reach it, so that the current step can finish.
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env, start_new_session=True
         )
         if self._read() is None:
             self.close()
-            raise UserError("the process that renders chat templates does not start: is transformers installed whole?")
+            raise UserError("the process that renders chat templates does not start: check that transformers imports")
 
-    def _asked(self, asked: bytes) -> dict[str, Any] | None:
+    def _send(self, request: bytes) -> dict[str, Any] | None:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(asked)
+            self._process.stdin.write(request)
             self._process.stdin.flush()
-            said = self._read()
-        except BaseException as error:  # Ctrl-C too: half an answer must not be taken for the next one's
+            response = self._read()
+        except BaseException as error:  # Ctrl-C too: the rest of this response must not be read as the next one
             self.close()
             if isinstance(error, OSError):
                 return None
             raise
-        if said is None:
+        if response is None:
             self.close()
-        return said
+        return response
 
     def _read(self) -> dict[str, Any] | None:
-        """A whole line, or nothing where the process ended or does not answer."""
+        """A response line; None if the process has exited or does not answer."""
         assert self._process is not None
         assert self._process.stdout is not None
         handle, line = self._process.stdout.fileno(), bytearray()
@@ -95,8 +95,8 @@ class _Renderer:
             if not piece:
                 return None
             line += piece
-        said: dict[str, Any] = json.loads(line)
-        return said
+        response: dict[str, Any] = json.loads(line)
+        return response
 
     def close(self) -> None:
         if self._process is not None:
@@ -112,20 +112,20 @@ _RENDERER = _Renderer()
 atexit.register(_RENDERER.close)
 
 
-def rendered_prompt(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
-    """As `tokenizer.apply_chat_template` writes it, up to where the answer begins."""
+def render_prompt(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The result of `tokenizer.apply_chat_template` with `add_generation_prompt`."""
     try:
         template = tokenizer.get_chat_template()
         values = {"add_generation_prompt": True, **tokenizer.special_tokens_map}
-        asked = json.dumps({"template": template, "messages": list(messages), "values": values}, default=str)
-    except Exception as error:  # the edge to somebody's tokenizer: it can fail in any way
-        raise Refused(str(error) or type(error).__name__) from error
+        request = json.dumps({"template": template, "messages": list(messages), "values": values}, default=str)
+    except Exception as error:  # an external tokenizer can fail in any way
+        raise TemplateError(str(error) or type(error).__name__) from error
     if not isinstance(template, str) or len(template) > LONGEST_TEMPLATE:
-        raise Refused(f"it is no text of up to {LONGEST_TEMPLATE} characters")
-    return _kept(asked)
+        raise TemplateError(f"it is not a text of up to {LONGEST_TEMPLATE} characters")
+    return _render(request)
 
 
 @lru_cache(maxsize=4096)
-def _kept(asked: str) -> str:
-    """Prompts come again with every epoch."""
-    return _RENDERER.render(asked.encode() + b"\n")
+def _render(request: str) -> str:
+    """Cached: prompts repeat in every epoch."""
+    return _RENDERER.render(request.encode() + b"\n")

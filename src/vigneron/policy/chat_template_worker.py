@@ -1,7 +1,7 @@
-"""The process in which chat templates are rendered, with limits of its own. Run as a script: it imports no Vigneron.
+"""The process that renders chat templates within limits. Run as a script; does not import Vigneron.
 
-A line of JSON in, a line of JSON out: `template`, `messages` and `values`, then `text` or `error`. What takes too long
-ends the process; what takes too much memory is an error.
+Reads lines of JSON with `template`, `messages` and `values`; answers each with a line of JSON with `text` or `error`.
+A template that takes too long ends the process; one that takes too much memory is an error.
 """
 
 import json
@@ -17,28 +17,29 @@ def main(seconds: float, memory: int, longest: int) -> None:
 
     if os.path.exists("/proc/self/statm"):
         with open("/proc/self/statm") as file:
-            most = int(file.read().split()[0]) * resource.getpagesize() + memory
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # nothing is written to any file
-    say({"ready": True})
+            limit = int(file.read().split()[0]) * resource.getpagesize() + memory
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can be written
+    respond({"ready": True})
     for line in sys.stdin:
         given = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU, so that a busy machine refuses nothing
-        said: dict[str, Any]
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # CPU time, so that a busy machine makes no difference
+        response: dict[str, Any]
         try:
             texts: Any = render_jinja_template([given["messages"]], chat_template=given["template"], **given["values"])
             text = texts[0][0]
-            said = {"text": text} if len(text) <= longest else {"error": f"it writes more than {longest} characters"}
+            too_long = {"error": f"it writes more than {longest} characters"}
+            response = {"text": text} if len(text) <= longest else too_long
         except MemoryError:
-            said = {"error": "it takes too much memory"}
-        except Exception as error:  # the edge to somebody's template: it can fail in any way
-            said = {"error": str(error)[:2000] or type(error).__name__}
+            response = {"error": "it takes too much memory"}
+        except Exception as error:  # an external template can fail in any way
+            response = {"error": str(error)[:2000] or type(error).__name__}
         signal.setitimer(signal.ITIMER_PROF, 0)
-        say(said)
+        respond(response)
 
 
-def say(said: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(said) + "\n")
+def respond(response: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(response) + "\n")
     sys.stdout.flush()
 
 

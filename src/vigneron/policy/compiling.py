@@ -1,4 +1,4 @@
-"""torch.compile where it pays: on a CUDA device that has Triton, for functions and layers whose shapes repeat."""
+"""torch.compile for functions and decoder layers on a CUDA device with Triton."""
 
 from collections.abc import Callable
 from functools import cache, wraps
@@ -23,17 +23,17 @@ def has_triton() -> bool:
 
 
 def set_compiling(enabled: bool) -> None:
-    """Whether `compiled_on_gpu` functions are compiled from now on: a run's choice (`model.compile`)."""
+    """Turn the compilation of `compiled_on_gpu` functions on or off (`model.compile`)."""
     _state["enabled"] = enabled
     if enabled:
         import torch._dynamo
 
-        # Layers share their code, and have a compiled form for sampling, for training and for the reference.
+        # Layers share one code object, compiled separately for sampling, training and the reference.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
 
 
 def compiled_on_gpu(function: Function) -> Function:
-    """The function, compiled when compiling is on and its first argument is on a CUDA device."""
+    """A decorator: uses the compiled function if compilation is on and the first argument is on a CUDA device."""
     compiled: Any = None
 
     @wraps(function)
@@ -49,15 +49,14 @@ def compiled_on_gpu(function: Function) -> Function:
 
 
 def compile_layers(model: Any) -> None:
-    """Each decoder layer by itself: they share one compiled graph, which takes seconds where the whole takes minutes.
-
-    In place, and without a wrapper: names of weights stay.
-    """
+    """Compile each decoder layer separately, in place: layers share one compiled graph, which takes seconds, where the
+    whole model takes minutes. The names of weights do not change."""
     for layer in decoder_layers(model):
         layer.compile()
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
+    """The first module list with as many entries as the config has layers; empty if there is none."""
     count = getattr(model.config, "num_hidden_layers", None)
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:

@@ -1,7 +1,7 @@
-"""CUDA graphs of functions that work on tensors which stay where they are; elsewhere the functions themselves.
+"""CUDA graphs of functions on tensors with fixed addresses; on other devices the functions run directly.
 
-A graph is replayed by one launch where the function takes a thousand. All graphs of a device lie in one pool of memory:
-what one leaves there the next may overwrite, so a result is used before another graph is replayed.
+Replaying a graph is one launch where the function makes a thousand. All graphs of a device share one memory pool and
+may overwrite each other's results, so a result must be used before another graph is replayed.
 """
 
 from collections import OrderedDict
@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Each kept shape holds its inputs and its result: beyond so many, the one that was longest unused goes.
-MOST_SHAPES = 24
+# Each shape keeps its inputs and its result in memory: the least recently used one is dropped beyond this number.
+MAX_SHAPES = 24
 
 
-def rounded_up(number: int, step: int) -> int:
+def round_up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-def repeatable(count: int, *, per_doubling: int = 4, smallest_step: int = 1) -> int:
-    """Rounded up to one of few numbers, so many a doubling: shapes made of them come again, and can be graphs."""
-    return rounded_up(count, max(smallest_step, 2 ** (count.bit_length() - 1) // per_doubling))
+def round_to_bucket(count: int, *, per_doubling: int = 4, smallest_step: int = 1) -> int:
+    """Round up to one of `per_doubling` sizes between powers of two, so that shapes repeat and can be graphs."""
+    return round_up(count, max(smallest_step, 2 ** (count.bit_length() - 1) // per_doubling))
 
 
-class Graphs:
+class CudaGraphs:
     """One graph for each key."""
 
     def __init__(self, device: torch.device) -> None:
@@ -40,28 +40,28 @@ class Graphs:
         self._calls.clear()
         self._seen.clear()
 
-    def stepped(self, key: Hashable, step: Callable[[], None], state: Sequence[Tensor]) -> None:
-        """`step()` changes `state` in place. Captured at its first call, which leaves one step's worth of change."""
+    def run_step(self, key: Hashable, step: Callable[[], None], state: Sequence[Tensor]) -> None:
+        """Run `step()`, which changes `state` in place, once. It is captured at its first call."""
         if not self.available:
             step()
             return
         if key not in self._steps:
             before = [tensor.clone() for tensor in state]
             warm_up(step, self._device)
-            for tensor, value in zip(state, before, strict=True):  # warming up has moved it
+            for tensor, value in zip(state, before, strict=True):  # undo the changes of the warm-up
                 tensor.copy_(value)
-            self._steps[key], _ = captured(step, self._device)
+            self._steps[key], _ = capture(step, self._device)
         self._steps[key].replay()
 
-    def replayed(self, key: Hashable, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Tensor:
-        """`function(*inputs)`. What is called under a key for the second time is captured."""
+    def run(self, key: Hashable, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Tensor:
+        """`function(*inputs)`, captured at the second call with the same key."""
         if not self.available or key not in self._seen:
             self._seen.add(key)
             return function(*(tensor.to(self._device) for tensor in inputs))
         if key not in self._calls:
             buffers = [tensor.to(self._device).clone() for tensor in inputs]
             warm_up(lambda: function(*buffers), self._device)
-            graph, result = captured(lambda: function(*buffers), self._device)
+            graph, result = capture(lambda: function(*buffers), self._device)
             _keep(self._calls, key, (graph, buffers, result))
         self._calls.move_to_end(key)
         graph, buffers, result = self._calls[key]
@@ -71,10 +71,10 @@ class Graphs:
 
 
 class GraphedTrunk:
-    """A model's trunk with one graph for the pass forward and one for the pass back, for each shape of its inputs.
+    """A model's trunk with one graph for the forward pass and one for the backward pass, for each input shape.
 
-    The pass back adds to the weights' gradients itself, into buffers that stay. It is recorded on stand-ins that share
-    the weights' memory: what autograd knows of the weights themselves belongs to another stream.
+    The backward pass accumulates gradients into fixed buffers. It is recorded on stand-in parameters that share the
+    weights' memory, because the autograd state of the weights themselves belongs to another stream.
     """
 
     def __init__(self, forward: Callable[..., Tensor], weights: dict[str, nn.Parameter]) -> None:
@@ -100,7 +100,7 @@ class GraphedTrunk:
         return _Replay.apply(self._hook, shape, self)
 
     def attach_gradients(self) -> None:
-        """Make our buffers the weights' gradients, with what is in those already."""
+        """Make the buffers the weights' `.grad`, keeping gradients accumulated elsewhere."""
         fresh = []
         for weight, buffer in zip(self._weights, self.buffers, strict=True):
             if weight.grad is None:
@@ -126,15 +126,15 @@ class _Shape:
             torch.autograd.grad(hidden, leaves, torch.zeros_like(hidden), allow_unused=True)
 
         warm_up(both, device)
-        self.forward, hidden = captured(forward, device)
+        self.forward, hidden = capture(forward, device)
         self.to_hidden = torch.zeros_like(hidden)
 
         def back() -> None:
-            found = torch.autograd.grad(hidden, leaves, self.to_hidden, allow_unused=True)
-            pairs = [(buffer, grad) for buffer, grad in zip(trunk.buffers, found, strict=True) if grad is not None]
+            grads = torch.autograd.grad(hidden, leaves, self.to_hidden, allow_unused=True)
+            pairs = [(buffer, grad) for buffer, grad in zip(trunk.buffers, grads, strict=True) if grad is not None]
             torch._foreach_add_([buffer for buffer, _ in pairs], [grad for _, grad in pairs])
 
-        self.backward, _ = captured(back, device)
+        self.backward, _ = capture(back, device)
         self.hidden = hidden.detach()
 
 
@@ -155,12 +155,12 @@ class _Replay(torch.autograd.Function):
 
 def _keep(kept: OrderedDict[Hashable, Any], key: Hashable, graph: Any) -> None:
     kept[key] = graph
-    while len(kept) > MOST_SHAPES:
+    while len(kept) > MAX_SHAPES:
         kept.popitem(last=False)
 
 
 def warm_up(function: Callable[[], Any], device: torch.device) -> None:
-    """Twice on a side stream: compiles, allocates, chooses kernels."""
+    """Call the function twice on a side stream, to compile, allocate and choose kernels."""
     stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -169,7 +169,7 @@ def warm_up(function: Callable[[], Any], device: torch.device) -> None:
     torch.cuda.current_stream(device).wait_stream(stream)
 
 
-def captured(function: Callable[[], Any], device: torch.device) -> tuple[Any, Any]:
+def capture(function: Callable[[], Any], device: torch.device) -> tuple[Any, Any]:
     graph, pool = torch.cuda.CUDAGraph(), _pool(device)
     with torch.cuda.graph(graph, pool=pool, stream=_stream(device), capture_error_mode="thread_local"):
         result = function()
@@ -183,7 +183,7 @@ def _pool(device: torch.device) -> Any:
 
 @cache
 def _stream(device: torch.device) -> Any:
-    """One for all warming up and capturing: autograd remembers on which stream it met a tensor."""
+    """One stream for all warm-ups and captures: autograd remembers the stream of a tensor."""
     return torch.cuda.Stream(device)
 
 

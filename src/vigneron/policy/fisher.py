@@ -1,7 +1,7 @@
 """Products with the Fisher matrix of a policy, the curvature of KL(π₀ ‖ π₁) at π₁ = π₀, without building it.
 
-F = (1/N) Σ Jᵀ (diag p − p pᵀ) J over N tokens, J being the Jacobian of a token's logits: two passes back and one
-forward product by differentiating twice, exact but for rounding.
+F = (1/N) Σ Jᵀ (diag p − p pᵀ) J over N tokens, where J is the Jacobian of a token's logits. Takes two backward passes
+and one Jacobian-vector product by double differentiation; exact up to rounding.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from vigneron.policy.model import Policy
 from vigneron.policy.packing import lay_out
 from vigneron.policy.rank_batches import rank_microbatches
 
-# Logits of so many tokens are kept several times over: fewer than a plain pass takes at once.
-MOST_TOKENS = 1024
+# Tokens per pass: several copies of their logits are kept in memory.
+MAX_TOKENS = 1024
 
 
 def fisher_product(
     policy: Policy, batch: Batch, vector_P: Float[Tensor, " P"], *, sampling: Sampling, tokens_at_once: int
 ) -> Float[Tensor, " P"]:
-    """F · vector, over all trainable weights in their order, of the tokens that are trained on."""
+    """F · vector over all trainable weights in their order, for the trained tokens of the batch."""
     weights = [weight for _, weight in policy.trainable()]
     vectors = [
         part.view_as(weight) for part, weight in zip(vector_P.split([w.numel() for w in weights]), weights, strict=True)
@@ -33,9 +33,9 @@ def fisher_product(
     count = int(batch.trained_BT.sum())
     total_P = torch.zeros_like(vector_P)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
-        for part in rank_microbatches(batch, min(tokens_at_once, MOST_TOKENS)):
+        for part in rank_microbatches(batch, min(tokens_at_once, MAX_TOKENS)):
             total_P += _part_product(policy, part, sampling, weights, vectors, count)
-    return total_P if batch.packing.owners is None else ranks.summed(total_P)
+    return total_P if batch.packing.owners is None else ranks.all_reduce_sum(total_P)
 
 
 def _part_product(
@@ -56,13 +56,13 @@ def _part_product(
     (pushed_NV,) = torch.autograd.grad(inner, u_NV, retain_graph=True)
     p_NV = logits_NV.detach().softmax(-1)
     weighted_NV = p_NV * (pushed_NV - (p_NV * pushed_NV).sum(-1, keepdim=True)) / count
-    found = torch.autograd.grad(logits_NV, weights, weighted_NV, allow_unused=True)
-    flat = [torch.zeros_like(w) if g is None else g for g, w in zip(found, weights, strict=True)]
+    grads = torch.autograd.grad(logits_NV, weights, weighted_NV, allow_unused=True)
+    flat = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, weights, strict=True)]
     return torch.cat([g.flatten() for g in flat])
 
 
 def _trained_logits(policy: Policy, part: Batch, sampling: Sampling) -> Float[Tensor, "N V"]:
-    """Logits over the temperature at the tokens that are trained on, in a graph that can be differentiated twice."""
+    """Logits / temperature at the trained tokens, in a graph that can be differentiated twice."""
     layout = lay_out(part, policy.pad_id, policy.device)
     hidden_RSH = policy.trunk(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS)
     trained_N = part.trained_BT.flatten()[layout.into_N]

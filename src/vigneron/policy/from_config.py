@@ -1,4 +1,4 @@
-"""The model that a run trains, as its config asks for it."""
+"""Load the model that a run trains from its config."""
 
 import random
 from typing import Any
@@ -9,14 +9,14 @@ import torch
 from vigneron.config import Config
 from vigneron.policy.load import Lora, load_policy
 from vigneron.policy.model import Policy
-from vigneron.policy.reward_model import load_scorer
+from vigneron.policy.reward_model import load_reward_model
 
 
-def load_child(config: Config, *, shared: bool = False) -> Policy:
-    """`shared`: for `shard_policy`, as in `load_policy`."""
+def policy_from_config(config: Config, *, shared: bool = False) -> Policy:
+    """The policy or reward model of `config.model`. `shared` as in `load_policy`."""
     model = config.model
     if config.method.trains == "scorer":
-        return load_scorer(
+        return load_reward_model(
             model.name,
             start=True,
             seed=config.seed,
@@ -45,7 +45,7 @@ def load_child(config: Config, *, shared: bool = False) -> Policy:
 
 
 def seed_everything(seed: int) -> None:
-    """Our own draws are keyed; this is for an adapter's first weights, and for a user's reward."""
+    """Seed Python, NumPy and torch: for the initial weights of adapters and for user rewards. Sampling is keyed."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -1,7 +1,7 @@
-"""The head over completion positions: log-prob of the chosen token, entropy, and the exact KL to a reference.
+"""The fused LM head at completion positions: log-prob of the chosen token, entropy, and the exact KL to a reference.
 
-Tokens go through in chunks and logits are computed again in the backward pass, so that [B, T, V] never exists. The
-gradient with respect to the logits z (p = softmax z) is written out instead of taped:
+Tokens are processed in chunks and logits are recomputed in the backward pass, so that [B, T, V] is never materialized.
+The gradient with respect to the logits z (p = softmax z) is computed in closed form instead of by autograd:
 
     ∂ log p_c / ∂z_v = 1[v = c] − p_v
     ∂ H / ∂z_v       = −p_v (log p_v + H)                  H  = −Σ p log p
@@ -23,7 +23,7 @@ HEAD_CHUNK = 1024
 
 @dataclass(frozen=True)
 class Head:
-    """A linear head without bias: logits = states · weightᵀ, the product in `compute_dtype`, its sums in float32."""
+    """A linear head without bias: logits = states · weightᵀ, computed in `compute_dtype`, accumulated in float32."""
 
     weight_VH: Float[Tensor, "V H"]
     compute_dtype: torch.dtype
@@ -45,24 +45,25 @@ def token_statistics(
     *,
     from_other: bool = False,
 ) -> TokenStatistics:
-    """Of softmax(logits / temperature); with `other` and its states, also KL(this ‖ other), or KL(other ‖ this)."""
+    """Statistics of softmax(logits / temperature); with `other` and its states, also KL(this ‖ other), or
+    KL(other ‖ this) if `from_other`."""
     other_VH = other.weight_VH if other is not None else None
-    found = _Statistics.apply(
+    chosen_N, entropy_N, kl_N = _Statistics.apply(
         hidden_NH, head.weight_VH, ids_N, temperature, head.compute_dtype, other_NH, other_VH, from_other
     )
-    return TokenStatistics(found[0], found[1], found[2] if other is not None else None)
+    return TokenStatistics(chosen_N, entropy_N, kl_N if other is not None else None)
 
 
-def wide_product(left: Float[Tensor, "N K"], right: Float[Tensor, "K M"]) -> Float[Tensor, "N M"]:
-    """A product of bfloat16 matrices with its float32 sums kept: a logit of 20 in bfloat16 is off by up to 0.06."""
-    return _WideProduct.apply(left, right) if torch.is_grad_enabled() else _wide_product(left, right)
+def matmul_fp32(left: Float[Tensor, "N K"], right: Float[Tensor, "K M"]) -> Float[Tensor, "N M"]:
+    """A matrix product with a float32 result for bfloat16 inputs: a logit of 20 in bfloat16 is off by up to 0.06."""
+    return _MatmulFp32.apply(left, right) if torch.is_grad_enabled() else _matmul_fp32(left, right)
 
 
-class _WideProduct(torch.autograd.Function):
+class _MatmulFp32(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
         ctx.save_for_backward(left, right)
-        return _wide_product(left, right)
+        return _matmul_fp32(left, right)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,7 +72,7 @@ class _WideProduct(torch.autograd.Function):
         return grad @ right.t(), left.t() @ grad
 
 
-def _wide_product(left: Tensor, right: Tensor) -> Tensor:
+def _matmul_fp32(left: Tensor, right: Tensor) -> Tensor:
     if left.dtype in (torch.bfloat16, torch.float16):
         if left.is_cuda:
             return torch.mm(left, right, out_dtype=torch.float32)
@@ -98,13 +99,13 @@ class _Statistics(torch.autograd.Function):
             other_NH, other_VH = other_NH.to(dtype), other_VH.to(dtype)
         parts = []
         for at in _chunks(len(ids_N)):
-            logits_NV = wide_product(hidden_NH[at], cast_VH.t())
-            others_NV = wide_product(other_NH[at], other_VH.t()) if other_NH is not None else None  # type: ignore[union-attr]
+            logits_NV = matmul_fp32(hidden_NH[at], cast_VH.t())
+            others_NV = matmul_fp32(other_NH[at], other_VH.t()) if other_NH is not None else None  # type: ignore[union-attr]
             parts.append(_forward_statistics(logits_NV, ids_N[at], temperature, others_NV, from_other))
-        found = [torch.cat(values) for values in zip(*parts, strict=True)]
-        chosen_N, entropy_N, log_sum_N = found[:3]
-        kl_N, other_log_sum_N = found[3:] if other_NH is not None else (torch.zeros_like(chosen_N), None)
-        # One chunk is small enough to keep; more are computed again.
+        statistics = [torch.cat(values) for values in zip(*parts, strict=True)]
+        chosen_N, entropy_N, log_sum_N = statistics[:3]
+        kl_N, other_log_sum_N = statistics[3:] if other_NH is not None else (torch.zeros_like(chosen_N), None)
+        # A single chunk of logits is small enough to keep; several are recomputed.
         kept_NV = logits_NV if len(parts) == 1 else None
         ctx.save_for_backward(
             hidden_NH, weight_VH, ids_N, entropy_N, log_sum_N, kl_N, other_NH, other_VH, other_log_sum_N, kept_NV
@@ -123,10 +124,10 @@ class _Statistics(torch.autograd.Function):
         to_hidden_NH = torch.empty_like(hidden_NH)
         to_weight_VH = torch.zeros_like(weight_VH) if ctx.needs_input_grad[1] else None
         for at in _chunks(len(ids_N)):
-            logits_NV = kept_NV if kept_NV is not None else wide_product(hidden_NH[at], cast_VH.t())
+            logits_NV = kept_NV if kept_NV is not None else matmul_fp32(hidden_NH[at], cast_VH.t())
             others: tuple[Tensor, ...] = ()
             if other_NH is not None and grads[2] is not None:
-                others = (wide_product(other_NH[at], other_VH.t()), other_log_sum_N[at], kl_N[at], to_kl_N[at])
+                others = (matmul_fp32(other_NH[at], other_VH.t()), other_log_sum_N[at], kl_N[at], to_kl_N[at])
             to_logits_NV = _logit_gradient(
                 logits_NV,
                 ids_N[at],
@@ -138,7 +139,7 @@ class _Statistics(torch.autograd.Function):
             )
             to_hidden_NH[at] = to_logits_NV @ cast_VH
             if to_weight_VH is not None:
-                to_weight_VH += wide_product(to_logits_NV.t(), hidden_NH[at])
+                to_weight_VH += matmul_fp32(to_logits_NV.t(), hidden_NH[at])
         return to_hidden_NH, to_weight_VH, None, None, None, None, None, None
 
 

@@ -1,4 +1,4 @@
-"""Loading a child: a hub id, a folder, or a bundled model."""
+"""Load a model to train: a hub id, a folder, or a bundled model."""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 
 from vigneron.distributed import ranks
-from vigneron.errors import UserError
-from vigneron.files import parsed_json, user_path
+from vigneron.errors import UserError, first_line
+from vigneron.files import parse_json, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights, quiet_transformers
-from vigneron.policy.chat import mint
+from vigneron.policy.chat import add_chat_tokens
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
 from vigneron.policy.model import Policy, Reference, check_head
 from vigneron.policy.packing import can_share_prompts
@@ -30,9 +30,9 @@ class Lora:
 def resolve_device(device: str) -> torch.device:
     if device != "auto":
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise UserError(f"model.device: '{device}' asked for, but torch sees no CUDA device (try device: auto)")
+            raise UserError(f"model.device: '{device}' is set, but torch sees no CUDA device (try device: auto)")
         if device == "mps" and not torch.backends.mps.is_available():
-            raise UserError("model.device: 'mps' asked for, but torch sees no Apple GPU (try device: auto)")
+            raise UserError("model.device: 'mps' is set, but torch sees no Apple GPU (try device: auto)")
         return torch.device(device)
     if torch.cuda.is_available():
         return torch.device("cuda")
@@ -40,9 +40,9 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_compute_dtype(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
-    """Weights are float32 masters always; this is what the matrix products run in.
+    """The dtype of matrix products; the weights are always float32 master weights.
 
-    auto: bfloat16 where the hardware has it, else float32 (emulated, as on most CPUs, it is about 100× slower).
+    auto: bfloat16 if the hardware supports it, else float32 (emulated bfloat16 is about 100× slower).
     """
     if dtype == "auto":
         return torch.bfloat16 if has_bfloat16(device) else torch.float32
@@ -50,14 +50,14 @@ def resolve_compute_dtype(dtype: Literal["auto", "float32", "bfloat16"], device:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """As the hardware says: a time that is taken would make two runs of one recipe differ."""
+    """As reported by the hardware. Not measured: timings would make two runs of one recipe differ."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def model_source(name: str, key: str = "model") -> str:
-    """What transformers is given for a model's name; `key` is where the config names it."""
+    """The folder or hub id that transformers loads for a model's name; `key` is its config key."""
     check_model_name(name, key)
     if name in BUNDLED_MODELS:
         return str(bundled_model_folder(name))
@@ -66,28 +66,28 @@ def model_source(name: str, key: str = "model") -> str:
 
 
 def check_model_name(name: str, key: str = "model") -> None:
-    """Refuse what cannot be a model, without loading it; whether a hub id is there shows when it is loaded."""
+    """Raise for names that cannot be a model, without loading it. Hub ids are not looked up."""
     if name in BUNDLED_MODELS:
         bundled_weights(name)
         return
     path = user_path(name)
     if path.is_dir():
         if (path / "adapter_config.json").is_file():
-            raise UserError(f"{key}: '{name}' holds an adapter, not a model: name its base, and set model.lora")
+            raise UserError(f"{key}: '{name}' is an adapter, not a model: give its base model and set model.lora")
         if not (path / "config.json").is_file():
             raise UserError(f"{key}: the folder '{name}' has no config.json: it is not a transformers model")
-        _refuse_endless(path / "config.json", f"{key}: '{name}'")
+        _check_layer_count(path / "config.json", f"{key}: '{name}'")
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"{key}: '{name}' is not a folder")
     elif near := get_close_matches(name, BUNDLED_MODELS, n=1, cutoff=0.8):
-        raise UserError(f"{key}: there is no '{name}' (did you mean '{near[0]}'?)")
+        raise UserError(f"{key}: unknown model '{name}' (did you mean '{near[0]}'?)")
 
 
-def _refuse_endless(file: Path, where: str) -> None:
-    """transformers would build as many layers as a config claims; whatever else is wrong with it shows when loaded."""
+def _check_layer_count(file: Path, where: str) -> None:
+    """transformers would build as many layers as a config claims. Other faults of the file show when it is loaded."""
     try:
         with file.open("rb") as opened:
-            config = parsed_json(opened.read(LARGEST_CONFIG))
+            config = parse_json(opened.read(LARGEST_CONFIG))
     except (OSError, ValueError):
         return
     parts = [part for part in (config, *config.values()) if isinstance(part, dict)] if isinstance(config, dict) else []
@@ -108,15 +108,15 @@ def load_policy(
     trust_remote_code: bool = False,
     shared: bool = False,
 ) -> Policy:
-    """Load weights as float32 masters, dropout off. Pickle weights and remote code are refused unless allowed.
+    """Load float32 master weights, with dropout off. Pickled weights and remote code are refused unless allowed.
 
-    `shared`: for ranks that will share the weights. The first one has them on its host, the others their shapes alone.
+    `shared`: for sharding. Rank 0 loads the weights into host memory, the other ranks only their shapes.
     """
     where = resolve_device(device)
-    blank = shared and not ranks.is_first()
+    blank = shared and not ranks.is_rank0()
     model, tokenizer = _load_pretrained(name, blank, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if chat == "minted":
-        mint(model, tokenizer)
+        add_chat_tokens(model, tokenizer)
     if lora is not None:
         model = _add_lora(model, lora)
     model.eval()
@@ -134,16 +134,16 @@ def load_policy(
 
 
 def checkpoint_activations(policy: Policy) -> None:
-    """Less memory for more time."""
+    """Turn on gradient checkpointing: less memory, more time."""
     _remove_dropout(policy.model)
     policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     policy.activation_checkpointing = True
 
 
 def speed_up(policy: Policy, reference: Reference, *, graphs: bool, compiled: bool) -> None:
-    """Graphs and torch.compile for a policy and its reference, where the device has them.
+    """Turn on CUDA graphs and torch.compile for a policy and its reference, if the device supports them.
 
-    Activation checkpointing goes without graphs: it computes the pass back in another order than it was recorded.
+    No graphs with activation checkpointing: its backward pass runs in another order than recorded.
     """
     on_gpu = policy.device.type == "cuda"
     policy.compiled = compiled and can_compile(policy.device)
@@ -155,23 +155,23 @@ def speed_up(policy: Policy, reference: Reference, *, graphs: bool, compiled: bo
 
 
 def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torch.dtype = torch.float32) -> Policy:
-    """A policy of a model in memory. Every end id that model, generation config or tokenizer names counts."""
+    """A policy from a model in memory. Its end tokens are those of the model, generation config and tokenizer."""
     config = model.config
     generation = getattr(model, "generation_config", None)
     ends: set[int] = set()
     for source in (config, generation, tokenizer):
         ids = getattr(source, "eos_token_id", None)
-        found = ids if isinstance(ids, list | tuple) else [] if ids is None else [ids]
-        if not all(isinstance(one, int) for one in found):
-            raise UserError(f"model: its eos_token_id is {ids!r}: it should be a token's id, or a list of them")
-        ends |= set(found)
+        listed = ids if isinstance(ids, list | tuple) else [] if ids is None else [ids]
+        if not all(isinstance(one, int) for one in listed):
+            raise UserError(f"model: its eos_token_id is {ids!r}: expected a token id or a list of them")
+        ends |= set(listed)
     pad = getattr(tokenizer, "pad_token_id", None)
     pad = pad if pad is not None else min(ends, default=0)
     return Policy(model, tokenizer, frozenset(ends), pad, device, dtype)
 
 
 def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote_code: bool) -> tuple[Any, Any]:
-    """`blank`: on `meta`, where no weight is read, and buffers have no values either."""
+    """`blank`: on the meta device, without reading weights."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     source = model_source(name)
@@ -180,7 +180,7 @@ def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source, **options)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
-            tokenizer("a")  # its settings may be of any type, and are used here for the first time
+            tokenizer("a")  # invalid settings fail on first use
             model = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=config,
@@ -189,21 +189,16 @@ def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote
                 device_map="meta" if blank else None,
                 **options,
             )
-    except Exception as error:  # the edge to somebody's files: they can be broken in any way
+    except Exception as error:  # external files can be broken in any way
         raise UserError(f"model: cannot load '{name}': {first_line(error)}") from error
     return model, tokenizer
-
-
-def first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def _add_lora(model: Any, lora: Lora) -> Any:
     from peft import LoraConfig, get_peft_model
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    options: dict[str, Any] = {"lora_alpha": lora.alpha}  # peft's annotation says int; it takes any number
+    options: dict[str, Any] = {"lora_alpha": lora.alpha}  # annotated as int in peft, but any number works
     config = LoraConfig(
         r=lora.rank,
         target_modules=targets,
@@ -218,7 +213,7 @@ def _add_lora(model: Any, lora: Lora) -> Any:
 
 
 def _remove_dropout(model: Any) -> None:
-    """eval() turns dropout off; checkpointing needs train(), so there it is set to 0 wherever it lives."""
+    """Set dropout to 0 everywhere: gradient checkpointing needs train(), which would turn it on."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

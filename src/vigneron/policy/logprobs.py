@@ -1,7 +1,6 @@
-"""A teacher-forced pass: what a policy thinks of given completions, at their positions only.
+"""A teacher-forced pass: log-probs, entropy, KL and values of given completions, at completion positions only.
 
-Head, log-probs, entropy and KL are computed in chunks of tokens and recomputed in the backward pass: [B, T, V]
-never exists.
+The head is computed in chunks of tokens and recomputed in the backward pass: [B, T, V] is never materialized.
 """
 
 from dataclasses import dataclass, replace
@@ -24,9 +23,9 @@ ValuePosition = Literal["last_prompt", "last_completion", "every_token"]
 
 @dataclass(frozen=True)
 class Critic:
-    """A value head and where it reads: V(s) before the answer, or (Algorithm 1) after its last token, or before each.
+    """A value head and its position: V(s) before the completion, after its last token (Algorithm 1), or before each.
 
-    It reads the policy's states, which it does not shape, or those of a network of its own, which it trains.
+    It reads the policy's hidden states, detached, or those of its own network, which it trains.
     """
 
     head: ValueHead
@@ -53,7 +52,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class ExactKl:
-    """The exact KL over the vocabulary between the policy and another, whose states the batch holds."""
+    """The exact KL over the vocabulary between the policy and another one, whose hidden states are in the batch."""
 
     other: Reference
     states: Literal["reference_hidden_BTH", "previous_hidden_BTH"] = "reference_hidden_BTH"
@@ -63,28 +62,28 @@ class ExactKl:
 
 @dataclass(frozen=True)
 class Scores:
-    """Per completion token, under the policy as it is now: 0 where there is no token."""
+    """Per completion token, under the current policy; 0 where there is no token."""
 
     logprobs_BT: Float[Tensor, "B T"]
-    """Of the distribution that was sampled from."""
+    """Under the sampling distribution."""
     untruncated_BT: Float[Tensor, "B T"]
-    """The same without top-k and top-p: what a KL to the reference compares."""
+    """Without top-k and top-p: for the KL to the reference."""
     entropy_BT: Float[Tensor, "B T"]
-    # Where another policy and a critic were given.
+    # Only with another policy or a critic.
     exact_kl_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
     values_B: Float[Tensor, " B"] = None  # type: ignore[assignment]
     values_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
 
 
 def forward(policy: Policy, batch: Batch, *, with_last: bool = False) -> tuple[Layout, Float[Tensor, "M H"]]:
-    """How the samples were laid out, and all hidden states."""
+    """The layout of the samples, and all hidden states."""
     layout = lay_out(batch, policy.pad_id, policy.device, with_last=with_last, for_graphs=policy.graphed)
     return layout, policy.hidden(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS).flatten(0, 1)
 
 
 def critic_values(critic: Critic, layout: Layout, hidden_MH: Float[Tensor, "M H"], batch: Batch) -> dict[str, Tensor]:
-    """V of each sample, or before each of its tokens, by its name in `Scores`. `hidden` are the policy's states."""
-    # The critic learns from the policy's states and does not shape them (Algorithm 1, line 18: a step on φ).
+    """V of each sample, or before each of its tokens, by its field in `Scores`. `hidden_MH` are the policy's states."""
+    # The value loss does not train the policy's trunk (Algorithm 1, line 18: a step on φ).
     states_MH = hidden_MH.detach()
     if critic.network is not None:
         states_MH = critic.network.hidden(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS).flatten(0, 1)
@@ -95,7 +94,7 @@ def critic_values(critic: Critic, layout: Layout, hidden_MH: Float[Tensor, "M H"
 
 
 def values_before(policy: Policy, batch: Batch, critic: Critic) -> dict[str, Tensor]:
-    """V before the update. What reads the prompt alone reads the state kept while sampling."""
+    """V before the update. A critic at the prompt's last token uses the state kept from sampling."""
     if critic.position == "last_prompt" and critic.network is None and batch.samples.prompt_hidden_BH is not None:
         return {"values_B": critic.head(batch.samples.prompt_hidden_BH)}
     return critic_values(critic, *forward(policy, batch, with_last=critic.position == "last_completion"), batch)
@@ -109,10 +108,10 @@ def score(
     critic: Critic | None = None,
     exact_kl: ExactKl | None = None,
 ) -> Scores:
-    """Log-probs of given tokens, entropy, and the values.
+    """Log-probs of the batch's tokens, entropy, and values.
 
-    With `exact_kl` (and the other policy's hidden states in the batch) also the exact KL over the vocabulary. Top-k
-    and top-p change what is sampled, not what is compared: equal policies have a KL of 0.
+    With `exact_kl` (and the other policy's hidden states in the batch) also the exact KL over the vocabulary, without
+    top-k and top-p, so that equal policies have a KL of 0.
     """
     after_last = critic is not None and critic.position == "last_completion"
     layout, hidden_MH = forward(policy, batch, with_last=after_last)
@@ -133,7 +132,7 @@ def reference_view(
     keep_hidden: bool,
     name: Literal["reference", "previous"] = "reference",
 ) -> dict[str, Tensor]:
-    """The reference's log-probs, without top-k and top-p, and its hidden states where the exact KL will need them."""
+    """The reference's log-probs without top-k and top-p, and with `keep_hidden` its hidden states for the exact KL."""
     with reference.active() as policy:
         layout, hidden_MH = forward(policy, batch)
         hidden_NH = hidden_MH[layout.predicts_N]
@@ -183,7 +182,7 @@ def _taped_statistics(
     exact_kl: ExactKl | None,
     other_NH: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """One chunk, by autograd: for heads that are more than a matrix, and where top-k or top-p cut the distribution."""
+    """One chunk by autograd: for heads that are not a plain matrix, and with top-k or top-p."""
 
     def compute(hidden_NH: Tensor) -> tuple[Tensor, ...]:
         logits_NV = policy.logits(hidden_NH)

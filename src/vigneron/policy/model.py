@@ -1,6 +1,6 @@
-"""A causal language model as the rest of the code sees it: hidden states, and a head over them.
+"""A causal language model split into a trunk (hidden states) and a head (logits).
 
-The trunk and the head are called apart, so that the head runs only where a completion needs it.
+They are called separately, so that the head runs only at completion positions.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from torch.func import functional_call
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from vigneron.errors import UserError
-from vigneron.policy.cuda_graphs import GraphedTrunk, Graphs
-from vigneron.policy.fused_head import Head, wide_product
+from vigneron.errors import UserError, first_line
+from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk
+from vigneron.policy.fused_head import Head, matmul_fp32
 
 PLAIN_ATTENTION = "vigneron_plain"
 AttentionInterface.register(PLAIN_ATTENTION, sdpa_attention_forward)
@@ -27,7 +27,7 @@ AttentionInterface.register(PLAIN_ATTENTION, sdpa_attention_forward)
 
 @dataclass
 class Policy:
-    """A policy with its tokenizer. `eos_ids` all end a completion; `pad_id` fills rows and is never looked at."""
+    """A policy with its tokenizer. Any of `eos_ids` ends a completion; `pad_id` fills rows and is always masked."""
 
     model: Any  # a transformers model, or peft's wrapper of one
     tokenizer: Any
@@ -37,18 +37,18 @@ class Policy:
     compute_dtype: torch.dtype = torch.float32
     activation_checkpointing: bool = False
     compiled: bool = False
-    """Whether layers go through torch.compile, here and in the sampler."""
+    """Whether layers use torch.compile, in training and sampling."""
     graphed: bool = False
-    """Whether passes whose shapes repeat are replayed as CUDA graphs."""
+    """Whether passes with repeated shapes are replayed as CUDA graphs."""
     adapter_off: bool = False
     shares_prompts: bool = True
-    """Whether completions behind one copy of their prompt are kept apart by a mask; see `can_share_prompts`."""
+    """Whether several completions may share one copy of their prompt in a row; see `can_share_prompts`."""
     sharding: Any = field(default=None, repr=False, compare=False)
-    """How ranks share the weights (`scale.sharding`); None: this one has all of them."""
+    """A `policy.sharding.Sharding`; None if this rank has all weights."""
     version: int = 0
-    """Of the weights: a run counts the steps that have changed them. Whoever holds a copy compares."""
+    """Version of the weights: the number of steps that have changed them. Holders of a copy compare it."""
     sampler: Any = field(default=None, repr=False, compare=False)
-    """How completions are sampled; made by `rollout.sample` when it is first needed."""
+    """The sampler of completions, created on first use by `rollout.engine.sample`."""
 
     @property
     def causal(self) -> Any:
@@ -72,21 +72,21 @@ class Policy:
         positions_RS: Int[Tensor, "R S"],
         allowed_R1SS: Bool[Tensor, "R 1 S S"] | None = None,
     ) -> Float[Tensor, "R S H"]:
-        """Last hidden states, after the final norm. Without `allowed`, every token sees all before it in its row."""
+        """Last hidden states, after the final norm. `allowed` is the attention mask; without it attention is causal."""
         if not self.graphed:
             return self.trunk(ids_RS, positions_RS, allowed_R1SS)
         inputs = [ids_RS, positions_RS] if allowed_R1SS is None else [ids_RS, positions_RS, allowed_R1SS]
         key = (ids_RS.shape, allowed_R1SS is not None, self.adapter_off)
         if not torch.is_grad_enabled():
-            return self._still_graphs.replayed(key, self.trunk, inputs)
-        return self._moving_graphs(key, inputs)
+            return self._inference_graphs.run(key, self.trunk, inputs)
+        return self._training_graphs(key, inputs)
 
     @cached_property
-    def _still_graphs(self) -> Graphs:
-        return Graphs(self.device)
+    def _inference_graphs(self) -> CudaGraphs:
+        return CudaGraphs(self.device)
 
     @cached_property
-    def _moving_graphs(self) -> GraphedTrunk:
+    def _training_graphs(self) -> GraphedTrunk:
         named = self.causal.base_model.named_parameters()
         return GraphedTrunk(self.trunk, {name: weight for name, weight in named if weight.requires_grad})
 
@@ -97,9 +97,9 @@ class Policy:
         allowed_R1SS: Tensor | None = None,
         weights: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """`weights` stand in for the trunk's own, by name."""
+        """Last hidden states without CUDA graphs. `weights` replace the trunk's own by name."""
         if self.activation_checkpointing:
-            # transformers checkpoints in training mode only. There is no dropout to turn on.
+            # transformers checkpoints activations only in training mode. All dropout is 0.
             self.model.train(torch.is_grad_enabled())
         with self._precision(), plain_causal(self.causal.config):
             inputs = {"input_ids": ids_RS, "position_ids": positions_RS, "attention_mask": allowed_R1SS}
@@ -111,7 +111,7 @@ class Policy:
         return model_logits(self.causal, hidden_NH, self.compute_dtype)
 
     def head(self) -> Head | None:
-        """The head as one matrix, where it is no more than that."""
+        """The head as one matrix; None if it is not a plain linear layer."""
         return plain_head(self.causal, self.compute_dtype)
 
     def frozen_copy(self) -> "Policy":
@@ -128,9 +128,9 @@ class Policy:
         )
 
     def trainable_copy(self) -> "Policy":
-        """A network of its own that begins as this one, for a critic.
+        """An independent copy, for a critic.
 
-        Never graphed: it is passed between this one's pass forward and its pass back.
+        Never graphed: its passes run between the forward and backward passes of the policy.
         """
         return Policy(
             self._copied(),
@@ -144,10 +144,10 @@ class Policy:
         )
 
     def _copied(self) -> Any:
-        return deepcopy(self.model) if self.sharding is None else self.sharding.copied(self)
+        return deepcopy(self.model) if self.sharding is None else self.sharding.copy(self)
 
     def trunk_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """What is trained where only hidden states are read."""
+        """The trainable weights without the head."""
         return [(name, p) for name, p in self.causal.base_model.named_parameters() if p.requires_grad]
 
     def _precision(self) -> AbstractContextManager[Any]:
@@ -156,7 +156,7 @@ class Policy:
 
 @dataclass
 class Reference:
-    """The policy as it was at the run's start: a frozen copy, or the trained one with its adapter switched off."""
+    """The policy at the run's start: a frozen copy, or the trained model with its adapter disabled."""
 
     policy: Policy
     shares_weights: bool
@@ -169,7 +169,7 @@ class Reference:
 
     @torch.no_grad()
     def follow(self, policy: Policy) -> None:
-        """Become what a policy of the same shape is now."""
+        """Copy the current weights of a policy of the same shape."""
         pairs = zip(self.policy.model.parameters(), policy.model.parameters(), strict=True)
         for mine, theirs in pairs:
             if theirs.requires_grad:
@@ -190,7 +190,7 @@ class Reference:
 
 
 class ValueHead(nn.Module):
-    """The critic: a linear head on the policy's hidden states, V = 0 at the start."""
+    """The critic's linear head on hidden states; V = 0 at the start."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -203,16 +203,16 @@ class ValueHead(nn.Module):
 
 
 def precision(device: torch.device, compute_dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """What matrix products run in; weights, sums and norms are as they are."""
+    """Autocast for matrix products; weights, sums and norms keep their dtype."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if compute_dtype == torch.bfloat16 else nullcontext()
 
 
 def model_logits(causal: Any, hidden_NH: Float[Tensor, "*N H"], compute_dtype: torch.dtype) -> Float[Tensor, "*N V"]:
-    """A model's head, the product in `compute_dtype` and its sums in float32 (float64 for a model in float64)."""
+    """A model's logits, computed in `compute_dtype` and accumulated in float32 (float64 for a model in float64)."""
     head = plain_head(causal, compute_dtype)
     if head is not None:
         dtype = compute_dtype if compute_dtype == torch.bfloat16 else head.weight_VH.dtype
-        flat_NV = wide_product(hidden_NH.flatten(0, -2).to(dtype), head.weight_VH.to(dtype).t())
+        flat_NV = matmul_fp32(hidden_NH.flatten(0, -2).to(dtype), head.weight_VH.to(dtype).t())
         return flat_NV.unflatten(0, hidden_NH.shape[:-1])
     with precision(hidden_NH.device, compute_dtype):
         logits = causal.get_output_embeddings()(hidden_NH)
@@ -221,7 +221,7 @@ def model_logits(causal: Any, hidden_NH: Float[Tensor, "*N H"], compute_dtype: t
 
 
 def plain_head(causal: Any, compute_dtype: torch.dtype) -> Head | None:
-    """The output embeddings as one matrix; None where there is a bias, an adapter, or a shape put on the logits."""
+    """The output embeddings as one matrix; None with a bias, an adapter, or scaled or capped logits."""
     head = causal.get_output_embeddings()
     shaped = any(getattr(causal.config, name, None) for name in LOGIT_SHAPES)
     if type(head) is not nn.Linear or head.bias is not None or shaped:
@@ -231,9 +231,9 @@ def plain_head(causal: Any, compute_dtype: torch.dtype) -> Head | None:
 
 @contextmanager
 def plain_causal(config: Any) -> Iterator[None]:
-    """Attention by SDPA with the mask that is given, or none at all.
+    """Use SDPA with exactly the given mask.
 
-    transformers otherwise looks in the positions for packed rows, and waits for the device to do so.
+    transformers would otherwise inspect the positions for packed rows, which synchronizes with the device.
     """
     before = config._attn_implementation
     if before == "sdpa" and has_full_attention(config):
@@ -245,7 +245,7 @@ def plain_causal(config: Any) -> Iterator[None]:
 
 
 def has_full_attention(config: Any) -> bool:
-    """Whether every token sees all before it: no window, no layers of another kind."""
+    """Whether all layers have full causal attention: no sliding window, no other layer types."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return set(kinds) == {"full_attention"}
@@ -256,7 +256,7 @@ LOGIT_SHAPES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 
 
 def apply_logit_shape(logits: Tensor, config: Any) -> Tensor:
-    """What some models do to their logits after the head: a scale, a soft cap."""
+    """The scale or soft cap that some models apply to their logits."""
     if scale := getattr(config, "logit_scale", None):
         logits = logits * scale
     if divisor := getattr(config, "logits_scaling", None):
@@ -268,7 +268,7 @@ def apply_logit_shape(logits: Tensor, config: Any) -> Tensor:
 
 @torch.no_grad()
 def check_head(policy: Policy) -> None:
-    """Trunk and head called apart must give the model's own logits: refuse a model where they do not."""
+    """Raise if trunk and head called separately do not give the model's own logits."""
     ids = torch.arange(1, 9, device=policy.device)[None] % policy.causal.config.vocab_size
     positions = torch.arange(8, device=policy.device)[None]
     try:
@@ -276,8 +276,7 @@ def check_head(policy: Policy) -> None:
             expected = policy.causal(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
         got = policy.logits(policy.hidden(ids, positions)).float()
     except RuntimeError as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"model: it cannot be passed eight tokens on '{policy.device}': {first}") from error
+        raise UserError(f"model: a test forward pass fails on '{policy.device}': {first_line(error)}") from error
     if not torch.allclose(got, expected, atol=1e-3, rtol=1e-3):
         kind = policy.causal.config.model_type
-        raise UserError(f"model: '{kind}' changes its logits after the head in a way Vigneron does not know")
+        raise UserError(f"model: '{kind}' is not supported: it transforms its logits in a way Vigneron does not know")

@@ -1,11 +1,11 @@
-"""How samples are laid out for a teacher-forced pass: a prompt once, then several of its completions in one row.
+"""Packing of samples for a teacher-forced pass: a prompt once, then several of its completions in one row.
 
     row:       p p p p a a a b b b b q q c c ·        a and b continue the prompt p, c another one, q; · is padding
     position:  0 1 2 3 4 5 6 4 5 6 7 0 1 2 3 0
-    sees:      its prompt, and what stands before it in its own completion
+    attends to: its prompt and the tokens before it in its own completion
 
-A prompt with its completions is a bundle. A row holds one, or with packing several.
-A completion's last token is left out where nobody reads the state after it.
+A prompt with its completions is a bundle. A row holds one bundle, or several with packing.
+A completion's last token is left out if the state after it is not needed.
 """
 
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vigneron.batch import Batch, to_device
-from vigneron.policy.cuda_graphs import repeatable, rounded_up
+from vigneron.policy.cuda_graphs import round_to_bucket, round_up
 from vigneron.policy.microbatches import packed_rows
 from vigneron.policy.model import Policy, has_full_attention
 
-# Kernels read masks of a width that is a multiple of this.
+# Attention kernels need masks whose width is a multiple of this.
 MASK_ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Rows R of width S for the model, and where in R · S each of the N completion tokens and each sample is found."""
+    """Rows R of width S for the model, and the indices in R · S of the N completion tokens and of each sample."""
 
     ids_RS: Int[Tensor, "R S"]
     positions_RS: Int[Tensor, "R S"]
     allowed_R1SS: Bool[Tensor, "R 1 S S"] | None
     predicts_N: Int[Tensor, " N"]
-    """The state that predicts each token the policy wrote."""
+    """Index of the state that predicts each sampled token."""
     token_N: Int[Tensor, " N"]
     into_N: Int[Tensor, " N"]
-    """The token's place in B · T."""
+    """Index of the token in B · T."""
     prompt_end_B: Int[Tensor, " B"]
     completion_end_B: Int[Tensor, " B"]
 
@@ -42,9 +42,9 @@ class Layout:
 def lay_out(
     batch: Batch, pad_id: int, device: torch.device, *, with_last: bool = False, for_graphs: bool = False
 ) -> Layout:
-    """`with_last`: also the last token of each completion, for a critic that reads the state after it.
+    """Pack a batch. `with_last`: include the last token of each completion, for a critic that reads the state after it.
 
-    `for_graphs`: rows and width are rounded up, so that few shapes occur and each can be a graph.
+    `for_graphs`: round rows and width up, so that few shapes occur and each can be a CUDA graph.
     """
     completions = batch.samples.completion_lists()
     rows = packed_rows(batch)
@@ -52,10 +52,12 @@ def lay_out(
     shared = any(len(row) > 1 or len(row[0]) > 1 for row in rows)
     width = max(sum(len(batch.samples.prompt_ids[b[0]]) + sum(fed[i] for i in b) for b in row) for row in rows)
     if for_graphs or shared:
-        width = repeatable(width, per_doubling=8, smallest_step=16) if for_graphs else rounded_up(width, MASK_ALIGNMENT)
-    count = repeatable(len(rows)) if for_graphs else len(rows)
+        width = (
+            round_to_bucket(width, per_doubling=8, smallest_step=16) if for_graphs else round_up(width, MASK_ALIGNMENT)
+        )
+    count = round_to_bucket(len(rows)) if for_graphs else len(rows)
 
-    # Plain lists, filled row by row: for thousands of short pieces they are several times faster than arrays.
+    # Python lists are several times faster than arrays for thousands of short pieces.
     ids: list[int] = []
     positions: list[int] = []
     owner: list[int] = []
@@ -104,7 +106,7 @@ def lay_out(
 
 
 def _allowed(owner_RS: Int[Tensor, "R S"], bundle_RS: Int[Tensor, "R S"]) -> Bool[Tensor, "R 1 S S"]:
-    """Who sees whom: in its bundle the prompt (owner 0) and one's own completion, never forward."""
+    """The attention mask: within a bundle, the prompt (owner 0) and the token's own completion, causally."""
     mine_RSS = owner_RS[:, :, None] == owner_RS[:, None, :]
     prompt_RSS = (owner_RS == 0)[:, None, :]
     bundle_RSS = bundle_RS[:, :, None] == bundle_RS[:, None, :]
@@ -114,7 +116,8 @@ def _allowed(owner_RS: Int[Tensor, "R S"], bundle_RS: Int[Tensor, "R S"]) -> Boo
 
 @torch.no_grad()
 def can_share_prompts(policy: Policy) -> bool:
-    """Two completions behind one prompt, the second compared with itself alone: some layers look past a mask."""
+    """Whether the model respects the packed mask: computes two completions of one prompt together and compares the
+    second with the same completion alone. Some layers ignore a mask."""
     if not has_full_attention(policy.causal.config):
         return False
 
@@ -129,6 +132,6 @@ def can_share_prompts(policy: Policy) -> bool:
             ids(*prompt, *one, *two), ids(*range(8), *range(3, 8)), _allowed(owner_RS, owner_RS * 0)
         )
         alone = policy.hidden(ids(*prompt, *two), ids(*range(8)))
-    except Exception:  # the edge to any model there is: one that cannot take such a mask goes without
+    except Exception:  # any model is possible: one that cannot take such a mask does not share prompts
         return False
     return torch.allclose(together[0, 8:], alone[0, 3:], atol=1e-3, rtol=1e-3)

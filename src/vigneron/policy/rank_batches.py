@@ -13,7 +13,7 @@ from vigneron.policy.microbatches import bundle_width, microbatches, samples_by_
 
 def assign_ranks(batch: Batch) -> Batch:
     """Give every sample to a rank, so that all have about as many tokens to pass. One rank keeps all of them."""
-    return batch if ranks.count() == 1 else batch.with_packing(owners=balanced_owners(batch, ranks.count()))
+    return batch if ranks.world_size() == 1 else batch.with_packing(owners=balanced_owners(batch, ranks.world_size()))
 
 
 def balanced_owners(batch: Batch, count: int) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def rank_microbatches(batch: Batch, budget: int) -> list[Batch]:
         return microbatches(batch, budget)
     mine = [i for i, owner in enumerate(owners) if owner == ranks.rank()]
     parts = microbatches(batch.rows(mine), budget) if mine else []
-    most = int(ranks.largest(len(parts)))
+    most = int(ranks.all_reduce_max(len(parts)))
     if len(parts) == most:
         return parts
     some = batch.rows([0, 1] if batch.packing.paired else [0])
@@ -77,5 +77,5 @@ def map_microbatches(batch: Batch, budget: int, *functions: Callable[[Batch], di
     if batch.packing.owners is not None:
         for name in sorted(whole):
             if not name.endswith("_BTH"):
-                ranks.summed(whole[name])
+                ranks.all_reduce_sum(whole[name])
     return whole

@@ -1,18 +1,18 @@
-"""Which version of the weights is sampled from: the policy's own, unless a thread that samples ahead was given one."""
+"""The version of the weights to sample from: the current one, unless a background thread has pinned another."""
 
 import threading
 from dataclasses import dataclass
 from typing import Any
 
 
-class Pinned(threading.local):
-    """By thread: evaluation, in the one that trains, samples from the weights as they are."""
+class PinnedWeights(threading.local):
+    """Per thread: evaluation, in the training thread, samples from the current weights."""
 
     weights: Any = None
 
 
 @dataclass(frozen=True)
 class Version:
-    """Weights that somebody else holds, by their number."""
+    """A version of the weights that a server holds."""
 
     version: int

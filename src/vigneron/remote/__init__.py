@@ -1,1 +1,1 @@
-"""Sampling, judging and embedding outside of the training process."""
+"""Sampling, judging and embedding outside the training process: by Ray actors or a vLLM server."""

@@ -1,4 +1,4 @@
-"""What a run has beyond its own process: nothing, unless its config asks for it."""
+"""The Ray cluster, actor pools and vLLM server of a run, as its config's `scale` section asks for."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,11 +9,11 @@ from vigneron.config import Config, VllmSamplingConfig
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
-from vigneron.remote.rank0_sampler import Central, Mirror
-from vigneron.remote.ray.cluster import Cluster, Wanted, check_installed
-from vigneron.remote.vllm.server_api import VllmServer, reach
+from vigneron.remote.rank0_sampler import Rank0Sampler, UnshardedCopy
+from vigneron.remote.ray.cluster import Cluster, PoolSpec, check_installed
+from vigneron.remote.vllm.server_api import VllmServer, connect
 from vigneron.run_store.folder import RunFolder
-from vigneron.sources.placement import HERE, NOWHERE, Places
+from vigneron.sources.placement import IN_PROCESS, NOT_LOADED, ModelPlacement
 
 if TYPE_CHECKING:
     from vigneron.remote.ray.sampler import RaySampler
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 def check_scale(config: Config) -> None:
-    """What can be refused before anything is loaded or asked. Devices are those of a resolved config."""
+    """Check the `scale` section before anything is loaded. The config's devices are resolved."""
     scale, device = config.scale, config.model.device
     if not scale.uses_ray:
         return
     check_installed()
     if scale.sampling.kind == "ray" and device.startswith("cuda") and not scale.sampling.gpus:
         raise UserError(
-            f"scale.sampling.gpus: the model is on '{device}', so an actor needs a GPU: 1, or a share of one, as in "
-            "0.4, where it shares the one that trains"
+            f"scale.sampling.gpus: the model is on '{device}', so every actor needs a GPU: set 1, or a fraction such "
+            "as 0.4 to share the GPU that trains"
         )
     if scale.sampling.kind == "ray" and scale.sampling.gpus and not device.startswith("cuda"):
-        raise UserError(f"scale.sampling.gpus: has no effect with a model on '{device}': leave it out")
+        raise UserError(f"scale.sampling.gpus: has no effect with the model on '{device}': leave it out")
 
 
-class Scale:
-    """Joins the cluster when it is made; pools are made when they are first needed.
+class RemoteWorkers:
+    """Connects to the cluster or server on creation; creates actor pools when they are first needed.
 
-    Of several ranks the first one has all of it (`here`): the others ask nobody.
+    Only rank 0 has them (`here`).
     """
 
     def __init__(self, config: Config, *, here: bool = True) -> None:
@@ -49,77 +49,77 @@ class Scale:
         self._used: dict[str, Callable[[], Any]] = {}
         scale = config.scale
         if here and scale.sampling.kind == "vllm":
-            self._server = reach(scale.sampling)
+            self._server = connect(scale.sampling)
         if not here or not scale.uses_ray:
             return
         check_scale(config)
         pools = {"sampling": scale.sampling if scale.sampling.kind == "ray" else None}
-        pools_wanted: dict[str, Any] = {**pools, "embedding": scale.embedding, "judging": scale.judging}
+        requested: dict[str, Any] = {**pools, "embedding": scale.embedding, "judging": scale.judging}
         self._cluster = Cluster(scale.ray_address)
         self._open.callback(self._cluster.close)
         try:
-            self._cluster.check([Wanted(f"scale.{key}", pool) for key, pool in pools_wanted.items() if pool])
-        except BaseException:  # whatever it was: raised on
+            self._cluster.check([PoolSpec(f"scale.{key}", pool) for key, pool in requested.items() if pool])
+        except BaseException:  # close and re-raise
             self.close()
             raise
 
     @cached_property
-    def places(self) -> Places:
+    def placement(self) -> ModelPlacement:
         scale = self._config.scale
         if not self._here:
-            return NOWHERE
+            return NOT_LOADED
         if self._cluster is None or not (scale.embedding or scale.judging):
-            return HERE
+            return IN_PROCESS
         from vigneron.remote.ray.embedding import EmbedderPool
         from vigneron.remote.ray.judging import JudgePool
 
-        embedder = voice = None
+        embedder = judge_backend = None
         if scale.embedding is not None:
             embedders = EmbedderPool(self._cluster, scale.embedding)
-            self._keep(embedders.pool, "scale.embedding", "this reward embeds nothing here", lambda: embedders.key)
+            self._keep(embedders.pool, "scale.embedding", "this reward uses no local embedder", lambda: embedders.key)
             embedder = embedders.embedder
         if scale.judging is not None:
             judges = JudgePool(self._cluster, scale.judging)
             self._keep(judges.pool, "scale.judging", "no item of the rubric asks a local judge", lambda: judges.key)
-            voice = judges.voice
-        return Places(embedder, voice)
+            judge_backend = judges.backend
+        return ModelPlacement(embedder, judge_backend)
 
     def _keep(self, pool: Any, key: str, idle: str, used: Callable[[], Any]) -> None:
         self._open.callback(pool.close)
-        self._used[f"{key}: has no effect, as {idle}"] = used
+        self._used[f"{key}: has no effect, because {idle}"] = used
 
-    def complaints(self) -> list[str]:
-        """Of actors that were lost since the last time."""
+    def take_warnings(self) -> list[str]:
+        """Warnings about lost actors since the last call."""
         if self._cluster is None:
             return []
-        said, self._cluster.losses = self._cluster.losses, []
-        return said
+        warnings, self._cluster.warnings = self._cluster.warnings, []
+        return warnings
 
     def check_used(self) -> None:
-        """Once rewards are made: a pool that nobody has asked for anything would stay idle."""
+        """Raise if a pool is never used. Called once the rewards are built."""
         for line, used in self._used.items():
             if not used():
                 raise UserError(f"{line}: leave it out")
 
-    def give_sampler(self, policy: Policy, folder: RunFolder) -> None:
-        """The policy samples by actors or by a server from now on, if the config says so, until this is closed."""
+    def attach_sampler(self, policy: Policy, folder: RunFolder) -> None:
+        """Make the policy sample by actors or by a server, if the config says so, until this is closed."""
         kind = self._config.scale.sampling.kind
         if kind == "here" or self._config.method.reads == "pairs":
             return
-        mirror = Mirror(policy) if policy.sharding is not None else None
-        if mirror is not None:
-            mirror.refresh()
-        whole = mirror.policy if mirror is not None else policy
-        sampler = ranks.agreed(lambda: self._sampler(whole, folder) if self._here else None)
-        together = ranks.count() > 1
-        policy.sampler = Central(sampler, mirror, exact=kind == "ray") if together else sampler
+        unsharded = UnshardedCopy(policy) if policy.sharding is not None else None
+        if unsharded is not None:
+            unsharded.refresh()
+        full_policy = unsharded.policy if unsharded is not None else policy
+        sampler = ranks.run_on_all_ranks(lambda: self._sampler(full_policy, folder) if self._here else None)
+        distributed = ranks.world_size() > 1
+        policy.sampler = Rank0Sampler(sampler, unsharded, exact=kind == "ray") if distributed else sampler
 
-        def take_back() -> None:
+        def detach() -> None:
             policy.sampler = None
             if sampler is not None:
                 sampler.close()
 
-        self._open.callback(take_back)
+        self._open.callback(detach)
 
     def _sampler(self, policy: Policy, folder: RunFolder) -> "RaySampler | VllmSampler":
         options = self._config.scale.sampling

@@ -1,1 +1,1 @@
-"""What a person sees of a run: the terminal, figures, the HTML report."""
+"""Output for people: the terminal view, plots, tables, the HTML report."""

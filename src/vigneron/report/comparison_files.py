@@ -13,10 +13,10 @@ from rich.text import Text
 from vigneron.errors import UserError
 from vigneron.files import write_for_user
 from vigneron.recipe import config_yaml
-from vigneron.report.experiment_arms import Arm, differences
-from vigneron.report.figures import COMPARED, as_svg, comparison_figure, on_a_page
-from vigneron.report.final_metrics import SECTIONS, held_out_titles, number, shown, spreads, training_titles, values_of
+from vigneron.report.figures import COMPARED, as_svg, comparison_figure, for_page
 from vigneron.report.html import rendered
+from vigneron.run_store.experiment_arms import Arm, differences
+from vigneron.run_store.final_metrics import Spread, final_values, row_label, spreads, table_sections
 from vigneron.text import to_cell
 
 COLUMNS = ("arm", "figure", "runs", "mean", "std", "min", "max")
@@ -36,7 +36,7 @@ def write_comparison(arms: Sequence[Arm], out: Path) -> list[Path]:
 
 
 def comparison_table(arms: Sequence[Arm]) -> Table:
-    """For the terminal: a column an arm, mean ± standard deviation over its runs."""
+    """For the terminal: one column per arm, mean ± standard deviation over its runs."""
     table = Table(box=None, padding=(0, 2), header_style="bold")
     table.add_column("")
     for arm in arms:
@@ -57,22 +57,28 @@ def _curves(arms: Sequence[Arm]) -> dict[str, list[list[dict[str, Any]]]]:
 
 
 def _sections(arms: Sequence[Arm]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """(section, its rows), without the figures that no arm has."""
-    found = [spreads(arm) for arm in arms]
-    keys = dict.fromkeys(key for of in found for key in of)
-    rubrics = {"held out, greedy, last": held_out_titles(keys), "training, last 5 %": training_titles(keys)}
-    sections = [
-        (
-            name,
-            [
-                (title, [shown(of.get(key)) for of in found])
-                for key, title in (*figures, *rubrics.get(name, ()))
-                if key in keys
-            ],
-        )
-        for name, figures in SECTIONS.items()
+    """(section, its rows), without the metrics that no arm has."""
+    by_arm = [spreads(arm) for arm in arms]
+    keys = dict.fromkeys(key for of_arm in by_arm for key in of_arm)
+    return [
+        (section, [(row_label(key), [format_spread(of_arm.get(key)) for of_arm in by_arm]) for key in of])
+        for section, of in table_sections(keys).items()
+        if of
     ]
-    return [(name, rows) for name, rows in sections if rows]
+
+
+def format_spread(spread: Spread | None) -> str:
+    """As in `0.612 ± 0.021`."""
+    if spread is None:
+        return "–"
+    return format_number(spread.mean) + (f" ± {format_number(spread.std)}" if spread.std is not None else "")
+
+
+def format_number(value: float) -> str:
+    if value == int(value) and (isinstance(value, int) or value == 0):
+        return f"{int(value):,}"
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 10_000 else f"{value:.2e}" if size < 0.0005 else f"{value:.3f}"
 
 
 def _csv(arms: Sequence[Arm]) -> str:
@@ -84,17 +90,17 @@ def _csv(arms: Sequence[Arm]) -> str:
 
 
 def _csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[Any, ...]]:
-    """Every figure of every arm that has it, to the last digit."""
+    """Every metric of every arm, unrounded."""
     for arm in arms:
-        for figure, spread in spreads(arm).items():
-            yield (to_cell(arm.name), to_cell(figure), *spread)
+        for key, spread in spreads(arm).items():
+            yield (to_cell(arm.name), to_cell(key), *spread)
 
 
 def _page(arms: Sequence[Arm], svg: str) -> str:
     return rendered(
         "compare.html",
         title=" and ".join(arm.name for arm in arms),
-        figure=Markup(on_a_page(svg)),
+        figure=Markup(for_page(svg)),
         headings=[heading(arm) for arm in arms],
         sections=_sections(arms),
         differences=differences(arms),
@@ -104,11 +110,11 @@ def _page(arms: Sequence[Arm], svg: str) -> str:
                 "name": run.path.resolve().name,
                 "arm": arm.name,
                 "seed": run.config.seed,
-                "values": ["–" if (v := values[key]) is None else number(v) for key in PER_RUN],
+                "values": ["–" if (v := values[key]) is None else format_number(v) for key in PER_RUN],
             }
             for arm in arms
             for run in arm.runs
-            for values in [values_of(run)]
+            for values in [final_values(run)]
         ],
         configs=[(arm.name, config_yaml(arm.runs[0].config)) for arm in arms],
     )

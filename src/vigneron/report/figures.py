@@ -1,9 +1,9 @@
-"""Figures of runs: reward, accuracy, entropy and KL side by side, as the paper's."""
+"""Plots of runs side by side: reward, accuracy, losses, entropy, KL."""
 
 import io
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,83 +15,73 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from vigneron.report.curves import Records, over_runs, series, smoothed, thinned, thinned_band
+from vigneron.run_store.metric_table import METRICS, RUBRIC, metric
+from vigneron.run_store.series import Records, over_runs, series, smoothed, thinned, thinned_band
 
-# Told apart by people who see colours differently (Okabe and Ito).
+# Distinguishable with colour blindness (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 Dashes = Literal["-", "--", ":", "-."]
 DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.")
-"""For the next lines, when the colours are used up."""
+"""For further lines, when all colours are used."""
 SMOOTHED_FROM = 30
-"""A line of more points is drawn faint, with its smoothed one before it."""
+"""A line of more points is drawn faint, with the smoothed line in front."""
 DOTS_UP_TO = 50
 
 
 @dataclass(frozen=True)
 class Panel:
+    """One plot of a figure."""
+
     title: str
     key: str
     eval_key: str | None = None
-    """Shown as dots beside the line."""
+    """Held-out values, drawn as dots beside the line."""
     measured: bool = False
-    """Every value is exact (greedy, on all of the held-out part): joined dots, never smoothed."""
+    """Every value is exact (greedy, on all held-out rows): joined dots, never smoothed."""
 
 
-REWARD = Panel("reward (training)", "reward")
-DYNAMICS = (
-    Panel("entropy (nats a token)", "entropy"),
-    Panel("KL to the start (nats a token)", "kl"),
-    Panel("KL between steps (nats a token)", "kl_previous"),
+REWARD = Panel(metric("reward").panel, "reward")
+DYNAMICS = tuple(Panel(metric(key).panel, key) for key in ("entropy", "kl", "kl_previous"))
+WITH_DOTS = " (line: training, dots: held out)"
+PANELS = (REWARD, Panel(f"{metric('accuracy').panel}{WITH_DOTS}", "accuracy", "eval/accuracy"), *DYNAMICS)
+COMPARED = (
+    REWARD,
+    Panel(f"{metric('accuracy').panel} (training)", "accuracy"),
+    Panel(f"{metric('accuracy').panel} (held out, greedy)", "eval/accuracy", measured=True),
+    *DYNAMICS,
 )
-LOSSES = (
-    Panel("negative log-likelihood (line: training, dots: held out)", "loss/nll", "eval/loss/nll"),
-    Panel("DPO's loss (line: training, dots: held out)", "loss/dpo", "eval/loss/dpo"),
-    Panel("Bradley-Terry loss (line: training, dots: held out)", "loss/bradley_terry", "eval/loss"),
-    Panel("cross-entropy (line: training, dots: held out)", "loss/preference", "eval/loss"),
-    Panel("cross-entropy (line: training, dots: held out)", "loss/score", "eval/loss"),
-)
-PREFERENCES = (
-    Panel("margin (line: training, dots: held out)", "margin", "eval/margin"),
-    Panel("rewards' margin (line: training, dots: held out)", "rewards/margins", "eval/rewards/margins"),
-    Panel("pairs that are right (line: training, dots: held out)", "rewards/accuracies", "eval/rewards/accuracies"),
-    Panel("error of the score (line: training, dots: held out)", "score_error", "eval/score_error"),
-)
-ON_THE_WAY = (
-    Panel("reward of what is kept", "kept/reward"),
-    Panel("groups of equal rewards", "frac_reward_zero_std"),
-    Panel("variance the critic explains", "critic/explained_variance"),
-    Panel("tokens a completion", "completions/mean_length"),
-)
-PANELS = (REWARD, Panel("accuracy (line: sampled, dots: held out)", "accuracy", "eval/accuracy"), *DYNAMICS)
-SAMPLED = "reward"
-"""Who logs it samples: elsewhere the lengths are the dataset's."""
 
 
 def panels_of(runs: Sequence[Records], hidden: Collection[str] = ()) -> list[Panel]:
-    """What these runs have, whatever their methods; `hidden` says nothing in any of them."""
+    """The plots for which these runs have values, in the order of the table; `hidden` keys are left out."""
 
-    def has(key: str | None) -> bool:
-        return key is not None and key not in hidden and any(series(records, key)[0] for records in runs)
+    def has(key: str) -> bool:
+        return key not in hidden and any(series(records, key)[0] for records in runs)
 
-    reward, accuracy, *dynamics = PANELS
-    held_out = Panel("reward (held out, greedy)", "eval/reward", measured=True)
-    wanted = (reward, held_out, accuracy, *LOSSES, *PREFERENCES, *dynamics, *ON_THE_WAY)
-    found = [panel for panel in wanted if has(panel.key) or (panel is accuracy and has(panel.eval_key))]
-    return [panel for panel in found if panel.key != "completions/mean_length" or has(SAMPLED)]
+    panels = []
+    for one in METRICS:
+        if not one.panel or one.section == RUBRIC or one.key.startswith("eval/"):
+            continue
+        own, held_out = metric(f"eval/{one.key}"), _held_out_key(one.key, has)
+        if own.panel:  # drawn by itself
+            panels += [Panel(one.panel, one.key)] * has(one.key)
+            panels += [Panel(own.panel, own.key, measured=True)] * has(own.key)
+        elif has(one.key) or (one.key == "accuracy" and held_out is not None):
+            panels.append(Panel(f"{one.panel}{WITH_DOTS if held_out else ''}", one.key, held_out))
+    # Without a reward, nothing is sampled: the lengths are the dataset's.
+    return [panel for panel in panels if panel.key != "completions/mean_length" or has("reward")]
 
 
-COMPARED = (
-    REWARD,
-    Panel("accuracy (training, sampled)", "accuracy"),
-    Panel("accuracy (held out, greedy)", "eval/accuracy", measured=True),
-    *DYNAMICS,
-)
+def _held_out_key(key: str, has: Callable[[str], bool]) -> str | None:
+    """The same metric on held-out rows; reward and preference models log their loss as `eval/loss`."""
+    candidates = (f"eval/{key}", *(["eval/loss"] if key.startswith("loss/") else []))
+    return next((candidate for candidate in candidates if has(candidate)), None)
 
 
 def comparison_figure(
     arms: Mapping[str, Sequence[Records]], *, panels: Sequence[Panel] = PANELS, columns: int = 5, x: str = "step"
 ) -> Figure:
-    """One panel a figure of merit, one colour an arm. An arm is one run or several seeds: their mean, in a band."""
+    """One panel per metric, one colour per arm. An arm is one run, or several seeds: their mean and a band."""
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(min(17.0, 4.2 * columns), 3.2 * rows + 0.2), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
@@ -106,7 +96,7 @@ def comparison_figure(
         axis.grid(alpha=0.2)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    # Of every arm, also of one that has nothing in the first panel.
+    # For every arm, also one without values in the first panel.
     handles = [
         Line2D([], [], color=colour, linestyle=dashes, label=_label(name))
         for name, (colour, dashes) in zip(arms, _styles(len(arms)), strict=True)
@@ -149,11 +139,11 @@ def smaller(svg: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", svg)
 
 
-def on_a_page(svg: str) -> str:
-    """In the page's own colours, light or dark: what is black becomes the text's colour, and white paper none."""
+def for_page(svg: str) -> str:
+    """In the page's colours, light or dark: black becomes the text colour, the white background is removed."""
     svg = re.sub(r"(fill|stroke): #000000", r"\1: currentColor", svg)
     svg = re.sub(r"fill: #ffffff", "fill: none", svg)
-    # Paths without a style of their own (letters) are black unless their parent says otherwise.
+    # Paths without a style (letters) take the fill of the root element.
     return svg.replace("<svg ", '<svg fill="currentColor" ', 1)
 
 
@@ -170,7 +160,7 @@ def _rounded(number: re.Match[str]) -> str:
 
 
 def _label(name: str) -> str:
-    """As it is: to matplotlib a leading underscore hides it, and dollars make a formula."""
+    """Literally: matplotlib hides a leading underscore and reads dollars as a formula."""
     return " " * name.startswith("_") + name.replace("$", r"\$")
 
 

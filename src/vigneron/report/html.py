@@ -1,4 +1,4 @@
-"""report.html: one file, nothing fetched, everything a model wrote escaped."""
+"""report.html: one file that loads nothing; all text written by a model is escaped."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,19 @@ from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.files import write_for_user
 from vigneron.recipe import config_yaml
-from vigneron.report.curves import Records, series
-from vigneron.report.figures import REWARD, as_svg, comparison_figure, on_a_page, panels_of
+from vigneron.report.figures import REWARD, as_svg, comparison_figure, for_page, panels_of
 from vigneron.report.rubric_part import rubric_part
 from vigneron.run_store.folder import RunFolder
-from vigneron.run_store.headline_metrics import Shown, answers_are_free, watched_in
+from vigneron.run_store.headline_metrics import has_open_answers, headline_metrics
+from vigneron.run_store.metric_table import Metric, metric
 from vigneron.run_store.notices import kept_notices
 from vigneron.run_store.samples import Sample, SampleStore
+from vigneron.run_store.series import Records, series
 from vigneron.run_store.status import status_of
 from vigneron.text import plain
 from vigneron.training.rubric_audit import FOOLED
 
-INCLUDED = Shown("answer included", "eval/answer_included", False)
+INCLUDED = metric("eval/answer_included")
 
 
 @dataclass(frozen=True)
@@ -45,53 +46,51 @@ class Summary:
 
 
 def summary_of(names: Sequence[str], configs: Sequence[Config], metrics: Sequence[Records]) -> Summary:
-    """Columns for all figures that at least one of the runs has: of what is held out before and after."""
+    """A column for every metric that one of the runs has; for held-out ones, before and after."""
     written = [config.model_dump(mode="json") for config in configs]
-    shown = [figures_of(config, records) for config, records in zip(written, metrics, strict=True)]
-    figures = list(dict.fromkeys(figure for some in shown for figure in some))
-    figures.sort(key=lambda figure: not figure.key.startswith("eval/"))
+    by_run = [summary_metrics(config, records) for config, records in zip(written, metrics, strict=True)]
+    columns = list(dict.fromkeys(metric for of_run in by_run for metric in of_run))
+    columns.sort(key=lambda metric: not metric.key.startswith("eval/"))
     headings: list[str] = []
-    for figure in figures:
-        held_out = figure.key.startswith("eval/")
-        headings += [f"{figure.label} before", "after"] if held_out else [figure.label]
+    for column in columns:
+        held_out = column.key.startswith("eval/")
+        headings += [f"{column.label} before", "after"] if held_out else [column.label]
     rows = [
         SummaryRow(
             name,
             config.method.name,
             config.reward.kind if has_reward(config) else "–",
             records[-1]["step"] if records else 0,
-            [value for figure in figures for value in _values(figure, records if figure in own else [])],
+            [value for column in columns for value in _values(column, records if column in of_run else [])],
         )
-        for name, config, records, own in zip(names, configs, metrics, shown, strict=True)
+        for name, config, records, of_run in zip(names, configs, metrics, by_run, strict=True)
     ]
     return Summary(headings, rows, any(has_reward(config) for config in configs))
 
 
-def figures_of(written: Mapping[str, Any], records: Records) -> list[Shown]:
-    found = watched_in(written, records)
-    included = any(series(records, INCLUDED.key)[1]) or (
-        not answers_are_free(written) and bool(series(records, INCLUDED.key)[1])
-    )
-    return [*found, INCLUDED] if included else found
+def summary_metrics(written: Mapping[str, Any], records: Records) -> list[Metric]:
+    """The headline metrics, and how often the answer is included, where that says something."""
+    found, included = headline_metrics(written, records), series(records, INCLUDED.key)[1]
+    return [*found, INCLUDED] if any(included) or (included and not has_open_answers(written)) else found
 
 
 def hidden_keys(written: Mapping[str, Any], records: Records) -> set[str]:
-    """Accuracies, and held-out rewards, that say nothing in a run of this config."""
-    shown = {figure.key for figure in watched_in(written, records)}
+    """Accuracies and held-out rewards that say nothing in a run of this config."""
+    shown = {metric.key for metric in headline_metrics(written, records)}
     return {"accuracy", "eval/accuracy", "eval/reward"} - shown
 
 
 def has_reward(config: Config) -> bool:
-    """Texts that are given are rewarded only where somebody asked for it: else the checker's verdict stands in."""
+    """Whether the run has a reward: demonstrations only where one is configured (`binary` is their default)."""
     return config.method.reads == "prompts" or (
         config.method.reads == "demonstrations" and config.reward.kind != "binary"
     )
 
 
-def _values(figure: Shown, records: Records) -> list[float | None]:
-    _, values = series(records, figure.key)
+def _values(metric: Metric, records: Records) -> list[float | None]:
+    _, values = series(records, metric.key)
     last = values[-1] if values else None
-    if not figure.key.startswith("eval/"):
+    if not metric.key.startswith("eval/"):
         return [last]
     return [values[0] if values else None, last if len(values) > 1 else None]
 
@@ -100,21 +99,21 @@ COMPLETIONS_SHOWN = 40
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Compare runs in one page; without `out` it goes into the first run's folder."""
+    """Runs side by side in one page; without `out` it is written into the first run's folder."""
     folders = [RunFolder.open(run) for run in runs]
     names = _names(folders)
     metrics = {name: folder.metrics() for name, folder in zip(names, folders, strict=True)}
     if not any(metrics.values()):
-        raise UserError("there is nothing to report yet: no step has been logged")
+        raise UserError("nothing to report yet: these runs have logged no step")
     configs = [folder.config() for folder in folders]
     page = rendered(
         "report.html",
         title=" and ".join(metrics),
-        fooled=FOOLED,
+        canary_limit=FOOLED,
         figure=Markup(figure_of(configs, metrics)),
         summary=summary_of(names, configs, list(metrics.values())),
         runs=[
-            shown_run(name, folder, config, metrics[name])
+            run_section(name, folder, config, metrics[name])
             for name, folder, config in zip(names, folders, configs, strict=True)
         ],
     )
@@ -124,15 +123,15 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
 
 
 def figure_of(configs: Sequence[Config], metrics: Mapping[str, Records]) -> str:
-    """One panel for each figure that a run has; what says nothing in all of them is left out."""
+    """One panel for each metric that a run has; those that say nothing in any run are left out."""
     hidden = [hidden_keys(c.model_dump(mode="json"), r) for c, r in zip(configs, metrics.values(), strict=True)]
     panels = panels_of(list(metrics.values()), set.intersection(*hidden)) or [REWARD]
     columns = len(panels) if len(panels) <= 5 else math.ceil(len(panels) / math.ceil(len(panels) / 4))
     figure = comparison_figure({n: [records] for n, records in metrics.items()}, panels=panels, columns=max(2, columns))
-    return on_a_page(as_svg(figure))
+    return for_page(as_svg(figure))
 
 
-def shown_run(name: str, folder: RunFolder, config: Config, records: Records) -> dict[str, Any]:
+def run_section(name: str, folder: RunFolder, config: Config, records: Records) -> dict[str, Any]:
     status, pairs = status_of(folder.path), before_and_after(folder.path)
     return {
         "name": name,
@@ -142,7 +141,7 @@ def shown_run(name: str, folder: RunFolder, config: Config, records: Records) ->
         "pairs": pairs,
         "has_answers": any(before.answer for before, _ in pairs),
         "answer_is": "parent" if config.method.reads == "prompts" else "answer",
-        "judges": not answers_are_free(config.model_dump(mode="json")),
+        "shows_verdicts": not has_open_answers(config.model_dump(mode="json")),
         "shows_rewards": has_reward(config) and config.reward.kind != "binary",
         "rubric": rubric_part(folder, config, records),
         "config": config_yaml(config),
@@ -150,36 +149,17 @@ def shown_run(name: str, folder: RunFolder, config: Config, records: Records) ->
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A page of this package's, with every value escaped that is not `Markup`."""
+    """A template of this package, with every value escaped that is not `Markup`."""
     environment = Environment(loader=PackageLoader("vigneron", "report"), autoescape=True)
     environment.filters["plain"] = plain
     return environment.get_template(template).render(values)
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:
-    """The folders' own names, or their whole paths where two are alike."""
+    """The folders' names, or their paths where two are equal."""
     paths = [folder.path.resolve() for folder in folders]
     short = [path.name for path in paths]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
-
-
-def summary(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Held-out figures before and after, and the last of training."""
-    config = folder.config()
-    evals = [r for r in records if r.get("eval/accuracy") is not None]
-    steps = [r for r in records if r.get("reward") is not None]
-    return {
-        "name": folder.path.name,
-        "reward_kind": config.reward.kind,
-        "steps": records[-1]["step"] if records else 0,
-        "before": evals[0]["eval/accuracy"] if evals else None,
-        "after": evals[-1]["eval/accuracy"] if len(evals) > 1 else None,
-        "included_before": evals[0].get("eval/answer_included") if evals else None,
-        "included_after": evals[-1].get("eval/answer_included") if len(evals) > 1 else None,
-        "reward": steps[-1]["reward"] if steps else None,
-        "entropy": steps[-1].get("entropy") if steps else None,
-        "kl": steps[-1].get("kl") if steps else None,
-    }
 
 
 def before_and_after(folder: Path) -> list[tuple[Sample, Sample]]:

@@ -1,4 +1,4 @@
-"""The part of a run's report that is there when its reward is a rubric."""
+"""The rubric part of a run's report: categories, items, origins of the responses, samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from typing import Any
 from markupsafe import Markup
 
 from vigneron.config import Config
-from vigneron.errors import UserError
-from vigneron.report.curves import Records, series
-from vigneron.report.figures import Panel, as_svg, comparison_figure, on_a_page
-from vigneron.report.rubric_items import (
+from vigneron.report.figures import Panel, as_svg, comparison_figure, for_page
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.metric_table import metric
+from vigneron.run_store.rubric_items import (
     HELD_OUT_PREFIX,
     LARGEST_CANARY,
     TRAINING_PREFIX,
@@ -23,13 +23,12 @@ from vigneron.report.rubric_items import (
     category_rows,
     ends,
     item_rows,
+    readable_rubric,
     source_of,
 )
-from vigneron.report.rubric_samples import Stage, stages
-from vigneron.rubric.model import Rubric
-from vigneron.rubric.read import normalised, read_rubric
-from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.rubric_samples import Stage, stages
 from vigneron.run_store.samples import SampleStore
+from vigneron.run_store.series import Records, series
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ class OriginRow:
     revised: int
     demonstrated: int
     gap: float | None
-    """Nats a token between the text that a response was drawn under and the one it is trained under."""
+    """`drawn/gap`: nats per token between the prompt sampled with and the prompt trained with."""
 
 
 def origin_rows(records: Records, responses_per_step: int) -> list[OriginRow]:
-    """The first step, the last and all of them; nothing for a run that did not mix."""
+    """The first step, the last and all of them; empty for a run without revisions or demonstrations."""
     steps = [record for record in records if record.get("origin/revised") is not None]
     if not steps:
         return []
@@ -63,13 +62,13 @@ def _row(when: str, steps: Records, size: int) -> OriginRow:
     )
 
 
-MOST_FIGURES = 12
-MOST_LINES = 12
-"""More of them nobody can tell apart; the table has all."""
+MAX_PLOTS = 12
+MAX_LINES = 12
+"""More cannot be told apart; the table has all."""
 
 
 @dataclass(frozen=True)
-class Drawn:
+class CategoryPlot:
     category: str
     figure: Markup
     items: int
@@ -81,72 +80,68 @@ class RubricPart:
     categories: list[CategoryRow]
     largest_canary: Ends
     items: list[ItemRow]
-    figures: list[Drawn]
-    not_drawn: int
+    plots: list[CategoryPlot]
+    not_plotted: int
     origins: list[OriginRow]
     stages: list[Stage]
 
 
 def rubric_part(folder: RunFolder, config: Config, records: Records) -> RubricPart | None:
-    """None for a run of another reward, and for one that has scored nothing yet."""
+    """None for a run with another reward, or without scores yet."""
     if config.reward.kind != "rubric":
         return None
     rubric = readable_rubric(folder.rubric)
     if not (rows := item_rows(records, rubric)):
         return None
-    asked, shown = _kept(folder.path, any(row.failed for row in rows))
-    rows = item_rows(records, rubric, asked) if asked else rows
+    judged, shown = _read_samples(folder.path, any(row.failed for row in rows))
+    rows = item_rows(records, rubric, judged) if judged else rows
     by_category: dict[str, list[ItemRow]] = {}
     for row in rows:
         by_category.setdefault(row.category, []).append(row)
-    drawn = [category_drawn(records, name, some) for name, some in list(by_category.items())[:MOST_FIGURES]]
+    plots = [category_plot(records, name, some) for name, some in list(by_category.items())[:MAX_PLOTS]]
     return RubricPart(
         category_rows(records),
         ends(series(records, LARGEST_CANARY)[1], exact=True),
         rows,
-        drawn,
-        len(by_category) - len(drawn),
+        plots,
+        len(by_category) - len(plots),
         origin_rows(records, config.prompts_per_step * config.group_size),
         shown,
     )
 
 
-def readable_rubric(path: Path) -> Rubric | None:
-    """The run's own copy may have been changed since: a report does without a broken one."""
-    try:
-        return normalised(read_rubric(path))[0]
-    except UserError:
-        return None
-
-
-def _kept(folder: Path, some_failed: bool) -> tuple[dict[ItemKey, int], list[Stage]]:
-    """How often each item was asked is counted only where it matters: that reads every sample."""
+def _read_samples(folder: Path, some_failed: bool) -> tuple[dict[ItemKey, int], list[Stage]]:
+    """(samples judged by each item, samples to show). The former reads every sample: only where an item failed."""
     if not (folder / "samples.sqlite").is_file():
         return {}, []
     store = SampleStore(folder, read_only=True)
     try:
-        asked = {ItemKey(*key): count for key, count in store.times_asked().items()} if some_failed else {}
-        return asked, stages(store)
+        judged = {ItemKey(*key): count for key, count in store.judged_counts().items()} if some_failed else {}
+        return judged, stages(store)
     finally:
         store.close()
 
 
-def category_drawn(records: Records, category: str, rows: Sequence[ItemRow]) -> Drawn:
-    """One colour an item: its mean score, its confidence, and its share of the advantages."""
+def category_plot(records: Records, category: str, rows: Sequence[ItemRow]) -> CategoryPlot:
+    """One colour per item: its mean score, its confidence, and its share of the advantages."""
     source = source_of(records, category)
     held_out = source == HELD_OUT_PREFIX
     panels = (
-        Panel(f"mean score ({'held out, greedy' if held_out else 'training'})", "score", measured=held_out),
-        Panel(f"mean confidence ({'held out' if held_out else 'training'})", "confidence", measured=held_out),
-        Panel("share of the advantage (training)", "share"),
+        _item_panel("score", "held out, greedy" if held_out else "training", measured=held_out),
+        _item_panel("confidence", "held out" if held_out else "training", measured=held_out),
+        _item_panel("share", "training"),
     )
-    drawn = {row.item: [_of_item(records, ItemKey(category, row.item), source)] for row in rows[:MOST_LINES]}
+    drawn = {row.item: [_of_item(records, ItemKey(category, row.item), source)] for row in rows[:MAX_LINES]}
     figure = comparison_figure(drawn, panels=panels, columns=3)
-    return Drawn(category, Markup(on_a_page(as_svg(figure))), len(drawn), len(rows) - len(drawn))
+    return CategoryPlot(category, Markup(for_page(as_svg(figure))), len(drawn), len(rows) - len(drawn))
+
+
+def _item_panel(name: str, where: str, *, measured: bool = False) -> Panel:
+    return Panel(f"{metric(f'reward/CATEGORY/ITEM/{name}').panel} ({where})", name, measured=measured)
 
 
 def _of_item(records: Records, key: ItemKey, source: str) -> list[Mapping[str, Any]]:
-    """As if the run had this item alone."""
+    """Records of this item alone, under the names of the panels."""
     names = {
         "score": key.under(source, "score"),
         "confidence": key.under(source, "confidence"),

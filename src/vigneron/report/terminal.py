@@ -1,4 +1,4 @@
-"""Watching a run: a live panel in a terminal, plain lines when piped. One view for every method."""
+"""The terminal view of a run: a live panel, or one line per step when piped. The same for every method."""
 
 import time
 from collections import deque
@@ -15,20 +15,21 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.batch import Batch
+from vigneron.config import Config
 from vigneron.errors import visible
 from vigneron.redaction import redacted
-from vigneron.report.curves import is_number
-from vigneron.report.rubric_items import category_rewards
+from vigneron.report.sparkline import short, sparkline
 from vigneron.report.tables import NARROW, samples_lines, samples_table
-from vigneron.run_store.headline_metrics import BARS, WATCHED, short, sparkline, watched_in
+from vigneron.run_store.headline_metrics import headline_metrics
+from vigneron.run_store.metric_table import in_order
 from vigneron.run_store.metrics_file import records_of
+from vigneron.run_store.rubric_items import category_rewards
 from vigneron.run_store.samples import Sample
 from vigneron.timing import WHOLE
 from vigneron.training.callbacks import RunInfo
 from vigneron.training.method import Metrics
 from vigneron.training.sample_records import samples_of
-
-__all__ = ["BARS", "TerminalView", "say", "sparkline", "weakest"]
+from vigneron.values import is_number
 
 WEAKEST_SHOWN = 3
 WEAKEST_WIDTH = 60
@@ -37,25 +38,25 @@ LONGEST_CELL = 240
 WARNINGS_SHOWN = 3
 SPARKS = 40
 PACE_OVER = 10
-"""Steps: an evaluation among them counts as much as it takes of the time."""
-WAITED = 1.0
-"""Seconds a phase takes before it is named: what is over sooner would only flicker."""
-DOING = {
+"""Steps over which the pace is a mean, with their evaluations."""
+PHASE_SHOWN_AFTER = 1.0
+"""Seconds before a phase is named: a shorter one would only flicker."""
+PHASES = {
     "rollout": "sampling",
     "reward": "waiting for rewards",
-    "advantage": "looking at the samples",
+    "advantage": "computing advantages",
     "update": "updating",
-    "keep samples": "keeping samples",
+    "keep samples": "writing samples",
     "evaluate": "evaluating",
     "save": "saving",
     "load the model": "loading the model",
-    "see what fits into memory": "seeing what fits into memory",
+    "see what fits into memory": "measuring memory",
 }
 
 
 class TerminalView:
-    """Used as a context manager; `step` is called after every step. Drawn anew a few times a second, so that waiting is
-    seen, and a terminal that changes its size."""
+    """A context manager; `step` is called after every step. Redrawn four times a second, so that it shows what the run
+    waits for and follows the terminal's size."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
@@ -65,46 +66,45 @@ class TerminalView:
         self._labels: dict[str, str] = {}
         self._recent: deque[tuple[int, float, float]] = deque(maxlen=PACE_OVER)
         self._last_step: float | None = None
-        self._doing: tuple[str, float] | None = ("start", time.monotonic())
+        self._phase: tuple[str, float] | None = ("start", time.monotonic())
         self._warnings: list[tuple[int, str]] = []
         self._samples: list[Sample] = []
         self._rewarded = True
-        self._weak = ""
+        self._weakest = ""
         self._at: tuple[int, int] | None = None
         self._spinner = Spinner("dots")
 
     def __enter__(self) -> "TerminalView":
         if self._console.is_terminal:
-            self._live = Live(get_renderable=self._drawn, console=self._console, refresh_per_second=4)
+            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
             self._live.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._doing = None
+        self._phase = None
         if self._live is not None:
             self._live.__exit__(*error)
 
     def notice(self, text: str) -> None:
-        self._console.print(Text(f"note: {shown(text)}", style="dim"), soft_wrap=True)
+        self._console.print(Text(f"note: {printable(text)}", style="dim"), soft_wrap=True)
 
     def warning(self, text: str) -> None:
-        """In the panel, which has room for the last ones; the run's folder keeps them all."""
-        self._warnings.append((self._at[0] if self._at else 0, shown(text)))
+        """Shown in the panel, which has room for the last ones; notices.jsonl has all."""
+        self._warnings.append((self._at[0] if self._at else 0, printable(text)))
         if self._live is None:
             say(self._console, f"warning: {text}")
 
     def phase(self, text: str | None) -> None:
-        self._doing = None if text is None else (text, time.monotonic())
+        self._phase = None if text is None else (text, time.monotonic())
 
     def step(self, run: RunInfo, metrics: Metrics, batch: Batch, seconds: float) -> None:
-        self._take_pace(len(batch), seconds)
-        config = run.config.model_dump(mode="json")
+        self._update_pace(len(batch), seconds)
         if not self._labels:
             for record in records_of(run.folder.path):
-                if record["step"] < run.step:  # it was resumed, or evaluated before the first step
-                    self._keep(config, record)
-        self._keep(config, metrics)
-        self._weak = weakest(metrics) if run.config.reward.kind == "rubric" else ""
+                if record["step"] < run.step:  # of a resumed run, or the evaluation before the first step
+                    self._add_history(run.config, record)
+        self._add_history(run.config, metrics)
+        self._weakest = weakest(metrics) if run.config.reward.kind == "rubric" else ""
         self._at = (run.step, run.config.steps)
         if self._live is None:
             say(self._console, self._line(metrics))
@@ -113,25 +113,23 @@ class TerminalView:
         self._samples = samples_of(batch.rows(range(min(SAMPLES_SHOWN, len(batch)))), run.step, "train")
         self._live.refresh()
 
-    def _keep(self, config: dict[str, Any], metrics: Metrics) -> None:
-        """A figure that was shown once is shown from then on."""
-        self._labels |= {shown.key: shown.label for shown in watched_in(config, [metrics])}
+    def _add_history(self, config: Config, metrics: Metrics) -> None:
+        """A metric that was shown once stays shown."""
+        shown = headline_metrics(config.model_dump(mode="json"), [metrics], config.method)
+        self._labels |= {one.key: one.label for one in shown}
         for key in self._labels:
             if is_number(metrics.get(key)):
                 self._history.setdefault(key, []).append(metrics[key])
                 del self._history[key][:-SPARKS]
 
-    def _shown(self) -> list[str]:
-        return [key for watched in WATCHED for key in watched.keys if key in self._labels]
-
-    def _take_pace(self, samples: int, seconds: float) -> None:
+    def _update_pace(self, samples: int, seconds: float) -> None:
         now = time.monotonic()
         whole = max(seconds, now - self._last_step) if self._last_step is not None else seconds
         self._recent.append((samples, seconds, whole))
         self._last_step = now
 
     def _pace(self) -> tuple[float, str]:
-        """Samples a second in the last steps, and the time left, with what is done between steps."""
+        """Samples per second over the last steps, and the time left, including what happens between steps."""
         assert self._at is not None
         step, steps = self._at
         rate = sum(count for count, _, _ in self._recent) / sum(seconds for _, seconds, _ in self._recent)
@@ -144,23 +142,25 @@ class TerminalView:
     def _line(self, metrics: Metrics) -> str:
         assert self._at is not None
         rate, left = self._pace()
-        shown = "  ".join(f"{self._labels[key]} {short(metrics[key])}" for key in self._shown() if key in metrics)
-        weakest_of_all = f"  weakest: {self._weak}" if self._weak else ""
+        keys = [key for key in in_order(self._labels) if key in metrics]
+        shown = "  ".join(f"{self._labels[key]} {short(metrics[key])}" for key in keys)
+        weakest_of_all = f"  weakest: {self._weakest}" if self._weakest else ""
         return f"step {self._at[0]}/{self._at[1]}  {shown}{weakest_of_all}  {rate:.1f} samples/s  {left}"
 
-    def _drawn(self) -> RenderableType:
+    def _render(self) -> RenderableType:
         if self._at is None:
             return self._waiting() or Text(f"{self._title}: starting", style="dim")
         return self._panel(self._at, self._console.width)
 
     def _waiting(self) -> RenderableType | None:
-        """What takes long, and how long it has by now."""
-        doing = self._doing
-        if doing is None or time.monotonic() - doing[1] < WAITED:
+        """The current phase and how long it has taken, if it takes long."""
+        current = self._phase  # another thread may change it meanwhile
+        if current is None or time.monotonic() - current[1] < PHASE_SHOWN_AFTER:
             return None
-        name = DOING.get(doing[0], doing[0])
+        phase, began = current
+        name = PHASES.get(phase, phase)
         what = f"{self._title}: {'starting' if name == 'start' else name}" if self._at is None else name
-        self._spinner.update(text=Text(f"{what}, {time.monotonic() - doing[1]:.0f} s", style="dim"))
+        self._spinner.update(text=Text(f"{what}, {time.monotonic() - began:.0f} s", style="dim"))
         return self._spinner
 
     def _panel(self, at: tuple[int, int], width: int) -> Panel:
@@ -170,8 +170,8 @@ class TerminalView:
             head,
             ProgressBar(total=at[1], completed=at[0], width=max(4, min(60, width - 4))),
             self._waiting() or Text(),
-            self._figures(width),
-            *self._warned(),
+            self._metrics(width),
+            *self._warning_lines(),
             Text(),
         ]
         if width < NARROW:
@@ -180,25 +180,25 @@ class TerminalView:
             parts.append(samples_table(self._samples, rewarded=self._rewarded, longest=LONGEST_CELL))
         return Panel(Group(*parts), title=Text(self._title), title_align="left")
 
-    def _figures(self, width: int) -> Table:
-        figures = Table.grid(padding=(0, 2))
-        keys = [key for key in self._shown() if self._history.get(key)]
+    def _metrics(self, width: int) -> Table:
+        grid = Table.grid(padding=(0, 2))
+        keys = [key for key in in_order(self._labels) if self._history.get(key)]
         room = width - 4 - 4 - 8 - max((len(self._labels[key]) for key in keys), default=0)
         for key in keys:
             history = self._history[key]
             bars = Text(sparkline(history, max(1, min(SPARKS, room))), style="green", no_wrap=True)
-            figures.add_row(Text(self._labels[key], no_wrap=True), Text(short(history[-1]), no_wrap=True), bars)
-        if self._weak:
-            figures.add_row("weakest", "", Text(self._weak))
-        return figures
+            grid.add_row(Text(self._labels[key], no_wrap=True), Text(short(history[-1]), no_wrap=True), bars)
+        if self._weakest:
+            grid.add_row("weakest", "", Text(self._weakest))
+        return grid
 
-    def _warned(self) -> list[RenderableType]:
-        shown = self._warnings[-WARNINGS_SHOWN:]
-        return [Text(), *(Text(f"step {step}: {text}", style="yellow") for step, text in shown)] if shown else []
+    def _warning_lines(self) -> list[RenderableType]:
+        last = self._warnings[-WARNINGS_SHOWN:]
+        return [Text(), *(Text(f"step {step}: {text}", style="yellow") for step, text in last)] if last else []
 
 
 def weakest(metrics: Metrics) -> str:
-    """The categories of a rubric that earn least, as many as fit; one alone is the whole reward."""
+    """The categories of a rubric with the lowest rewards, as many as fit; empty for a single category."""
     rewards = {name: metrics[key] for name, key in category_rewards(metrics).items()}
     if len(rewards) < 2:
         return ""
@@ -209,12 +209,12 @@ def weakest(metrics: Metrics) -> str:
 
 
 def say(console: Console, text: str) -> None:
-    """Plain text: nothing in it is markup, no line is broken, and nothing moves the cursor."""
-    console.print(shown(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
+    """Print plain text: no markup, no wrapping, no control characters."""
+    console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def shown(text: str) -> str:
-    """Lines stay lines; no other control characters, and no secrets."""
+def printable(text: str) -> str:
+    """Without secrets and without control characters other than newlines."""
     return "\n".join(visible(line) for line in redacted(text).split("\n"))
 
 
@@ -222,10 +222,10 @@ Laps = Sequence[Mapping[str, float]]
 
 
 def profile_rows(laps: Laps) -> list[tuple[str, float, float]]:
-    """(phase, median seconds, share of a step), in the order they came; what no phase covers is `other`.
+    """(phase, median seconds, share of a step), in the order of the step; time outside all phases is `other`.
 
-    The first steps load, compile and capture: with five or more, two of them are left out. A phase that is not in
-    every step (an evaluation, a checkpoint) counts with its mean over all of them.
+    The first steps load, compile and capture: of five or more steps, the first two are left out. A phase that is not in
+    every step (an evaluation, a checkpoint) counts with its mean over all steps.
     """
     steady = laps[2:] if len(laps) >= 5 else laps
     names = dict.fromkeys(name for lap in steady for name in lap if name != WHOLE)
@@ -241,7 +241,7 @@ def _typical(values: Sequence[float]) -> float:
 
 
 def _after_its_parent(names: Sequence[str]):  # type: ignore[no-untyped-def]
-    """Inner phases end before outer ones: list them under these."""
+    """Sort inner phases, which end before the outer ones, below these."""
     parents = [name for name in names if "/" not in name]
 
     def key(row: tuple[str, float]) -> tuple[int, int]:
@@ -254,7 +254,7 @@ def _after_its_parent(names: Sequence[str]):  # type: ignore[no-untyped-def]
 
 
 def profile_table(laps: Laps) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim", title=f"a step's time ({len(laps)} steps)")
+    table = Table(box=None, padding=(0, 2), header_style="dim", title=f"time of a step ({len(laps)} steps)")
     table.add_column("phase")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")

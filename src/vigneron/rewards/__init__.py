@@ -1,1 +1,1 @@
-"""Rewards, all of TRL's signature: `reward(prompts, completions, **columns) -> list[float | None]`."""
+"""Rewards with TRL's signature: `reward(prompts, completions, **columns) -> list[float | None]`."""

@@ -1,4 +1,4 @@
-"""The reward slot: calls a reward of TRL's signature, checks what it returns, and keeps its parts."""
+"""The reward slot: calls a reward with TRL's signature, checks its result, and records its parts."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -8,22 +8,22 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from vigneron.batch import Batch, concatenate
-from vigneron.rewards.user_reward import NonFiniteReward, RewardFailed, begun, guarded, is_asynchronous, numbers
+from vigneron.rewards.user_reward import NonFiniteReward, RewardFailed, checked_rewards, is_async, named_errors, started
 from vigneron.timing import phase
 
 RewardFunction = Callable[..., Any]
 
-# What a part of a step came to, until the whole is known.
+# Key in `Batch.extras` of a part's intermediate results, until the whole step is there.
 BEGUN = "begun"
-# A share of fewer samples than this says little.
-SMALLEST_SHARE = 100
+# `missing_limit` applies to at least this many samples.
+LIMIT_FLOOR = 100
 
 
 @runtime_checkable
 class StepReward(Protocol):
-    """A reward that needs the whole step: begun part by part, while more is sampled, and finished for all at once.
+    """A reward that needs the whole step: `begin` starts each part while more is sampled, `finish` takes all samples.
 
-    Both are given what TRL gives a reward, `finish` also what the parts came to and the group of each sample.
+    Both get the arguments of a TRL reward; `finish` also gets the results of `begin` and each sample's group.
     """
 
     @property
@@ -36,10 +36,10 @@ class StepReward(Protocol):
 
 
 class ApplyReward:
-    """`reward(batch)`: None (missing) becomes NaN, which takes the sample out of everything.
+    """`reward(batch)`: None (missing) becomes NaN, and the sample is ignored.
 
-    When a whole step is missing, or more than `missing_limit` of all samples so far (of the first hundred, while
-    there are fewer), the run stops: something is broken that training on the rest would hide.
+    The run stops if every reward of a step is missing, or more than `missing_limit` of all samples so far (counting at
+    least a hundred): training on the rest would hide a fault.
     """
 
     def __init__(self, function: RewardFunction, *, missing_limit: float = 0.05, what: str = "reward") -> None:
@@ -51,71 +51,74 @@ class ApplyReward:
 
     @property
     def overlaps(self) -> bool:
-        """An asynchronous reward waits for somebody else: samples that follow can be sampled meanwhile."""
+        """Whether sampling can continue while the reward is computed: true of asynchronous rewards."""
         function = self._function
         if isinstance(function, StepReward):
             return function.overlaps
-        return is_asynchronous(function)
+        return is_async(function)
 
     @property
     def function(self) -> RewardFunction:
         return self._function
 
     def __call__(self, batch: Batch, *, whole_step: bool = True) -> Batch:
-        """Not a `whole_step`: some groups of one, which may all be missing."""
-        return self._settled([self._begin(batch)], whole_step)
+        """`whole_step` False: the batch is part of a step, and all its rewards may be missing."""
+        return self._finish_all([self._begin(batch)], whole_step)
 
     def of_parts(self, parts: Iterable[Batch], *, whole_step: bool = True) -> Batch:
-        """Rewards of parts while later ones are still being made; the whole, in order."""
+        """Starts each part's reward while the next is sampled; returns the whole batch, in order."""
         waiting = [self._begin(part) for part in parts]
         with phase("reward"):
-            return self._settled(waiting, whole_step)
+            return self._finish_all(waiting, whole_step)
 
     def _begin(self, batch: Batch) -> Callable[[], Batch]:
-        return self._begun_for_the_step(batch) if isinstance(self._function, StepReward) else self._begun(batch)
+        return self._begin_step_reward(batch) if isinstance(self._function, StepReward) else self._call(batch)
 
-    def _settled(self, waiting: list[Callable[[], Batch]], whole_step: bool) -> Batch:
+    def _finish_all(self, waiting: list[Callable[[], Batch]], whole_step: bool) -> Batch:
         batch = concatenate([finish() for finish in waiting])
         if isinstance(self._function, StepReward):
-            batch = self._finished(batch, self._function)
+            batch = self._finish_step_reward(batch, self._function)
         self._count(int(batch.signals.rewards_B.isnan().sum()), len(batch), whole_step)
         return batch
 
-    def _begun(self, batch: Batch) -> Callable[[], Batch]:
-        """Call the reward. What is returned waits for an asynchronous one, and gives the batch with its rewards."""
+    def _call(self, batch: Batch) -> Callable[[], Batch]:
+        """Call the reward. The returned function waits for an asynchronous one and gives the batch with its rewards."""
         log = _Log(len(batch))
-        result = self._guarded(lambda: self._called(batch, log))
+        result = self._named_errors(
+            lambda: started(self._function(**_arguments(batch), log_extra=log.extra, log_metric=log.metric))
+        )
 
         def finish() -> Batch:
-            found = self._guarded(result.result) if isinstance(result, Future) else result
-            return self._rewarded(batch, found, log)
+            values = self._named_errors(result.result) if isinstance(result, Future) else result
+            return self._with_rewards(batch, values, log)
 
         return finish
 
-    def _begun_for_the_step(self, batch: Batch) -> Callable[[], Batch]:
+    def _begin_step_reward(self, batch: Batch) -> Callable[[], Batch]:
         begin: Any = self._function.begin  # type: ignore[attr-defined]
-        wait = self._guarded(lambda: begin(**_arguments(batch)))
+        wait = self._named_errors(lambda: begin(**_arguments(batch)))
 
         def finish() -> Batch:
-            return batch.with_samples(extras={**batch.samples.extras, BEGUN: tuple(self._guarded(wait))})
+            return batch.with_samples(extras={**batch.samples.extras, BEGUN: tuple(self._named_errors(wait))})
 
         return finish
 
-    def _finished(self, batch: Batch, function: StepReward) -> Batch:
+    def _finish_step_reward(self, batch: Batch, function: StepReward) -> Batch:
         extras = dict(batch.samples.extras)
         begun = list(extras.pop(BEGUN))
         batch, log = batch.with_samples(extras=extras), _Log(len(batch))
         groups = batch.samples.group_B.tolist()
-        found = self._guarded(
+        values = self._named_errors(
             lambda: function.finish(begun, groups, **_arguments(batch), log_extra=log.extra, log_metric=log.metric)
         )
-        return self._rewarded(batch, found, log)
+        return self._with_rewards(batch, values, log)
 
-    def _rewarded(self, batch: Batch, found: Any, log: "_Log") -> Batch:
+    def _with_rewards(self, batch: Batch, values: Any, log: "_Log") -> Batch:
         try:
-            rewards = [math.nan if value is None else value for value in numbers(self._name, found, len(batch))]
+            checked = checked_rewards(self._name, values, len(batch))
+            rewards = [math.nan if value is None else value for value in checked]
         except NonFiniteReward as error:
-            returned = {"returned": tuple(map(repr, found))} if isinstance(found, list | tuple) else {}
+            returned = {"returned": tuple(map(repr, values))} if isinstance(values, list | tuple) else {}
             error.batch = batch.with_samples(extras={**batch.samples.extras, **log.extras, **returned})
             raise
         return batch.with_signals(
@@ -128,7 +131,7 @@ class ApplyReward:
         self._missing += missing
         if missing == of and whole_step and self._missing_limit < 1:
             raise RewardFailed(f"{self._name} is missing for all {of} samples of a step")
-        if self._missing > self._missing_limit * max(self._seen, SMALLEST_SHARE):
+        if self._missing > self._missing_limit * max(self._seen, LIMIT_FLOOR):
             raise RewardFailed(
                 f"{self._name} is missing for {self._missing} of {self._seen} samples so far, above the limit "
                 f"of {self._missing_limit:.0%} (reward.missing_limit)"
@@ -143,20 +146,16 @@ class ApplyReward:
         if isinstance(self._function, StepReward):
             self._function.load(scalars)
 
-    def _called(self, batch: Batch, log: "_Log") -> Any:
-        """What the reward returns, or a future of it."""
-        return begun(self._function(**_arguments(batch), log_extra=log.extra, log_metric=log.metric))
-
     def close(self) -> None:
         if isinstance(self._function, StepReward):
             self._function.close()
 
-    def _guarded(self, step: Callable[[], Any]) -> Any:
-        return guarded(self._name, step)
+    def _named_errors(self, step: Callable[[], Any]) -> Any:
+        return named_errors(self._name, step)
 
 
 class _Log:
-    """What a reward says of its samples beside their rewards, by TRL's two functions."""
+    """Collects what a reward logs through TRL's `log_extra` and `log_metric`."""
 
     def __init__(self, count: int) -> None:
         self._count = count

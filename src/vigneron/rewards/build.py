@@ -1,4 +1,4 @@
-"""The reward a config asks for."""
+"""Build the reward of a config."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from vigneron.config import (
     SemanticRewardConfig,
 )
 from vigneron.rewards.apply import RewardFunction
-from vigneron.sources.placement import HERE, Places
+from vigneron.sources.placement import IN_PROCESS, ModelPlacement
 from vigneron.user_code import python_function
 
 
@@ -28,11 +28,14 @@ def build_reward(
     notice: Callable[[str], None] = lambda text: None,
     weights: Callable[[str], str] = str,
     check: Callable[[Any], None] = lambda rubric: None,
-    places: Places = HERE,
+    placement: ModelPlacement = IN_PROCESS,
 ) -> RewardFunction:
-    """A function of TRL's signature. `cache` is where embeddings are kept, `device` where a reward's model runs,
-    `rubric` a run's own copy of the file, `weights` what finds the model that a rubric's item names, `places` where
-    embedders and local judges run."""
+    """A function with TRL's signature.
+
+    `cache` is the file of cached embeddings, `device` where a reward's model runs, `rubric` the run's copy of the
+    rubric file. `weights` resolves the model name of a rubric item. `placement` says where embedders and local judges
+    run.
+    """
     if isinstance(config, RubricRewardConfig):
         from vigneron.rewards.rubric_build import build_rubric_reward
 
@@ -45,14 +48,14 @@ def build_reward(
             notice=notice,
             weights=weights,
             check=check,
-            places=places,
+            placement=placement,
         )
     if isinstance(config, SemanticRewardConfig):
         from vigneron.rewards.semantic import Guards, SemanticReward
         from vigneron.sources.embedding_cache import cached_embedder
 
         options = config.guards
-        embedder = partial(cached_embedder, url=config.url, cache=cache, device=device, places=places)
+        embedder = partial(cached_embedder, url=config.url, cache=cache, device=device, placement=placement)
         second = None if options.second_embedder is None else embedder(options.second_embedder)
         guards = Guards(options.input_weight, options.max_length_ratio, options.max_repetition, second)
         return SemanticReward(
@@ -63,7 +66,7 @@ def build_reward(
     if isinstance(config, ModelRewardConfig | PreferenceRewardConfig):
         from vigneron.rewards.model import ModelReward, PreferenceReward, load_reward_scorer
 
-        load = places.scorer or load_reward_scorer
+        load = placement.scorer or load_reward_scorer
         if isinstance(config, ModelRewardConfig):
             return ModelReward(load(config.model, "reward", device))
         return PreferenceReward(load(config.model, "first_is_better", device), config.ranking)

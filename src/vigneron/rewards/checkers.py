@@ -1,4 +1,4 @@
-"""Checkers: what counts as right. A checker is a reward that gives 1 or 0, or None where nothing can be said."""
+"""Checkers: whether a completion is correct. A checker is a reward that gives 1, 0, or None if it cannot tell."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ def is_exact(completion: Any, answer: Any) -> bool:
 
 
 def includes(completion: Any, answer: Any) -> bool:
-    """Whether the answer stands in the completion, as whole words, with anything around it."""
+    """Whether the completion contains the answer as whole words."""
     wanted = re.escape(normalise(completion_text(answer)))
     return re.search(rf"(?<!\w){wanted}(?!\w)", completion_text(completion).casefold()) is not None
 
@@ -34,7 +34,7 @@ def exact_reward(
 
 CHECKERS: dict[str, RewardFunction] = {"equality": exact_reward, "sentiment_inversion": inversion_reward}
 NEEDS = {"equality": "answer", "sentiment_inversion": "input"}
-"""The column that a built-in checker cannot do without."""
+"""The column that a built-in checker needs."""
 
 Check = Callable[[Batch], Batch]
 
@@ -44,7 +44,7 @@ def load_checker(name: str) -> RewardFunction:
 
 
 def build_check(name: str) -> Check:
-    """`check(batch)`: each sample with the checker's verdict; None where it has nothing to go by."""
+    """`check(batch)`: the batch with `correct` for each sample; None if the needed column is missing."""
     needed = NEEDS.get(name)
     apply = ApplyReward(load_checker(name), missing_limit=1.0, what="checker")
 
@@ -59,5 +59,5 @@ def build_check(name: str) -> Check:
 def _verdicts(values: Sequence[float], name: str) -> tuple[bool | None, ...]:
     for row, value in enumerate(values, start=1):
         if value == value and value not in (0.0, 1.0):
-            raise RewardFailed(f"checker '{name}' returned {value:g} for row {row}; it may return 1, 0 or None")
+            raise RewardFailed(f"checker '{name}' returned {value:g} for row {row}; expected 1, 0 or None")
     return tuple(None if value != value else value == 1.0 for value in values)

@@ -1,7 +1,7 @@
-"""Our rewards in other people's trainers.
+"""Vigneron's rewards in other trainers.
 
 TRL's GRPOTrainer takes them unchanged, `GRPOTrainer(reward_funcs=[semantic_reward("lexical"), exact_reward], …)`, with
-the parent's answers in the dataset's column `answer`. verl scores one text at a time: `for_verl(reward)`.
+the reference answers in the dataset's column `answer`. verl scores one text at a time: `for_verl(reward)`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ def semantic_reward(
     form: Form = "clip",
     clean: Literal["letters", "none"] = "letters",
 ) -> SemanticReward:
-    """PGSRM's reward by the embedder's name; what was embedded is kept in memory."""
+    """PGSRM's reward with the embedder of that name; embeddings are cached in memory."""
     from vigneron.sources.embedders import load_embedder
     from vigneron.sources.embedding_cache import CachedEmbedder
 
@@ -27,8 +27,8 @@ def semantic_reward(
 def for_verl(reward: Callable[..., Any]) -> Callable[..., float]:
     """A reward as verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`.
 
-    `ground_truth` arrives as `answer`, `extra_info` as the other columns, and its `prompt`, if there, as the prompt.
-    verl knows no missing reward: one raises, rather than counting as 0.
+    `ground_truth` is passed as `answer`, `extra_info` as the other columns, and its `prompt`, if present, as the
+    prompt. verl has no missing rewards: a missing one raises instead of counting as 0.
     """
 
     def compute_score(

@@ -1,4 +1,4 @@
-"""The reward slot of several ranks: the first one asks, and tells the others."""
+"""The reward slot of several ranks: rank 0 computes the rewards and broadcasts them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,11 +10,11 @@ from vigneron.distributed import ranks
 from vigneron.errors import NonFinite, UserError
 from vigneron.rewards.apply import ApplyReward, RewardFunction
 
-Told = tuple[list[float], dict[str, tuple[Any, ...]], dict[str, float]]
+Broadcast = tuple[list[float], dict[str, tuple[Any, ...]], dict[str, float]]
 
 
-class OnFirstRank:
-    """An `ApplyReward` whose judges, embedders and caches are asked by one rank."""
+class Rank0Reward:
+    """An `ApplyReward` whose judges, embedders and caches exist on rank 0 only."""
 
     def __init__(self, inner: ApplyReward) -> None:
         self._inner = inner
@@ -28,15 +28,15 @@ class OnFirstRank:
         return self._inner.function
 
     def __call__(self, batch: Batch, *, whole_step: bool = True) -> Batch:
-        return _told(batch, lambda: self._inner(batch, whole_step=whole_step))
+        return _broadcast(batch, lambda: self._inner(batch, whole_step=whole_step))
 
     def of_parts(self, parts: Iterable[Batch], *, whole_step: bool = True) -> Batch:
-        if not ranks.is_first():
-            return _told(concatenate(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]
+        if not ranks.is_rank0():
+            return _broadcast(concatenate(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]
         rest, sampled = iter(parts), list[Batch]()
         sampling = False
 
-        def kept() -> Iterable[Batch]:
+        def record_parts() -> Iterable[Batch]:
             nonlocal sampling
             while True:
                 sampling = True
@@ -49,19 +49,19 @@ class OnFirstRank:
 
         failed: UserError | None = None
         try:
-            found = self._inner.of_parts(kept(), whole_step=whole_step)
+            rewarded = self._inner.of_parts(record_parts(), whole_step=whole_step)
         except UserError as error:
             if sampling:
                 raise
             failed = error
-            sampled.extend(rest)  # the others sample all of it too
+            sampled.extend(rest)  # the other ranks sample all parts too
 
-        def ask() -> Batch:
+        def result() -> Batch:
             if failed is not None:
                 raise failed
-            return found
+            return rewarded
 
-        return _told(concatenate(sampled), ask)
+        return _broadcast(concatenate(sampled), result)
 
     def scalars(self) -> dict[str, Any]:
         return self._inner.scalars()
@@ -73,13 +73,15 @@ class OnFirstRank:
         self._inner.close()
 
 
-def _told(batch: Batch, ask: Callable[[], Batch]) -> Batch:
-    def tell() -> Told:
-        found = ask()
-        return found.signals.rewards_B.tolist(), found.samples.extras, found.signals.metrics
+def _broadcast(batch: Batch, compute: Callable[[], Batch]) -> Batch:
+    """The batch with the rewards that `compute` gives on rank 0."""
+
+    def computed() -> Broadcast:
+        rewarded = compute()
+        return rewarded.signals.rewards_B.tolist(), rewarded.samples.extras, rewarded.signals.metrics
 
     try:
-        rewards, extras, metrics = ranks.from_first(tell)
+        rewards, extras, metrics = ranks.run_on_rank0(computed)
     except NonFinite as error:
         error.batch = error.batch or batch
         raise

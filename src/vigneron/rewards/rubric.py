@@ -1,9 +1,9 @@
-"""Eq. 15 of `rlmt-grape`: scores and confidences of a rubric's items, put together into one reward.
+"""Eq. 15 of `rlmt-grape`: the reward from the scores and confidences of a rubric's items.
 
     R(textᵢ) = ρ Σⱼ ωⱼ τᵢⱼ φ̄ⱼ / Σⱼ φ̄ⱼ        φ̄ⱼ: the mean confidence of item j over the category's samples
 
-An item that failed for one sample of a group leaves that group's rubric, for all its samples alike: to renormalise for
-one sample would compare it with others by another measure.
+An item that failed for one sample of a group is dropped for the whole group: renormalising one sample alone would
+compare it with the others on another scale.
 """
 
 from typing import NamedTuple
@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-class Rewarded(NamedTuple):
+class CategoryRewards(NamedTuple):
     rewards_B: Float[Tensor, " B"]
     contributions_BJ: Float[Tensor, "B J"]
-    """What each item adds to the reward; 0 where it was left out."""
+    """What each item adds to the reward; 0 for a dropped item."""
     confidence_J: Float[Tensor, " J"]
-    """φ̄, NaN for an item that was scored nowhere."""
+    """φ̄; NaN for an item without any score."""
 
 
 def grape_reward(
@@ -31,22 +31,23 @@ def grape_reward(
 ) -> Float[Tensor, " B"]:
     """Eq. 15 for the samples of one category in one step; NaN is missing.
 
-    φ̄ is the mean of the confidences present. An item missing anywhere in a group (without `group`, anywhere) leaves
-    that group's rubric: eq. 15 on the items kept, weights renormalised, ρ their number. Nothing kept gives NaN, and so
-    does Σ φ̄ = 0.
-    `normalise` divides by Σ ω φ̄ instead of Σ φ̄ / ρ, so that a perfect answer earns 1 whatever the confidences.
+    φ̄ is the mean of the confidences present. An item missing for any sample of a group (without `group`, for any
+    sample) is dropped for that group: eq. 15 is over the items kept, with weights renormalised and ρ their number. No
+    item kept gives NaN, and so does Σ φ̄ = 0. `normalise` divides by Σ ω φ̄ instead of Σ φ̄ / ρ, so that a perfect
+    answer earns 1 for any confidences.
     """
-    return rewarded(scores_BJ, confidences_BJ, weights_J, group_B, normalise=normalise).rewards_B
+    return grape_rewards(scores_BJ, confidences_BJ, weights_J, group_B, normalise=normalise).rewards_B
 
 
-def rewarded(
+def grape_rewards(
     scores_BJ: Float[Tensor, "B J"],
     confidences_BJ: Float[Tensor, "B J"],
     weights_J: Float[Tensor, " J"],
     group_B: Int[Tensor, " B"] | None = None,
     *,
     normalise: bool = False,
-) -> Rewarded:
+) -> CategoryRewards:
+    """As `grape_reward`, with the items' contributions and confidences."""
     present_BJ = ~(scores_BJ.isnan() | confidences_BJ.isnan())
     confidence_J = confidences_BJ.nanmean(0)
     kept_BJ = kept_items(present_BJ, group_B)
@@ -59,7 +60,7 @@ def rewarded(
     parts_BJ = weights_BJ * torch.where(kept_BJ, scores_BJ, 0.0) * confidence_BJ / torch.where(known_B1, whole_B1, 1.0)
     contributions_BJ = torch.where(kept_BJ & known_B1, parts_BJ, 0.0)
     rewards_B = torch.where(known_B1[:, 0], contributions_BJ.sum(1), torch.nan)
-    return Rewarded(rewards_B, contributions_BJ, confidence_J)
+    return CategoryRewards(rewards_B, contributions_BJ, confidence_J)
 
 
 def kept_items(present_BJ: Bool[Tensor, "B J"], group_B: Int[Tensor, " B"] | None = None) -> Bool[Tensor, "B J"]:
@@ -72,10 +73,10 @@ def kept_items(present_BJ: Bool[Tensor, "B J"], group_B: Int[Tensor, " B"] | Non
 
 
 def explained_shares(contributions_BJ: Float[Tensor, "B J"], group_B: Int[Tensor, " B"]) -> Float[Tensor, " J"]:
-    """What share of the advantages' variance each item accounts for; they sum to 1. NaN where no two rewards differ.
+    """Each item's share of the advantages' variance; the shares sum to 1. NaN if all rewards of a group are equal.
 
-    With cⱼ an item's contribution and A = Σ cⱼ the advantage, both less their group's mean: Σ cⱼ A / Σ A². An item that
-    pulls against the others has a share below 0.
+    With cⱼ an item's contribution and A = Σ cⱼ the advantage, both minus their group's mean: Σ cⱼ A / Σ A². An item
+    that opposes the others has a negative share.
     """
     _, group_B = group_B.unique(return_inverse=True)
     count_G = torch.bincount(group_B)

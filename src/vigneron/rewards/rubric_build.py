@@ -1,4 +1,4 @@
-"""The rubric reward that a config asks for: its file, its judge, and a grader for each of its items."""
+"""Build the rubric reward of a config: the rubric file, the judge, and a grader for each item."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,15 +8,13 @@ from typing import Any
 from vigneron.config import JudgeConfig, RubricRewardConfig
 from vigneron.errors import UserError
 from vigneron.policy.bundled import cache_folder
-from vigneron.rewards.graders.build import build_grader
-from vigneron.rewards.graders.models import Judged
 from vigneron.rewards.rubric_reward import RubricReward
-from vigneron.rubric.live_rubric import Book
+from vigneron.rubric.live_rubric import LiveRubric
 from vigneron.rubric.model import AnyItem, JudgeItem, RewardModelItem, Rubric, VerifyItem
 from vigneron.rubric.templates import render_plain
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import Judge, build_judge
-from vigneron.sources.placement import HERE, Places
+from vigneron.sources.placement import IN_PROCESS, ModelPlacement
 from vigneron.sources.verdict import Grader
 
 Notice = Callable[[str], None]
@@ -35,17 +33,19 @@ def build_rubric_reward(
     check: Callable[[Rubric], None] = lambda rubric: None,
     missing_limit: float | None = None,
     where: str = "reward.judge",
-    places: Places = HERE,
+    placement: ModelPlacement = IN_PROCESS,
 ) -> RubricReward:
-    """`file` and `judge` stand for the config's where they are given. What is wrong with an item, or with the judge, is
-    said before anything is sampled. `weights` finds the model that a name stands for, a run's newest among them;
-    `check` refuses a changed file that does not fit the data."""
-    book = Book(file if file is not None else Path(config.file))
-    for text in book.notices:
+    """Raises a `UserError` for a broken item or judge, before anything is sampled.
+
+    `file` and `judge` override the config's. `weights` resolves a model name, such as a run's folder. `check` refuses
+    an edited rubric that does not fit the data.
+    """
+    live = LiveRubric(file if file is not None else Path(config.file))
+    for text in live.notices:
         notice(text)
-    graders = Graders(judge or config.judge, cache, device, preflight, notice, weights, where, places)
+    graders = Graders(judge or config.judge, cache, device, preflight, notice, weights, where, placement)
     return RubricReward(
-        book,
+        live,
         graders,
         normalise=config.normalise,
         weigh_by_confidence=config.weigh_by_confidence,
@@ -58,7 +58,7 @@ def build_rubric_reward(
 
 @dataclass
 class Graders:
-    """A grader for an item. The judge is made for the first item that needs one; items share the models they name."""
+    """Makes the grader of an item. Items share one judge, built when first needed, and models of the same name."""
 
     config: JudgeConfig | None
     cache: Path | None = None
@@ -67,14 +67,17 @@ class Graders:
     notice: Notice = lambda text: None
     weights: Callable[[str], str] = str
     where: str = "reward.judge"
-    """What errors call the judge's config."""
-    places: Places = HERE
+    """The judge's config key, for errors."""
+    placement: ModelPlacement = IN_PROCESS
     judge: Judge | None = field(default=None, init=False)
     _loaded: dict[tuple[str, str], Any] = field(default_factory=dict, init=False)
 
     def __call__(self, item: AnyItem) -> Grader:
+        from vigneron.rewards.graders.build import build_grader
+        from vigneron.rewards.graders.models import JudgeGrader
+
         if isinstance(item, JudgeItem | VerifyItem):
-            return Judged(item, self._judge_for(item))
+            return JudgeGrader(item, self._judge_for(item))
         if isinstance(item, RewardModelItem):
             item = item.model_copy(update={"model": self.weights(item.model)})
         return build_grader(
@@ -83,18 +86,23 @@ class Graders:
             cache=self.cache,
             device=self.device,
             loaded=self._loaded,
-            places=self.places,
+            placement=self.placement,
         )
 
     def _judge_for(self, item: AnyItem) -> Judge:
         if self.config is None:
             raise UserError(
                 f"{self.where}: the rubric's item '{item.name}' is scored by a judge (flow: {item.flow}): "
-                "name one, as in `judge: {kind: endpoint, model: gpt-4o-mini}`"
+                "set one, for example `judge: {kind: endpoint, model: gpt-4o-mini}`"
             )
         if self.judge is None:
-            kept = AnswerCache(cache_folder() / "judges.sqlite")
-            judge = build_judge(self.config, cache=kept, device=self.device, where=self.where, voice=self.places.voice)
+            judge = build_judge(
+                self.config,
+                cache=AnswerCache(cache_folder() / "judges.sqlite"),
+                device=self.device,
+                where=self.where,
+                local_backend=self.placement.judge_backend,
+            )
             if self.preflight:
                 judge.preflight()
             if judge.notice is not None:

@@ -1,4 +1,5 @@
-"""PGSRM's reward (pgsrm §3.2): how near the child's answer is to the parent's, in an embedding space."""
+"""PGSRM's reward (pgsrm §3.2): the similarity of two embeddings, of the answer of the child (the model that is trained)
+and of the answer of the parent (a stronger model)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from vigneron.text import length_ratio, letters_only, repetition
 
 @dataclass(frozen=True)
 class Guards:
-    """For rewards that are not negative, which those of the forms `clip` and `shift` are."""
+    """Corrections against reward hacking, for the non-negative forms `clip` and `shift`."""
 
     input_weight: float = 0.0
     max_length_ratio: float | None = None
@@ -24,13 +25,13 @@ class Guards:
     second: Embedder | None = None
 
     def without_echo(self, scores_B: Float[Tensor, " B"], echo_B: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """R − w · R(input), not below 0; both by the same embedder."""
+        """max(0, R − w · R(input)), both with the same embedder."""
         return (scores_B - self.input_weight * echo_B).clamp(min=0.0) if self.input_weight else scores_B
 
     def gated(
         self, scores_B: Float[Tensor, " B"], children: Sequence[str], parents: Sequence[str]
     ) -> Float[Tensor, " B"]:
-        """Nothing for a text that is too long or repeats itself; what is missing stays missing."""
+        """0 for a text that is too long or too repetitive; a missing reward stays missing."""
         passed = [self._passes(child, parent) for child, parent in zip(children, parents, strict=True)]
         return torch.where(torch.tensor(passed) | scores_B.isnan(), scores_B, 0.0)
 
@@ -50,7 +51,7 @@ def similarity_reward(
     alpha: float = 4.0,
     form: Form = "clip",
 ) -> Float[Tensor, " B"]:
-    """R = max(0, cos(e_p, e_c))^α   (pgsrm §3.2), of ℓ₂-normalised embeddings.
+    """R = max(0, cos(e_p, e_c))^α   (pgsrm §3.2), of ℓ₂-normalised embeddings e_p (parent) and e_c (child).
 
     clip: the paper. shift: ((cos + 1) / 2)^α, the released code; an unrelated pair earns 0.06 at α = 4.
     euclidean: 1 − ‖p̂ − ĉ‖, within [−1, 1], without α. A zero row (no known word) has cosine 0 and distance √2;
@@ -73,10 +74,10 @@ def similarity_reward(
 
 
 class SemanticReward:
-    """`similarity_reward` of texts, with TRL's signature. The parent's answers arrive in the column `answer`.
+    """`similarity_reward` of texts, with TRL's signature. The parent's answers are in the column `answer`.
 
-    Where rows have an `input`, how near the child came to it is logged: an echo is seen there. Guards are for rewards
-    that are gamed, and off by default; without an `input` the prompt is what may be echoed.
+    If rows have an `input`, the completion's similarity to it is logged, which shows echoing. Guards are off by
+    default; without an `input` they compare with the prompt.
     """
 
     def __init__(
@@ -124,8 +125,8 @@ class SemanticReward:
     def _scores(
         self, parents: Sequence[str], children: Sequence[str], inputs: Sequence[str] | None
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"] | None]:
-        """The reward of each child, by the embedder that likes it least; and what it would earn by the input."""
-        # All in one call: a text that occurs twice is embedded once.
+        """Each child's reward, the lowest over the embedders, and its similarity to the input by the first embedder."""
+        # One call, so that a repeated text is embedded once.
         texts = [self._clean(text) for text in (*parents, *children, *(inputs or ()))]
         scores: list[Tensor] = []
         echoes: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The edge to a reward of somebody's own: it may raise, exit, wait, or return anything."""
+"""Calling a user's reward function, which may raise, exit, be asynchronous, or return anything."""
 
 import asyncio
 import inspect
@@ -21,33 +21,33 @@ class NonFiniteReward(RewardFailed, NonFinite):
     """A reward returned NaN or an infinity."""
 
 
-def is_asynchronous(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def begun(result: Any) -> Any:
-    """What a reward returned, or a future of what it waits for."""
+def started(result: Any) -> Any:
+    """A reward's result as it is, or a future of it if it is awaitable."""
     if inspect.isawaitable(result):
         return asyncio.run_coroutine_threadsafe(_awaited(result), _event_loop())
     return result
 
 
-def guarded(name: str, step: Callable[[], Any]) -> Any:
-    """The step's result. What it raises is an error of the user's, in one line that says where."""
+def named_errors(name: str, step: Callable[[], Any]) -> Any:
+    """The step's result. An exception becomes a `RewardFailed`: one line with the reward's name and the place."""
     try:
         return step()
     except UserError:
         raise
     except SystemExit as error:
         raise RewardFailed(f"{name} called exit({error.code})") from error
-    except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
+    except Exception as error:  # user code: name it, keep the cause for --debug
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(at.filename).name}, line {at.lineno}"
         raise RewardFailed(f"{name} raised {type(error).__name__}: {error} ({where})") from error
 
 
-def numbers(name: str, result: Any, count: int) -> list[float | None]:
-    """What a reward returned, checked: a finite number for each completion, or None."""
+def checked_rewards(name: str, result: Any, count: int) -> list[float | None]:
+    """The returned rewards: a finite number or None for each completion."""
     try:
         values = list(result)
     except TypeError as error:
@@ -70,13 +70,13 @@ def _finite(name: str, value: Any, row: int) -> float:
 async def _awaited(awaitable: Any) -> Any:
     try:
         return await awaitable
-    except SystemExit as error:  # let through, it would end the thread that all rewards wait for
+    except SystemExit as error:  # else it would end the event loop's thread
         raise RuntimeError(f"exit({error.code})") from error
 
 
 @cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """One for all asynchronous rewards, in a thread of its own: clients and semaphores belong to one loop."""
+    """One event loop in one thread for all asynchronous rewards: clients and semaphores belong to a loop."""
     loop = asyncio.new_event_loop()
     Thread(target=loop.run_forever, name="rewards", daemon=True).start()
     return loop

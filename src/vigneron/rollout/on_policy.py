@@ -9,7 +9,7 @@ from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import Row, columns_of, prompts_token_ids, texts_of
 from vigneron.policy.model import Policy
-from vigneron.rollout.engine.sample import sample, sample_together
+from vigneron.rollout.engine.sample import sample, sample_on_all_ranks
 from vigneron.timing import phase
 
 
@@ -56,7 +56,7 @@ class OnPolicy:
         self, rows: Sequence[Row], prompt_ids: Sequence[tuple[int, ...]], step: int, names: Sequence[int]
     ) -> Batch:
         """One sample for each row, drawn under the text that is given. Their names say who draws, and their groups."""
-        done = (sample_together if self.together else sample)(
+        done = (sample_on_all_ranks if self.together else sample)(
             self.policy,
             prompt_ids,
             max_new_tokens=self.max_new_tokens,
@@ -86,7 +86,7 @@ class OnPolicy:
                 completions=tuple(as_completion(row["prompt"], text) for row, text in zip(rows, texts, strict=True)),
                 columns=columns_of(rows),
             ),
-            signals=Signals(excluded_B=done.truncated_B if self.mask_truncated else None, metrics=done.figures),
+            signals=Signals(excluded_B=done.truncated_B if self.mask_truncated else None, metrics=done.metrics),
             packing=Packing(share_prompts=self.policy.shares_prompts),
         )
 

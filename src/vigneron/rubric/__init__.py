@@ -1,1 +1,1 @@
-"""Rubrics (`rlmt-grape` §6): what a good answer is, category by category, in a file that a person writes."""
+"""Rubrics (`rlmt-grape` §6): YAML files that say, category by category, what a good answer is."""

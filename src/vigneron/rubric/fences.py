@@ -1,7 +1,7 @@
-"""Fences: what a model wrote, or a dataset says, stands between two lines that it cannot forge.
+"""Fences: text from a model or a dataset is put between two tags that it cannot forge, against prompt injection.
 
-A fence's tag comes from a hash of the text, and does not occur in it: no text can close its own fence. The same text
-always has the same fence, so that answers can be kept.
+A fence's tag is a hash of the text that does not occur in it, so no text can close its own fence. The same text always
+has the same fence, so that replies can be cached.
 """
 
 import hashlib
@@ -10,14 +10,14 @@ import re
 import unicodedata
 from typing import Any
 
-LONGEST_FENCED = 16_000
-"""Characters of a fenced text; a longer one is cut in the middle."""
-SHORTEST_TAG = 8
+MAX_FENCED = 16_000
+"""Characters of a fenced text; a longer one is truncated in the middle."""
+MIN_TAG = 8
 
 JOINERS = "\u200c\u200d"
-"""Not printable, but part of words and of emoji."""
-ROLE_MARK = re.compile(r"<(?=[|｜]\w+[|｜]>|(?:start|end)_of_turn>)")
-"""What chat templates write before a role. Some endpoints read it as such wherever it stands."""
+"""Not printable to Python, but part of words and emoji."""
+ROLE_TOKEN = re.compile(r"<(?=[|｜]\w+[|｜]>|(?:start|end)_of_turn>)")
+"""Special tokens of chat templates. Some endpoints parse them anywhere in a message."""
 
 
 def fenced(name: str, text: str) -> str:
@@ -27,19 +27,19 @@ def fenced(name: str, text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Control and other invisible characters as escapes, but for newline and tab; roles' marks with a backslash."""
+    """Control and invisible characters as escapes, except newline and tab; role tokens with a backslash."""
     if not text.replace("\n", "").replace("\t", "").isprintable():
-        text = "".join(c if c.isprintable() or _is_fine(c) else repr(c)[1:-1] for c in text)
-    return ROLE_MARK.sub(r"<\\", text)
+        text = "".join(c if c.isprintable() or _is_allowed(c) else repr(c)[1:-1] for c in text)
+    return ROLE_TOKEN.sub(r"<\\", text)
 
 
 def one_line(text: str) -> str:
-    """For messages that name what a file holds."""
+    """On one line, for messages."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def as_text(value: Any) -> str:
-    """A dataset's value as a person reads it: a text as it is, messages by what they say, the rest as JSON."""
+    """A dataset's value as text: strings as they are, messages by their contents, the rest as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(m, dict) and "content" in m for m in value):
@@ -47,24 +47,24 @@ def as_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _is_fine(character: str) -> bool:
-    """To Python no space but the plain one is printable; those that end a line are no spaces to Unicode."""
+def _is_allowed(character: str) -> bool:
+    """`isprintable` is false for all Unicode spaces but U+0020; the category Zs excludes line separators."""
     return character in f"\n\t{JOINERS}" or unicodedata.category(character) == "Zs"
 
 
 def _cut(text: str) -> str:
-    if len(text) <= LONGEST_FENCED:
+    if len(text) <= MAX_FENCED:
         return text
     mark = f"\n[… {len(text)} characters, cut here …]\n"
-    half = (LONGEST_FENCED - len(mark)) // 2
+    half = (MAX_FENCED - len(mark)) // 2
     return text[:half] + mark + text[-half:]
 
 
 def _absent_tag(text: str) -> str:
-    """The shortest start of the text's hash that does not occur in it, in any case of letters."""
+    """The shortest prefix of the text's hash that does not occur in it, ignoring case."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     lower = text.lower()
-    size = SHORTEST_TAG
+    size = MIN_TAG
     while digest[:size] in lower:
         size += 1
         if size > len(digest):

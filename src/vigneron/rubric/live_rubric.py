@@ -1,17 +1,17 @@
-"""The rubric a run goes by: a file in its folder, which may be changed while it runs."""
+"""The rubric of a run: a file in its folder that may be edited while it runs."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import normalised, read_rubric, rubric_version
 
 
 @dataclass
-class Book:
-    """`rubric` is the file's, weights brought to a sum of one. What was read last stands until `refresh`."""
+class LiveRubric:
+    """`rubric` is the file's content with weights normalised to sum to one, as of the last `refresh`."""
 
     path: Path
     rubric: Rubric = field(init=False)
@@ -22,21 +22,21 @@ class Book:
         self._read()
 
     def _read(self) -> None:
-        self._seen = self._stamp()  # before reading: what is changed meanwhile is seen the next time
+        self._read_at = self._stamp()  # before reading, so that an edit during the read is noticed
         rubric, self.notices = normalised(read_rubric(self.path))
         self.rubric, self.version = rubric, rubric_version(rubric)
 
     def _stamp(self) -> tuple[int, int]:
-        """One that ships is no file here, and never changes."""
+        """Modification time and size; zeros for a bundled rubric, which never changes."""
         if not self.path.is_file():
             return 0, 0
-        found = self.path.stat()
-        return found.st_mtime_ns, found.st_size
+        stat = self.path.stat()
+        return stat.st_mtime_ns, stat.st_size
 
     def refresh(self, check: Callable[[Rubric], None] = lambda rubric: None) -> list[str]:
-        """Read the file again where it has changed; what is to be said of that. One that is broken, or that `check`
-        refuses, changes nothing."""
-        if self._stamp() == self._seen:
+        """Read the file again if it has changed; returns notices. An edit that is broken or refused by `check` is
+        ignored."""
+        if self._stamp() == self._read_at:
             return []
         before, rubric, notices = self.version, self.rubric, self.notices
         try:
@@ -44,15 +44,15 @@ class Book:
             check(self.rubric)
         except (OSError, UserError) as error:
             self.rubric, self.version, self.notices = rubric, before, notices
-            first = str(error).splitlines()[0]
-            return [f"the rubric '{self.path}' was changed and cannot be used, so {before} stands: {first}"]
-        said = f"the rubric was changed: {self.version} instead of {before}, from the next step on"
-        changed = [said] if self.version != before else []
-        return [*changed, *self.notices]
+            return [
+                f"the edited rubric '{self.path}' cannot be used, version {before} stays in use: {first_line(error)}"
+            ]
+        changed = [f"the rubric was edited: version {self.version} replaces {before} from the next step"]
+        return [*(changed if self.version != before else ()), *self.notices]
 
 
-class StandingBook(Book):
-    """A rubric that does not change: the categories that are asked for, under the version of the whole."""
+class FixedRubric(LiveRubric):
+    """A rubric that does not change, limited to some categories, with the version of the whole."""
 
     def __init__(self, rubric: Rubric, categories: Collection[str]) -> None:
         whole, self.notices = normalised(rubric)

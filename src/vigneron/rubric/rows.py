@@ -1,4 +1,4 @@
-"""A rubric and the rows it is meant for: which category a question belongs to, and whether its columns are there."""
+"""Check a rubric against the rows of a dataset: each row's category, and the columns that its items need."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,20 +9,20 @@ from vigneron.rubric.model import Category, CodeItem, Rubric, VerifyItem
 from vigneron.rubric.templates import needed_columns
 
 Row = Mapping[str, Any]
-NAMED = 10
-"""Rows that are named; of more only the number is said."""
+MAX_LISTED = 10
+"""Bad rows that an error lists; of the rest it gives the number."""
 
 
 def category_of(rubric: Rubric, row: Row, number: int, where: str) -> str:
-    """`number`: from 1, as people count."""
+    """`number` is the row's, from 1."""
     column = rubric.category_column
     if column is None:
         return next(iter(rubric.categories))
     name = row.get(column)
     if _is_empty(name):
         hint = one_line(did_you_mean(column, row)) if row and column not in row else ""
-        mend = "" if len(rubric.categories) > 1 else ", or set `category_column: null` in the rubric"
-        raise UserError(f"data: {where}, row {number} has no '{column}'{hint}: name its category there{mend}")
+        hint_null = "" if len(rubric.categories) > 1 else ", or set `category_column: null` in the rubric"
+        raise UserError(f"data: {where}, row {number} has no '{column}'{hint}: set its category there{hint_null}")
     if not isinstance(name, str) or name not in rubric.categories:
         known = did_you_mean(str(name), rubric.categories)
         raise UserError(f"data: {where}, row {number}: the rubric has no category '{one_line(str(name))}'{known}")
@@ -30,30 +30,30 @@ def category_of(rubric: Rubric, row: Row, number: int, where: str) -> str:
 
 
 def check_rubric_rows(rubric: Rubric, rows: Sequence[Row], where: str) -> None:
-    """Every row has a known category, and the columns that its items need. The first bad rows are named."""
+    """Every row must have a known category and the columns that its items need."""
     if not rows:
         raise UserError(f"data: {where} has no rows")
     needed = {name: list(_needed(category)) for name, category in rubric.categories.items()}
-    found: list[str] = []
+    errors: list[str] = []
     for number, row in enumerate(rows, start=1):
         try:
             category = category_of(rubric, row, number, where)
         except UserError as error:
-            found.append(str(error))
+            errors.append(str(error))
             continue
-        for column, may_be_empty, who in needed[category]:
+        for column, may_be_empty, used_by in needed[category]:
             if (row.get(column) is None) if may_be_empty else _is_empty(row.get(column)):
                 hint = one_line(did_you_mean(column, row)) if row and column not in row else ""
-                found.append(f"data: {where}, row {number} has no '{column}'{hint}, which {category}.{who} needs")
+                errors.append(f"data: {where}, row {number} has no '{column}'{hint}, which {category}.{used_by} needs")
                 break
-        found += [f"data: {where}, row {number}: {wrong}" for wrong in _bad_tests(rubric.categories[category], row)]
-    if found:
-        more = [f"data: {where}: {len(found) - NAMED} more such rows"] if len(found) > NAMED else []
-        raise UserError("\n".join([*found[:NAMED], *more]))
+        errors += [f"data: {where}, row {number}: {error}" for error in _bad_tests(rubric.categories[category], row)]
+    if errors:
+        more = [f"data: {where}: {len(errors) - MAX_LISTED} more such rows"] if len(errors) > MAX_LISTED else []
+        raise UserError("\n".join([*errors[:MAX_LISTED], *more]))
 
 
 def _needed(category: Category) -> Iterator[tuple[str, bool, str]]:
-    """Column, whether it may be empty, and for what. A truth may not; what a prompt shows may."""
+    """Column, whether it may be empty, and what uses it. The truth and the tests may not be empty."""
     for item in category.items:
         if isinstance(item, VerifyItem):
             yield item.truth, False, f"{item.name}: truth"
@@ -70,7 +70,7 @@ def _bad_tests(category: Category, row: Row) -> Iterator[str]:
         tests = row.get(item.tests) if isinstance(item, CodeItem) else None
         for test in tests if isinstance(tests, list) else [] if tests is None else [tests]:
             if not isinstance(test, str):
-                yield f"'{item.tests}' is neither a text nor a list of texts"  # type: ignore[union-attr]
+                yield f"'{item.tests}' is neither a string nor a list of strings"  # type: ignore[union-attr]
                 break
 
 

@@ -1,7 +1,7 @@
-"""A rubric's templates: sandboxed jinja2, checked before anything is spent and rendered within limits.
+"""A rubric's templates: sandboxed jinja2, checked when the rubric is read and rendered within limits.
 
-Texts of models and datasets are data. In a prompt they stand in fences (`fences.py`), also where a filter or a loop has
-been at them; in what a grader compares with, columns stand as they are. Nothing of a text is ever read as a template.
+Texts from models and datasets are data, never templates. In a prompt they are in fences (`fences.py`), even after a
+filter or inside a loop; in a grader's reference, columns are inserted as they are.
 """
 
 import re
@@ -14,19 +14,19 @@ from jinja2 import StrictUndefined, Template, Undefined, UndefinedError
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from vigneron.errors import UserError
-from vigneron.rubric.fences import LONGEST_FENCED, as_text, fenced, visible
+from vigneron.errors import UserError, first_line
+from vigneron.rubric.fences import MAX_FENCED, as_text, fenced, visible
 from vigneron.rubric.model import Item, Rubric
 from vigneron.rubric.template_language import (
-    LONGEST_OUTPUT,
+    MAX_OUTPUT,
     TemplateFault,
     columns_of,
     template_faults,
 )
-from vigneron.sources.verdict import Answered
-from vigneron.validation import Path, said
+from vigneron.sources.verdict import GraderInput
+from vigneron.validation import Path, format_path
 
-__all__ = ["LONGEST_FENCED", "check_templates", "fenced", "render_plain", "render_prompt", "rubric_faults", "visible"]
+__all__ = ["MAX_FENCED", "check_templates", "fenced", "render_plain", "render_prompt", "rubric_faults", "visible"]
 
 NAMES = {
     "generate": ("question",),
@@ -35,16 +35,16 @@ NAMES = {
     "score": ("question", "response", "critique", "row", "item"),
     "reference": ("question", "row", "item"),
 }
-"""What a template of each key may name. The `score` of a `verify` item has a `truth`, and no `critique`."""
-MOST_PIECES = 100_000
+"""The variables of each key's template. The `score` of a `verify` item has `truth` instead of `critique`."""
+MAX_CHUNKS = 100_000
 
 
-class _Own(str):
-    """A text of the rubric's own author, which needs no fence."""
+class _Trusted(str):
+    """Text by the rubric's author, which needs no fence."""
 
 
-class _Named(str):
-    """A text of somebody else's, and what its fence is called."""
+class _Untrusted(str):
+    """Text from a model or a dataset, with the name of its fence."""
 
     name: str
 
@@ -58,7 +58,7 @@ class _Named(str):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A value's parts are the keys of a mapping and the places of a list: no attribute of Python's is ever reached."""
+    """Attributes are the keys of a mapping or the indices of a list, never Python attributes."""
 
     def __init__(self, *, fences: bool) -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             autoescape=False,
             trim_blocks=True,
             lstrip_blocks=True,
-            finalize=_in_a_fence if fences else _plain,
+            finalize=_fenced if fences else _plain,
         )
         self.globals.clear()
 
@@ -88,10 +88,10 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, Undefined) else as_text(value)
 
 
-def _in_a_fence(value: Any) -> Any:
-    if isinstance(value, Undefined | _Own):
+def _fenced(value: Any) -> Any:
+    if isinstance(value, Undefined | _Trusted):
         return value
-    return fenced(value.name if isinstance(value, _Named) else "data", as_text(value))
+    return fenced(value.name if isinstance(value, _Untrusted) else "data", as_text(value))
 
 
 @lru_cache(maxsize=2)
@@ -102,9 +102,9 @@ def _environment(fences: bool) -> _Environment:
 @lru_cache(maxsize=1024)
 def _compiled(text: str, names: tuple[str, ...], fences: bool) -> Template:
     environment = _environment(fences)
-    found = template_faults(environment, text, names)
-    if found:
-        raise UserError(found[0].what)
+    errors = template_faults(environment, text, names)
+    if errors:
+        raise UserError(errors[0].what)
     return environment.from_string(text)
 
 
@@ -114,37 +114,35 @@ def names_of(key: str, flow: str | None = None) -> tuple[str, ...]:
 
 
 def render(text: str, names: tuple[str, ...], values: Mapping[str, Any], *, fences: bool, where: str) -> str:
-    pieces = []
+    chunks = []
     size = 0
     try:
-        for piece in _compiled(text, names, fences).generate(**values):
-            pieces.append(piece)
-            size += len(piece)
-            if size > LONGEST_OUTPUT or len(pieces) > MOST_PIECES:
-                raise UserError(f"more than {LONGEST_OUTPUT} characters when rendered: shorten it")
+        for chunk in _compiled(text, names, fences).generate(**values):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MAX_OUTPUT or len(chunks) > MAX_CHUNKS:
+                raise UserError(f"more than {MAX_OUTPUT} characters when rendered: shorten it")
     except (UndefinedError, UserError) as error:
         raise UserError(f"{where}: {error}") from error
-    except Exception as error:  # the edge to somebody's template: it can fail in any way
-        raise UserError(
-            f"{where}: {type(error).__name__} when rendered: {visible(str(error)).splitlines()[0]}"
-        ) from error
-    return "".join(pieces)
+    except Exception as error:  # a user's template can fail in any way
+        raise UserError(f"{where}: {type(error).__name__} when rendered: {visible(first_line(error))}") from error
+    return "".join(chunks)
 
 
 def render_prompt(
-    text: str, answered: Answered, item: Item, key: str, *, critique: str | None = None, truth: str | None = None
+    text: str, sample: GraderInput, item: Item, key: str, *, critique: str | None = None, truth: str | None = None
 ) -> str:
-    """For a judge: every text of others in its fence. `key`: which of the item's templates it is."""
-    given = {"question": answered.question, "response": answered.response, "critique": critique, "truth": truth}
-    values = {name: _Named.of(name, value) for name, value in given.items() if value is not None}
-    row = {column: _Named.of(_fence_name(column), value) for column, value in answered.row.items()}
+    """For a judge, with every untrusted text in a fence. `key` is the template's key in the item."""
+    given = {"question": sample.question, "response": sample.response, "critique": critique, "truth": truth}
+    values = {name: _Untrusted.of(name, value) for name, value in given.items() if value is not None}
+    row = {column: _Untrusted.of(_fence_name(column), value) for column, value in sample.row.items()}
     names = names_of(key, getattr(item, "flow", None))
-    return render(text, names, {**values, "row": row, "item": _own(item)}, fences=True, where=_where(item, key))
+    return render(text, names, {**values, "row": row, "item": _item_values(item)}, fences=True, where=_where(item, key))
 
 
-def render_plain(text: str, answered: Answered, item: Item, key: str = "reference") -> str:
-    """For a grader: columns as they are."""
-    values = {"question": answered.question, "row": dict(answered.row), "item": _own(item)}
+def render_plain(text: str, sample: GraderInput, item: Item, key: str = "reference") -> str:
+    """For a grader, with columns as they are."""
+    values = {"question": sample.question, "row": dict(sample.row), "item": _item_values(item)}
     return render(text, names_of(key), values, fences=False, where=_where(item, key))
 
 
@@ -152,8 +150,8 @@ def _fence_name(column: str) -> str:
     return f"row.{column}" if re.fullmatch(r"[A-Za-z][\w.]{0,39}", column, re.ASCII) else "row"
 
 
-def _own(item: Item) -> dict[str, str]:
-    return {"name": _Own(item.name), "description": _Own(item.description)}
+def _item_values(item: Item) -> dict[str, str]:
+    return {"name": _Trusted(item.name), "description": _Trusted(item.description)}
 
 
 def _where(item: Item, key: str) -> str:
@@ -163,19 +161,19 @@ def _where(item: Item, key: str) -> str:
 @dataclass(frozen=True)
 class InTemplate:
     path: Path
-    """Of the template in the rubric."""
+    """The template's path in the rubric."""
     fault: TemplateFault
 
 
 def rubric_faults(given: Any) -> Iterator[InTemplate]:
-    """What is wrong with the templates of a rubric as it was read, however broken the rest of it is."""
+    """Faults of all templates of a rubric's raw data, even if other parts are invalid."""
     for path, text, names in templates_of(given):
         for fault in template_faults(_environment(True), text, names):
             yield InTemplate(path, fault)
 
 
 def templates_of(given: Any) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
-    """Path, text and names of every template."""
+    """Path, text and variables of every template."""
     for name, category in _mapping(_mapping(given).get("categories")).items():
         here: Path = ("categories", str(name))
         yield from _templates_in(category, here, ("generate", "revise"))
@@ -196,10 +194,10 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def check_templates(rubric: Rubric, where: str = "the rubric") -> None:
-    """Of a rubric that was not read from a file; `read_rubric` has checked those that were, and names their lines."""
-    found = [f"{where}: {said(f.path)}: {f.fault.what}" for f in rubric_faults(rubric.model_dump())]
-    if found:
-        raise UserError("\n".join(found))
+    """For a rubric that was not read from a file; `read_rubric` checks files and reports line numbers."""
+    errors = [f"{where}: {format_path(f.path)}: {f.fault.what}" for f in rubric_faults(rubric.model_dump())]
+    if errors:
+        raise UserError("\n".join(errors))
 
 
 def needed_columns(text: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""YAML and JSON as data and as a graph of nodes, which knows the line of every key."""
+"""Parse YAML or JSON into data and a node graph that has the line of every key."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,27 +8,27 @@ from typing import Any, NoReturn
 import yaml
 from yaml.composer import ComposerError
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.rubric.fences import one_line
-from vigneron.validation import Path, said
+from vigneron.validation import Path, format_path
 from vigneron.yaml_text import LARGEST_FILE, MOST_NODES, Loader
 
 TAG = "tag:yaml.org,2002:"
 Refused = tuple[int, str]
-"""A line, and what is wrong with it."""
+"""A line and its error."""
 PLAIN = {TAG + name for name in ("str", "int", "float", "bool", "null", "seq", "map")}
-NO_TEXTS = {TAG + name for name in ("int", "float", "bool", "null", "timestamp")}
+NON_STRINGS = {TAG + name for name in ("int", "float", "bool", "null", "timestamp")}
 
 
 @dataclass(frozen=True)
-class Read:
-    """What a file says, and where."""
+class ParsedFile:
+    """A file's data, with the positions of its keys."""
 
     data: Any
     root: yaml.Node | None
 
     def line(self, path: Path, inside: int | None = None) -> int:
-        """Of the last part of a path that is there; `inside`: which line of a text that stands there as it is."""
+        """The line of the last existing part of a path; `inside`: a line within the block string there."""
         node, line = self.root, 1
         for part in path:
             key, node = _step(node, part)
@@ -40,20 +40,20 @@ class Read:
         return line
 
 
-def read_text(text: str, where: str, *, json: bool) -> Read:
-    """All that is wrong with its form is one error, a line each."""
+def read_text(text: str, where: str, *, json: bool) -> ParsedFile:
+    """All syntax errors are raised together, one per line."""
     if len(text) > LARGEST_FILE:
-        raise UserError(f"{where}: larger than {LARGEST_FILE:,} characters: a rubric is a short file")
+        raise UserError(f"{where}: larger than {LARGEST_FILE:,} characters")
     data = _json(text, where) if json else None
     try:
-        # Valid JSON has tabs between its tokens only, where YAML wants spaces.
+        # In valid JSON tabs are only between tokens; YAML needs spaces there.
         root = yaml.compose(text.replace("\t", " ") if json else text, Loader=Loader)
         if root is None:
-            return Read(None, None)
-        wrong = sorted(set(_Walk().refused(root)))
-        if wrong:
-            raise UserError("\n".join(f"{where}, line {line}: {one_line(what)}" for line, what in wrong))
-        return Read(data if json else Loader("").construct_document(root), root)
+            return ParsedFile(None, None)
+        errors = sorted(set(_Walk().refused(root)))
+        if errors:
+            raise UserError("\n".join(f"{where}, line {line}: {one_line(what)}" for line, what in errors))
+        return ParsedFile(data if json else Loader("").construct_document(root), root)
     except RecursionError:
         raise UserError(f"{where}: nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -62,7 +62,7 @@ def read_text(text: str, where: str, *, json: bool) -> Read:
 
 def _json(text: str, where: str) -> Any:
     try:
-        return loads(text, parse_constant=_no_number)
+        return loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise UserError(f"{where}: nested too deeply") from None
     except JSONDecodeError as error:
@@ -71,33 +71,33 @@ def _json(text: str, where: str) -> Any:
         raise UserError(f"{where}: not valid JSON: {error}") from error
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _raise_unreadable(error: Exception, text: str, where: str) -> NoReturn:
-    """A place is known by its mark, or by the number of characters before it."""
+    """The line is that of the error's mark, or follows from the number of characters before it."""
     mark = getattr(error, "problem_mark", None)
     before = getattr(error, "position", None)
     number = mark.line + 1 if mark else text.count("\n", 0, before) + 1 if isinstance(before, int) else None
-    problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+    problem = getattr(error, "problem", None) or first_line(error)
     raise UserError(f"{where}{f', line {number}' if number else ''}: not valid YAML: {one_line(problem)}") from error
 
 
 class _Walk:
-    """Over the whole graph, aliases followed; more than a file may hold is not walked."""
+    """Walks the node graph, following aliases, up to a size limit."""
 
     def __init__(self) -> None:
         self.nodes = self.characters = 0
 
     def refused(self, node: yaml.Node, path: Path = (), above: frozenset[int] = frozenset()) -> Iterator[Refused]:
-        """Every key that stands twice and every tag that is no plain data. Dates and keys become texts."""
+        """Yields repeated keys and tags that are not plain data. Converts dates and keys to strings."""
         self.nodes += 1
         self.characters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
         if id(node) in above:
-            raise ComposerError(None, None, "an alias stands within what it stands for", node.start_mark)
+            raise ComposerError(None, None, "an alias contains itself", node.start_mark)
         if self.nodes > MOST_NODES or self.characters > LARGEST_FILE:
-            raise ComposerError(None, None, "its aliases stand for too much: write it out", node.start_mark)
+            raise ComposerError(None, None, "its aliases expand to too much data: write it out", node.start_mark)
         if node.tag == TAG + "timestamp":
             node.tag = TAG + "str"
         if node.tag not in PLAIN:
@@ -115,21 +115,21 @@ class _Walk:
 def _refused_keys(node: yaml.MappingNode, path: Path) -> Iterator[Refused]:
     first: dict[str, int] = {}
     for key, _ in node.value:
-        if key.tag in NO_TEXTS:
+        if key.tag in NON_STRINGS:
             key.tag = TAG + "str"
         if key.tag == TAG + "merge":
-            yield _line(key), f"{_name(path)}: `<<` is not read: write the keys out"
+            yield _line(key), f"{_name(path)}: `<<` is not supported: write the keys out"
         elif key.tag != TAG + "str":
-            yield _line(key), f"{_name(path)}: a key is a text"
+            yield _line(key), f"{_name(path)}: a key must be a string"
         elif key.value in first:
-            name = said((*path, key.value))
-            yield _line(key), f"the key '{name}' stands twice, first in line {first[key.value]}"
+            name = format_path((*path, key.value))
+            yield _line(key), f"duplicate key '{name}', first in line {first[key.value]}"
         else:
             first[key.value] = _line(key)
 
 
 def _step(node: yaml.Node | None, part: int | str) -> tuple[yaml.Node | None, yaml.Node | None]:
-    """Where the next part of a path stands, and its value."""
+    """The key node and the value node of the next part of a path."""
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part], node.value[part]
     if isinstance(node, yaml.MappingNode):
@@ -142,4 +142,4 @@ def _line(node: yaml.Node) -> int:
 
 
 def _name(path: Path) -> str:
-    return said(path) or "the rubric"
+    return format_path(path) or "the rubric"

@@ -1,4 +1,4 @@
-"""The rows a config asks for: a built-in task's, or a file's."""
+"""Load the rows of a config: from a built-in task or from files."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.config import Config, RubricRewardConfig
-from vigneron.data.dataset import check_rows, distinct_rows, not_apart, read_rows
+from vigneron.data.dataset import check_rows, distinct_rows, overlap_notices, read_rows
 from vigneron.data.formats import with_prompts_and_answers, without_demonstrations
 from vigneron.data.prompts import Row, completion_text
 from vigneron.data.tasks import load_task
@@ -21,22 +21,23 @@ from vigneron.text import letters_only
 
 @dataclass(frozen=True)
 class Data:
+    """Training and held-out rows, with notices for the user about how they were read."""
+
     train: list[Row]
     held_out: list[Row]
     notices: tuple[str, ...] = ()
-    """What the user should know of how the rows were read."""
 
 
 def load_data(config: Config) -> Data:
-    """Both parts, checked: a row without a column that the reward needs is named by its number."""
+    """Load and check both splits. Errors name the row by its number."""
     data = _load_parts(config)
     if config.reward.kind == "rubric":
         _check_rubric(config.reward, data)
     if config.method.shows_answers and not any(row.get("answer") for row in data.train):
-        raise UserError("method.mix.demonstrated: no row has an `answer` to show: leave it out, or add them")
+        raise UserError("method.mix.demonstrated: no row has an `answer`: remove the key, or add answers")
     if config.model.chat == "minted" and all(isinstance(row["prompt"], str) for row in [*data.train, *data.held_out]):
         raise UserError(
-            "model.chat: minted has no effect on prompts that are plain texts: leave it out, or give them as "
+            "model.chat: minted has no effect on plain text prompts: remove it, or give prompts as "
             '[{"role": "user", "content": …}]'
         )
     return data
@@ -53,7 +54,7 @@ def _check_rubric(reward: RubricRewardConfig, data: Data) -> None:
 
 
 def check_rubric_data(rubric: Rubric, data: Data) -> None:
-    """Every row has a known category, and the columns that its items need."""
+    """Check that every row has a known category and the columns that its items need."""
     for rows, of in ((data.train, "train"), (data.held_out, "held_out")):
         if rows:
             check_rubric_rows(rubric, rows, f"`{of}`")
@@ -74,11 +75,11 @@ def _load_parts(config: Config) -> Data:
     if data.held_out is None:
         return Data(train, [], tuple(notices))
     held_out, more = load_rows(config, data.held_out)
-    return Data(train, held_out, (*notices, *more, *not_apart(train, held_out)))
+    return Data(train, held_out, (*notices, *more, *overlap_notices(train, held_out)))
 
 
-def check_own_rows(config: Config, data: Data, where: str) -> None:
-    """The rows in a run's folder, which were checked when it began, and may have been changed since."""
+def check_saved_rows(config: Config, data: Data, where: str) -> None:
+    """Check the rows in a run's folder, which may have been edited since the run started."""
     for rows, part in ((data.train, "train"), (data.held_out, "held_out")):
         of = f"'{where}/{part}.jsonl'"
         if part == "held_out" and not rows:
@@ -101,24 +102,24 @@ def _task_pairs(rows: list[Row], task: str) -> list[Row]:
 
 
 def checker_name(config: Config) -> str:
-    """What counts as right in this run."""
+    """The name of the run's answer checker."""
     data = config.data
     return data.checker or ("equality" if data.task is None else load_task(data.task).checker)
 
 
 def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
-    """A file's rows, with prompts made by the config's template and every column that its reward needs; and notices."""
+    """The rows of a file, with prompts from the config's template and checked columns; and notices."""
     rows = _with_prompts(read_rows(path), config.data.template, path)
     if config.method.reads == "pairs":
         pairs, notices = read_pairs(rows, f"'{path}'")
         distinct, more = distinct_rows(pairs, f"'{path}'", one_answer=False)
         return distinct, [*notices, *more]
     rows = with_prompts_and_answers(rows, f"'{path}'")
-    compares, shown = config.reward.kind in ("semantic", "binary"), config.method.reads == "demonstrations"
-    recorded = config.parent is None and (compares or shown)
+    compares, demonstrations = config.reward.kind in ("semantic", "binary"), config.method.reads == "demonstrations"
+    recorded = config.parent is None and (compares or demonstrations)
     if config.parent is not None:
         rows = [without_demonstrations(row) if {"messages", "completion"} & set(row) else row for row in rows]
-    needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checks_the_input(config) else [])]
+    needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checker_needs_input(config) else [])]
     check_rows(rows, needed, f"'{path}'")
     if config.method.score_column is not None:
         rows = _with_scores(rows, config.method.score_column, path)
@@ -126,15 +127,15 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
         for number, row in enumerate(rows, start=1):
             if not can_be_compared(config, row["answer"]):
                 raise UserError(f"data: '{path}', row {number}: the answer has no letters: set `reward.clean: none`")
-            if shown and not completion_text(row["answer"]).strip():
-                raise UserError(f"data: '{path}', row {number}: the answer is empty: leave out the row, or complete it")
-    return distinct_rows(rows, f"'{path}'", one_answer=recorded and not shown)
+            if demonstrations and not completion_text(row["answer"]).strip():
+                raise UserError(f"data: '{path}', row {number}: the answer is empty: remove the row or fill it in")
+    return distinct_rows(rows, f"'{path}'", one_answer=recorded and not demonstrations)
 
 
 def _with_scores(rows: Sequence[Row], column: str, path: str | Path) -> list[Row]:
-    """A CSV's scores are texts; each must be a number from 0 to 1."""
+    """Rows with their scores as floats (in CSV they are text), each from 0 to 1."""
     check_rows(rows, [column], f"'{path}'")
-    made = []
+    scored = []
     for number, row in enumerate(rows, start=1):
         try:
             score = float(row[column])
@@ -142,16 +143,16 @@ def _with_scores(rows: Sequence[Row], column: str, path: str | Path) -> list[Row
             score = math.nan
         if not 0 <= score <= 1:
             raise UserError(f"data: '{path}', row {number}: {column} is {row[column]!r}, not a number from 0 to 1")
-        made.append({**row, column: score})
-    return made
+        scored.append({**row, column: score})
+    return scored
 
 
-def _checks_the_input(config: Config) -> bool:
+def _checker_needs_input(config: Config) -> bool:
     return checker_name(config) == "sentiment_inversion"
 
 
 def can_be_compared(config: Config, answer: Any) -> bool:
-    """Cleaned of everything but letters, an answer must have some left."""
+    """Whether the semantic reward can embed an answer: with `reward.clean` it must contain letters."""
     reward = config.reward
     return reward.kind != "semantic" or reward.clean == "none" or bool(letters_only(completion_text(answer)))
 
@@ -159,10 +160,10 @@ def can_be_compared(config: Config, answer: Any) -> bool:
 def _with_prompts(rows: Sequence[Row], template: str | None, path: str | Path) -> list[Row]:
     if template is None:
         return list(rows)
-    made = []
+    filled = []
     for number, row in enumerate(rows, start=1):
         try:
-            made.append({**row, "prompt": template.format(**row)})
+            filled.append({**row, "prompt": template.format(**row)})
         except (KeyError, IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
-            raise UserError(f"data: '{path}', row {number} cannot fill the template: {error!r}") from error
-    return made
+            raise UserError(f"data: '{path}', row {number} does not fit the template: {error!r}") from error
+    return filled

@@ -13,16 +13,16 @@ from vigneron.errors import UserError
 from vigneron.policy.bundled import cache_folder
 from vigneron.run_data.load import Data, can_be_compared, load_rows
 from vigneron.sources.answer_cache import AnswerCache
-from vigneron.sources.parents import NOT_ASKED, Answers, Conversation, Outcome, Parent, build_parent, conversation
+from vigneron.sources.parents import NOT_SENT, Answers, Conversation, Outcome, Parent, build_parent, conversation
 from vigneron.timing import progress
 
-# Rows without an answer that a notice names; it counts all.
-NAMED = 3
+# Rows without an answer that a notice lists; the others are counted.
+LISTED = 3
 
 
 @dataclass(frozen=True)
-class Review:
-    """Every row with what the parent said to it, the training part first."""
+class AnsweredRows:
+    """Every row with the parent's outcome, the training split first."""
 
     data: Data
     answers: Answers
@@ -32,7 +32,7 @@ class Review:
         return [*self.data.train, *self.data.held_out]
 
     def with_answers(self) -> Data:
-        """The rows that have an answer, in their own parts."""
+        """The rows that have an answer, by split."""
         given = [
             None if outcome.answer is None else {**row, "answer": outcome.answer}
             for row, outcome in zip(self.rows, self.answers.outcomes, strict=True)
@@ -43,11 +43,11 @@ class Review:
 
 
 def load_parent(config: Config) -> Parent:
-    """The config's parent, with its cache. Loads no model and asks nothing."""
+    """The config's parent with its cache. Loads no model and sends no request."""
     if config.parent is None:
         raise UserError(
-            f"{config.recipe} has no parent, its answers are recorded: "
-            "add `parent: {kind: endpoint, model: NAME, url: …}` to ask one"
+            f"{config.recipe} has no parent, it uses recorded answers: "
+            "add `parent: {kind: endpoint, model: NAME, url: …}`"
         )
     reads = "text" if config.data.task is None else load_task(config.data.task).reads
     cache = AnswerCache(cache_folder() / "answers.sqlite")
@@ -55,42 +55,44 @@ def load_parent(config: Config) -> Parent:
 
 
 def questions(config: Config, rows: Sequence[Row]) -> list[Conversation]:
-    """The instruction and the input of each row: the config's, else the task's, else none and the prompt."""
-    asked = config.parent
-    assert asked is not None
-    instruction = asked.instruction
+    """The conversation for each row: instruction and input of the config, else of the task, else the prompt."""
+    parent = config.parent
+    assert parent is not None
+    instruction = parent.instruction
     if instruction is None and config.data.task is not None:
         instruction = load_task(config.data.task).parent_instruction
-    made = []
+    conversations = []
     for number, row in enumerate(rows, start=1):
         try:
-            shown = asked.input.format(**row) if asked.input is not None else _shown(config, row)
+            text = parent.input.format(**row) if parent.input is not None else _default_input(config, row)
         except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
-            raise UserError(f"parent.input: row {number} cannot fill {asked.input!r}: {error!r}") from error
-        made.append(conversation(instruction, shown))
-    return made
+            raise UserError(f"parent.input: row {number} does not fit {parent.input!r}: {error!r}") from error
+        conversations.append(conversation(instruction, text))
+    return conversations
 
 
-def _shown(config: Config, row: Row) -> str | list[dict[str, str]]:
+def _default_input(config: Config, row: Row) -> str | list[dict[str, str]]:
     return row["input"] if config.data.task is not None else row["prompt"]
 
 
-def ask_parent(config: Config, data: Data, *, progress: Callable[[int, int], None] = lambda done, of: None) -> Review:
-    """Ask what is not in the cache; after too many failures no more."""
+def ask_parent(
+    config: Config, data: Data, *, progress: Callable[[int, int], None] = lambda done, of: None
+) -> AnsweredRows:
+    """Get the parent's answers, from the cache if possible. Stops after too many failures."""
     assert config.parent is not None
     parent = load_parent(config)
     try:
-        asked = questions(config, [*data.train, *data.held_out])
-        allowed = int(config.parent.missing_limit * len(asked))
-        answers = parent.answer(asked, allowed_missing=allowed, progress=progress)
+        conversations = questions(config, [*data.train, *data.held_out])
+        allowed = int(config.parent.missing_limit * len(conversations))
+        answers = parent.answer(conversations, allowed_missing=allowed, progress=progress)
     finally:
         parent.cache.close()
     compared = [_comparable(config, outcome) for outcome in answers.outcomes]
-    return Review(data, replace(answers, outcomes=compared))
+    return AnsweredRows(data, replace(answers, outcomes=compared))
 
 
-def answered(config: Config, data: Data, notice: Callable[[str], None]) -> Data:
-    """Rows with the parent's answers, where the config has one; those it has none for are left out, and named."""
+def with_parent_answers(config: Config, data: Data, notice: Callable[[str], None]) -> Data:
+    """The rows with the parent's answers, if the config has a parent. Rows without an answer are dropped and listed."""
     for text in data.notices:
         notice(text)
     if config.parent is None:
@@ -98,64 +100,64 @@ def answered(config: Config, data: Data, notice: Callable[[str], None]) -> Data:
     rows = [*data.train, *data.held_out]
     own = sum(row.get("answer") not in (None, "") for row in rows)
     if own and config.data.task is None:
-        notice(f"the parent answers: the column `answer` of {own} rows is not used")
+        notice(f"the parent's answers are used: the column `answer` of {own} rows is ignored")
     review = ask_parent(config, data, progress=partial(progress, "ask the parent"))
     check_missing(config, review)
-    for text in said_of(review, config.parent.model):
+    for text in answer_notices(review, config.parent.model):
         notice(text)
     return review.with_answers()
 
 
-def check_missing(config: Config, review: Review) -> None:
-    """Nothing is trained on what is left of a parent that mostly failed."""
+def check_missing(config: Config, review: AnsweredRows) -> None:
+    """Raise if the parent failed for more rows than `parent.missing_limit` allows."""
     assert config.parent is not None
     limit, of = config.parent.missing_limit, len(review.rows)
     if review.answers.missing > limit * of or (review.data.train and not review.with_answers().train):
         missing = [outcome for outcome in review.answers.outcomes if outcome.answer is None]
-        failed = [outcome for outcome in missing if outcome is not NOT_ASKED]
-        rest = f" ({len(missing) - len(failed)} were not asked any more)" if len(missing) > len(failed) else ""
+        failed = [outcome for outcome in missing if outcome is not NOT_SENT]
+        rest = f" ({len(missing) - len(failed)} more were not sent)" if len(missing) > len(failed) else ""
         raise UserError(
             f"parent: {len(failed)} of {of} prompts got no answer{rest}, more than `parent.missing_limit: {limit}` "
-            f"allows; the first: {failed[0].why}; the answers that came are kept: mend it and try again"
+            f"allows; the first error: {failed[0].why}; received answers are cached: fix it and run again"
         )
 
 
-def said_of(review: Review, model: str) -> list[str]:
-    """What was asked, and which rows are left out."""
+def answer_notices(review: AnsweredRows, model: str) -> list[str]:
+    """Notices: requests, tokens and cached answers, and the rows that are dropped."""
     answers = review.answers
     tokens_in, tokens_out = answers.tokens
     used = f" ({tokens_in} tokens in, {tokens_out} out)" if tokens_in or tokens_out else ""
-    lines = [f"the parent {model}: {answers.asked} prompts asked{used}, {answers.cached} from the cache"]
-    lost = [(row, o) for row, o in zip(review.rows, answers.outcomes, strict=True) if o.answer is None]
-    if lost:
-        named = "; ".join(f"{prompt_text(row['prompt'])[:60]!r} ({o.why})" for row, o in lost[:NAMED])
-        more = f"; and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
-        lines.append(f"{len(lost)} of {len(review.rows)} prompts got no answer and are left out: {named}{more}")
+    lines = [f"the parent {model}: {answers.sent} prompts sent{used}, {answers.cached} answers from the cache"]
+    missing = [(row, o) for row, o in zip(review.rows, answers.outcomes, strict=True) if o.answer is None]
+    if missing:
+        listed = "; ".join(f"{prompt_text(row['prompt'])[:60]!r} ({o.why})" for row, o in missing[:LISTED])
+        more = f"; and {len(missing) - LISTED} more" if len(missing) > LISTED else ""
+        lines.append(f"{len(missing)} of {len(review.rows)} prompts got no answer and are dropped: {listed}{more}")
     return lines
 
 
-def rows_to_evaluate(config: Config, path: str | Path, notice: Callable[[str], None]) -> list[Row]:
-    """A file's rows; their own answers, and the parent's for rows that have none."""
+def load_evaluation_rows(config: Config, path: str | Path, notice: Callable[[str], None]) -> list[Row]:
+    """The rows of a file, with the parent's answers for rows that have none."""
     rows, notices = load_rows(config, path)
     lacking = [row for row in rows if row.get("answer") in (None, "")]
     if not lacking:
         config = config.model_copy(update={"parent": None})
-    asked = answered(config, Data([], lacking or rows, tuple(notices)), notice).held_out
-    given = {_question(row): row for row in asked}
-    return [given.get(_question(row), row) for row in rows if row not in lacking or _question(row) in given]
+    answered = with_parent_answers(config, Data([], lacking or rows, tuple(notices)), notice).held_out
+    by_key = {_key(row): row for row in answered}
+    return [by_key.get(_key(row), row) for row in rows if row not in lacking or _key(row) in by_key]
 
 
-def _question(row: Row) -> str:
+def _key(row: Row) -> str:
     return json.dumps({name: value for name, value in row.items() if name != "answer"}, sort_keys=True)
 
 
-def counted(config: Config, data: Data) -> tuple[int, int]:
-    """How many answers are in the cache, and how many questions a run would ask. Asks nothing."""
+def count_cached(config: Config, data: Data) -> tuple[int, int]:
+    """The number of answers in the cache, and of requests that a run would send. Sends none."""
     parent = load_parent(config)
     try:
-        asked = questions(config, [*data.train, *data.held_out])
-        cached = len(parent.cached(asked))
-        to_ask = len(set(asked)) - cached
+        conversations = questions(config, [*data.train, *data.held_out])
+        cached = len(parent.cached(conversations))
+        to_ask = len(set(conversations)) - cached
         if to_ask:
             parent.backend.check()
     finally:
@@ -166,5 +168,5 @@ def counted(config: Config, data: Data) -> tuple[int, int]:
 def _comparable(config: Config, outcome: Outcome) -> Outcome:
     if outcome.answer is None or can_be_compared(config, outcome.answer):
         return outcome
-    why = f"its answer {outcome.answer!r} has no letters (`reward.clean: none` keeps it)"
+    why = f"its answer {outcome.answer!r} has no letters (set `reward.clean: none` to keep it)"
     return replace(outcome, answer=None, why=why)

@@ -1,114 +1,47 @@
-"""A run's curves, in SQLite, written beside metrics.jsonl: any stretch of any figure is read without reading all.
+"""A run's curves in SQLite, beside metrics.jsonl: any range of any metric is read without reading the whole file.
 
-metrics.jsonl is the truth; this file may be deleted at any time, and is made again. Steps are kept as they come; when a
-block of 256 is full, each figure's values become one row, with their lowest, highest, sum and count over 16, 256 and
-4096 steps. A step costs one small row, not one for each figure.
+metrics.jsonl is the source; this file may be deleted at any time and is rebuilt. New steps are kept as rows of JSON.
+When a block of 256 steps is full, each metric's values become one row, with minimum, maximum, sum and count over 16,
+256 and 4096 steps. A step costs one small row, not one per metric.
 """
 
 import json
-import math
 import sqlite3
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from vigneron.files import parsed_json
+from vigneron.files import parse_json
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import open_read_only
+from vigneron.run_store.series import Curve, Span, joined_by_width, joined_to, spans_of
 from vigneron.run_store.status import last_records
+from vigneron.values import is_number
 
-MOST = 1_000
-"""More points in a curve nobody can see."""
-
-
-class Span(NamedTuple):
-    """What a stretch of steps holds: where it lies, its lowest, its highest, the sum, and how many values."""
-
-    step: float
-    low: float
-    high: float
-    total: float
-    number: int
-
-
-@dataclass
-class Curve:
-    """`lows` and `highs` are the means themselves where a point is one step."""
-
-    steps: list[float] = field(default_factory=list)
-    means: list[float] = field(default_factory=list)
-    lows: list[float] = field(default_factory=list)
-    highs: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, spans: Iterable[Span]) -> "Curve":
-        curve = cls()
-        for span in spans:
-            curve.steps.append(span.step)
-            curve.means.append(span.total / span.number)
-            curve.lows.append(span.low)
-            curve.highs.append(span.high)
-            curve.counts.append(span.number)
-        return curve
-
-
-def is_value(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+MAX_POINTS = 1_000
+"""Of a curve in the viewer: more are not visible."""
 
 
 def values_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a line of metrics; what was not there, or is no finite number, is left out."""
-    return {name: float(value) for name, value in record.items() if name != "step" and is_value(value)}
-
-
-def points(steps: Sequence[int], values: Sequence[float]) -> list[Span]:
-    return [Span(step, value, value, value, 1) for step, value in zip(steps, values, strict=True)]
+    """The metrics of a record; missing values and values that are not finite are left out."""
+    return {name: float(value) for name, value in record.items() if name != "step" and is_number(value)}
 
 
 def within(steps: Sequence[int], first: float, last: float) -> slice:
-    """Where the steps of a window lie in a sorted sequence."""
+    """The slice of a sorted sequence of steps from `first` to `last`."""
     return slice(bisect_left(steps, first), bisect_right(steps, last))
-
-
-def joined(spans: Sequence[Span]) -> Span:
-    return Span(
-        (spans[0].step + spans[-1].step) / 2,
-        min(span.low for span in spans),
-        max(span.high for span in spans),
-        math.fsum(span.total for span in spans),
-        sum(span.number for span in spans),
-    )
-
-
-def by_width(spans: Iterable[Span], width: int) -> dict[int, Span]:
-    """Joined into stretches of so many steps, each under the step that it begins with."""
-    by_start: dict[int, list[Span]] = {}
-    for span in spans:
-        by_start.setdefault(int(span.step // width) * width, []).append(span)
-    return {start: joined(some) for start, some in by_start.items()}
-
-
-def thinned(spans: Sequence[Span], most: int = MOST) -> list[Span]:
-    """At most so many: neighbours are joined, so that no spike is lost."""
-    if len(spans) <= most:
-        return list(spans)
-    edges = [len(spans) * part // most for part in range(most + 1)]
-    return [joined(spans[a:b]) for a, b in pairwise(edges)]
 
 
 CURVES = "curves.sqlite"
 BLOCK = 256
 WIDTHS = (16, 256, 4096)
-FEWEST = 200
-"""Points of a long curve, at least."""
+MIN_POINTS = 200
+"""Of a long curve."""
 TABLES = """
     CREATE TABLE IF NOT EXISTS recent (step INTEGER PRIMARY KEY, record TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS names (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -130,18 +63,18 @@ class CurveStore:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(TABLES)
         self._ids: dict[str, int] = dict(self._db.execute("SELECT name, id FROM names"))
-        # Of the steps that no block holds yet.
-        self._open = self._db.execute("SELECT min(step) / ? FROM recent", (BLOCK,)).fetchone()[0]
+        # The block of the steps that are not in `blocks` yet.
+        self._open_block = self._db.execute("SELECT min(step) / ? FROM recent", (BLOCK,)).fetchone()[0]
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Lines of metrics, in order of their steps. Of a step that is told of twice the later values stand."""
+        """Records in the order of their steps. A second record of a step replaces the first one's values."""
         with self._db:
             for record in records:
                 step, values = int(record["step"]), values_of(record)
                 block = step // BLOCK
-                if self._open is not None and block > self._open:
-                    self._close_block(self._open * BLOCK, block * BLOCK)
-                self._open = block
+                if self._open_block is not None and block > self._open_block:
+                    self._close_block(self._open_block * BLOCK, block * BLOCK)
+                self._open_block = block
                 text = json.dumps(values)
                 self._db.execute(
                     "INSERT INTO recent VALUES (?, ?) ON CONFLICT (step) DO UPDATE SET record = json_patch(record, ?)",
@@ -156,8 +89,8 @@ class CurveStore:
                 "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)",
                 (key, start, of_steps.tobytes(), of_values.tobytes()),
             )
-            self._keep_spans(16, key, points(of_steps, of_values))
-            self._keep_spans(256, key, points(of_steps, of_values))
+            self._keep_spans(16, key, spans_of(of_steps, of_values))
+            self._keep_spans(256, key, spans_of(of_steps, of_values))
         self._db.execute("DELETE FROM recent")
         widest = WIDTHS[-1]
         if following // widest > start // widest:
@@ -166,7 +99,7 @@ class CurveStore:
                 self._keep_spans(widest, key, self._spans(256, key, whole, whole + widest - 1))
 
     def _keep_spans(self, width: int, key: int, spans: Sequence[Span]) -> None:
-        rows = [(width, key, start, *span) for start, span in by_width(spans, width).items()]
+        rows = [(width, key, start, *span) for start, span in joined_by_width(spans, width).items()]
         self._db.executemany("INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def _id(self, name: str) -> int:
@@ -175,17 +108,17 @@ class CurveStore:
         return self._ids[name]
 
     def forget_from(self, step: int) -> int:
-        """Forget this step's whole block and all that follows; from where on the steps have to be told again."""
+        """Delete this step's whole block and everything after it; returns the first step that has to be added again."""
         start = step // BLOCK * BLOCK
         with self._db:
             self._db.execute("DELETE FROM recent WHERE step >= ?", (start,))
             self._db.execute("DELETE FROM blocks WHERE start >= ?", (start,))
             self._db.execute("DELETE FROM spans WHERE start + width > ?", (start,))
-        self._open = None
+        self._open_block = None
         return start
 
     def names(self) -> list[str]:
-        """Each figure there is, as they first came."""
+        """All metrics, in the order in which they first appeared."""
         return list(dict.fromkeys((*self._ids, *self._recent())))
 
     def last_step(self) -> int | None:
@@ -194,9 +127,9 @@ class CurveStore:
         return None if recent is None else int(recent)
 
     def read(
-        self, names: Sequence[str], first: float = 0, last: float | None = None, most: int = MOST
+        self, names: Sequence[str], first: float = 0, last: float | None = None, limit: int = MAX_POINTS
     ) -> dict[str, Curve]:
-        """At most so many points each, of the steps from `first` to `last`; a figure that is not there has none."""
+        """At most `limit` points each, of the steps from `first` to `last`; an unknown metric has none."""
         end = self.last_step() or 0
         first, last = max(0, first), end if last is None else min(last, end)
         recent = self._recent()
@@ -204,24 +137,24 @@ class CurveStore:
         for name in names:
             steps, values = recent.get(name, ((), ()))
             part = within(steps, first, last)
-            tail = points(steps[part], values[part])
-            width, kept = self._kept(self._ids.get(name), first, last, most - len(tail))
-            tail = list(by_width(tail, width).values())
-            curves[name] = Curve.of(thinned([*kept, *tail], most))
+            tail = spans_of(steps[part], values[part])
+            width, kept = self._read_blocks(self._ids.get(name), first, last, limit - len(tail))
+            tail = list(joined_by_width(tail, width).values())
+            curves[name] = Curve.of(joined_to([*kept, *tail], limit))
         return curves
 
-    def _kept(self, key: int | None, first: float, last: float, most: int) -> tuple[int, list[Span]]:
-        """What the full blocks hold, and over how many steps each of it is."""
+    def _read_blocks(self, key: int | None, first: float, last: float, limit: int) -> tuple[int, list[Span]]:
+        """(width, spans) of the full blocks: each span covers `width` steps."""
         (number,) = self._db.execute(
             "SELECT coalesce(sum(number), 0) FROM spans WHERE width = 256 AND name = ? AND start BETWEEN ? AND ?",
             (key, first - BLOCK + 1, last),
         ).fetchone()
-        if number <= most:
+        if number <= limit:
             return 1, list(self._points(key, first, last))
-        # The widest that still gives a line one can follow.
-        width = next((width for width in reversed(WIDTHS) if (last - first) / width >= FEWEST), WIDTHS[0])
+        # The widest that still gives enough points.
+        width = next((width for width in reversed(WIDTHS) if (last - first) / width >= MIN_POINTS), WIDTHS[0])
         spans = self._spans(width, key, first, last)
-        # The widest spans are made when they are full: what follows the last of them comes from the next finer ones.
+        # The widest spans are written when they are full: the rest comes from narrower ones.
         if width == WIDTHS[-1]:
             (after,) = self._db.execute(
                 "SELECT coalesce(max(start) + width, 0) FROM spans WHERE width = ? AND name = ?", (width, key)
@@ -245,36 +178,36 @@ class CurveStore:
         for of_steps, of_values in rows:
             steps, values = array("q", of_steps), array("d", of_values)
             part = within(steps, first, last)
-            yield from points(steps[part], values[part])
+            yield from spans_of(steps[part], values[part])
 
     def _recent(self) -> dict[str, tuple[list[int], list[float]]]:
-        found: dict[str, tuple[list[int], list[float]]] = {}
+        columns: dict[str, tuple[list[int], list[float]]] = {}
         for step, record in self._db.execute("SELECT step, record FROM recent ORDER BY step"):
             for name, value in json.loads(record).items():
-                steps, values = found.setdefault(name, ([], []))
+                steps, values = columns.setdefault(name, ([], []))
                 steps.append(step)
                 values.append(value)
-        return found
+        return columns
 
     def close(self) -> None:
         self._db.close()
 
 
 class CurveIndex:
-    """The store while a run writes it. Whatever goes wrong with it is said once, and the run goes on without."""
+    """The store that a run writes. An error is reported once, and the run continues without it."""
 
-    def __init__(self, folder: RunFolder, tell: Callable[[str], None]) -> None:
-        self._folder, self._tell = folder, tell
+    def __init__(self, folder: RunFolder, notify: Callable[[str], None]) -> None:
+        self._folder, self._notify = folder, notify
         self._store: CurveStore | None = None
 
     def __enter__(self) -> "CurveIndex":
-        """Bring it in line with metrics.jsonl: after a kill, a resume, or in a folder that never had one."""
+        """Bring it up to date with metrics.jsonl: after a kill, a resume, or where there is none yet."""
         try:
             try:
-                self._store = _in_line(self._folder)
-            except sqlite3.DatabaseError:  # broken: it is made again
+                self._store = _up_to_date(self._folder)
+            except sqlite3.DatabaseError:  # broken: it is rebuilt
                 self._remove()
-                self._store = _in_line(self._folder)
+                self._store = _up_to_date(self._folder)
         except (sqlite3.Error, OSError, ValueError) as error:
             self._give_up(error)
         return self
@@ -296,15 +229,15 @@ class CurveIndex:
             self._store.close()
             self._store = None
         self._remove()
-        self._tell(f"the index of curves cannot be written ({error}): metrics.jsonl has everything, pages open slower")
+        self._notify(f"cannot write {CURVES} ({error}): `vigneron view` reads metrics.jsonl instead, which is slower")
 
     def _remove(self) -> None:
         for end in ("", "-wal", "-shm"):
-            with suppress(OSError):  # readers see that it is behind
+            with suppress(OSError):  # readers notice that it is out of date
                 (self._folder.path / f"{CURVES}{end}").unlink(missing_ok=True)
 
 
-def _in_line(folder: RunFolder) -> CurveStore:
+def _up_to_date(folder: RunFolder) -> CurveStore:
     store = CurveStore(folder.path)
     try:
         records = last_records(folder.path / "metrics.jsonl")
@@ -312,7 +245,7 @@ def _in_line(folder: RunFolder) -> CurveStore:
         if kept != logged:
             start = store.forget_from(min(logged, -1 if kept is None else kept))
             store.add(record for record in folder.metrics() if record["step"] >= start)
-    except BaseException:  # whatever it was: raised on
+    except BaseException:
         store.close()
         raise
     return store
@@ -325,13 +258,13 @@ class Curves(Protocol):
     def names(self) -> list[str]: ...
     def last_step(self) -> int | None: ...
     def read(
-        self, names: Sequence[str], first: float = 0, last: float | None = None, most: int = MOST
+        self, names: Sequence[str], first: float = 0, last: float | None = None, limit: int = MAX_POINTS
     ) -> dict[str, Curve]: ...
     def close(self) -> None: ...
 
 
 class CurveLog:
-    """metrics.jsonl, read whole."""
+    """metrics.jsonl, read as a whole."""
 
     def __init__(self, path: Path) -> None:
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
@@ -341,9 +274,9 @@ class CurveLog:
                 self._add(line)
 
     def _add(self, line: bytes) -> None:
-        """A line that is damaged, or that is being written, is left out."""
+        """Damaged and unfinished lines are left out."""
         try:
-            record = parsed_json(line)
+            record = parse_json(line)
         except ValueError:
             return
         if not isinstance(record, dict) or not isinstance(record.get("step"), int) or not line.endswith(b"\n"):
@@ -361,17 +294,17 @@ class CurveLog:
         return self._last
 
     def read(
-        self, names: Sequence[str], first: float = 0, last: float | None = None, most: int = MOST
+        self, names: Sequence[str], first: float = 0, last: float | None = None, limit: int = MAX_POINTS
     ) -> dict[str, Curve]:
         curves = {}
         for name in names:
             steps, values = self._columns.get(name, ([], []))
             part = within(steps, first, float("inf") if last is None else last)
-            curves[name] = Curve.of(thinned(points(steps[part], values[part]), most))
+            curves[name] = Curve.of(joined_to(spans_of(steps[part], values[part]), limit))
         return curves
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is open."""
 
 
 _logs: dict[Path, tuple[tuple[int, int], CurveLog]] = {}
@@ -379,7 +312,7 @@ _lock = Lock()
 
 
 def read_log(path: Path) -> CurveLog:
-    """Read again only when the file has changed."""
+    """Cached until the file changes."""
     with _lock:
         at = path.stat()
         mark = (at.st_size, at.st_mtime_ns)
@@ -392,7 +325,7 @@ def read_log(path: Path) -> CurveLog:
 
 
 def curves_of(folder: Path) -> tuple[Curves | None, str | None]:
-    """None: no step has been logged. Beside it a line for the user, where an index is there that is of no use."""
+    """None: no step has been logged. The text is a note for the user where `curves.sqlite` cannot be used."""
     log, note = folder / "metrics.jsonl", None
     if (folder / CURVES).exists():
         try:
@@ -400,13 +333,13 @@ def curves_of(folder: Path) -> tuple[Curves | None, str | None]:
             if _is_current(store, log):
                 return store, None
             store.close()
-            note = f"{folder.name}: its index of curves is behind, metrics.jsonl was read instead"
+            note = f"{folder.name}: {CURVES} is out of date, metrics.jsonl was read instead"
         except sqlite3.Error as error:
-            note = f"{folder.name}: its index of curves cannot be read ({error}), metrics.jsonl was read instead"
+            note = f"{folder.name}: cannot read {CURVES} ({error}), metrics.jsonl was read instead"
     return (read_log(log), note) if log.is_file() else (None, note)
 
 
 def _is_current(store: CurveStore, log: Path) -> bool:
-    """A run writes a line of metrics first: the index may be one step behind."""
+    """metrics.jsonl is written first: the store may be one step behind."""
     logged = [record["step"] for record in last_records(log)[-2:]]
     return not log.exists() or store.last_step() in (logged or [None])

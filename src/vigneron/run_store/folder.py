@@ -1,6 +1,6 @@
-"""A run is its folder: config, metrics, samples, checkpoints, report. Whoever has it can watch it and go on with it.
+"""A run's folder: config, data, metrics, samples, checkpoints, report. It is all that resuming or viewing a run needs.
 
-Light on purpose: whoever only looks loads no torch.
+No torch is imported, so that reading a run is quick.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.files import append_line, parsed_json, user_path, write_atomically, writing
+from vigneron.files import append_line, parse_json, user_path, write_atomically, writing
 from vigneron.recipe import check_config, config_text, config_yaml, parse_yaml
 from vigneron.rubric.read import rubric_text
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 LOGS = ("metrics.jsonl", "timings.jsonl", "sampling.jsonl")
-# So often the lock is tried: who looks whether a run is alive holds it for an instant.
-LOOKS = 10
+# Attempts to take the lock: `is_locked` in another process holds it for a moment.
+LOCK_ATTEMPTS = 10
 
 
 @dataclass
@@ -38,7 +38,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, runs: Path, name: str, *, exact_name: bool) -> "RunFolder":
-        """A new folder `runs/name`; a taken name is refused if it was asked for, else numbered."""
+        """A new folder `runs/name`; an existing one is refused with `exact_name`, else a number is added."""
         check_name(name)
         for number in range(1, 10_000):
             path = runs / (name if number == 1 else f"{name}-{number}")
@@ -51,44 +51,44 @@ class RunFolder:
             except OSError as error:
                 raise UserError(f"cannot create the run's folder '{path}': {error.strerror}") from error
             return cls(path)
-        raise UserError(f"there are too many runs named '{name}' in '{runs}'")
+        raise UserError(f"too many runs named '{name}' in '{runs}': choose another --name")
 
     @staticmethod
     def check_can_be_created(runs: Path) -> None:
-        """Before anything that takes long."""
+        """Checked before anything slow."""
         there = next(path for path in (runs, *runs.absolute().parents) if path.exists())
         if not there.is_dir():
             raise UserError(f"cannot create a run in '{runs}': '{there}' is not a folder")
         if not os.access(there, os.W_OK | os.X_OK):
-            raise UserError(f"cannot create a run in '{runs}': '{there}' cannot be written")
+            raise UserError(f"cannot create a run in '{runs}': '{there}' is not writable")
 
     @staticmethod
     def refuse_taken(runs: Path, name: str) -> None:
         path = runs / name
         if path.exists():
-            raise UserError(f"'{path}' exists: `vigneron resume {path}`, or choose another --name")
+            raise UserError(f"'{path}' exists: continue it with `vigneron resume {path}`, or choose another --name")
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
         path = user_path(path)
         if not (path / "config.yaml").is_file():
             raise UserError(f"'{path}' is not a run's folder: it has no config.yaml")
-        if (link := leads_out(path)) is not None:
-            raise UserError(f"'{link}' is a link that leads out of the run's folder: put the file itself in its place")
+        if (link := outside_link(path)) is not None:
+            raise UserError(f"'{link}' links to a place outside the run's folder: replace it by the file itself")
         return cls(path)
 
     def lock(self) -> None:
-        """One run writes at a time. The lock is the process's: it goes with it, however it ends."""
+        """One process writes at a time. The operating system releases the lock when the process ends."""
         try:
-            self._lock = (self.path / LOCK).open("a")  # were it a link, nothing would be lost
-            for left in reversed(range(LOOKS)):
+            self._lock = (self.path / LOCK).open("a")  # append: a file that it may link to is not truncated
+            for left in reversed(range(LOCK_ATTEMPTS)):
                 try:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     if not left:
                         raise
-                    time.sleep(0.05)  # someone may only be looking
+                    time.sleep(0.05)  # another process may be in `is_locked`
         except BlockingIOError as error:
             raise UserError(f"another process is training in '{self.path}'") from error
         except OSError as error:
@@ -96,10 +96,10 @@ class RunFolder:
         for name in ("", "checkpoints", *LOGS, "samples.sqlite", "config.yaml"):
             if (self.path / name).exists() and not os.access(self.path / name, os.W_OK):
                 self.unlock()
-                raise UserError(f"cannot write '{self.path / name}': it belongs to somebody else, or is read-only")
+                raise UserError(f"cannot write '{self.path / name}': check its owner and permissions")
 
     def is_locked(self) -> bool:
-        """Whether a process is training here. Looking takes the lock for a moment, and leaves no file."""
+        """Whether a process is training here. Takes the lock for a moment, and creates no file."""
         try:
             with (self.path / LOCK).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -129,7 +129,7 @@ class RunFolder:
 
     @property
     def rubric(self) -> Path:
-        """The run's own copy, which may be changed while it runs."""
+        """The run's copy, which may be edited while it runs."""
         return self.path / "rubric.yaml"
 
     @property
@@ -143,7 +143,7 @@ class RunFolder:
 
     @contextmanager
     def rubric_replaced(self, file: str | None) -> Iterator[None]:
-        """By another one, where it is given. Should what is done with it fail, the old one is back in its place."""
+        """Replace the rubric, if `file` is given; the old one is restored if the block raises."""
         if file is None:
             yield
             return
@@ -151,12 +151,12 @@ class RunFolder:
         write_atomically(self.rubric, rubric_text(file))
         try:
             yield
-        except BaseException:  # whatever it was: raised on
+        except BaseException:
             write_atomically(self.rubric, before)
             raise
 
     def write_data(self, data: "Data") -> None:
-        """The rows themselves: whoever has the folder needs no other file."""
+        """Copy the rows, so that the folder needs no other file."""
         with writing(self.path / "data"):
             (self.path / "data").mkdir(exist_ok=True)
             for part in ("train", "held_out"):
@@ -165,26 +165,26 @@ class RunFolder:
 
     def data(self) -> "Data":
         from vigneron.data.dataset import read_rows
-        from vigneron.run_data.load import Data, check_own_rows
+        from vigneron.run_data.load import Data, check_saved_rows
 
         train, held_out = (read_rows(self.path / "data" / f"{part}.jsonl") for part in ("train", "held_out"))
         data = Data(train, held_out)
-        check_own_rows(self.config(), data, str(self.path / "data"))
+        check_saved_rows(self.config(), data, str(self.path / "data"))
         return data
 
     def remove(self) -> None:
-        """For a run that could not start: its name is free again."""
+        """Delete the folder of a run that could not start."""
         self.unlock()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def append(self, name: str, record: dict[str, Any]) -> None:
-        """One line of JSON. NaN (a figure that was not there) is null."""
+        """One line of JSON. NaN (a metric without a value) is null."""
         line = json.dumps({k: _number(v) for k, v in record.items()}, ensure_ascii=False)
         with writing(self.path / name):
             append_line(self.path / name, line)
 
     def records(self, name: str) -> Iterator[dict[str, Any]]:
-        """The whole lines of a file, each with its step; one that a kill cut short is left out."""
+        """The complete lines of a file, each with its step; a last line that a kill cut short is left out."""
         path = self.path / name
         if not path.is_file():
             return
@@ -192,7 +192,7 @@ class RunFolder:
             with path.open(encoding="utf-8") as file:
                 for number, line in enumerate(file, start=1):
                     if line.endswith("\n"):
-                        yield _record(parsed_json(line), path, number)
+                        yield _record(parse_json(line), path, number)
         except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
             reason = getattr(error, "strerror", None) or "not lines of JSON"
             raise UserError(f"cannot read '{path}': {reason}") from error
@@ -201,7 +201,7 @@ class RunFolder:
         return list(self.records("metrics.jsonl"))
 
     def forget_after(self, step: int) -> None:
-        """Drop what was logged after a checkpoint, and lines that are damaged: the resumed run writes it again."""
+        """Remove what was logged after a checkpoint, and damaged lines: the resumed run logs these steps again."""
         for name in (*LOGS, "notices.jsonl"):
             path = self.path / name
             if path.is_file():
@@ -220,20 +220,20 @@ def _record(record: Any, path: Path, number: int) -> dict[str, Any]:
 
 def _step_of(line: str) -> float:
     try:
-        step = parsed_json(line)["step"]
+        step = parse_json(line)["step"]
     except (ValueError, TypeError, KeyError):
         return math.inf
     return float(step) if type(step) is int and abs(step) < 2**53 else math.inf
 
 
-def leads_out(path: Path) -> Path | None:
-    """What in a run's folder leads out of it. It may come from somebody else: nothing is read or written elsewhere."""
+def outside_link(path: Path) -> Path | None:
+    """A link in a run's folder to a place outside it, which is refused: the folder may come from someone else."""
     here = path.resolve()
     for entry in (*path.iterdir(), *path.glob("data/*"), *path.glob("checkpoints/*")):
         try:
             if entry.is_symlink() and not entry.resolve().is_relative_to(here):
                 return entry
-        except (OSError, RuntimeError):  # a link that leads to itself
+        except (OSError, RuntimeError):  # a link to itself
             return entry
     return None
 
@@ -244,7 +244,9 @@ def _number(value: Any) -> Any:
 
 def check_name(name: str) -> None:
     if not name or name.startswith(".") or "/" in name or not name.isprintable():
-        raise UserError(f"{name!r} is no name for a run: it names a folder, without '/' and not hidden")
+        raise UserError(
+            f"{name!r} is not a valid run name: it must be a folder name without '/' that does not start with a dot"
+        )
 
 
 def default_runs_folder() -> Path:

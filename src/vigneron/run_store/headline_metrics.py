@@ -1,136 +1,68 @@
-"""The figures that a person watches a run by: which of them its method has, and which of those mean something.
+"""The metrics that represent a run: common ones and its method's own, without those that say nothing in this run.
 
-Light on purpose: `vigneron runs` and `vigneron show` load no torch.
+No torch is imported: `vigneron runs` and `vigneron show` answer quickly.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-BARS = "▁▂▃▄▅▆▇█"
-SCORERS = ("reward_model", "preference_model", "score_model")
-FREE_TASKS = ("instructions", "rubric")
-"""Built-in tasks whose answers are sentences: nobody says them to the letter."""
+from pydantic import ValidationError
 
+from vigneron.config import METHOD, MethodOptions
+from vigneron.run_store.metric_table import Metric, in_order, metric
+from vigneron.values import is_number
 
-class Watched(NamedTuple):
-    label: str
-    keys: tuple[str, ...]
-    """Of these a run logs one."""
-    lower_is_better: bool = False
+COMMON = ("reward", "accuracy", "entropy", "kl", "frac_reward_zero_std", "eval/accuracy", "eval/reward")
+"""Shown for every method that logs them; a method's options class has the others (`metrics`)."""
+OPEN_TASKS = ("instructions", "rubric")
+"""Built-in tasks whose answers are sentences: no completion equals them exactly."""
 
 
-TRAINING = (
-    Watched("reward", ("reward",)),
-    Watched("NLL", ("loss/nll",), True),
-    Watched("DPO", ("loss/dpo",), True),
-    Watched("Bradley-Terry", ("loss/bradley_terry",), True),
-    Watched("cross-entropy", ("loss/preference", "loss/score"), True),
-    Watched("score error", ("score_error",), True),
-    Watched("margin", ("margin",)),
-    Watched("rewards' margin", ("rewards/margins",)),
-    Watched("kept", ("kept/reward",)),
-    Watched("accuracy", ("accuracy",)),
-    Watched("entropy", ("entropy",)),
-    Watched("KL", ("kl",), True),
-    Watched("flat groups", ("frac_reward_zero_std",), True),
-)
-HELD_OUT = (
-    Watched("held-out accuracy", ("eval/accuracy",)),
-    Watched("held-out pairs", ("eval/rewards/accuracies",)),
-    Watched("held-out reward", ("eval/reward",)),
-    Watched("held-out loss", ("eval/loss", "eval/loss/nll", "eval/loss/dpo"), True),
-    Watched("held-out margin", ("eval/margin", "eval/rewards/margins")),
-    Watched("held-out error", ("eval/score_error",), True),
-)
-WATCHED = (*TRAINING, *HELD_OUT)
-
-
-class Shown(NamedTuple):
-    """One figure of one run, with the key that this run logs it under."""
-
-    label: str
-    key: str
-    lower_is_better: bool
-
-
-def watched_in(config: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> list[Shown]:
-    """What these records have and what means something in a run of this config (as written), in order."""
+def headline_metrics(
+    config: Mapping[str, Any], records: Iterable[Mapping[str, Any]], options: MethodOptions | None = None
+) -> list[Metric]:
+    """The headline metrics that these records have; `config` is the run's, as written. `options`: the method's, where
+    they are loaded (a user's own method is not imported to list runs)."""
     records = list(records)
-    zero_says_nothing = answers_are_free(config)
+    hidden = {"eval/reward"} if _part(config, "reward").get("kind") == "binary" else set()  # equals eval/accuracy
     found = []
-    for watched in WATCHED:
-        for key in watched.keys:
-            values = [record[key] for record in records if is_number(record.get(key))]
-            if not values or key in _repeated(config) or (key == "reward" and not _is_rewarded(config)):
-                continue
-            if zero_says_nothing and key in ("accuracy", "eval/accuracy") and not any(values):
-                continue
-            found.append(Shown(watched.label, key, watched.lower_is_better))
-            break
+    for key in headline_keys(config, options):
+        values = [record[key] for record in records if is_number(record.get(key))]
+        always_zero = key in ("accuracy", "eval/accuracy") and not any(values)
+        if values and key not in hidden and not (always_zero and has_open_answers(config)):
+            found.append(metric(key))
     return found
 
 
-def lower_is_better(figure: str) -> bool:
-    return "loss" in figure.split("/") or figure.endswith("_error")
+def headline_keys(config: Mapping[str, Any], options: MethodOptions | None = None) -> list[str]:
+    """In the order of the table, training before held out."""
+    return in_order(dict.fromkeys((*COMMON, *(options or method_options(config)).metrics)))
 
 
-def answers_are_free(config: Mapping[str, Any]) -> bool:
-    """Whether nothing was said of what counts as right: then an accuracy of 0 is only that no answer was repeated to
-    the letter. A model that scores pairs or texts has an accuracy of its own."""
-    data, method = _part(config, "data"), _part(config, "method").get("name")
-    if data.get("checker") or method in SCORERS:
+def headline_values(config: Mapping[str, Any], values: Mapping[str, Any], limit: int = 3) -> list[tuple[Metric, float]]:
+    """The few that represent a run in a list: at most two held-out ones first, then training."""
+    found = headline_metrics(config, [values])
+    held_out = [one for one in found if one.key.startswith("eval/")][:2]
+    training = [one for one in found if not one.key.startswith("eval/")]
+    return [(one, values[one.key]) for one in (*held_out, *training)[:limit]]
+
+
+def has_open_answers(config: Mapping[str, Any]) -> bool:
+    """Whether the run has neither a checker nor answers to match exactly: an accuracy of 0 then says nothing."""
+    data, method = _part(config, "data"), method_options(config)
+    if data.get("checker") or method.trains == "scorer":
         return False
     if data.get("task"):
-        return data["task"] in FREE_TASKS
-    return _part(config, "reward").get("kind") != "binary" or method == "sft"
+        return data["task"] in OPEN_TASKS
+    return _part(config, "reward").get("kind") != "binary" or method.reads == "demonstrations"
 
 
-def headline(config: Mapping[str, Any], figures: Mapping[str, Any], most: int = 3) -> list[tuple[str, float]]:
-    """The few that stand for a run in a list: of what is held out first, then of training."""
-    shown = {figure.key: figure.label for figure in watched_in(config, [figures])}
-    held_out = [key for key in shown if key.startswith("eval/")][:2]
-    training = [key for key in shown if not key.startswith("eval/")]
-    return [(shown[key], figures[key]) for key in (*held_out, *training)[:most]]
-
-
-def short(value: float) -> str:
-    """Three digits behind the point; of something small three that say something."""
-    return f"{value:.3f}" if value != value or value == 0 or abs(value) >= 0.0005 else f"{value:.1e}"
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values as bars; a value that is not a number is a gap."""
-    values = values[-width:]
-    real = [v for v in values if v == v]
-    if not real:
-        return ""
-    low, high = min(real), max(real)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((v - low) * scale)] if v == v else " " for v in values)
-
-
-def whole_sparkline(values: Sequence[float], width: int) -> str:
-    """All values as at most so many bars, each the mean of its stretch."""
-    if len(values) <= width:
-        return sparkline(values, width)
-    edges = [len(values) * part // width for part in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    return sparkline(means, width)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _repeated(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Held-out rewards that are the held-out accuracy once more."""
-    return ("eval/reward",) if _part(config, "reward").get("kind") == "binary" else ()
-
-
-def _is_rewarded(config: Mapping[str, Any]) -> bool:
-    return _part(config, "method").get("name") not in ("sft", *SCORERS)
+def method_options(config: Mapping[str, Any]) -> MethodOptions:
+    """The method's options in a config as written; the defaults where this version does not know the method."""
+    try:
+        return METHOD.validate_python(config.get("method"))
+    except ValidationError:
+        return MethodOptions(name="unknown")
 
 
 def _part(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

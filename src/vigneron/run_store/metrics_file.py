@@ -1,23 +1,23 @@
-"""A run's metrics, without reading all of a long file."""
+"""A run's metrics, without reading all of a long metrics.jsonl."""
 
 import os
 from pathlib import Path
 from typing import Any
 
-from vigneron.files import parsed_json
+from vigneron.files import parse_json
 from vigneron.run_store.status import last_records
 
 READ_WHOLE = 2**22
 """A smaller file is read whole."""
-SPREAD_OVER = 400
-"""Of a larger one so many lines are read, as evenly spread as can be."""
+LINES_READ = 400
+"""Of a larger file, at evenly spread offsets."""
 HEAD_BYTES = 2**16
 
 Record = dict[str, Any]
 
 
 def records_of(run: Path) -> list[Record]:
-    """In the order of their steps: all of them, or of a long run the first ones, some between, and the last."""
+    """In the order of their steps: all records, or of a long run the first ones, some in between, and the last ones."""
     path = run / "metrics.jsonl"
     try:
         with path.open("rb") as file:
@@ -27,9 +27,9 @@ def records_of(run: Path) -> list[Record]:
                 lines = file.read().splitlines(keepends=True)
             else:
                 lines = file.read(HEAD_BYTES).splitlines(keepends=True)
-                for part in range(1, SPREAD_OVER):
-                    file.seek(size * part // SPREAD_OVER)
-                    file.readline()  # the rest of the line it fell into
+                for part in range(1, LINES_READ):
+                    file.seek(size * part // LINES_READ)
+                    file.readline()  # the rest of the line at that offset
                     lines.append(file.readline())
     except OSError:
         return []
@@ -42,7 +42,7 @@ def _record(line: bytes) -> Record | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        record = parsed_json(line)
+        record = parse_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None

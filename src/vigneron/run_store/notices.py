@@ -1,6 +1,5 @@
-"""What a run said of itself: `notices.jsonl` in its folder, one line each, so that whoever looks later reads it too."""
+"""A run's notes and warnings: `notices.jsonl` in its folder, one per line."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,7 +11,7 @@ from vigneron.run_store.status import last_records
 NOTICES = "notices.jsonl"
 
 NoticeKind = Literal["note", "warning"]
-"""A note explains how the run is set up, a warning what is going wrong in it."""
+"""A note explains how the run is set up, a warning what goes wrong."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Notice:
     text: str
     kind: NoticeKind = "note"
     about: str = ""
-    """What it is about: of one thing a run speaks once, whatever the figures in the text are by then."""
+    """The subject: a run gives one notice per subject, whatever the numbers in the text."""
 
     @property
     def key(self) -> str:
@@ -33,7 +32,7 @@ def keep_notice(folder: RunFolder, notice: Notice) -> None:
 
 
 def kept_notices(path: Path) -> list[Notice]:
-    """As they were said. A damaged line is left out."""
+    """In order. Damaged lines are left out."""
     found = []
     for record in last_records(path / NOTICES):
         text = record.get("text")
@@ -41,7 +40,3 @@ def kept_notices(path: Path) -> list[Notice]:
             kind: NoticeKind = "warning" if record.get("kind") == "warning" else "note"
             found.append(Notice(record["step"], text, kind, str(record.get("about") or "")))
     return found
-
-
-def warnings_in(notices: Sequence[Notice]) -> list[Notice]:
-    return [notice for notice in notices if notice.kind == "warning"]

@@ -1,4 +1,4 @@
-"""Samples as a page asks for them: filtered, sorted, step by step, and one prompt's over all steps."""
+"""Queries of the viewer: samples of a step, filtered and sorted, and the samples of one prompt over all steps."""
 
 import json
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ SORTS: dict[Sort, str] = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What samples of a step a page shows."""
+class SampleQuery:
+    """Which samples of a step to return."""
 
     step: int
     kind: Kind = "train"
@@ -41,17 +41,17 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Found:
+class SamplePage:
     samples: list[Sample]
     count: int
-    """Of all that fit, on whatever page."""
+    """Of all matching samples, on all pages."""
     categories: list[str]
-    """Of the step's samples, where a rubric scored them."""
+    """Rubric categories of the step's samples."""
 
 
 @dataclass(frozen=True)
 class StepsAround:
-    """`at` is the step itself, or the nearest before it (else after it); None where there is no sample of the kind."""
+    """`at` is the step itself, or the nearest one before it (else after it); None where the kind has no samples."""
 
     first: int | None
     before: int | None
@@ -61,7 +61,7 @@ class StepsAround:
 
 
 class SampleSearch(SampleStore):
-    """Reads only."""
+    """Read-only."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, read_only=True)
@@ -73,47 +73,47 @@ class SampleSearch(SampleStore):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
 
-    def find(self, asked: Asked) -> Found:
-        conditions = ["step = ?", "kind = ?", WHICH[asked.which]]
-        values: list[Any] = [asked.step, asked.kind]
-        if asked.category:
+    def find(self, query: SampleQuery) -> SamplePage:
+        conditions = ["step = ?", "kind = ?", WHICH[query.which]]
+        values: list[Any] = [query.step, query.kind]
+        if query.category:
             conditions.append("category_of(extras) = ?")
-            values.append(asked.category)
-        if asked.search:
+            values.append(query.category)
+        if query.search:
             conditions.append(
                 "(prompt LIKE ? ESCAPE '\\' OR completion LIKE ? ESCAPE '\\' OR answer LIKE ? ESCAPE '\\')"
             )
-            values += [_anywhere(asked.search)] * 3
+            values += [_anywhere(query.search)] * 3
         where = " AND ".join(conditions)
         (count,) = self._db.execute(f"SELECT count(*) FROM samples WHERE {where}", values).fetchone()
         rows = self._db.execute(
-            f"SELECT * FROM samples WHERE {where} ORDER BY {SORTS[asked.sort]} LIMIT ? OFFSET ?",
-            (*values, asked.limit, asked.offset),
+            f"SELECT * FROM samples WHERE {where} ORDER BY {SORTS[query.sort]} LIMIT ? OFFSET ?",
+            (*values, query.limit, query.offset),
         )
         samples = [self._sample(row) for row in rows]
         of_step = self._db.execute(
-            "SELECT DISTINCT category_of(extras) FROM samples WHERE step = ? AND kind = ?", (asked.step, asked.kind)
+            "SELECT DISTINCT category_of(extras) FROM samples WHERE step = ? AND kind = ?", (query.step, query.kind)
         )
-        return Found(samples, count, sorted(name for (name,) in of_step if name is not None))
+        return SamplePage(samples, count, sorted(name for (name,) in of_step if name is not None))
 
     def kinds(self) -> list[Kind]:
-        return [kind for kind in ("train", "eval") if self._beyond(-1, kind, forward=True) is not None]
+        return [kind for kind in ("train", "eval") if self._nearest_step(-1, kind, forward=True) is not None]
 
     def steps_around(self, kind: Kind, step: int | None) -> StepsAround:
-        """`step` None: the last one."""
+        """The neighbours of a step; None: of the last one."""
         top = 2**62
-        first, last = self._beyond(-1, kind, forward=True), self._beyond(top, kind, forward=False)
+        first, last = self._nearest_step(-1, kind, forward=True), self._nearest_step(top, kind, forward=False)
         at = last
         if step is not None:
-            at = self._beyond(step + 1, kind, forward=False)
+            at = self._nearest_step(step + 1, kind, forward=False)
             at = first if at is None else at
         if at is None:
             return StepsAround(None, None, None, None, None)
-        before, after = self._beyond(at, kind, forward=False), self._beyond(at, kind, forward=True)
+        before, after = self._nearest_step(at, kind, forward=False), self._nearest_step(at, kind, forward=True)
         return StepsAround(first, before, at, after, last)
 
-    def _beyond(self, step: int, kind: Kind, *, forward: bool) -> int | None:
-        """The nearest step with samples of a kind."""
+    def _nearest_step(self, step: int, kind: Kind, *, forward: bool) -> int | None:
+        """The nearest step with samples of this kind, after or before `step`."""
         after, order = (">", "ASC") if forward else ("<", "DESC")
         row = self._db.execute(
             f"SELECT step FROM {self._steps} WHERE step {after} ? AND kind = ? ORDER BY step {order} LIMIT 1",
@@ -128,7 +128,7 @@ class SampleSearch(SampleStore):
         return None if row is None else self._sample(row)
 
     def history(self, prompt: str, kind: Kind, limit: int = 500) -> list[Sample]:
-        """Samples of one prompt, the newest first. A store of an older version is gone through whole."""
+        """Samples of one prompt, newest first. A store of an older version is scanned."""
         if self._has("prompts"):
             rows = self._db.execute(
                 "SELECT samples.* FROM prompts JOIN samples USING (step, kind, sample) "
@@ -143,16 +143,16 @@ class SampleSearch(SampleStore):
             )
         return [self._sample(row) for row in rows]
 
-    def are_few(self, most: int) -> bool:
-        """Without counting them."""
+    def has_at_most(self, limit: int) -> bool:
+        """By the highest row id, without counting."""
         (highest,) = self._db.execute("SELECT max(rowid) FROM samples").fetchone()
-        return (highest or 0) <= most
+        return (highest or 0) <= limit
 
 
 def category_of(extras: str) -> str | None:
-    """Of a rubric, where one scored the sample."""
-    said = json.loads(extras).get("rubric")
-    category = said.get("category") if isinstance(said, dict) else None
+    """The sample's rubric category, where a rubric scored it."""
+    scored = json.loads(extras).get("rubric")
+    category = scored.get("category") if isinstance(scored, dict) else None
     return category if isinstance(category, str) else None
 
 

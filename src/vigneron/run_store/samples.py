@@ -1,4 +1,4 @@
-"""Samples of a run, in SQLite: a viewer pages, filters and sorts without reading all of them."""
+"""A run's samples in SQLite: the viewer pages, filters and sorts without reading all of them."""
 
 import hashlib
 import json
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.files import writing
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """Whoever looks changes nothing. Of a folder that cannot be written in, SQLite is told that nobody writes."""
+    """A read-only connection; `immutable` in a read-only folder, where SQLite cannot create its lock files."""
     address = path.resolve().as_uri()
     db = sqlite3.connect(f"{address}?mode=ro", uri=True)
     try:
@@ -36,7 +36,7 @@ Kind = Literal["train", "eval"]
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt with one completion, as a person looks at it."""
+    """One prompt with one completion, its reward and what else was recorded of it."""
 
     step: int
     kind: Kind
@@ -51,13 +51,13 @@ class Sample:
     extras: dict[str, Any]
 
 
-# What finds samples without going through them: the steps there are, and where each prompt's samples are, by a short
-# hash (a tenth of what an index of whole prompts would weigh).
-FINDERS = {
+# Lookup tables, so that no query scans all samples: the steps, and each prompt's samples by a short hash of the prompt
+# (a tenth of the size of an index over whole prompts).
+LOOKUPS = {
     "steps": "kind, step, PRIMARY KEY (kind, step)",
     "prompts": "key INTEGER, step, kind, sample, PRIMARY KEY (key, step, kind, sample)",
 }
-FILLED = {
+LOOKUP_ROWS = {
     "steps": "SELECT DISTINCT kind, step FROM samples",
     "prompts": "SELECT prompt_key(prompt), step, kind, sample FROM samples",
 }
@@ -70,25 +70,25 @@ class SampleStore:
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self._path = path = folder / "samples.sqlite"
-        with readable(path):
+        with reading(path):
             self._db = open_read_only(path) if read_only else sqlite3.connect(path)
         if not read_only:
-            with readable(path), writing(path):
+            with reading(path), writing(path):
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = NORMAL")
                 self._db.execute(
                     f"CREATE TABLE IF NOT EXISTS samples ({', '.join(self.COLUMNS)}, PRIMARY KEY (step, kind, sample))"
                 )
-                self._begin_finders()
+                self._create_lookups()
 
-    def _begin_finders(self) -> None:
-        """Once; in a store of an older version they are made of its samples."""
+    def _create_lookups(self) -> None:
+        """Once; in a store of an older version they are filled from its samples."""
         self._db.create_function("prompt_key", 1, prompt_key, deterministic=True)
         with self._db:
-            for name, columns in FINDERS.items():
+            for name, columns in LOOKUPS.items():
                 if not self._has(name):
                     self._db.execute(f"CREATE TABLE {name} ({columns}) WITHOUT ROWID")
-                    self._db.execute(f"INSERT INTO {name} {FILLED[name]}")
+                    self._db.execute(f"INSERT INTO {name} {LOOKUP_ROWS[name]}")
 
     def _has(self, table: str) -> bool:
         return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
@@ -106,7 +106,7 @@ class SampleStore:
             self._db.executemany("INSERT OR IGNORE INTO steps VALUES (?, ?)", {(s.kind, s.step) for s in samples})
 
     def page(self, *, step: int, kind: Kind = "train", limit: int = 100, offset: int = 0) -> list[Sample]:
-        with readable(self._path):
+        with reading(self._path):
             rows = self._db.execute(
                 "SELECT * FROM samples WHERE step = ? AND kind = ? ORDER BY sample LIMIT ? OFFSET ?",
                 (step, kind, limit, offset),
@@ -114,7 +114,7 @@ class SampleStore:
             return [self._sample(row) for row in rows]
 
     def steps(self, kind: Kind) -> list[int]:
-        with readable(self._path):
+        with reading(self._path):
             found = self._db.execute(f"SELECT DISTINCT step FROM {self._steps} WHERE kind = ? ORDER BY step", (kind,))
             return [int(step) for (step,) in found]
 
@@ -122,18 +122,18 @@ class SampleStore:
     def _steps(self) -> str:
         return "steps" if self._has("steps") else "samples"
 
-    def times_asked(self) -> dict[tuple[str, str], int]:
-        """Of how many samples each item of a rubric was asked, by category and item."""
+    def judged_counts(self) -> dict[tuple[str, str], int]:
+        """The number of samples that each rubric item judged, by (category, item)."""
         counts: Counter[tuple[str, str]] = Counter()
-        with readable(self._path):
-            for (extras,) in self._db.execute("SELECT extras FROM samples"):  # quicker than SQLite's own JSON
-                said = json.loads(extras).get("rubric") or {"items": ()}
-                counts.update((said["category"], item) for item in said["items"])
+        with reading(self._path):
+            for (extras,) in self._db.execute("SELECT extras FROM samples"):  # faster than SQLite's JSON functions
+                scored = json.loads(extras).get("rubric") or {"items": ()}
+                counts.update((scored["category"], item) for item in scored["items"])
         return dict(counts)
 
     def forget_after(self, step: int) -> None:
-        with readable(self._path), writing(self._path), self._db:
-            for table in ("samples", *FINDERS):
+        with reading(self._path), writing(self._path), self._db:
+            for table in ("samples", *LOOKUPS):
                 self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
 
     def close(self) -> None:
@@ -166,10 +166,11 @@ def _number(value: Any) -> float | None:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Around whatever reads a database: it may be damaged, or hold something else than was written."""
+def reading(path: Path) -> Iterator[None]:
+    """Turn any error of reading a database, which may be damaged, into a UserError."""
     try:
         yield
     except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"cannot read '{path}': {reason}; moved away, the run goes on without its samples") from error
+        raise UserError(
+            f"cannot read '{path}': {first_line(error)}; move the file away to continue without these samples"
+        ) from error

@@ -1,9 +1,8 @@
-"""What a run is doing, from its folder alone: `status.json`, the lock, and the last line of its metrics."""
+"""The state of a run, read from its folder: `status.json`, the lock, and the end of metrics.jsonl."""
 
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,25 +10,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vigneron.errors import UserError, visible
-from vigneron.files import parsed_json, write_atomically
+from vigneron.files import parse_json, write_atomically
 from vigneron.recipe import config_text
 from vigneron.redaction import redacted
 from vigneron.run_store.folder import RunFolder
+from vigneron.values import is_number
 from vigneron.yaml_text import quick_yaml
 
 STATUS = "status.json"
 # More than the longest line of metrics.
 TAIL_BYTES = 2**18
-# Of so many steps a run's last figures are looked for: longer ago they say little of it.
-LOOKED_BACK = 100
+# Steps from the end in which a run's last metrics are searched.
+LAST_STEPS = 100
 
 State = Literal["starting", "running", "finished", "stopped", "failed", "killed"]
-"""`stopped`: by a signal, and saved. `killed`: it ended without a word."""
+"""`stopped`: by a signal, and saved. `killed`: it ended without writing its state."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run of a list. `figures` are those of its last steps, by their names in metrics.jsonl."""
+    """One run of a list. `metrics` are the last values, by their keys in metrics.jsonl."""
 
     path: Path
     state: State
@@ -38,13 +38,13 @@ class RunStatus:
     step: int = 0
     steps: int = 0
     began: float | None = None
-    """Seconds since 1970, as are the following; `changed` is when its metrics were last written."""
+    """Unix time, like the next two; `changed` is when metrics.jsonl was last written."""
     ended: float | None = None
     changed: float | None = None
     error: str | None = None
-    figures: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """As it is written, unchecked."""
+    """As written, not validated."""
 
     @property
     def name(self) -> str:
@@ -56,43 +56,43 @@ class RunStatus:
 
 
 def write_status(folder: RunFolder, state: State, **more: Any) -> None:
-    """Keep what was said before, such as when it began. Never fails: what it says may be that the disk is full."""
-    path, text = folder.path / STATUS, redacted(json.dumps({**_said(folder.path), "state": state, **more}))
+    """Update status.json; other keys stay. Never fails: the state to write may be that the disk is full."""
+    path, text = folder.path / STATUS, redacted(json.dumps({**_read_status(folder.path), "state": state, **more}))
     try:
         write_atomically(path, text)
     except OSError:
-        with suppress(OSError), path.open("r+", encoding="utf-8") as file:  # over the old one, which has its room
+        with suppress(OSError), path.open("r+", encoding="utf-8") as file:  # overwrite in place: needs no new space
             file.write(text)
             file.truncate()
 
 
 def status_of(path: Path) -> RunStatus:
     folder = RunFolder(path)
-    said, config, last = _said(path), _config(path), last_records(path / "metrics.jsonl", most=LOOKED_BACK)
-    figures = {k: float(v) for record in last for k, v in record.items() if _is_figure(v) and k != "step"}
+    written, config, last = _read_status(path), _config(path), last_records(path / "metrics.jsonl", limit=LAST_STEPS)
+    metrics = {k: float(v) for record in last for k, v in record.items() if is_number(v) and k != "step"}
     method = config.get("method")
     step = int(last[-1]["step"]) if last else 0
     steps = config["steps"] if isinstance(config.get("steps"), int) else 0
     return RunStatus(
         path=path,
-        state=_state(said, folder.is_locked(), 0 < steps <= step),
+        state=_state(written, folder.is_locked(), 0 < steps <= step),
         recipe=visible(str(config.get("recipe", ""))),
         method=visible(str(method.get("name", ""))) if isinstance(method, dict) else "",
         step=step,
         steps=steps,
-        began=_time(said.get("began")),
-        ended=_time(said.get("ended")),
+        began=_time(written.get("began")),
+        ended=_time(written.get("ended")),
         changed=_changed(path / "metrics.jsonl"),
-        error=visible(str(said["error"])) if said.get("error") else None,
-        figures=figures,
+        error=visible(str(written["error"])) if written.get("error") else None,
+        metrics=metrics,
         config=config,
     )
 
 
 def run_folders(runs: Path) -> list[Path]:
-    """The runs in a folder, and in the folders in it (a comparison's), by name; hidden ones are not looked at."""
+    """The runs in a folder and in its subfolders (a comparison's), by name; hidden folders are skipped."""
     if not runs.is_dir():
-        raise UserError(f"there is no folder '{runs}': no run was made here yet (VIGNERON_RUNS says where they are)")
+        raise UserError(f"there is no folder '{runs}': train a run first, or set VIGNERON_RUNS to your runs' folder")
     found: list[Path] = []
     for path in sorted(p for p in runs.iterdir() if p.is_dir() and not p.name.startswith(".")):
         if (path / "config.yaml").is_file():
@@ -102,8 +102,8 @@ def run_folders(runs: Path) -> list[Path]:
     return found
 
 
-def last_records(path: Path, most: int | None = None) -> list[dict[str, Any]]:
-    """The last whole lines of a file of JSON lines, at most so many, without reading what is before them."""
+def last_records(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
+    """The last complete lines of a JSON Lines file, at most `limit`, without reading the rest of the file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -113,40 +113,35 @@ def last_records(path: Path, most: int | None = None) -> list[dict[str, Any]]:
         return []
     whole = [line for line in (lines if size <= TAIL_BYTES else lines[1:]) if line.endswith(b"\n")]
     records = []
-    for line in whole if most is None else whole[-most:]:
+    for line in whole if limit is None else whole[-limit:]:
         try:
-            record = parsed_json(line)
-        except ValueError:  # damaged: the others stand
+            record = parse_json(line)
+        except ValueError:  # a damaged line is skipped
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             records.append(record)
     return records
 
 
-def _is_figure(value: Any) -> bool:
-    """A number that is one as a float too."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def _time(value: Any) -> float | None:
+    return float(value) if is_number(value) else None
 
 
-def _time(said: Any) -> float | None:
-    return float(said) if _is_figure(said) else None
-
-
-def _state(said: Mapping[str, Any], locked: bool, done: bool) -> State:
-    """A folder without a status, as copies and older ones are, is finished where its last step is the config's."""
-    state = said.get("state", "finished" if done else None)
+def _state(written: Mapping[str, Any], locked: bool, done: bool) -> State:
+    """A folder without status.json (a copy, or an older one) is finished where its last step is the config's."""
+    state = written.get("state", "finished" if done else None)
     if locked:
         return "running" if state == "running" else "starting"
     return state if state in ("finished", "stopped", "failed") else "killed"
 
 
-def _said(path: Path) -> dict[str, Any]:
+def _read_status(path: Path) -> dict[str, Any]:
     try:
         with (path / STATUS).open("rb") as file:
-            said = parsed_json(file.read(TAIL_BYTES))
+            written = parse_json(file.read(TAIL_BYTES))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return written if isinstance(written, dict) else {}
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -165,15 +160,13 @@ def _changed(path: Path) -> float | None:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """One checkpoint, as a list shows it."""
-
+class SavedCheckpoint:
     step: int
     bytes: int
 
 
 def bytes_in(path: Path) -> int:
-    """Of all files below; one that goes while it is looked at counts nothing, and no link is followed."""
+    """Size of all files in a folder. Files that disappear meanwhile are ignored, links are not followed."""
     total = 0
     try:
         with os.scandir(path) as entries:
@@ -187,28 +180,30 @@ def bytes_in(path: Path) -> int:
     return total
 
 
-def saved_in(run: Path) -> list[Saved]:
-    """A run's finished checkpoints, oldest first."""
+def saved_checkpoints(run: Path) -> list[SavedCheckpoint]:
+    """A run's complete checkpoints, oldest first."""
     try:
         folders = list((run / "checkpoints").iterdir())
     except OSError:
         return []
     named = [path for path in folders if re.fullmatch(r"step-\d+", path.name)]
-    found = [Saved(int(path.name.removeprefix("step-")), bytes_in(path)) for path in named if _has_its_files(path)]
+    found = [
+        SavedCheckpoint(int(path.name.removeprefix("step-")), bytes_in(path)) for path in named if _has_its_files(path)
+    ]
     return sorted(found, key=lambda saved: saved.step)
 
 
 def _has_its_files(checkpoint: Path) -> bool:
-    """All that its manifest names are there; whether they are whole is seen when it is loaded."""
+    """Whether all files of its manifest exist; their hashes are checked on loading."""
     try:
-        names = parsed_json((checkpoint / "manifest.json").read_bytes())
+        names = parse_json((checkpoint / "manifest.json").read_bytes())
         return isinstance(names, dict) and all((checkpoint / name).is_file() for name in names)
     except (OSError, ValueError):
         return False
 
 
-def readable(size: float) -> str:
-    """As in `512 MB`; a thousand bytes are a kB."""
+def readable_size(size: float) -> str:
+    """As in `512 MB`; 1 kB is 1000 bytes."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"

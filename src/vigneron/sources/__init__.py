@@ -1,1 +1,1 @@
-"""What answers, embeds or scores: parents, embedders, judges."""
+"""Parents, embedders and judges: models that answer, embed or score."""

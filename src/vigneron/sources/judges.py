@@ -1,4 +1,5 @@
-"""Judges: who scores an answer for an item of a rubric, with a critique before it where the item asks for one."""
+"""Judges: models that score an answer for a rubric item, after writing a critique where the item has a critique
+prompt."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -8,28 +9,32 @@ from typing import Literal, Protocol
 from vigneron.config.judges import EndpointJudgeConfig, LocalJudgeConfig, PythonJudgeConfig
 from vigneron.errors import UserError
 from vigneron.sources.answer_cache import AnswerCache
-from vigneron.sources.client import Failure, Reply
-from vigneron.sources.judge_asking import Asked, AskingJudge
-from vigneron.sources.judge_questions import Answering, Manner, Turn, Voice
+from vigneron.sources.batch_judge import BatchJudge, JudgePrompts
+from vigneron.sources.client import ChatReply, Failure
+from vigneron.sources.judge_client import JudgeBackend, JudgeCall, JudgeClient, JudgeSettings
 from vigneron.sources.parents import Conversation
 from vigneron.sources.verdict import Verdict
+from vigneron.user_code import python_function
 
-__all__ = ["Asked", "Conversation", "Judge", "build_judge"]
+__all__ = ["Conversation", "Judge", "JudgePrompts", "build_judge"]
 
 
 class Judge(Protocol):
-    """`verdicts` may be called from several threads; with `waits`, it waits for somebody else meanwhile."""
+    """`verdicts` may be called from several threads."""
 
     @property
     def name(self) -> str:
-        """Model and place. Recorded with scores."""
+        """Model and source. Recorded with scores."""
         ...
 
     @property
-    def waits(self) -> bool: ...
+    def overlaps(self) -> bool:
+        """Whether sampling can continue while it scores."""
+        ...
+
     @property
-    def asks(self) -> Literal["json", "yes_no"]:
-        """What a conversation for a score asks it to reply with."""
+    def score_format(self) -> Literal["json", "yes_no"]:
+        """The reply that a score prompt must ask for."""
         ...
 
     @property
@@ -41,43 +46,41 @@ class Judge(Protocol):
     @property
     def notice(self) -> str | None: ...
     def preflight(self) -> None: ...
-    def verdicts(self, asked: Sequence[Asked]) -> list[Verdict]: ...
-    def texts(self, conversations: Sequence[Conversation]) -> list[str | Failure]: ...
+    def verdicts(self, prompts: Sequence[JudgePrompts]) -> list[Verdict]: ...
+    def complete(self, conversations: Sequence[Conversation]) -> list[str | Failure]: ...
     def stop(self) -> None: ...
 
 
-class PythonVoice:
-    """A function of the user's. What it raises ends the run: it is no failure of an endpoint."""
+class PythonBackend:
+    """A user's function. An exception in it ends the run, unlike a failure of an endpoint."""
 
-    at_once = 1
+    batch_size = 1
     notice: str | None = None
 
     def __init__(self, path: str, where: str) -> None:
-        from vigneron.user_code import python_function
-
         self.source, self._where = path, f"{where}.function"
         self._function = python_function(path, self._where)
 
-    def check(self) -> list[Reply]:
+    def check(self) -> list[ChatReply]:
         return []
 
     def stop(self) -> None: ...
 
-    def replies(self, turns: Sequence[Turn]) -> list[Reply | Failure]:
-        return [Reply(self._said(turn)) for turn in turns]
+    def replies(self, calls: Sequence[JudgeCall]) -> list[ChatReply | Failure]:
+        return [ChatReply(self._reply(call)) for call in calls]
 
-    def _said(self, turn: Turn) -> str:
+    def _reply(self, call: JudgeCall) -> str:
         try:
-            said = self._function([dict(message) for message in turn.messages])
+            reply = self._function([dict(message) for message in call.messages])
         except UserError:
             raise
-        except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
+        except Exception as error:  # user code: name it, keep the cause for --debug
             at = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
             raise UserError(f"{self._where}: '{self.source}' raised {what}") from error
-        if not isinstance(said, str):
-            raise UserError(f"{self._where}: '{self.source}' returned {said!r:.60}, not a text")
-        return said
+        if not isinstance(reply, str):
+            raise UserError(f"{self._where}: '{self.source}' returned {reply!r:.60}, not a string")
+        return reply
 
 
 def build_judge(
@@ -86,33 +89,36 @@ def build_judge(
     cache: AnswerCache,
     device: str = "auto",
     where: str = "reward.judge",
-    voice: Callable[[LocalJudgeConfig, str, str], Voice] | None = None,
+    local_backend: Callable[[LocalJudgeConfig, str, str], JudgeBackend] | None = None,
 ) -> Judge:
-    """Loads and asks nothing yet. `where` is the config's key that errors name, `voice` makes a local judge's voice
-    where that is not in this process.
+    """A judge that has not loaded or sent anything yet.
 
-    A function's replies are not kept: it may say something else tomorrow.
+    `where` is the config key that errors name. `local_backend` makes the backend of a local judge that runs outside of
+    this process. Replies of a Python function are not cached: the function may change.
     """
     if isinstance(config, PythonJudgeConfig):
-        own = PythonVoice(config.function, where)
-        manner = Manner(config.function, where)
-        return AskingJudge(f"python:{config.function}", Answering(manner, own, None))
-    scores_by: Literal["score", "yes_no"] = "score"
+        settings = JudgeSettings(config.function, where)
+        client = JudgeClient(settings, PythonBackend(config.function, where), None)
+        return BatchJudge(f"python:{config.function}", client)
+    score_format: Literal["score", "yes_no"] = "score"
     if isinstance(config, LocalJudgeConfig) and config.reads == "yes_no":
-        scores_by = "yes_no"
-    manner = Manner(
-        config.model, where, config.confidence, config.samples, config.temperature, config.max_tokens, scores_by
+        score_format = "yes_no"
+    settings = JudgeSettings(
+        config.model, where, config.confidence, config.samples, config.temperature, config.max_tokens, score_format
     )
     if isinstance(config, EndpointJudgeConfig):
-        from vigneron.sources.endpoint_judge import EndpointJudge, EndpointVoice, SharedAnswering
+        from vigneron.sources.endpoint_judge import EndpointBackend, EndpointJudge, SharedJudgeClient
 
-        asked = EndpointVoice(config, where)
-        return EndpointJudge(
-            f"{config.model}@{asked.source}", SharedAnswering(manner, asked, cache), config.concurrency
-        )
-    from vigneron.sources.local_judge import LocalVoice
+        endpoint = EndpointBackend(config, where)
+        shared = SharedJudgeClient(settings, endpoint, cache)
+        return EndpointJudge(f"{config.model}@{endpoint.source}", shared, config.concurrency)
+    from vigneron.sources.local_judge import LocalBackend
     from vigneron.sources.local_model import weights_name
 
     source = weights_name(config.model, where)
-    local: Voice = voice(config, source, where) if voice is not None else LocalVoice(config, source, device, where)
-    return AskingJudge(f"{config.model}@{source}", Answering(manner, local, cache))
+    local: JudgeBackend
+    if local_backend is not None:
+        local = local_backend(config, source, where)
+    else:
+        local = LocalBackend(config, source, device, where)
+    return BatchJudge(f"{config.model}@{source}", JudgeClient(settings, local, cache))

@@ -1,7 +1,8 @@
-"""Parents: who answers the prompts. Each question is asked once, greedily, and its answer kept.
+"""Parents: PGSRM's stronger models, whose answers the trained model (the child) is rewarded for coming near to.
 
-An endpoint is asked by several threads; a local model answers batch by batch through our own engine. The first question
-goes alone: what is wrong with the parent shows there, before anything else is loaded or paid for.
+Each prompt is answered once, greedily, and the answer is cached. Requests to an endpoint run in several threads; a
+local model answers in batches. The first request is sent alone, so that a broken parent fails before anything else is
+loaded or paid for.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -13,12 +14,12 @@ from typing import Any, Protocol
 from vigneron.config import EndpointParentConfig, LocalParentConfig
 from vigneron.errors import UserError
 from vigneron.sources.answer_cache import AnswerCache, answer_key
-from vigneron.sources.client import Client, Failure, Message, Reply, base_url
-from vigneron.sources.reading import Reads, Unreadable, complaint, read_answer
+from vigneron.sources.client import ChatReply, Client, Failure, Message, base_url
+from vigneron.sources.reply_parsing import AnswerFormat, UnparsableReply, parent_retry_message, parse_answer
 from vigneron.threads import DaemonPool
 
 Conversation = tuple[tuple[str, str], ...]
-"""Roles and contents: a question as something that can be compared."""
+"""Pairs of role and content: hashable messages."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,18 @@ class Outcome:
     tokens_out: int = 0
 
 
-NOT_ASKED = Outcome(None, "not asked: too many others got no answer")
+NOT_SENT = Outcome(None, "not sent: too many other requests failed")
 
 
 @dataclass(frozen=True)
 class Answers:
-    """In the order of the questions."""
+    """In the order of the prompts."""
 
     outcomes: list[Outcome]
-    asked: int
-    """Questions that were asked now; the same one is asked once."""
+    sent: int
+    """Distinct prompts sent now."""
     cached: int
+    """Distinct prompts whose answer was cached."""
 
     @property
     def missing(self) -> int:
@@ -51,43 +53,46 @@ class Answers:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """In and out, as far as the endpoint says."""
-        own = {id(outcome): outcome for outcome in self.outcomes}.values()
-        return sum(o.tokens_in for o in own), sum(o.tokens_out for o in own)
+        """Input and output tokens, where the endpoint reports them."""
+        distinct = {id(outcome): outcome for outcome in self.outcomes}.values()
+        return sum(o.tokens_in for o in distinct), sum(o.tokens_out for o in distinct)
 
 
-class Backend(Protocol):
-    """What replies. `source` identifies it, `batch` conversations go together, `workers` batches at a time."""
+class ParentBackend(Protocol):
+    """The model behind a parent. `source` identifies it in the cache; `workers` threads send `batch_size` prompts
+    each."""
 
     @property
     def source(self) -> str: ...
     @property
-    def batch(self) -> int: ...
+    def batch_size(self) -> int: ...
     @property
     def workers(self) -> int: ...
     def check(self) -> None: ...
     def stop(self) -> None: ...
-    def replies(self, conversations: Sequence[list[Message]], *, first: bool) -> list[Reply | Failure]: ...
+    def replies(self, conversations: Sequence[list[Message]], *, first: bool) -> list[ChatReply | Failure]: ...
 
 
-def conversation(instruction: str | None, shown: str | Sequence[Message]) -> Conversation:
-    """The instruction is the system's message, what is shown the user's; or a conversation as it is."""
-    said = [("user", shown)] if isinstance(shown, str) else [(m["role"], m["content"]) for m in shown]
-    return tuple([("system", instruction), *said] if instruction else said)
+def conversation(instruction: str | None, prompt: str | Sequence[Message]) -> Conversation:
+    """The instruction as the system message, then the prompt: a user message, or messages as they are."""
+    turns = [("user", prompt)] if isinstance(prompt, str) else [(m["role"], m["content"]) for m in prompt]
+    return tuple([("system", instruction), *turns] if instruction else turns)
 
 
 @dataclass
 class Parent:
+    """A stronger model with a cache of its answers. `reads`: the format that its replies are parsed as."""
+
     model: str
-    reads: Reads
+    reads: AnswerFormat
     max_tokens: int
-    backend: Backend
+    backend: ParentBackend
     cache: AnswerCache = field(repr=False)
 
     def cached(self, questions: Sequence[Conversation]) -> dict[Conversation, Outcome]:
-        """What needs not be asked."""
-        found = {question: self.cache.get(self._key(question)) for question in dict.fromkeys(questions)}
-        return {question: Outcome(answer) for question, answer in found.items() if answer is not None}
+        """The answers that are in the cache."""
+        stored = {question: self.cache.get(self._key(question)) for question in dict.fromkeys(questions)}
+        return {question: Outcome(answer) for question, answer in stored.items() if answer is not None}
 
     def answer(
         self,
@@ -96,7 +101,7 @@ class Parent:
         allowed_missing: int | None = None,
         progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> Answers:
-        """Every answer is kept as it arrives. With more than `allowed_missing` failures no more is asked."""
+        """Answers are cached as they arrive. After more than `allowed_missing` failures nothing more is sent."""
         known = self.cached(questions)
         waiting = [question for question in dict.fromkeys(questions) if question not in known]
         cached, failed, of = len(known), 0, len(waiting)
@@ -107,25 +112,25 @@ class Parent:
                 progress(done, of)
                 if allowed_missing is not None and failed > allowed_missing:
                     break
-        return Answers([known.get(q, NOT_ASKED) for q in questions], asked=len(known) - cached, cached=cached)
+        return Answers([known.get(q, NOT_SENT) for q in questions], sent=len(known) - cached, cached=cached)
 
     def _outcomes(self, waiting: Sequence[Conversation]) -> Generator[tuple[Conversation, Outcome], None, None]:
-        """As they come. However the caller leaves, what is under way comes to its end and is kept; only Ctrl-C while it
-        does ends it."""
+        """In order of arrival. If the caller stops early, requests in flight still finish and are cached; Ctrl-C during
+        that wait aborts them."""
         first, rest = self._first(waiting)
         yield from first
-        size = self.backend.batch
+        size = self.backend.batch_size
         batches = [rest[i : i + size] for i in range(0, len(rest), size)]
         pool = DaemonPool(self.backend.workers, "parent")
         pending: set[Future[list[tuple[Conversation, Outcome]]]] = set()
         try:
             for batch in batches:
-                pending.add(pool.submit(self._settle, batch))
+                pending.add(pool.submit(self._answer_batch, batch))
             while pending:
                 finished, pending = wait(pending, return_when=FIRST_COMPLETED)
                 for future in finished:
                     yield from future.result()
-        except BaseException:  # the caller stops, Ctrl-C, or an error that no question is spared: raised on
+        except BaseException:  # the caller stopped, Ctrl-C, or an error of every request: raised again
             self.backend.stop()
             pool.stop()
             wait(pending)
@@ -135,38 +140,40 @@ class Parent:
     def _first(
         self, waiting: Sequence[Conversation]
     ) -> tuple[list[tuple[Conversation, Outcome]], Sequence[Conversation]]:
-        """One question alone; another one, should the endpoint refuse just that one."""
-        settled: list[tuple[Conversation, Outcome]] = []
+        """Send one request alone; a second one if the endpoint refuses only the first."""
+        outcomes: list[tuple[Conversation, Outcome]] = []
         for question in waiting[:2]:
-            settled += self._settle([question], first=True)
-            outcome = settled[-1][1]
+            outcomes += self._answer_batch([question], first=True)
+            outcome = outcomes[-1][1]
             if not outcome.refused:
                 break
-        if settled and (outcome.unreachable or (outcome.refused and len(settled) in (2, len(waiting)))):
+        if outcomes and (outcome.unreachable or (outcome.refused and len(outcomes) in (2, len(waiting)))):
             raise UserError(f"parent: '{self.model}' at '{self.backend.source}' {outcome.why}")
-        return settled, waiting[len(settled) :]
+        return outcomes, waiting[len(outcomes) :]
 
-    def _settle(self, questions: Sequence[Conversation], *, first: bool = False) -> list[tuple[Conversation, Outcome]]:
-        """Ask, read, and ask once more what could not be read."""
+    def _answer_batch(
+        self, questions: Sequence[Conversation], *, first: bool = False
+    ) -> list[tuple[Conversation, Outcome]]:
+        """Send, parse, and retry once what could not be parsed."""
         outcomes: dict[Conversation, Outcome] = {}
-        asked = {question: _messages(question) for question in questions}
-        for again in (False, True):
-            replies = self.backend.replies(list(asked.values()), first=first and not again)
-            unread: dict[Conversation, list[Message]] = {}
-            for question, reply in zip(list(asked), replies, strict=True):
-                outcome, wrong = self._read(reply, outcomes.get(question))
+        pending = {question: _messages(question) for question in questions}
+        for is_retry in (False, True):
+            replies = self.backend.replies(list(pending.values()), first=first and not is_retry)
+            retries: dict[Conversation, list[Message]] = {}
+            for question, reply in zip(list(pending), replies, strict=True):
+                outcome, error = self._parse(reply, outcomes.get(question))
                 outcomes[question] = outcome
                 if outcome.answer is not None:
                     self.cache.put(self._key(question), outcome.answer, self.model)
-                elif wrong is not None and isinstance(reply, Reply):
-                    unread[question] = _asked_again(question, reply, complaint(wrong, self.reads))
-            asked = unread
-            if not asked:
+                elif error is not None and isinstance(reply, ChatReply):
+                    retries[question] = _retry(question, reply, parent_retry_message(error, self.reads))
+            pending = retries
+            if not pending:
                 break
         return list(outcomes.items())
 
-    def _read(self, reply: Reply | Failure, before: Outcome | None) -> tuple[Outcome, str | None]:
-        """The outcome, with the tokens of both attempts, and what to tell the parent."""
+    def _parse(self, reply: ChatReply | Failure, before: Outcome | None) -> tuple[Outcome, str | None]:
+        """The outcome, with the tokens of both attempts, and the error to send back to the parent."""
         tokens_in, tokens_out = (before.tokens_in, before.tokens_out) if before else (0, 0)
         if isinstance(reply, Failure):
             why = before.why if before else reply.why
@@ -174,13 +181,13 @@ class Parent:
             return Outcome(None, why, reply.refused, unreachable, tokens_in, tokens_out), None
         tokens_in, tokens_out = tokens_in + reply.tokens_in, tokens_out + reply.tokens_out
         try:
-            if reply.cut:
-                raise Unreadable(f"it was cut after {self.max_tokens} tokens (`parent.max_tokens`)")
-            answer = read_answer(reply.text, self.reads)
-        except Unreadable as wrong:
+            if reply.truncated:
+                raise UnparsableReply(f"it was cut after {self.max_tokens} tokens (`parent.max_tokens`)")
+            answer = parse_answer(reply.text, self.reads)
+        except UnparsableReply as error:
             shown = f"{reply.text[:60]!r}"
-            outcome = Outcome(None, f"its reply {shown}: {wrong}", tokens_in=tokens_in, tokens_out=tokens_out)
-            return outcome, str(wrong)
+            outcome = Outcome(None, f"its reply {shown}: {error}", tokens_in=tokens_in, tokens_out=tokens_out)
+            return outcome, str(error)
         return Outcome(answer, tokens_in=tokens_in, tokens_out=tokens_out), None
 
     def _key(self, question: Conversation) -> str:
@@ -192,19 +199,20 @@ def _messages(question: Conversation) -> list[Message]:
     return [{"role": role, "content": content} for role, content in question]
 
 
-def _asked_again(question: Conversation, reply: Reply, told: str) -> list[Message]:
-    """At temperature 0 the same question has the same answer: so its reply goes with it, and what was wrong."""
+def _retry(question: Conversation, reply: ChatReply, message: str) -> list[Message]:
+    """At temperature 0 the same messages give the same reply, so the retry adds that reply and what is wrong with
+    it."""
     return [
         *_messages(question),
         {"role": "assistant", "content": reply.text.strip() or "…"},
-        {"role": "user", "content": told},
+        {"role": "user", "content": message},
     ]
 
 
-class Endpoint:
-    """Any OpenAI-compatible endpoint. Made without a key; the key is looked for when the first question is asked."""
+class EndpointParent:
+    """Any OpenAI-compatible endpoint. The API key is read at the first request."""
 
-    batch = 1
+    batch_size = 1
 
     def __init__(self, config: EndpointParentConfig) -> None:
         self._config = config
@@ -213,7 +221,7 @@ class Endpoint:
         self._client: Client | None = None
 
     def check(self) -> None:
-        """What can be wrong without a question asked."""
+        """Check the key and the URL without a request."""
         if self._client is None:
             config = self._config
             self._client = Client(self.source, "parent", timeout_s=config.timeout_s, retries=config.retries)
@@ -222,20 +230,20 @@ class Endpoint:
         if self._client is not None:
             self._client.stop()
 
-    def replies(self, conversations: Sequence[list[Message]], *, first: bool) -> list[Reply | Failure]:
+    def replies(self, conversations: Sequence[list[Message]], *, first: bool) -> list[ChatReply | Failure]:
         self.check()
         assert self._client is not None
         model, limit = self._config.model, self._config.max_tokens
-        return [self._client.chat(model, c, max_tokens=limit, impatient=first) for c in conversations]
+        return [self._client.chat(model, c, max_tokens=limit, fail_fast=first) for c in conversations]
 
 
 def build_parent(
-    config: EndpointParentConfig | LocalParentConfig, *, reads: Reads, cache: AnswerCache, device: str = "auto"
+    config: EndpointParentConfig | LocalParentConfig, *, reads: AnswerFormat, cache: AnswerCache, device: str = "auto"
 ) -> Parent:
-    """Loads and asks nothing yet. A local model is loaded, on `device`, when the first question is asked."""
+    """A parent that has not loaded or sent anything yet. A local model is loaded on `device` at the first request."""
     backend: Any
     if isinstance(config, EndpointParentConfig):
-        backend = Endpoint(config)
+        backend = EndpointParent(config)
     else:
         from vigneron.sources.local_model import LocalModel, weights_name
 

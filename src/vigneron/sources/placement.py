@@ -1,4 +1,4 @@
-"""Where the models of a reward run: in this process, unless somebody gives another place."""
+"""Where the models of a reward run: in this process by default, or on Ray actors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,32 +7,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vigneron.config import LocalJudgeConfig
     from vigneron.policy.model import Policy
-    from vigneron.policy.reward_model import ScorerKind
+    from vigneron.policy.reward_model import RewardModelKind
     from vigneron.sources.embedders import Embedder
-    from vigneron.sources.judge_questions import Voice
+    from vigneron.sources.judge_client import JudgeBackend
 
 
 @dataclass(frozen=True)
-class Places:
-    """What stands in for a local embedder, by its name, for a local judge's voice and for a scorer; None: here."""
+class ModelPlacement:
+    """Factories for models that run elsewhere. None: the model is loaded in this process."""
 
     embedder: "Callable[[str], Embedder] | None" = None
-    voice: "Callable[[LocalJudgeConfig, str, str], Voice] | None" = None
-    """Of the judge's config, what identifies its weights, and the config's key that errors name."""
-    scorer: "Callable[[str, ScorerKind, str], Policy] | None" = None
-    """Of a reward or preference model's name, its kind, and a device."""
+    """From the embedder's name."""
+    judge_backend: "Callable[[LocalJudgeConfig, str, str], JudgeBackend] | None" = None
+    """From the judge's config, the identity of its weights, and the config key that errors name."""
+    scorer: "Callable[[str, RewardModelKind, str], Policy] | None" = None
+    """From the name of a reward or preference model, its kind, and a device."""
 
 
-class _Nobody:
-    """Stands where a model would, in a process that never asks it."""
+class _Placeholder:
+    """In place of a model, in a process that never calls it."""
 
-    name = "nobody"
+    name = "not loaded"
     notice: str | None = None
 
     def check(self) -> None:
         pass
 
 
-HERE = Places()
-_NOBODY: Any = _Nobody()
-NOWHERE = Places(lambda name: _NOBODY, lambda config, source, where: _NOBODY, lambda name, kind, device: _NOBODY)
+_PLACEHOLDER: Any = _Placeholder()
+IN_PROCESS = ModelPlacement()
+NOT_LOADED = ModelPlacement(
+    lambda name: _PLACEHOLDER, lambda config, source, where: _PLACEHOLDER, lambda name, kind, device: _PLACEHOLDER
+)
+"""For ranks other than the first, which receive rewards from it."""

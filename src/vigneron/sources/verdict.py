@@ -1,4 +1,4 @@
-"""What is scored, and what a scoring flow says of it."""
+"""The input and the output of a grader."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,19 +6,22 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Answered:
-    """A question with a response to it."""
+class GraderInput:
+    """A question and the response to score."""
 
     question: str
-    """As a person reads it."""
+    """Without chat template."""
     response: str
     row: Mapping[str, Any] = field(default_factory=dict)
-    """The dataset's columns, the prompt among them."""
+    """The dataset's columns, including the prompt."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Reasoning Ψ, score τ and confidence φ (`rlmt-grape` 5a), or why there is no score: that is missing, never 0."""
+    """Reasoning Ψ, score τ and confidence φ (`rlmt-grape` 5a). `score` None is missing, never 0; `why` says the reason.
+
+    The field names are keys of the sample records on disk.
+    """
 
     score: float | None
     confidence: float = 1.0
@@ -34,12 +37,12 @@ class Verdict:
 
 
 class Grader(Protocol):
-    """Scores the samples of one item. A failure is a `Verdict.missing`, and an exception only where the user's own file
-    or code is broken."""
+    """Scores samples for one rubric item. A failure is a `Verdict.missing`; only broken user files or user code
+    raise."""
 
     @property
-    def waits(self) -> bool:
-        """Whether it waits for somebody else, so that sampling can go on meanwhile."""
+    def overlaps(self) -> bool:
+        """Whether sampling can continue while it scores."""
         ...
 
-    def __call__(self, samples: Sequence[Answered]) -> list[Verdict]: ...
+    def __call__(self, samples: Sequence[GraderInput]) -> list[Verdict]: ...

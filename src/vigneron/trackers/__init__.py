@@ -1,1 +1,1 @@
-"""TensorBoard, trackio and wandb, each in a process of its own: none of them can stop, slow or crash a run."""
+"""TensorBoard, trackio and wandb, each in a separate process, so that none can stop, slow down or crash a run."""

@@ -1,4 +1,4 @@
-"""A run's side of its trackers: what they are given goes through a queue that is never waited for."""
+"""The run's side of its trackers: metrics go through a queue, and the run never waits for it."""
 
 import importlib.util
 import json
@@ -18,21 +18,21 @@ from vigneron.errors import UserError
 from vigneron.files import write_atomically
 
 QUEUED = 1000
-"""Steps that wait for a tracker; beyond them the newest is left out."""
+"""Steps in a tracker's queue; when it is full, new steps are dropped."""
 FINISH_WITHIN = 15.0
-"""Seconds that a tracker has when the run is over; then it is ended."""
-LOOKED_EVERY = 0.5
-"""Seconds between looks whether it is still there."""
+"""Seconds that a tracker has to finish when the run ends; then it is killed."""
+POLL_S = 0.5
+"""Seconds between checks that the process is alive."""
 LARGEST_LOG = 2**16
-WHOLE = "the run's own logs are whole"
+COMPLETE = "the run's own logs are complete"
 
 
 class Tracker:
-    """One process, one thread that writes to it, one queue between that thread and the run."""
+    """One process, a thread that writes to it, and a queue between that thread and the run."""
 
     def __init__(self, name: str, run: Mapping[str, Any]) -> None:
         self.name = name
-        self.complaints: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._queue: queue.Queue[str | None] = queue.Queue(QUEUED)
         self._dropped = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,38 +47,38 @@ class Tracker:
         except queue.Full:
             if not self._dropped:
                 self._dropped = True
-                self.complaints.put(f"the tracker {self.name} does not keep up, and misses steps; {WHOLE}")
+                self.warnings.put(f"the tracker {self.name} is too slow and misses steps; {COMPLETE}")
 
     def _write(self) -> None:
-        """In its own thread. It may block for as long as the tracker does."""
+        """Runs in its own thread, and may block for as long as the tracker does."""
         try:
-            self._process = process = _started(self.name)
+            self._process = process = _start(self.name)
         except OSError as error:
-            self.complaints.put(f"the tracker {self.name} could not be started: {error}")
+            self.warnings.put(f"the tracker {self.name} could not be started: {error}")
             return
         assert process.stdin is not None
         assert process.stderr is not None
-        heard: list[bytes] = []
-        ear = threading.Thread(target=_listen, args=(process.stderr, heard), daemon=True)
-        ear.start()
+        output: list[bytes] = []
+        reader = threading.Thread(target=_read, args=(process.stderr, output), daemon=True)
+        reader.start()
         try:
             while (line := self._next(process)) is not None:
                 process.stdin.write(line.encode() + b"\n")
                 process.stdin.flush()
             process.stdin.close()
-        except (OSError, ValueError):  # it is gone, or its pipe is closed: why is what it said
+        except (OSError, ValueError):  # the process has exited or its pipe is closed: stderr has the reason
             pass
         code = process.wait()
-        ear.join(1.0)
+        reader.join(1.0)
         if code and not self._ending:
-            why = _why(b"".join(heard)) or f"it ended with code {code}"
-            self.complaints.put(f"the tracker {self.name} stopped ({why}); the run goes on, and {WHOLE}")
+            why = _failure(b"".join(output)) or f"exit code {code}"
+            self.warnings.put(f"the tracker {self.name} stopped ({why}); the run continues, and {COMPLETE}")
 
     def _next(self, process: "subprocess.Popen[bytes]") -> str | None:
-        """None: there is nothing more to say, or nobody to say it to."""
+        """The next line to write; None if the run has closed the tracker or the process has exited."""
         while process.poll() is None:
             try:
-                return self._queue.get(timeout=LOOKED_EVERY)
+                return self._queue.get(timeout=POLL_S)
             except queue.Empty:
                 continue
         return None
@@ -87,16 +87,16 @@ class Tracker:
         try:
             self._queue.put_nowait(None)
         except queue.Full:
-            self._end()
+            self._kill()
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             self._ending = True
-            self.complaints.put(f"the tracker {self.name} did not finish in time, and was ended; {WHOLE}")
-            self._end()
+            self.warnings.put(f"the tracker {self.name} did not finish in time and was killed; {COMPLETE}")
+            self._kill()
             self._thread.join(1.0)
 
-    def _end(self) -> None:
-        """With all processes it started."""
+    def _kill(self) -> None:
+        """Kill the process and all processes that it started."""
         self._ending = True
         if self._process is not None and self._process.poll() is None:
             try:
@@ -106,7 +106,7 @@ class Tracker:
 
 
 class Tracking:
-    """All trackers of a run. Of a failure each speaks once."""
+    """All trackers of a run. Each reports a failure once."""
 
     def __init__(self, names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> None:
         run = {"name": folder.name, "folder": str(folder.resolve()), "config": config}
@@ -119,26 +119,28 @@ class Tracking:
             for tracker in self._trackers:
                 tracker.log(line)
 
-    def complaints(self) -> list[str]:
-        found = []
+    def take_warnings(self) -> list[str]:
+        """Warnings since the last call."""
+        warnings = []
         for tracker in self._trackers:
-            while not tracker.complaints.empty():
-                found.append(tracker.complaints.get())
-        return found
+            while not tracker.warnings.empty():
+                warnings.append(tracker.warnings.get())
+        return warnings
 
     def close(self, *, at_once: bool = False) -> list[str]:
+        """Close all trackers; the remaining warnings. `at_once`: do not wait for them to finish."""
         until = time.monotonic() + (0.0 if at_once else FINISH_WITHIN)
         for tracker in self._trackers:
             tracker.close(until)
-        found = self.complaints()
+        warnings = self.take_warnings()
         self._trackers = []
-        return found
+        return warnings
 
 
-def _started(name: str) -> "subprocess.Popen[bytes]":
-    """In a session of its own: Ctrl-C in the terminal is the run's. -P: no file beside the user's is taken for it."""
+def _start(name: str) -> "subprocess.Popen[bytes]":
+    """In a new session, so that Ctrl-C does not reach it. -P keeps files of the working folder from being imported."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "vigneron.trackers.child", name],
+        [sys.executable, "-P", "-m", "vigneron.trackers.worker", name],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -146,29 +148,29 @@ def _started(name: str) -> "subprocess.Popen[bytes]":
     )
 
 
-def _listen(pipe: Any, heard: list[bytes]) -> None:
-    """The last of what it says: the pipe must not fill up."""
+def _read(pipe: Any, output: list[bytes]) -> None:
+    """Keep the end of the output, and keep the pipe from filling up."""
     while chunk := pipe.read1(4096):
-        heard.append(chunk)
-        while sum(map(len, heard)) > LARGEST_LOG:
-            heard.pop(0)
+        output.append(chunk)
+        while sum(map(len, output)) > LARGEST_LOG:
+            output.pop(0)
 
 
-def _why(heard: bytes) -> str:
-    lines = [line for line in heard.decode("utf-8", "replace").splitlines() if line.startswith("failed: ")]
+def _failure(output: bytes) -> str:
+    lines = [line for line in output.decode("utf-8", "replace").splitlines() if line.startswith("failed: ")]
     text = "".join(c for c in lines[-1].removeprefix("failed: ") if c.isprintable()) if lines else ""
     return text.rstrip(". ")
 
 
 def _identity(folder: Path) -> str:
-    """Kept in the folder: a run that is resumed is the same run to its trackers."""
+    """The run's id for trackers, kept in its folder so that a resumed run continues the same one."""
     path = folder / "trackers.json"
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["id"])
     except (OSError, ValueError, KeyError, TypeError):
-        made = uuid.uuid4().hex[:12]
-        write_atomically(path, json.dumps({"id": made}))
-        return made
+        new = uuid.uuid4().hex[:12]
+        write_atomically(path, json.dumps({"id": new}))
+        return new
 
 
 def missing_trackers(names: Sequence[str]) -> list[str]:
@@ -176,14 +178,14 @@ def missing_trackers(names: Sequence[str]) -> list[str]:
 
 
 def _is_installed(name: str) -> bool:
-    """A folder of that name, as wandb makes one where it runs, is no package."""
-    found = importlib.util.find_spec(name)
-    return found is not None and found.origin is not None
+    """A folder of the same name, such as the one wandb creates, does not count."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
 
 
 def check_trackers(names: Sequence[str]) -> None:
     if missing := missing_trackers(names):
         raise UserError(
-            f"trackers: {' and '.join(missing)} not installed: run `pip install {' '.join(missing)}`, "
-            "or leave out `trackers`"
+            f"trackers: {' and '.join(missing)} not installed: run `pip install {' '.join(missing)}` "
+            "or remove `trackers`"
         )

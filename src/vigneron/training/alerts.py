@@ -1,7 +1,7 @@
-"""What is going wrong in a run, in plain words and with what to do: from its figures alone.
+"""Warnings about a run, from its metrics: what goes wrong and what to do.
 
-Thresholds were tried on the kept logs of `docs/results/logs`: what went well there is silent, or is
-said in words that allow for it.
+The thresholds were checked on the logs of `docs/results/logs`: runs that went well there give no
+warning, or one whose text allows for that case.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,41 +11,41 @@ from typing import Any
 Record = Mapping[str, Any]
 
 FIRST = 3
-"""Steps whose mean is what a run started from: one alone is noise."""
+"""Steps whose mean is the start value: a single step is noise."""
 LAST = 5
-"""Steps in a row that a warning is about: a spike is none."""
-LONGEST_LOOK = FIRST + LAST
+"""Consecutive steps that a warning needs: a spike gives none."""
+HISTORY_LENGTH = FIRST + LAST
 
 FLAT_SHARE = 0.75
-"""Of the groups: above it three quarters of what is sampled teach nothing, and a step costs as much."""
+"""Share of groups without a learning signal, at the same cost per step."""
 ENTROPY_SHARE, ENTROPY_FLOOR = 0.1, 0.05
-"""Collapsed: a tenth of what it was, or 0.05 nats (one token of 99 % and little else) where that is more, as in
-`report.stability`."""
+"""Collapsed: below a tenth of the start value, or below 0.05 nats (one token has 99 %) where that is more, as in
+`run_store.stability`."""
 KL_FAR = 3.0
-"""Nats a token: each token is 20 times likelier than the start would have it. Word tasks that were learned well ended
-at 1 to 2.5, children that had fallen to random words at 6 to 12."""
+"""Nats per token: each token is 20 times as likely as under the reference. Word tasks that were learned well ended at 1
+to 2.5, policies that had collapsed to random words at 6 to 12."""
 CUT_SHARE = 0.5
 SHORT = 8
-"""Tokens. Who allows no more than about so many means to cut: a word is all that is wanted."""
+"""Tokens: with a limit this low, truncation is intended (one-word answers)."""
 FAILED_STEPS = 3
-"""A judge that fails once is retried and forgotten; one that fails in so many steps in a row is not well."""
+"""Consecutive steps with failures: a single failure of a judge is retried and needs no warning."""
 
 
 def warnings_of(history: Sequence[Record]) -> dict[str, str]:
-    """By what they are about. `history`: the figures of a run's first steps and of its last, in order."""
+    """Texts by subject. `history`: the metrics of a run's first and last steps, in order."""
     steps = [record for record in history if record.get("step", 1) > 0]
     found = {about: check(steps) for about, check in CHECKS.items()}
     return {about: text for about, text in found.items() if text is not None}
 
 
-def _flat_groups(steps: Sequence[Record]) -> str | None:
+def _zero_std_groups(steps: Sequence[Record]) -> str | None:
     shares = _last(steps, "frac_reward_zero_std")
     if len(shares) < LAST or min(shares) < FLAT_SHARE:
         return None
     return (
-        f"in {fmean(shares):.0%} of the groups of the last {LAST} steps all rewards are equal, so those samples teach "
-        "nothing: where the reward is high the prompts are learned, and others are wanted; where it is low they are "
-        "too hard: easier prompts, a larger group_size, a higher sampling.temperature or a reward with more steps help"
+        f"in {fmean(shares):.0%} of the groups of the last {LAST} steps all rewards are equal: they give no gradient. "
+        "If the reward is high, the prompts are learned: use other ones. If it is low, they are too hard: try easier "
+        "prompts, a larger group_size, a higher sampling.temperature or a finer-grained reward"
     )
 
 
@@ -58,9 +58,9 @@ def _collapsed_entropy(steps: Sequence[Record]) -> str | None:
     if start < floor or max(values[-LAST:]) >= floor:
         return None
     return (
-        f"entropy fell from {start:.2f} to {now:.3f} nats a token: the child says nearly the same every time, and "
-        "explores no more. Where the reward is not what it should be by now: a lower optimizer.actor_lr, a larger "
-        "KL or entropy coefficient, or a higher sampling.temperature from the start"
+        f"entropy fell from {start:.2f} to {now:.3f} nats per token: the samples of a prompt are nearly identical, and "
+        "exploration has stopped. If the reward is not good enough yet: try a lower optimizer.actor_lr, a larger KL or "
+        "entropy coefficient, or a higher sampling.temperature from the start"
     )
 
 
@@ -69,9 +69,9 @@ def _kl_runs_away(steps: Sequence[Record]) -> str | None:
     if len(values) < LAST or fmean(values) < KL_FAR:
         return None
     return (
-        f"the KL to the start is {fmean(values):.1f} nats a token: the child is so far from what it was that its text "
-        "may be broken, whatever the reward says. Look at the samples; a lower optimizer.actor_lr, or a larger "
-        "method.kl.coefficient (with `adaptive`, a lower target), keeps it nearer"
+        f"the KL to the reference is {fmean(values):.1f} nats per token: the policy is so far from the base model that "
+        "its text may be broken, even if the reward is high. Check the samples; a lower optimizer.actor_lr or a larger "
+        "method.kl.coefficient (with `adaptive`, a lower target) keeps it closer"
     )
 
 
@@ -81,9 +81,8 @@ def _cut_completions(steps: Sequence[Record]) -> str | None:
     if len(shares) < LAST or len(sampled) < LAST or min(shares) < CUT_SHARE or fmean(lengths) <= SHORT:
         return None
     return (
-        f"{fmean(shares):.0%} of the completions of the last {LAST} steps are cut by max_new_tokens: the child does "
-        "not get to the end of what it says, and is rewarded for the part. A larger max_new_tokens, or "
-        "`sampling.mask_truncated: true`, which does not train on them"
+        f"{fmean(shares):.0%} of the completions of the last {LAST} steps are truncated at max_new_tokens, and are "
+        "rewarded all the same: increase max_new_tokens, or set `sampling.mask_truncated: true` to not train on them"
     )
 
 
@@ -92,8 +91,8 @@ def _missing_rewards(steps: Sequence[Record]) -> str | None:
     if not missing:
         return None
     return (
-        f"{missing} {'sample' if missing == 1 else 'samples'} of a step without a reward (judge, parent or function "
-        "gave none): left out of the group, they teach nothing. The run stops when reward.missing_limit is passed"
+        f"{missing} {'sample' if missing == 1 else 'samples'} of a step without a reward (the judge, the parent or the "
+        "function returned none): ignored in the group and in the loss. Above reward.missing_limit the run stops"
     )
 
 
@@ -104,9 +103,8 @@ def _failing_judge(steps: Sequence[Record]) -> str | None:
     items = sorted({item for of_step in failed for item in of_step})
     named = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
     return (
-        f"items of the rubric got no score in each of the last {FAILED_STEPS} steps ({named}): an item that fails for "
-        "one sample is left out for its whole group. Whether the judge is reached, and what it answers, is said in "
-        "`vigneron rubric try`"
+        f"rubric items failed in each of the last {FAILED_STEPS} steps ({named}): an item that fails for one sample is "
+        "left out for its whole group. Test the judge with `vigneron rubric try`"
     )
 
 
@@ -117,7 +115,7 @@ def _failures(record: Record) -> list[str]:
 
 
 CHECKS: dict[str, Callable[[Sequence[Record]], str | None]] = {
-    "flat groups": _flat_groups,
+    "flat groups": _zero_std_groups,
     "entropy": _collapsed_entropy,
     "KL": _kl_runs_away,
     "truncation": _cut_completions,
@@ -127,7 +125,7 @@ CHECKS: dict[str, Callable[[Sequence[Record]], str | None]] = {
 
 
 class History:
-    """What `warnings_of` needs of a run, however long it gets."""
+    """The first and last records of a run, which `warnings_of` needs."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self._kept: list[Record] = []
@@ -137,7 +135,7 @@ class History:
     def add(self, record: Record) -> None:
         if record.get("step", 1) > 0:
             self._kept.append(record)
-            if len(self._kept) > LONGEST_LOOK:
+            if len(self._kept) > HISTORY_LENGTH:
                 del self._kept[FIRST]
 
     def warnings(self) -> dict[str, str]:
@@ -149,6 +147,6 @@ def _values(steps: Sequence[Record], key: str) -> list[float]:
 
 
 def _last(steps: Sequence[Record], key: str) -> list[float]:
-    """Of the last steps, where each of them has it."""
+    """Values of the last steps; empty where one of them has none."""
     values = _values(steps[-LAST:], key)
     return values if len(values) == len(steps[-LAST:]) else []

@@ -6,11 +6,11 @@ from vigneron.batch import Batch
 from vigneron.distributed import ranks
 from vigneron.distributed.checks import resume_command
 from vigneron.errors import NonFinite, UserError
-from vigneron.files import full_disk_said
+from vigneron.files import full_disk_errors
 from vigneron.policy.rank_batches import assign_ranks
 from vigneron.run_store.curves import CurveIndex
 from vigneron.run_store.status import State, write_status
-from vigneron.timing import first_lap, next_lap, phase
+from vigneron.timing import end_timed_step, phase, start_timing
 from vigneron.training.callbacks import View
 from vigneron.training.memory import explained_memory
 from vigneron.training.method import Metrics
@@ -54,7 +54,7 @@ def train(run: Run, view: View) -> None:
     state: State = "failed"
     reason: str | None = "it ended unexpectedly"
     try:
-        guards = explained_memory(run.config), full_disk_said(folder.path)
+        guards = explained_memory(run.config), full_disk_errors(folder.path)
         with guards[0], guards[1], CurveIndex(folder, view.notice) as curves:
             _train(run, view, curves)
         state, reason = "finished", None
@@ -71,9 +71,9 @@ def train(run: Run, view: View) -> None:
         reason = str(error)
         raise
     except RuntimeError as error:
-        if not ranks.is_lost(error):
+        if not ranks.is_connection_lost(error):
             raise
-        lost = ranks.lost(error)
+        lost = ranks.connection_lost(error)
         reason = str(lost)
         raise lost from error
     finally:
@@ -89,7 +89,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                 metrics = run.evaluate()
             output.log(run.step, metrics)
             curves.add({"step": 0, **metrics})
-        first_lap()
+        start_timing()
         while run.step < config.steps:
             began = time.perf_counter()
             try:
@@ -114,15 +114,15 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             view.step(run, metrics, batch, seconds)
             output.alert(run.step, metrics, run.warnings(metrics), view)
             output.saver.check()
-            stopping = ranks.any_of(stop.asked)
+            stopping = ranks.any_rank(stop.asked)
             if stopping and run.async_rollout is not None:
                 run.async_rollout.close(timeout_s=60.0)  # the tokenizer is used by one thread at a time
             if last or stopping or (config.save_every and run.step % config.save_every == 0):
                 with phase("save"):
                     run.save(metrics)
-            next_lap()
+            end_timed_step()
             if stopping or last:
-                ranks.from_first(output.saver.wait)
+                ranks.run_on_rank0(output.saver.wait)
             if stopping:
                 resume = resume_command(run.folder.path, config.scale.shard)
                 how = "it was the last step" if last else f"resume with `{resume}`"

@@ -39,7 +39,7 @@ def find_microbatch_tokens(policy: Policy, longest: int) -> int:
     per_token = max(1, more - fewer) / (rows * longest)
     fixed = max(0, fewer - per_token * rows * longest)
     torch.cuda.empty_cache()
-    trained = sum(ranks.part(parameter).nbytes for _, parameter in policy.trainable())
+    trained = sum(ranks.local_tensor(parameter).nbytes for _, parameter in policy.trainable())
     free, _ = torch.cuda.mem_get_info(policy.device)
     kept = 3 * trained + 1.5 * cache_bytes(policy.device)  # gradients and AdamW's two moments; the sampler
     room = SHARE * (free - kept - fixed)

@@ -1,4 +1,4 @@
-"""Figures of a batch, under TRL's names where they mean the same."""
+"""Metrics of a batch, under TRL's names where they mean the same. `run_store/metric_table.py` describes them."""
 
 import math
 
@@ -10,10 +10,10 @@ from vigneron.text import length_ratio, repetition, share_in
 from vigneron.training.method import Metrics
 
 
-def instruments(batch: Batch) -> dict[str, float]:
-    """Means over the batch. A child that echoes, babbles or says one thing to everything is seen here first.
+def text_metrics(batch: Batch) -> dict[str, float]:
+    """Means over the batch that show degenerate policies: echoes, repetition, one completion for every prompt.
 
-    `distinct`: how many distinct completions there are for each distinct answer (or input): 1 for a perfect child.
+    `distinct`: distinct completions per distinct answer (or input); 1 for a policy that is always right.
     """
     texts = [completion_text(completion) for completion in batch.samples.completions]
     inputs = batch.samples.columns.get("input") or tuple(prompt_text(prompt) for prompt in batch.samples.prompts)
@@ -36,9 +36,9 @@ def _mean(values: list[float]) -> float:
 
 
 def batch_metrics(batch: Batch) -> Metrics:
-    """Of samples that have what the figure needs; a missing reward counts nowhere but in `reward_missing`.
+    """Each metric over the samples that have its inputs; missing rewards count only in `reward_missing`.
 
-    What the dataset says beside the policy's own samples is not counted among them.
+    Demonstrations among the policy's samples are left out, but for `reward/demonstrated`.
     """
     origins = batch.samples.extras.get("origin", ())
     if "demonstrated" in origins:
@@ -48,22 +48,22 @@ def batch_metrics(batch: Batch) -> Metrics:
         apart = {"reward/demonstrated": float(batch.rows(shown).signals.rewards_B.nanmean())}
         return {**batch_metrics(batch.rows(written).with_samples(extras={})), **apart} if written else apart
     return {
-        **(_of_sampled(batch) if batch.signals.rewards_B is not None else {}),
+        **(_reward_metrics(batch) if batch.signals.rewards_B is not None else {}),
         "completions/mean_length": float(batch.samples.lengths_B.cpu().double().mean()),
         "completions/clipped_ratio": float(batch.samples.truncated_B.cpu().double().mean()),
         **batch.signals.metrics,
     }
 
 
-def _of_sampled(batch: Batch) -> Metrics:
-    """What can be said of completions that the policy wrote itself; demonstrations have no rewards."""
+def _reward_metrics(batch: Batch) -> Metrics:
+    """Metrics of completions with rewards; demonstrations have none."""
     present_B = ~batch.signals.rewards_B.isnan()
-    rewards = batch.signals.rewards_B[present_B].cpu().double()  # Apple's GPUs have no float64
+    rewards = batch.signals.rewards_B[present_B].cpu().double()  # float64 does not exist on MPS
     metrics = {
         "reward": float(rewards.mean()) if len(rewards) else math.nan,
         "reward_std": float(rewards.std()) if len(rewards) > 1 else 0.0,
         "reward_missing": int((~present_B).sum()),
-        **_of_groups(batch),
+        **_group_metrics(batch),
     }
     verdicts = [verdict for verdict in batch.signals.correct or () if verdict is not None]
     if verdicts:
@@ -76,11 +76,11 @@ def _of_sampled(batch: Batch) -> Metrics:
     if pairs:
         metrics["exact_match"] = sum(is_exact(c, a) for c, a in pairs) / len(pairs)
         metrics["answer_included"] = sum(includes(c, a) for c, a in pairs) / len(pairs)
-    return metrics | instruments(batch)
+    return metrics | text_metrics(batch)
 
 
-def _of_groups(batch: Batch) -> Metrics:
-    """The share of groups whose rewards do not differ; nothing where each sample is a group of its own."""
+def _group_metrics(batch: Batch) -> Metrics:
+    """The share of groups whose rewards are equal; empty where every group is one sample."""
     if len(batch.samples.group_B.unique()) == len(batch):
         return {}
     return {"frac_reward_zero_std": float(share_without_variance(batch.signals.rewards_B, batch.samples.group_B))}

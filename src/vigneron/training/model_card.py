@@ -1,6 +1,6 @@
-"""The model card of a checkpoint: what it was made of, how, what came of it, and what it is not good for.
+"""The model card of a checkpoint: base model, data, method, metrics, limits.
 
-Pure: a run's config and figures in, Markdown out. Nothing of the machine stands in it: no path, no address, no key.
+Pure: a run's config and metrics in, Markdown out. It contains no path, address or key of the machine.
 """
 
 import platform
@@ -15,55 +15,41 @@ import yaml
 
 from vigneron.config import Config
 from vigneron.recipe import Dumper
-from vigneron.run_store.headline_metrics import Shown, is_number, watched_in
+from vigneron.run_store.headline_metrics import headline_metrics
+from vigneron.run_store.metric_table import Metric
+from vigneron.values import is_number
 
 RLMT = "R. Patel (2025): *Understanding Reinforcement Learning for Model Training, and future directions with GRAPE*."
 PGSRM = "*Parent-Guided Semantic Reward Model (PGSRM)*: embedding similarity to a parent's answer as the reward."
 
-ABOUT_METHOD = {
-    "actor_critic": "Actor-critic, by PGSRM's Algorithm 1: the policy gradient with a value for each prompt.",
-    "dpo": "Direct preference optimization: the preferred text of a pair is made likelier than the other.",
-    "grape": "GRAPE: groups of answers, some of them revised, scored by a rubric and compared within their group.",
-    "grpo": "GRPO: groups of samples, each compared with the mean of its group, with a clipped ratio.",
-    "ppo": "PPO: a clipped ratio, with a critic and the KL to the base model in the reward.",
-    "preference_model": "A preference model: of two texts, the probability that the first is better.",
-    "reinforce": "REINFORCE: the reward-weighted log-likelihood of samples, less a baseline.",
-    "rejection_sampling": "Rejection sampling: fine-tuning on the best of each prompt's samples.",
-    "reward_model": "A reward model: of two texts, the preferred one is to score higher (Bradley-Terry).",
-    "score_model": "A reward model of people's scores: a score is the share of people who would accept a text.",
-    "sft": "Supervised fine-tuning: the negative log-likelihood of demonstrations.",
-    "sppo": "SPPO: self-play on win rates; the log-ratio to the previous policy is moved towards a sample's win rate.",
-    "trpo": "TRPO: the importance ratio, kept near the policy that sampled by their KL.",
-}
-
 ABOUT_REWARD = {
     "semantic": "The reward is the similarity between the embeddings of the answer and of a parent's answer (PGSRM).",
-    "binary": "The reward is 1 for an answer that counts as right, and 0 for any other.",
-    "python": "The reward is a function of the trainer's own.",
-    "model": "The reward is what a reward model gives the text.",
+    "binary": "The reward is 1 for a correct answer and 0 for any other.",
+    "python": "The reward is a custom Python function.",
+    "model": "The reward is the score of a reward model.",
     "preference": "The reward is how often a preference model prefers the text to the others of its group.",
-    "rubric": "The reward is a rubric's: items with weights, scored by programs or by a judge.",
+    "rubric": "The reward is a rubric: weighted items, scored by programs or by a judge.",
 }
 
 LIMITS = {
-    "narrow": "It learned from {rows} rows of one kind. What it says to anything else was not looked at, and may be "
-    "worse than the base model.",
-    "rewarded": "It was trained to earn a reward. A high reward is no proof of quality: look at its answers.",
-    "semantic": "Nearness of embeddings is not truth: opposites can lie near each other, and a wrong answer near a "
-    "right one.",
-    "model": "A reward model has its own errors, and a policy that is trained on it finds them.",
-    "preference": "A preference model has its own errors, and a policy that is trained on it finds them.",
-    "rubric": "Where a judge scored, its errors and tastes are in the model.",
-    "scorer": "Its scores compare texts of the kind it was trained on. Elsewhere, and for texts that were written to "
-    "please it, they mean little.",
-    "not evaluated": "Nothing was held out: no figure here says how it does on what it has not seen.",
+    "narrow": "It was trained on {rows} rows of one kind. On other inputs it was not evaluated, and may be worse than "
+    "the base model.",
+    "rewarded": "It was trained to maximise a reward. A high reward does not prove quality: read its answers.",
+    "semantic": "Similar embeddings do not mean a correct answer: opposites can be similar, and so can a wrong and a "
+    "right answer.",
+    "model": "A reward model has errors, and a policy that is trained on it exploits them.",
+    "preference": "A preference model has errors, and a policy that is trained on it exploits them.",
+    "rubric": "Where a judge scored, the model has learned its errors and biases.",
+    "scorer": "Its scores compare texts of the kind it was trained on. They mean little for other texts, and for texts "
+    "that were optimised against it.",
+    "not evaluated": "Nothing was held out: no metric here measures it on unseen data.",
     "unsafe": "It was not tested for safety, and has at least the faults of its base model.",
 }
 
 
 PACKAGES = ("vigneron", "torch", "transformers", "peft", "tokenizers", "safetensors")
 HUB_NAMES = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""Of bundled models. Theirs is the quantised copy, written out again."""
+"""Of bundled models, which are de-quantised copies."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +68,7 @@ def model_card(
     versions: Mapping[str, str] | None = None,
     merged: bool = False,
 ) -> str:
-    """`metrics`: the run's, from its first evaluation to the step that was saved. `merged`: an adapter no more."""
+    """`metrics`: the run's, from its first evaluation to the saved step. `merged`: the adapter is in the weights."""
     is_adapter = config.model.lora is not None and not merged
     title = _one_line(config.recipe)
     parts = [
@@ -91,7 +77,7 @@ def model_card(
         f"## Base model\n\n{_base(config, base_hash)}",
         f"## Data\n\n{_data(config, rows)}",
         f"## How it was trained\n\n{_training(config, step)}",
-        f"## Figures\n\n{_figures(config, [r for r in metrics if r['step'] <= step])}",
+        f"## Metrics\n\n{_metrics_table(config, [r for r in metrics if r['step'] <= step])}",
         "## Limits\n\n" + "\n".join(f"- {line}" for line in _limits(config, rows)),
         "## Versions\n\n" + ", ".join(f"{name} {found}" for name, found in (versions or installed()).items()) + ".",
         "## Papers\n\n" + "\n".join(f"- {paper}" for paper in _papers(config)),
@@ -101,7 +87,7 @@ def model_card(
 
 
 def _config_shown(config: Config) -> str:
-    written = without_places(config.model_dump(mode="json"))
+    written = without_paths(config.model_dump(mode="json"))
     return yaml.dump(written, Dumper=Dumper, sort_keys=False, allow_unicode=True).strip().replace("```", "'''")
 
 
@@ -110,23 +96,23 @@ def installed() -> dict[str, str]:
     for name in PACKAGES:
         try:
             found[name] = version(name)
-        except PackageNotFoundError:  # run from its source
+        except PackageNotFoundError:  # run from source
             continue
     return found
 
 
 def base_name(name: str) -> str | None:
-    """A model's name on the hub; None for a folder on somebody's machine."""
+    """A model's name on the Hub; None for a local folder."""
     known = HUB_NAMES.get(name, name)
     return known if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", known) else None
 
 
-def without_places(value: Any) -> Any:
-    """Paths by their last part, addresses without host: where things are is nobody else's business."""
+def without_paths(value: Any) -> Any:
+    """Paths shortened to their last part, addresses without their host: the card may be published."""
     if isinstance(value, Mapping):
-        return {key: without_places(one) for key, one in value.items()}
+        return {key: without_paths(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [without_places(one) for one in value]
+        return [without_paths(one) for one in value]
     if not isinstance(value, str):
         return value
     if re.match(r"https?://", value):
@@ -158,8 +144,8 @@ def _is_pgsrm(config: Config) -> bool:
 
 def _opening(config: Config, step: int, is_adapter: bool) -> str:
     what = "A model that scores texts" if config.method.trains == "scorer" else "A language model"
-    shape = "an adapter, to be put on its base model" if is_adapter else "the whole model"
-    about = f" Its recipe says of itself: {_one_line(config.about)}." if config.about else ""
+    shape = "an adapter for its base model" if is_adapter else "full weights"
+    about = f" The recipe's description: {_one_line(config.about)}." if config.about else ""
     return f"{what}, trained with Vigneron for {step} of {config.steps} steps; {shape}.{about}"
 
 
@@ -167,13 +153,13 @@ def _base(config: Config, base_hash: str) -> str:
     name = base_name(config.model.name)
     parts = PurePath(config.model.name).parts
     if name is not None:
-        said = f"`{name}`" + (" (a quantised copy, written out again)" if config.model.name in HUB_NAMES else "")
+        model = f"`{name}`" + (" (a de-quantised copy)" if config.model.name in HUB_NAMES else "")
     elif len(parts) > 2 and parts[-2] == "checkpoints":
-        said = f"the run `{_one_line(parts[-3])}` after step {parts[-1].removeprefix('step-')}"
+        model = f"the run `{_one_line(parts[-3])}` after step {parts[-1].removeprefix('step-')}"
     else:
-        said = f"a local model, `{_one_line(parts[-1])}`"
-    minted = " Two tokens were made for its conversations." if config.model.chat == "minted" else ""
-    return f"{said[0].upper()}{said[1:]}. Its weights' SHA-256 is `{base_hash}`.{minted}"
+        model = f"a local model, `{_one_line(parts[-1])}`"
+    minted = " Two tokens were added for chat turns." if config.model.chat == "minted" else ""
+    return f"{model[0].upper()}{model[1:]}. SHA-256 of its weights: `{base_hash}`.{minted}"
 
 
 def _data(config: Config, rows: Rows) -> str:
@@ -182,39 +168,37 @@ def _data(config: Config, rows: Rows) -> str:
     counts = f"{rows.train} {of} to train on, {rows.held_out} held out."
     if data.task is not None:
         return (
-            f"The task `{data.task}`, which comes with Vigneron: {counts} Its inputs and answers were written by the "
+            f"The built-in task `{data.task}`: {counts} Its inputs and answers were written by the "
             "project's authors with a language model's help; Apache-2.0."
         )
-    said = f"`{_one_line(PurePath(data.train or '').name)}`, the trainer's own file: {counts}"
+    text = f"`{_one_line(PurePath(data.train or '').name)}`, a local file: {counts}"
     if config.parent is not None:
-        said += f" Answers of the parent `{_one_line(PurePath(config.parent.model).name)}`, asked before training."
-    return said + " Where its rows come from, and their licence, only who trained it can say."
+        text += f" Answers of the parent `{_one_line(PurePath(config.parent.model).name)}`, collected before training."
+    return text + " The source and licence of its rows are not recorded."
 
 
 def _training(config: Config, step: int) -> str:
-    lines = [ABOUT_METHOD[config.method.name]]
+    lines = [config.method.card]
     if config.method.reads != "pairs" and (config.method.reads == "prompts" or config.reward.kind != "binary"):
         lines.append(ABOUT_REWARD[config.reward.kind])
     samples = config.prompts_per_step * config.group_size
     of = {"prompts": "samples", "demonstrations": "demonstrations", "pairs": "pairs"}[config.method.reads]
     lines.append(f"{step} steps of {samples} {of}, seed {config.seed}; the whole config is below.")
-    return " ".join(lines)
+    return " ".join(line for line in lines if line)
 
 
-def _figures(config: Config, metrics: Sequence[Mapping[str, Any]]) -> str:
-    shown = watched_in(config.model_dump(mode="json"), metrics)
-    rows = [row for figure in shown if (row := _row(figure, metrics)) is not None]
+def _metrics_table(config: Config, records: Sequence[Mapping[str, Any]]) -> str:
+    shown = headline_metrics(config.model_dump(mode="json"), records, config.method)
+    rows = [row for metric in shown if (row := _row(metric, records)) is not None]
     if not rows:
         return "None was measured."
-    held_out = (
-        " Held-out figures are of rows that were not trained on." if any("held-out" in row for row in rows) else ""
-    )
-    return "\n".join(["| figure | first | last |", "|---|---:|---:|", *rows]) + f"\n\nOf the run's own logs.{held_out}"
+    held_out = " Held-out rows were not trained on." if any("held-out" in row for row in rows) else ""
+    return "\n".join(["| metric | first | last |", "|---|---:|---:|", *rows]) + f"\n\nFrom the run's logs.{held_out}"
 
 
-def _row(figure: Shown, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    values = [record[figure.key] for record in metrics if is_number(record.get(figure.key))]
-    return f"| {figure.label} | {values[0]:.3f} | {values[-1]:.3f} |" if len(values) > 1 else None
+def _row(metric: Metric, records: Sequence[Mapping[str, Any]]) -> str | None:
+    values = [record[metric.key] for record in records if is_number(record.get(metric.key))]
+    return f"| {metric.label} | {values[0]:.3f} | {values[-1]:.3f} |" if len(values) > 1 else None
 
 
 def _limits(config: Config, rows: Rows) -> list[str]:
@@ -234,5 +218,5 @@ def _papers(config: Config) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Nothing in it ends a line, a table's cell or a piece of code."""
+    """Without characters that end a line, a table cell or a code span."""
     return " ".join(re.sub(r"[`|<>]", "", text).split())

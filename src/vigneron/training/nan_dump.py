@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from vigneron.batch import Batch
+from vigneron.errors import reason
 from vigneron.files import write_atomically
 
 # Hidden states are large, and follow from the rest.
@@ -29,7 +30,7 @@ def dump_batch(folder: Path, step: int, batch: Batch | None, why: str) -> str:
         text = json.dumps({"step": step, "why": why, **_plain(rest)}, ensure_ascii=False, indent=1)
         write_atomically(where / "batch.json", text)
     except (OSError, SafetensorError) as error:  # what happened is said all the same
-        return f"could not be written: {getattr(error, 'strerror', None) or error}"
+        return f"could not be written: {reason(error)}"
     return f"is in '{where}'"
 
 

@@ -88,4 +88,6 @@ def _apart(weights: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn
 
 def _norm(weights: Sequence[nn.Parameter]) -> Tensor:
     grads = [weight.grad for weight in weights if weight.grad is not None]
-    return ranks.whole(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros((), device=weights[0].device)
+    return (
+        ranks.full_tensor(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros((), device=weights[0].device)
+    )

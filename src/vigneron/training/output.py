@@ -34,14 +34,14 @@ class RunOutput:
 
     def keep_samples(self, batch: Batch, step: int, kind: Kind) -> None:
         """Record samples for people to look at, on the rank that writes."""
-        if ranks.is_first():
+        if ranks.is_rank0():
             self.samples.add(samples_of(batch, step, kind))
 
     def log(self, step: int, metrics: Metrics) -> None:
         """The metrics of a finished step, or (step 0) of the model before the first."""
         self.folder.append("metrics.jsonl", {"step": step, **metrics})
         if self.trackers is None:
-            names = [n for n in self.config.trackers if ranks.is_first() and not missing_trackers([n])]
+            names = [n for n in self.config.trackers if ranks.is_rank0() and not missing_trackers([n])]
             self.trackers = Tracking(names, self.folder.path, self.config.model_dump(mode="json"))
         self.trackers.log(step, metrics)
 
@@ -50,7 +50,7 @@ class RunOutput:
         self.history.add({"step": step, **metrics})
         notices = [Notice(step, text, "warning") for text in warnings]
         notices += [Notice(step, text, "warning", about) for about, text in self.history.warnings().items()]
-        notices += [Notice(step, text, "warning") for text in self.trackers.complaints()] if self.trackers else []
+        notices += [Notice(step, text, "warning") for text in self.trackers.take_warnings()] if self.trackers else []
         for notice in notices:
             if notice.key not in self.notified:
                 self.notified.add(notice.key)
@@ -62,7 +62,7 @@ class RunOutput:
 
     def close(self, step: int) -> None:
         with ExitStack() as stack:
-            stack.callback(self.folder.unlock if ranks.is_first() else self.folder.remove)
+            stack.callback(self.folder.unlock if ranks.is_rank0() else self.folder.remove)
             stack.callback(self.samples.close)
             stack.callback(self._close_trackers, step)
             stack.callback(self.saver.settle)

@@ -14,7 +14,7 @@ from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rubric.rows import category_of
 from vigneron.run_data.load import Data
 from vigneron.run_store.folder import RunFolder
-from vigneron.sources.placement import HERE, Places
+from vigneron.sources.placement import IN_PROCESS, ModelPlacement
 from vigneron.training.method import Metrics
 
 # Questions of a category that every canary answers.
@@ -46,13 +46,15 @@ class SecondLook:
 
     def _canaries(self) -> Metrics:
         """What they earn of a perfect answer's reward: the mean of each category, and the most of all."""
-        texts = self.reward.book.rubric.canaries
+        texts = self.reward.live_rubric.rubric.canaries
         rows = [row for row in self.questions for _ in texts]
         said = [text for _ in self.questions for text in texts]
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: [row.get(name) for row in rows] for name in names if name != "prompt"}
         earned: defaultdict[str, list[float]] = defaultdict(list)
-        for category, reward in self.reward.looked_at([row["prompt"] for row in rows], said, columns) if rows else []:
+        for category, reward in (
+            self.reward.normalised_rewards([row["prompt"] for row in rows], said, columns) if rows else []
+        ):
             if reward is not None:
                 earned[category].append(reward)
         if not earned:
@@ -68,11 +70,11 @@ def second_look(
     folder: RunFolder,
     *,
     notice: Callable[[str], None] = lambda text: None,
-    places: Places = HERE,
+    placement: ModelPlacement = IN_PROCESS,
 ) -> SecondLook | None:
     if not isinstance(reward, RubricReward) or not isinstance(config.reward, RubricRewardConfig):
         return None
-    options, rubric = config.reward, reward.book.rubric
+    options, rubric = config.reward, reward.live_rubric.rubric
     by_category: defaultdict[str, list[Row]] = defaultdict(list)
     for number, row in enumerate(data.held_out or data.train, start=1):
         by_category[category_of(rubric, row, number, "the data")].append(row)
@@ -80,14 +82,14 @@ def second_look(
     if options.held_out_file is not None or options.held_out_judge is not None:
         built = build_rubric_reward(
             options,
-            file=folder.held_out_rubric if options.held_out_file is not None else reward.book.path,
+            file=folder.held_out_rubric if options.held_out_file is not None else reward.live_rubric.path,
             judge=options.held_out_judge,
             cache=folder.path / "embeddings.sqlite",
             device=config.model.device,
             notice=notice,
             missing_limit=1.0,
             where="reward.held_out_judge" if options.held_out_judge is not None else "reward.judge",
-            places=places,
+            placement=placement,
         )
         other = ApplyReward(built, missing_limit=1.0)
     return SecondLook(reward, [row for rows in by_category.values() for row in rows[:QUESTIONS]], other)

@@ -12,10 +12,10 @@ from vigneron.distributed import ranks
 from vigneron.distributed.checks import resume_command
 from vigneron.errors import NonFinite, UserError, did_you_mean
 from vigneron.policy.model import Policy, Reference
-from vigneron.remote.setup import Scale
+from vigneron.remote.setup import RemoteWorkers
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.checkers import Check
-from vigneron.rewards.rank0_reward import OnFirstRank
+from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.run_data.load import Data
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.metrics_file import records_of
@@ -55,13 +55,13 @@ class Run:
     reference: Reference
     curriculum: Curriculum
     method: Method
-    reward: ApplyReward | OnFirstRank
+    reward: ApplyReward | Rank0Reward
     check: Check
     output: RunOutput
     origin: Origin
     audit: SecondLook | None = None
     """A rubric's canaries, and a second rubric that nothing is trained on."""
-    remote: Scale | None = None
+    remote: RemoteWorkers | None = None
     async_rollout: AsyncRollout | None = None
     step: int = 0
     skipped: int = field(default=0)
@@ -80,7 +80,7 @@ class Run:
             batch, metrics = evaluate(self.config, self.policy, self.reward, self.check, rows)
             self.output.keep_samples(batch, self.step, "eval")
             if (audit := self.audit) is not None:
-                metrics |= ranks.from_first(lambda: audit(batch))
+                metrics |= ranks.run_on_rank0(lambda: audit(batch))
             metrics |= self.method.evaluate_beside(rows) if self.method.evaluate_beside is not None else {}
         named = {f"eval/{name}": value for name, value in metrics.items()}
         best = self.config.keep_best
@@ -90,7 +90,7 @@ class Run:
 
     def warnings(self, metrics: Metrics) -> list[str]:
         """What the method, the audit and remote workers have to say of a step."""
-        remote = self.remote.complaints() if self.remote is not None else []
+        remote = self.remote.take_warnings() if self.remote is not None else []
         return [*self.method.explain(metrics), *explain_canaries(metrics), *remote]
 
     def skip_step(self, error: NonFinite, view: View) -> tuple[Batch, Metrics]:
@@ -109,7 +109,7 @@ class Run:
 
     def save(self, metrics: Metrics | None = None) -> None:
         """Begin to write a checkpoint, with this step's held-out metrics; `saver.wait()` waits for its end."""
-        if self.policy.sharding is None and not ranks.is_first():
+        if self.policy.sharding is None and not ranks.is_rank0():
             return
         saver, memory = self.output.saver, self.method.memory
         tensors = {f"update.{name}": tensor for name, tensor in self.method.update.tensors().items()}

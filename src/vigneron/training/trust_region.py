@@ -101,7 +101,7 @@ class TrustRegionUpdate:
             return [self.surrogate(part, now), Term("kl", now.exact_kl_BT)]
 
         found = {name: value for name, value, _ in self.critic.accumulate(batch, terms)}
-        return Looked(found["loss/policy"], found["kl"], ranks.largest(largest))
+        return Looked(found["loss/policy"], found["kl"], ranks.all_reduce_max(largest))
 
     def _longest_step(self, batch: Batch, gradient_P: Tensor) -> Tensor:
         """−F⁻¹g, as far as the region reaches by its second-order approximation."""

@@ -203,7 +203,7 @@ def _on_host(values: Sequence[Tensor], *, over_ranks: bool = False) -> list[floa
         return []
     device = values[0].device
     stacked = torch.stack([v.detach().to(device) for v in values])
-    return [float(value) for value in (ranks.summed(stacked) if over_ranks else stacked).tolist()]
+    return [float(value) for value in (ranks.all_reduce_sum(stacked) if over_ranks else stacked).tolist()]
 
 
 def _mean_over_updates(updates: Sequence[Sequence[Measured]], in_first_pass: int) -> Metrics:

@@ -1,4 +1,4 @@
-"""What the pages' scripts are answered with: JSON in which every text is safe to show, and errors in one line."""
+"""JSON for the pages' scripts: text safe to show, errors in one line, metrics in groups."""
 
 import math
 import sqlite3
@@ -11,34 +11,36 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from vigneron.errors import UserError, visible
-from vigneron.report.rubric_items import CANARY_PREFIX, HELD_OUT_PREFIX, SECOND_PREFIX, TRAINING_PREFIX, items_of
-from vigneron.run_store.curves import Curve
+from vigneron.run_store.headline_metrics import COMMON
+from vigneron.run_store.metric_table import RUBRIC, SECTIONS, metric
+from vigneron.run_store.rubric_items import HELD_OUT_PREFIX, HELD_OUT_RUBRIC_PREFIX, TRAINING_PREFIX
+from vigneron.run_store.series import Curve
 from vigneron.text import plain
 from vigneron.web.runs import NoSuchRun
 
-LONGEST = 20_000
-"""Characters of one text; what follows is counted, not sent."""
+MAX_CHARACTERS = 20_000
+"""Of one text; the rest is counted, not sent."""
 
 Choice = TypeVar("Choice", bound=str)
 
 
-def answering(answer: Callable[[Request], Any]) -> Callable[[Request], JSONResponse]:
-    """An endpoint, run in a thread of its own. Whatever fails is one line in the page."""
+def json_endpoint(answer: Callable[[Request], Any]) -> Callable[[Request], JSONResponse]:
+    """An endpoint, run in a thread. Any error becomes one line in the page."""
 
     @wraps(answer)
     def endpoint(request: Request) -> JSONResponse:
         try:
-            return JSONResponse(sent(answer(request)))
+            return JSONResponse(to_json(answer(request)))
         except NoSuchRun as error:
             return _error(error, 404)
         except UserError as error:
             return _error(error, 400)
         except sqlite3.Error as error:
-            return _error(f"a file of the run cannot be read: {error}", 503)
+            return _error(f"cannot read a file of the run: {error}", 503)
         except OSError as error:
-            return _error(f"a file of the run cannot be read: {error.strerror or error}", 503)
-        except Exception as error:  # damaged files have many ways to fail, and none may show more than a line
-            return _error(f"a file of the run is not as it should be ({type(error).__name__}: {error})", 500)
+            return _error(f"cannot read a file of the run: {error.strerror or error}", 503)
+        except Exception as error:  # a damaged file can fail in many ways
+            return _error(f"a file of the run is damaged ({type(error).__name__}: {error})", 500)
 
     return endpoint
 
@@ -47,22 +49,22 @@ def _error(what: object, status: int) -> JSONResponse:
     return JSONResponse({"error": visible(str(what))[:500]}, status)
 
 
-def sent(value: Any) -> Any:
-    """As JSON can hold it. Control characters and those that turn text around are made visible."""
+def to_json(value: Any) -> Any:
+    """A value as JSON. Control characters, and those that reverse the direction of text, are made visible."""
     if isinstance(value, str):
-        shown = plain(value[:LONGEST])
-        return shown if len(value) <= LONGEST else f"{shown} … ({len(value) - LONGEST} more characters)"
+        shown = plain(value[:MAX_CHARACTERS])
+        return shown if len(value) <= MAX_CHARACTERS else f"{shown} … ({len(value) - MAX_CHARACTERS} more characters)"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, Curve):  # long, and of finite numbers alone
+    if isinstance(value, Curve):  # long, and all numbers are finite
         points = {"steps": value.steps, "means": value.means}
         return points if value.lows == value.highs else {**points, "lows": value.lows, "highs": value.highs}
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: sent(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {visible(str(key)): sent(one) for key, one in value.items()}
+        return {visible(str(key)): to_json(one) for key, one in value.items()}
     if isinstance(value, Sequence | set):
-        return [sent(one) for one in value]
+        return [to_json(one) for one in value]
     return value if value is None or isinstance(value, bool | int | float) else plain(str(value))
 
 
@@ -89,38 +91,14 @@ def whole(request: Request, name: str) -> int | None:
 
 
 def choice(request: Request, name: str, known: Sequence[Choice]) -> Choice:
-    """The first one where nothing is said."""
+    """One of the known values; the first one is the default."""
     text = request.query_params.get(name, "")
     if not text:
         return known[0]
-    found = next((one for one in known if one == text), None)
-    if found is None:
-        raise UserError(f"{name}: {text[:40]!r} is none of {', '.join(known)}")
-    return found
-
-
-FIRST = (
-    "eval/reward",
-    "eval/accuracy",
-    "reward",
-    "accuracy",
-    "eval/loss",
-    "loss",
-    "kl",
-    "entropy",
-    "completions/mean_length",
-)
-"""What one looks at first, as far as a run has it."""
-TITLES = {
-    "eval": "Held out",
-    "": "Training",
-    "completions": "Completions",
-    "loss": "Losses",
-    "clip_ratio": "Losses",
-    "reward": "Reward, in parts",
-    "grad_norm": "Optimizer",
-    "learning_rate": "Optimizer",
-}
+    chosen = next((one for one in known if one == text), None)
+    if chosen is None:
+        raise UserError(f"{name}: {text[:40]!r} is not one of {', '.join(known)}")
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -130,39 +108,28 @@ class Group:
     open: bool
 
 
-def groups(names: Iterable[str]) -> list[Group]:
-    """Each name once. A rubric's many figures are folded, a group for each category."""
+def groups(names: Iterable[str], first: Sequence[str] = COMMON) -> list[Group]:
+    """Each name once: those of `first` in an overview, the others by their section of the table of metrics. Rubric
+    metrics are folded, one group per category."""
     names = list(names)
-    first = [name for name in FIRST if name in names]
-    of_items = {
-        key.category for prefix in (TRAINING_PREFIX, HELD_OUT_PREFIX, SECOND_PREFIX) for key in items_of(names, prefix)
-    }
-    by_title: dict[str, list[str]] = {}
+    held_out_first = sorted(first, key=lambda key: not key.startswith("eval/"))
+    overview = [name for name in (*held_out_first, "completions/mean_length") if name in names]
+    by_section: dict[str, list[str]] = {}
     for name in names:
-        if name not in first:
-            by_title.setdefault(_title(name, of_items), []).append(name)
-    rubric = [title for title in by_title if title.startswith("Rubric: ")]
-    others = sorted((title for title in by_title if title not in rubric), key=_place)
-    opened = [Group("Overview", tuple(first), True)] if first else []
+        if name not in overview:
+            by_section.setdefault(metric(name).section, []).append(name)
+    order = {section: place for place, section in enumerate(SECTIONS)}
+    others = sorted(by_section, key=lambda section: (order.get(section, len(order)), section))
     return [
-        *opened,
-        *(Group(title, tuple(by_title[title]), not opened) for title in others),
-        *(Group(title, tuple(by_title[title]), False) for title in sorted(rubric)),
+        *([Group("Overview", tuple(overview), True)] if overview else []),
+        *(Group(section, tuple(by_section[section]), not overview) for section in others if section != RUBRIC),
+        *_by_category(by_section.get(RUBRIC, ())),
     ]
 
 
-def _title(name: str, categories: set[str]) -> str:
-    for prefix in (HELD_OUT_PREFIX, SECOND_PREFIX, TRAINING_PREFIX):
-        if name.startswith(prefix) and name.removeprefix(prefix).split("/")[0] in categories:
-            return f"Rubric: {name.removeprefix(prefix).split('/')[0]}"
-    if name.startswith(CANARY_PREFIX):
-        return "Canaries"
-    head = name.split("/")[0]
-    if "/" not in name and head not in TITLES:
-        return TITLES[""]
-    return TITLES.get(head, head)
-
-
-def _place(title: str) -> tuple[int, str]:
-    order: Sequence[str] = list(dict.fromkeys((TITLES["eval"], TITLES[""], *TITLES.values())))
-    return (order.index(title) if title in order else len(order)), title
+def _by_category(names: Iterable[str]) -> list[Group]:
+    by_category: dict[str, list[str]] = {}
+    for name in names:
+        prefix = next(p for p in (HELD_OUT_RUBRIC_PREFIX, HELD_OUT_PREFIX, TRAINING_PREFIX) if name.startswith(p))
+        by_category.setdefault(name.removeprefix(prefix).split("/")[0], []).append(name)
+    return [Group(f"Rubric: {category}", tuple(of), False) for category, of in sorted(by_category.items())]

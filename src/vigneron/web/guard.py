@@ -1,7 +1,7 @@
-"""Who may talk to a page: one who has the token, from a page of ours, under a name that is ours.
+"""Access control of the pages: a token, the Host header and the Origin header.
 
-A page on 127.0.0.1 can be reached by every site that is open in the same browser. The Host is checked against a site
-that points its own name at 127.0.0.1, the Origin against one that sends requests, the token against everybody else.
+A server on 127.0.0.1 can be reached by every site that is open in the same browser. The Host check stops sites whose
+name resolves to 127.0.0.1 (DNS rebinding), the Origin check stops cross-site requests, the token everyone else.
 """
 
 import hmac
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGEST_BODY = 2**20
 HEADERS = {
-    # plotly sets styles of its own; scripts come from our own files alone, and none is in a page.
+    # plotly sets inline styles; scripts are loaded from our own files only, none is inline.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -30,15 +30,15 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI around an app. `hosts` are the names (with port) under which it is served.
+    """ASGI middleware. `hosts` are the allowed host names, with port.
 
-    The token comes once in the address (`?token=…`), and then in a cookie that no script and no other site can use.
+    The token comes once in the address (`?token=…`), then in a cookie that scripts and other sites cannot read.
     """
 
     def __init__(self, app: ASGIApp, *, token: str, hosts: Sequence[str]) -> None:
         self._app, self._token, self._hosts = app, token, frozenset(host.lower() for host in hosts)
         port = next(iter(self._hosts)).rpartition(":")[2]
-        # Cookies know no ports: two pages on one machine must not overwrite each other's.
+        # Cookies ignore the port: two servers on one machine must not overwrite each other's.
         self._cookie = f"vigneron-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,26 +54,26 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if headers.get("host", "").lower() not in self._hosts:
-            return PlainTextResponse("this page is not served under that name", 403)
+            return PlainTextResponse("this host name is not allowed", 403)
         origin = headers.get("origin")
         if origin is not None and _host_of(origin) not in self._hosts:
-            return PlainTextResponse("a page of another site asked", 403)
-        # A link from elsewhere to a page may be followed; what changes something, or is read by a script, may not.
+            return PlainTextResponse("requests from other sites are refused", 403)
+        # Following a link from another site to a page is allowed; requests by its scripts are not.
         followed = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not followed:
-            return PlainTextResponse("a page of another site asked", 403)
+            return PlainTextResponse("requests from other sites are refused", 403)
         if int(headers.get("content-length", "0") or 0) > LARGEST_BODY:
-            return PlainTextResponse("too large", 413)
+            return PlainTextResponse("the request is too large", 413)
         query = parse_qsl(scope["query_string"].decode("latin-1"))
         given = dict(query).get("token")
         if given is not None and scope["method"] == "GET" and self._is_token(given):
             rest = urlencode([(name, value) for name, value in query if name != "token"])
-            # One slash: `//host` would lead to another site.
+            # One slash: `//host` would be another site.
             answer = RedirectResponse("/" + scope["path"].lstrip("/") + (f"?{rest}" if rest else ""), 303)
             answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
             return answer
         if not self._is_token(cookie_parser(headers.get("cookie", "")).get(self._cookie, "")):
-            return PlainTextResponse("open the address that the terminal shows: it has the token", 401)
+            return PlainTextResponse("open the address printed in the terminal: it contains the token", 401)
         return None
 
     def _is_token(self, text: str) -> bool:
@@ -83,7 +83,7 @@ class Guard:
 def _host_of(origin: str) -> str:
     try:
         return urlsplit(origin).netloc.lower()
-    except ValueError:  # no address at all
+    except ValueError:  # not a URL
         return ""
 
 
@@ -99,7 +99,7 @@ def _with_headers(send: Send) -> Send:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """What is sent in pieces, without its length, is bounded as well."""
+    """Limits bodies that are sent in chunks, without a length, too."""
     seen = 0
 
     async def receiving() -> Message:

@@ -1,4 +1,4 @@
-"""The page of `vigneron label`. The server knows what is judged and what comes next; the page only shows and asks."""
+"""The page of `vigneron label`. The server keeps the state; the page shows it and sends judgements."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from vigneron.labels.items import BadChoice, Kind
-from vigneron.labels.session import JudgedOtherwise, Session, UnknownItem
+from vigneron.labels.session import ConflictingLabel, Session, UnknownItem
 from vigneron.web.pages import page, static_routes
 
 TEMPLATES: dict[Kind, str] = {
@@ -22,7 +22,7 @@ TEMPLATES: dict[Kind, str] = {
 
 
 def label_app(session: Session, kind: Kind, then: str = "") -> Starlette:
-    """`then` is what to do with the file once all is judged."""
+    """`then`: what to do with the file when all items are judged."""
 
     async def index(request: Request) -> Response:
         return page(TEMPLATES[kind], kind=kind, labeller=session.labeller, out=str(session.out.path), then=then)
@@ -31,10 +31,10 @@ def label_app(session: Session, kind: Kind, then: str = "") -> Starlette:
         return JSONResponse(await run_in_threadpool(session.state))
 
     async def judge(request: Request) -> Response:
-        said = await _said(request)
-        if not isinstance(said, dict) or not isinstance(said.get("item"), str):
-            return _refused(400, 'a judgement is {"item": …, "choice": …}')
-        return await _done(session, lambda: session.judge(said["item"], said.get("choice")))
+        body = await _json_body(request)
+        if not isinstance(body, dict) or not isinstance(body.get("item"), str):
+            return _refused(400, 'send {"item": …, "choice": …}')
+        return await _done(session, lambda: session.judge(body["item"], body.get("choice")))
 
     async def undo(request: Request) -> Response:
         return await _done(session, session.undo)
@@ -50,8 +50,8 @@ def label_app(session: Session, kind: Kind, then: str = "") -> Starlette:
     )
 
 
-async def _said(request: Request) -> Any:
-    """None for what is not JSON."""
+async def _json_body(request: Request) -> Any:
+    """None if it is not JSON."""
     try:
         return json.loads(await request.body())
     except (ValueError, RecursionError, ClientDisconnect):
@@ -59,15 +59,15 @@ async def _said(request: Request) -> Any:
 
 
 async def _done(session: Session, work: Callable[[], None]) -> Response:
-    """What came of it is what the page shows next; what could not be done is one line."""
+    """Answer with the new state, or with an error in one line."""
     try:
         await run_in_threadpool(work)
     except BadChoice as error:
         return _refused(400, str(error))
     except UnknownItem:
-        return _refused(404, "there is no such item: reload the page")
-    except JudgedOtherwise:
-        return _refused(409, "this one was judged otherwise before: undo that first")
+        return _refused(404, "unknown item: reload the page")
+    except ConflictingLabel:
+        return _refused(409, "this item already has another label: undo it first")
     except OSError as error:
         return _refused(507, f"not recorded: cannot write '{session.journal.path}': {error.strerror}")
     return JSONResponse(await run_in_threadpool(session.state))

@@ -1,4 +1,4 @@
-"""What the pages share: templates in which everything is escaped, and static files, plotly's among them."""
+"""Templates, in which everything is escaped, and static files, including plotly's script."""
 
 from functools import cache
 from importlib import resources
@@ -27,7 +27,7 @@ def page(template: str, status: int = 200, **values: Any) -> HTMLResponse:
 
 
 async def plotly(request: Any) -> FileResponse:
-    """From plotly's own package: nothing is fetched from elsewhere."""
+    """From the installed plotly package: nothing is loaded from the network."""
     script = Path(str(resources.files("plotly") / "package_data" / "plotly.min.js"))
     return FileResponse(script, media_type="text/javascript", headers={"Cache-Control": "private, max-age=86400"})
 

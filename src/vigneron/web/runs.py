@@ -1,4 +1,4 @@
-"""The runs that pages show: those found in the given folders, each under a name that says where it is."""
+"""The runs that pages show: those in the given folders, named by their path below the folder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,15 +9,16 @@ import yaml
 
 from vigneron.errors import UserError
 from vigneron.recipe import config_text
-from vigneron.run_store.folder import LOCK, RunFolder, default_runs_folder, leads_out
+from vigneron.run_store.folder import LOCK, RunFolder, default_runs_folder, outside_link
 from vigneron.run_store.status import STATUS, RunStatus, run_folders, status_of
+from vigneron.values import differing_keys, flatten
 from vigneron.yaml_text import quick_yaml
 
 
 class Runs:
-    """Looked up anew for every page: a run that begins is there, one that was deleted is gone.
+    """Looked up for every request, so that new and deleted runs are noticed.
 
-    A request names a run by a key of this list, and never by a path.
+    A request names a run by a key of `folders()`, never by a path.
     """
 
     def __init__(self, places: Sequence[Path]) -> None:
@@ -26,20 +27,20 @@ class Runs:
         self._lock = Lock()
         for place in self._places:
             if not place.is_dir():
-                run_folders(place)  # says so
+                run_folders(place)  # raises
 
     def folders(self) -> dict[str, Path]:
         found: dict[str, Path] = {}
         for place in self._places:
             if (place / "config.yaml").is_file():
-                _keep(found, place.resolve().name, place)
+                _add(found, place.resolve().name, place)
                 continue
             try:
                 for path in run_folders(place):
-                    _keep(found, path.relative_to(place).as_posix(), path)
-            except (UserError, OSError):  # deleted since
+                    _add(found, path.relative_to(place).as_posix(), path)
+            except (UserError, OSError):  # deleted meanwhile
                 continue
-        return {name: path for name, path in found.items() if _is_its_own(path)}
+        return {name: path for name, path in found.items() if _is_self_contained(path)}
 
     def folder(self, name: str) -> Path:
         try:
@@ -48,7 +49,7 @@ class Runs:
             raise NoSuchRun(name) from None
 
     def status(self, path: Path) -> RunStatus:
-        """Read again only where a file has changed, or the run is alive."""
+        """Cached until a file of the run, or its lock, changes."""
         mark = (*(_changed(path / name) for name in ("config.yaml", STATUS, "metrics.jsonl", LOCK)),)
         alive = RunFolder(path).is_locked()
         with self._lock:
@@ -62,26 +63,26 @@ class Runs:
 
 
 def refuse_no_runs(places: Sequence[Path]) -> None:
-    """A folder that was named and has none is a slip; where runs are kept, one may begin at any time."""
+    """Refuse a given folder without runs; the default folder may be empty until the first run starts."""
     for place in places:
         if place != default_runs_folder() and not Runs([place]).folders():
-            raise UserError(f"no run in '{place}': name a run, or a folder that holds some")
+            raise UserError(f"no run in '{place}': give a run's folder or a folder of runs")
 
 
 class NoSuchRun(UserError):
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no run {name!r} here")
+        super().__init__(f"there is no run {name!r}")
 
 
-def _is_its_own(path: Path) -> bool:
+def _is_self_contained(path: Path) -> bool:
     try:
-        return leads_out(path) is None
-    except OSError:  # deleted since
+        return outside_link(path) is None
+    except OSError:  # deleted meanwhile
         return False
 
 
-def _keep(found: dict[str, Path], name: str, path: Path) -> None:
-    """Two folders may have runs of one name."""
+def _add(found: dict[str, Path], name: str, path: Path) -> None:
+    """Add a run; a number is appended to a name that exists in another folder."""
     number, key = 1, name
     while key in found:
         number += 1
@@ -97,30 +98,14 @@ def _changed(path: Path) -> tuple[int, int] | None:
     return at.st_size, at.st_mtime_ns
 
 
-ABSENT = "–"
-
-
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a table: the key, and each run's value as text."""
-    flat = {run: flattened(config) for run, config in configs.items()}
-    keys = dict.fromkeys(key for config in flat.values() for key in config)
-    rows = [{"key": key, "values": [config.get(key, ABSENT) for config in flat.values()]} for key in keys]
-    return [row for row in rows if len(set(row["values"])) > 1]
-
-
-def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """`optimizer.actor_lr` and its like; an empty section is a value too."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flattened(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = _text(value)
-    return flat
+    """Rows of a table: a key, and its value in each run as text."""
+    flat = [{key: _text(value) for key, value in flatten(config).items()} for config in configs.values()]
+    return [{"key": key, "values": values} for key, values in differing_keys(flat).items()]
 
 
 def _text(value: Any) -> str:
-    """As it stands in the file: `true`, `null`."""
+    """As YAML writes it: `true`, `null`."""
     if isinstance(value, str):
         return value
     return str(yaml.safe_dump(value, default_flow_style=True, width=10**9)).removesuffix("\n...\n").strip()
@@ -133,5 +118,5 @@ def written_config(folder: Path) -> str:
 def read_config(folder: Path) -> Mapping[str, Any]:
     config = quick_yaml(written_config(folder), f"{folder.name}/config.yaml")
     if not isinstance(config, dict):
-        raise UserError(f"{folder.name}: its config.yaml holds no keys")
+        raise UserError(f"{folder.name}: config.yaml is not a mapping")
     return config

@@ -1,4 +1,4 @@
-"""Serving a page: on 127.0.0.1 and behind a token, unless asked otherwise."""
+"""The web server: on 127.0.0.1 unless another host is given, protected by a token."""
 
 import errno
 import secrets
@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def serve(app: Starlette, *, port: int, host: str = LOOPBACK, tell: Callable[[str], None]) -> None:
-    """Until Ctrl-C. `tell` is given the address, with the token in it. Port 0 is any free one."""
+    """Until Ctrl-C. `tell` is called with the address, token included. Port 0: any free port."""
     import uvicorn
 
     listening = _bound(host, port)
@@ -41,7 +41,7 @@ def serve(app: Starlette, *, port: int, host: str = LOOPBACK, tell: Callable[[st
 
 
 def own_names(host: str, port: int) -> list[str]:
-    """Under which names the page answers: no other site's name, whatever address that points to."""
+    """The host names that requests may have; against other sites whose name resolves to this address."""
     names = {LOOPBACK, "localhost", host} if host in (LOOPBACK, "localhost", "0.0.0.0") else {host}
     if host == "0.0.0.0":
         names |= {socket.gethostname(), socket.getfqdn(), *own_addresses()}
@@ -49,14 +49,14 @@ def own_names(host: str, port: int) -> list[str]:
 
 
 def own_addresses() -> set[str]:
-    """Of this machine in its network: a number is nobody's name, so no other site can point one here."""
+    """This machine's addresses in its network. Safe as host names: no other site can have one."""
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
     except OSError:
         found = set()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: asks which address would be taken
+            probe.connect(("192.0.2.1", 9))  # sends nothing; selects the outgoing address
             found.add(str(probe.getsockname()[0]))
         except OSError:
             pass
@@ -68,9 +68,9 @@ def _bound(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen()  # who is told the address may come before the server is ready
+        listening.listen()  # connections may come before the server is ready
     except OSError as error:
         listening.close()
-        hint = "; another --port may be free" if error.errno == errno.EADDRINUSE else ""
+        hint = "; choose another --port" if error.errno == errno.EADDRINUSE else ""
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}{hint}") from error
     return listening

@@ -39,7 +39,7 @@ ENDPOINT = {"kind": "rubric", "file": "r.yaml", "judge": {"kind": "endpoint", "m
             {"scale": {"judging": {}}, "reward": ENDPOINT},
             "`scale.judging` has no effect: this reward asks no local judge",
         ),
-        ({"scale": {"ray_address": "auto"}}, "`ray_address` has no effect: nothing here runs on Ray"),
+        ({"scale": {"ray_address": "auto"}}, "`ray_address` has no effect: no part of this config uses Ray"),
     ],
 )
 def test_a_pool_without_work_is_refused_with_the_recipe(changes: dict[str, Any], line: str) -> None:
@@ -50,8 +50,8 @@ def test_a_pool_without_work_is_refused_with_the_recipe(changes: dict[str, Any],
     ("address", "line"),
     [
         ("127.0.0.1:1", "scale.ray_address: no Ray cluster answers at '127.0.0.1:1': "),
-        ("http://head", "scale.ray_address: 'http://head' is no address of a cluster: "),
-        ("head:port", "scale.ray_address: 'head:port' is no address of a cluster: "),
+        ("http://head", "scale.ray_address: 'http://head' is not a cluster address: "),
+        ("head:port", "scale.ray_address: 'head:port' is not a cluster address: "),
     ],
 )
 def test_an_address_where_nobody_answers_is_said_at_once(address: str, line: str) -> None:
@@ -66,7 +66,7 @@ def test_a_server_of_something_else_is_said_at_once() -> None:
     """The dashboard's port, say: Ray itself would try for minutes."""
     with serving(lambda seen, n: chat("hello")) as server:
         address = server.url.removeprefix("http://").removesuffix("/v1")
-        with pytest.raises(UserError, match=rf"what answers at '{address}' is no Ray cluster"):
+        with pytest.raises(UserError, match=rf"the server at '{address}' is not a Ray cluster"):
             Cluster(address)
 
 
@@ -107,13 +107,13 @@ def test_nodes_that_differ_and_too_little_room(tmp_path: Path, config: Any, tiny
         pools = {"actors": 1, "scale": {"embedding": {}}}
         idle = ray_config(tiny_folder, write_data(tmp_path), reward=reward, steps=1, **pools)
         line = start(idle, tmp_path)
-        assert line == "scale.embedding: has no effect, as this reward embeds nothing here: leave it out"
+        assert line == "scale.embedding: has no effect, because this reward uses no local embedder: leave it out"
         path = os.pathsep.join([str(other.parent), os.environ.get("PYTHONPATH", "")])
         cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
         line = start(config, tmp_path)
         assert line.startswith("scale: the Ray node '")
-        assert "has transformers 9.9.9 there, 5." in line
-        assert line.endswith("here: install the same on every node")
+        assert "has transformers 9.9.9 instead of 5." in line
+        assert line.endswith(": install the same version on every node")
 
 
 @pytest.mark.cluster

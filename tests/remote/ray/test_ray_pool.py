@@ -12,7 +12,7 @@ import pytest
 from vigneron.config import PoolConfig
 from vigneron.errors import UserError
 from vigneron.remote.ray import pool as pools
-from vigneron.remote.ray.cluster import FREE_AFTER, FREE_AFTER_MS, Cluster, Wanted
+from vigneron.remote.ray.cluster import FREE_PERIOD, FREE_PERIOD_MS, Cluster, PoolSpec
 from vigneron.remote.ray.pool import Pool
 from vigneron.remote.ray.splitting import pieces, sample_pieces
 
@@ -32,18 +32,18 @@ def cluster() -> Iterator[Cluster]:
 def test_a_cluster_of_ours_frees_old_weights_at_once(cluster: Cluster) -> None:
     """Whether Ray was told: a worker has the environment of the process that keeps its node's objects."""
     told = cluster.ray.remote(lambda name: os.environ.get(name))
-    assert ray.get(told.remote(FREE_AFTER)) == FREE_AFTER_MS
+    assert ray.get(told.remote(FREE_PERIOD)) == FREE_PERIOD_MS
 
 
 def pool_of(cluster: Cluster, actors: int, **options: Any) -> Pool:
     class Worker:  # within a function: it is sent as it stands, and its process imports nothing
-        def __init__(self, facts: dict[str, Any]) -> None:
-            self.facts = facts
+        def __init__(self, info: dict[str, Any]) -> None:
+            self.info = info
 
-        def where(self) -> dict[str, Any]:
-            return {**self.facts, "pid": str(os.getpid()), "node": ray.get_runtime_context().get_node_id()}
+        def node_info(self) -> dict[str, Any]:
+            return {**self.info, "pid": str(os.getpid()), "node": ray.get_runtime_context().get_node_id()}
 
-        def begin(self) -> None: ...
+        def setup(self) -> None: ...
 
         def double(self, number: int, dies_once: str | None) -> tuple[int, int]:
             if dies_once is not None and not os.path.exists(dies_once):
@@ -54,7 +54,7 @@ def pool_of(cluster: Cluster, actors: int, **options: Any) -> Pool:
 
     size = PoolConfig(actors=actors, cpus=options.pop("cpus", 0.5))
     made = cluster.ray.remote(Worker).options(num_cpus=size.cpus, max_restarts=0)
-    return Pool(cluster, Wanted("scale.embedding", size), lambda: made.remote(cluster.facts), **options)
+    return Pool(cluster, PoolSpec("scale.embedding", size), lambda: made.remote(cluster.node_info), **options)
 
 
 def test_pieces_come_back_in_order_whoever_dies(
@@ -66,8 +66,8 @@ def test_pieces_come_back_in_order_whoever_dies(
     work = pool.work("double", [(n, deaths.get(n)) for n in range(10)])
     assert [double for double, _ in work.results] == [2 * n for n in range(10)]
     assert work.replaced == 2
-    assert {3, 7} <= work.again
-    assert [" was lost (" in line for line in cluster.losses] == [True, True]
+    assert {3, 7} <= work.retried
+    assert [" was lost (" in line for line in cluster.warnings] == [True, True]
     assert [name.split("/")[-1] for name in work.by] == [str(pid) for _, pid in work.results]
     again = pool.work("double", [(1, None)])
     assert (again.results[0][0], again.replaced) == (2, 0)
@@ -79,10 +79,10 @@ def test_pieces_come_back_in_order_whoever_dies(
 
 
 def test_no_room_is_said_and_never_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = Wanted("scale.judging", PoolConfig(actors=9999))
+    wanted = PoolSpec("scale.judging", PoolConfig(actors=9999))
     with pytest.raises(UserError, match=r"scale.judging.actors: 9999 with 1 CPUs each, but .* has room for \d+ \('"):
         cluster.check([wanted])
-    monkeypatch.setattr(pools, "PLACE_S", 2.0)
+    monkeypatch.setattr(pools, "PLACEMENT_TIMEOUT_S", 2.0)
     pool = pool_of(cluster, 1, cpus=9999)
     began = time.monotonic()
     with pytest.raises(UserError, match=r"after 2 s 1 of 1 actors are not placed, with 9999 CPUs each: .* cluster has"):

@@ -1,6 +1,6 @@
 """Actors that read new weights where they are: on the GPU that trains, by CUDA's handles; here, from files in memory.
 
-What is lent, and how it is opened, is all that differs on a CPU.
+What is shared, and how it is opened, is all that differs on a CPU.
 """
 
 import os
@@ -87,11 +87,11 @@ def two_of(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 class FileReader(SamplingActor):
-    def begin(self) -> Any:
-        return replace(super().begin(), gpu=MEMORY)
+    def setup(self) -> Any:
+        return replace(super().setup(), gpu=MEMORY)
 
     def read(self, *arguments: Any) -> Any:
-        sampling_actor.borrowed = from_files
+        sampling_actor.open_handles = from_files
         return super().read(*arguments)
 
 
@@ -108,13 +108,13 @@ class ShutOut(FileReader):
         def cannot(handles: Any) -> Any:
             raise RuntimeError("no such memory")
 
-        sampling_actor.borrowed = cannot
+        sampling_actor.open_handles = cannot
         return SamplingActor.read(self, *arguments)
 
 
 def lend_by_files(monkeypatch: pytest.MonkeyPatch, policy: Policy, place: Path) -> None:
-    monkeypatch.setattr(sending, "gpu_of", lambda device: MEMORY)
-    monkeypatch.setattr(sending, "lent", in_files(policy, place))
+    monkeypatch.setattr(sending, "gpu_uuid", lambda device: MEMORY)
+    monkeypatch.setattr(sending, "ipc_handles", in_files(policy, place))
 
 
 def in_files(policy: Policy, place: Path) -> Callable[[Sequence[Tensor]], list[Any]]:
@@ -150,7 +150,7 @@ def test_every_version_is_read_where_it_is(sampler: RaySampler, policy: Policy) 
         check_samples(sampler, policy)
         assert stored(sampler) == 0
         nudge(policy)
-    assert all(member.lent for member in sampler.pool.members)
+    assert all(member.has_handles for member in sampler.pool.members)
 
 
 def test_an_actor_in_a_dead_one_s_place_reads_too(sampler: RaySampler, policy: Policy) -> None:
@@ -164,7 +164,7 @@ def test_an_actor_in_a_dead_one_s_place_reads_too(sampler: RaySampler, policy: P
     nudge(policy)
     check_samples(sampler, policy)
     assert len(sampler.pool.ready()) == 2
-    assert all(member.lent for member in sampler.pool.members)
+    assert all(member.has_handles for member in sampler.pool.members)
     assert stored(sampler) == 0
 
 
@@ -192,7 +192,7 @@ def test_a_late_reader_is_not_replaced(two_of: Two) -> None:
     sampler.use(published)
     assert_same(sampler.sample(REQUEST), before)
     sampler.pool.start(published)
-    assert [member.has for member in sampler.pool.members] == [0, 0]
+    assert [member.loaded_key for member in sampler.pool.members] == [0, 0]
     sampler.use(None)
     check_samples(sampler, policy)
     sampler.use(published)
@@ -206,8 +206,8 @@ def test_some_read_and_some_have_them_sent(two_of: Two) -> None:
     for version in range(3):
         check_samples(sampler, policy)
         sampler.pool.start(sampler._sent)
-        assert [member.has for member in sampler.pool.members] == [version, version]
-        assert [member.lent for member in sampler.pool.members] == [True, False]
+        assert [member.loaded_key for member in sampler.pool.members] == [version, version]
+        assert [member.has_handles for member in sampler.pool.members] == [True, False]
         assert stored(sampler) > 0
         nudge(policy)
     assert [(record["read"], record["replaced"]) for record in records] == [(1, 0)] * 3
@@ -229,9 +229,9 @@ def test_memory_that_has_no_handles_goes_through_the_store(
     def no_handles(tensors: Any) -> Any:
         raise RuntimeError("no handle of this memory")
 
-    monkeypatch.setattr(sending, "lent", no_handles)
+    monkeypatch.setattr(sending, "ipc_handles", no_handles)
     for _ in range(2):
         check_samples(sampler, policy)
         assert stored(sampler) > 0
         nudge(policy)
-    assert not any(member.near for member in sampler.pool.members)
+    assert not any(member.same_gpu for member in sampler.pool.members)

@@ -71,7 +71,7 @@ def lose_a_node(nodes: Any, run: Any) -> None:
     places = {node.node_id[:8]: node for node in nodes.added}
     member = next(each for each in run.policy.sampler.pool.ready() if each.name.split("/")[1] in places)
     _, place, process = member.name.split("/")
-    while not member.flying:
+    while not member.in_flight:
         time.sleep(0.0005)
     os.kill(int(process), signal.SIGSTOP)
     nodes.remove_node(places[place], allow_graceful=False)

@@ -45,7 +45,7 @@ def request_of(groups: int, size: int, step: int = 3, tokens: int = 6) -> Reques
 
 
 def kill_at_work(member: Member, process: int) -> None:
-    while not member.flying:
+    while not member.in_flight:
         time.sleep(0.01)
     time.sleep(0.3)
     os.kill(process, signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_weights_that_came_changed_are_noticed_and_that_actor_is_replaced(nodes:
         sampler.close()
     sampler = RaySampler(policy, config, cluster, records.append, kinds[Tampered])
     try:
-        with pytest.raises(UserError, match=r"second to which version 0 did not come whole: .* have the checksum"):
+        with pytest.raises(UserError, match=r"second that received version 0 corrupted: .* have the checksum"):
             sampler.sample(request_of(6, 4))
     finally:
         sampler.close()
@@ -152,7 +152,7 @@ def test_one_that_is_late_is_not_replaced(nodes: Any, config: Config) -> None:
             assert_same(sampler.sample(request_of(1, 1)), Engine(policy).sample(request_of(1, 1)))
             nudge(policy)
         sampler.pool.start(sampler.publish())
-        assert [member.has for member in sampler.pool.members] == [3, 3]
+        assert [member.loaded_key for member in sampler.pool.members] == [3, 3]
     finally:
         sampler.close()
     assert [record["replaced"] for record in records] == [0, 0, 0]
@@ -170,7 +170,7 @@ def test_one_that_does_not_answer_is_taken_for_dead_and_too_many_end_the_request
 
     sampler = RaySampler(policy, config, cluster, make=actors_of(cluster, Stuck, options, config))
     try:
-        with pytest.raises(UserError, match=r"scale.sampling: 3 actors were lost .*it has not answered for 4 s"):
+        with pytest.raises(UserError, match=r"scale.sampling: 3 actors were lost .*no answer for 4 s"):
             sampler.sample(request_of(2, 2))
     finally:
         sampler.close()
@@ -187,7 +187,7 @@ def test_adapters_and_minted_tokens_go_along(
     try:
         assert_same(sampler.sample(request_of(5, 3)), Engine(policy).sample(request_of(5, 3)))
         if "lora" in model:
-            assert sampler._sender.parcel.bytes < sum(p.numel() for p in policy.model.parameters())
+            assert sampler._sender.packer.bytes < sum(p.numel() for p in policy.model.parameters())
     finally:
         sampler.close()
 
@@ -197,5 +197,5 @@ def test_another_base_under_the_same_name_is_refused(nodes: Any, tmp_path: Path,
     policy = policy_of(config)
     with torch.no_grad():
         next(p for p in policy.model.parameters() if not p.requires_grad).add_(1.0)
-    with pytest.raises(UserError, match=f"the files of the model '{tiny_folder}' are not the ones here on "):
+    with pytest.raises(UserError, match=f"the files of the model '{tiny_folder}' differ on "):
         RaySampler(policy, config, Cluster(None))

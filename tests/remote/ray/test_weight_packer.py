@@ -6,11 +6,11 @@ import torch
 from support.tiny_models import tiny_policy
 from vigneron.policy.model import Policy
 from vigneron.remote.ray import weight_packer as weights
-from vigneron.remote.ray.weight_packer import Parcel, fingerprint
+from vigneron.remote.ray.weight_packer import WeightPacker, fingerprint
 
 
 def travel(one: Policy, other: Policy) -> tuple[str, str]:
-    sender, receiver = Parcel(one), Parcel(other)
+    sender, receiver = WeightPacker(one), WeightPacker(other)
     assert len(sender.parts) == len(receiver.parts)
     for part in range(len(sender.parts)):
         receiver.unpack(part, sender.packed(part))
@@ -22,7 +22,7 @@ def travel(one: Policy, other: Policy) -> tuple[str, str]:
 def test_what_arrives_is_what_was_sent(kind: str, part_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "PART_BYTES", part_bytes)
     one, other = tiny_policy(kind, seed=1), tiny_policy(kind, seed=2)
-    assert Parcel(one).checksum_now() != Parcel(other).checksum_now()
+    assert WeightPacker(one).checksum_now() != WeightPacker(other).checksum_now()
     sent, arrived = travel(one, other)
     assert sent == arrived
     for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
@@ -35,7 +35,7 @@ def test_in_bfloat16_matrices_travel_so_and_everything_else_as_it_is() -> None:
         one, other = tiny_policy(kind, seed=1), tiny_policy(kind, seed=2)
         one.compute_dtype = other.compute_dtype = torch.bfloat16
         assert len(set(travel(one, other))) == 1
-        narrow = {entry.name for part in Parcel(one).parts for entry in part if entry.dtype == torch.bfloat16}
+        narrow = {entry.name for part in WeightPacker(one).parts for entry in part if entry.dtype == torch.bfloat16}
         assert (head in narrow) is (kind == "llama")
         assert not any("norm" in name or "embed_tokens" in name or ".ln_" in name for name in narrow)
         theirs = dict(other.model.named_parameters())

@@ -23,8 +23,8 @@ from vigneron.methods import build_method
 from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
 from vigneron.remote.vllm.json_server import JsonServer
-from vigneron.remote.vllm.sampler import MOVED, VllmSampler, _mean_gap, request_seeds
-from vigneron.remote.vllm.server_api import VllmServer, reach
+from vigneron.remote.vllm.sampler import CHANGED, VllmSampler, _mean_gap, request_seeds
+from vigneron.remote.vllm.server_api import VllmServer, connect
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rollout.engine.request import Completions, Request
 from vigneron.rollout.engine.sample import sample
@@ -51,7 +51,7 @@ class Served:
         deadline = time.monotonic() + 60
         while True:
             try:
-                self.http.ask("/health", tries=1)
+                self.http.request("/health", tries=1)
                 return
             except Exception:
                 assert self.process.is_alive(), "the server did not start"
@@ -59,10 +59,10 @@ class Served:
                 time.sleep(0.02)
 
     def misbehave(self, how: str = "", times: int = 1, folder: Path | None = None) -> None:
-        self.http.ask("/misbehave", {"how": how, "times": times, "folder": folder and str(folder)})
+        self.http.request("/misbehave", {"how": how, "times": times, "folder": folder and str(folder)})
 
     def asked(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.http.ask("/asked")
+        found: list[dict[str, Any]] = self.http.request("/asked")
         return found
 
 
@@ -91,7 +91,7 @@ def child(folder: Path) -> Policy:
 
 def sampler_for(policy: Policy, served: Served, folder: Path, **keys: Any) -> VllmSampler:
     config = settings(served.url, **keys)
-    policy.sampler = VllmSampler(policy, reach(config), config, folder)
+    policy.sampler = VllmSampler(policy, connect(config), config, folder)
     return policy.sampler
 
 
@@ -125,7 +125,7 @@ def test_greedy_completions_are_the_engines(tiny_folder: Path, served: Served, t
     assert torch.equal(ours.truncated_B, theirs.truncated_B)
     torch.testing.assert_close(ours.behaviour_BT, theirs.behaviour_BT, atol=1e-4, rtol=0)
     assert theirs.prompt_hidden_BH is None
-    assert theirs.figures["vllm/probe_gap"] < 1e-4
+    assert theirs.metrics["vllm/probe_gap"] < 1e-4
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), NARROW])
@@ -188,7 +188,7 @@ def test_it_takes_the_weights_as_they_become(
     policy.version = 1
     done = sampler.sample(request(Sampling()))
     check_logprobs(policy, done, Sampling())
-    assert done.figures["vllm/probe_gap"] < 1e-4
+    assert done.metrics["vllm/probe_gap"] < 1e-4
     assert sampler.version == 1
     assert [path.name for path in (tmp_path / "vllm").iterdir()] == ["step-1"]
     sampler.close()
@@ -269,15 +269,15 @@ def test_a_run_samples_by_it(tmp_path: Path, tiny_folder: Path, served: Served, 
 
 
 LINES = {
-    "old": "runs vLLM 0.11.2: 0.20 or newer is needed",
+    "old": "runs vLLM 0.11.2: 0.20 or newer is required",
     "no dev mode": "start it with VLLM_SERVER_DEV_MODE=1",
-    "two models": "serves child, other: say which one",
+    "two models": "serves child, other: set `model` to one of them",
     "raw": "start it with --logprobs-mode processed_logprobs",
-    "no logprobs": "something else than was asked for",
+    "no logprobs": "returned an unexpected response",
     "too few logprobs": "tokens and . log-probs",
-    "no token ids": "something else than was asked for",
+    "no token ids": "returned an unexpected response",
     "no end": "without the end token that ended it",
-    "refuse update": "has not taken new weights: /collective_rpc answered 500",
+    "refuse update": "did not load new weights: /collective_rpc answered 500",
     "broken": "answered 500 .'EngineCore encountered an issue'.*vigneron resume",
     "drop": "lost the connection.*vigneron resume",
 }
@@ -298,7 +298,7 @@ def test_a_server_that_ignored_an_update_is_refused(tiny_folder: Path, served: S
     """Small ones too, of which each might have rounded away, and which no tolerance would find."""
     policy = child(tiny_folder)
     sampler = sampler_for(policy, served, tmp_path)
-    sampler.take_weights()
+    sampler.update_weights()
     first = sampler._own_logprobs()
     served.misbehave("ignore update", times=100)
     torch.manual_seed(0)
@@ -310,17 +310,17 @@ def test_a_server_that_ignored_an_update_is_refused(tiny_folder: Path, served: S
             policy.causal.lm_head.weight.add_(5e-4 * direction)
         return _mean_gap(sampler._own_logprobs(), first)
 
-    while changed() <= MOVED:
-        sampler.take_weights()  # it goes on while it cannot know
-    with pytest.raises(UserError, match=r"not have the weights of version \d+.*answers to the last digit as when"):
-        sampler.take_weights()
+    while changed() <= CHANGED:
+        sampler.update_weights()  # it goes on while it cannot know
+    with pytest.raises(UserError, match=r"not have the weights of version \d+.*did not change, while the policy"):
+        sampler.update_weights()
     assert policy.version > 2
-    assert MOVED < _mean_gap(sampler._own_logprobs(), first) < sampler._config.probe_limit
+    assert CHANGED < _mean_gap(sampler._own_logprobs(), first) < sampler._config.probe_limit
     served.misbehave("ignore update")
     with torch.no_grad():
         policy.causal.lm_head.weight.mul_(20)
-    with pytest.raises(UserError, match=r"does not have the weights of version \d+.*nats from the policy's"):
-        sampler.take_weights()
+    with pytest.raises(UserError, match=r"does not have the weights of version \d+.*differ from the policy's by"):
+        sampler.update_weights()
 
 
 def test_a_server_with_another_model_is_refused_and_left_alone(
@@ -331,23 +331,23 @@ def test_a_server_with_another_model_is_refused_and_left_alone(
         other.lm_head.weight.mul_(50)
     other.save_pretrained(tmp_path / "other")
     served.misbehave(folder=tmp_path / "other")
-    with pytest.raises(UserError, match=r"serves another model than the recipe's .'child'."):
+    with pytest.raises(UserError, match=r"serves 'child', which is not the recipe's model"):
         sampler_for(child(tiny_folder), served, tmp_path).sample(request(Sampling()))
     assert not (tmp_path / "vllm").exists()
-    with pytest.raises(UserError, match=r"serves no 'chidl' .did you mean 'child'"):
-        reach(settings(served.url, model="chidl"))
+    with pytest.raises(UserError, match=r"does not serve 'chidl' .did you mean 'child'"):
+        connect(settings(served.url, model="chidl"))
 
 
 def test_what_does_not_fit_is_said_before_it_is_asked(tiny_folder: Path, served: Served, tmp_path: Path) -> None:
     sampler = sampler_for(child(tiny_folder), served, tmp_path)
-    with pytest.raises(UserError, match=r"takes 64 tokens.*--max-model-len 103"):
+    with pytest.raises(UserError, match=r"allows 64 tokens.*--max-model-len 103"):
         sampler.sample(request(None, tokens=100))
 
 
 def test_a_server_left_paused_is_woken(tiny_folder: Path, served: Served, tmp_path: Path) -> None:
-    served.http.ask("/pause", {})
-    assert isinstance(reach(settings(f"{served.url}/v1/")), VllmServer)
-    assert served.http.ask("/is_paused") == {"is_paused": False}
+    served.http.request("/pause", {})
+    assert isinstance(connect(settings(f"{served.url}/v1/")), VllmServer)
+    assert served.http.request("/is_paused") == {"is_paused": False}
 
 
 def test_nobody_at_the_address(tmp_path: Path, tiny_folder: Path) -> None:
@@ -363,7 +363,7 @@ def test_nobody_at_the_address(tmp_path: Path, tiny_folder: Path) -> None:
 
 def test_a_server_that_is_too_slow_is_not_waited_for(tiny_folder: Path, served: Served, tmp_path: Path) -> None:
     sampler = sampler_for(child(tiny_folder), served, tmp_path, timeout_s=3.0)
-    sampler.take_weights()
+    sampler.update_weights()
     served.misbehave("slow", times=len(PROMPTS))
     with pytest.raises(UserError, match=r"did not answer within 3 s"):
         sampler.sample(request(Sampling()))

@@ -13,7 +13,7 @@ from vigneron.errors import UserError
 from vigneron.rewards.graders.build import build_grader
 from vigneron.rewards.graders.similarity import longest_common, similarity
 from vigneron.rubric.model import AnyItem, JudgeItem
-from vigneron.sources.verdict import Answered, Grader, Verdict
+from vigneron.sources.verdict import Grader, GraderInput, Verdict
 
 ITEM: TypeAdapter[Any] = TypeAdapter(AnyItem)
 CITY = {
@@ -25,7 +25,7 @@ CITY = {
 }
 
 
-def render(template: str, answered: Answered) -> str:
+def render(template: str, answered: GraderInput) -> str:
     return template.replace("{{ row.answer }}", str(answered.row.get("answer")))
 
 
@@ -36,7 +36,7 @@ def grader(flow: str, **options: Any) -> Grader:
 
 
 def judged(scorer: Grader, response: str, answer: str = "Paris") -> Verdict:
-    (verdict,) = scorer([Answered("q", response, {"prompt": "q", "answer": answer})])
+    (verdict,) = scorer([GraderInput("q", response, {"prompt": "q", "answer": answer})])
     return verdict
 
 
@@ -94,7 +94,7 @@ def test_a_pattern_that_takes_for_ever_is_missing(expect: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("pattern", ["(", "*a", "[z-a]", "(?P<n>a)(?P=m)"])
 def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
-    with pytest.raises(UserError, match=r"^item 'it', pattern: .*is no regular expression") as caught:
+    with pytest.raises(UserError, match=r"^item 'it', pattern: .*is not a valid regular expression") as caught:
         grader("regex", pattern=pattern)
     assert "\n" not in str(caught.value)
 
@@ -149,9 +149,9 @@ def test_json_schema(response: str, score: float) -> None:
     ("schema", "message"),
     [
         ({"type": "strnig"}, "'strnig' is not valid"),
-        ({"$ref": "https://example.com/schema.json"}, "leads out of the schema"),
-        ({"properties": {"a": {"$ref": "other.json#/x"}}}, "leads out of the schema"),
-        ({"items": {"$ref": "#/$defs/gone"}}, "leads out of the schema or nowhere"),
+        ({"$ref": "https://example.com/schema.json"}, "is not in the schema"),
+        ({"properties": {"a": {"$ref": "other.json#/x"}}}, "is not in the schema"),
+        ({"items": {"$ref": "#/$defs/gone"}}, "is not in the schema"),
         ({"$ref": "#"}, "refers to itself without end"),
         ({"properties": {"a": {"pattern": "("}}}, r"\$.properties.a.pattern: '\(' is not a 'regex'"),
         ({"const": {1, 2}}, "cannot be written as JSON"),
@@ -239,7 +239,7 @@ RESPONSES = st.one_of(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(RESPONSES, st.text(st.characters(), max_size=20)), min_size=1, max_size=4), st.randoms())
 def test_any_response_has_a_score_between_0_and_1_that_is_its_own(pairs: list[tuple[str, str]], draw: Any) -> None:
-    samples = [Answered("q", response, {"answer": answer}) for response, answer in pairs]
+    samples = [GraderInput("q", response, {"answer": answer}) for response, answer in pairs]
     shuffled = draw.sample(range(len(samples)), len(samples))
     for scorer in FLOWS:
         verdicts = scorer(samples)

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from support.tiny_models import tiny_scorer
 from vigneron.errors import UserError
-from vigneron.policy.reward_model import set_scorer_kind
+from vigneron.policy.reward_model import set_reward_model_kind
 from vigneron.rewards.graders.build import build_grader
-from vigneron.rewards.graders.models import Semantic
+from vigneron.rewards.graders.models import SemanticGrader
 from vigneron.rubric.model import Item, PythonItem, RewardModelItem, SemanticItem
-from vigneron.sources.verdict import Answered, Grader
+from vigneron.sources.verdict import Grader, GraderInput
 
 
-def render(template: str, answered: Answered) -> str:
+def render(template: str, answered: GraderInput) -> str:
     return template.replace("{{ row.answer }}", str(answered.row.get("answer")))
 
 
@@ -33,7 +33,7 @@ def semantic(**options: Any) -> SemanticItem:
     return SemanticItem(name="it", description="d", flow="semantic", **options)
 
 
-def scores(grader: Grader, *samples: Answered) -> list[float | None]:
+def scores(grader: Grader, *samples: GraderInput) -> list[float | None]:
     return [verdict.score for verdict in grader(samples)]
 
 
@@ -51,7 +51,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_semantic_is_pgsrms_reward(vectors: str, form: Any, alpha: float, wanted: list[float], tmp_path: Path) -> None:
     """An empty response, and one of unknown words, are genuine: their cosine is 0."""
     grader = built(semantic(embedder=vectors, alpha=alpha, form=form), cache=tmp_path / "kept.sqlite")
-    samples = [Answered("q", response, {"answer": "a"}) for response in ("A!", "b", "c", "", "unheard")]
+    samples = [GraderInput("q", response, {"answer": "a"}) for response in ("A!", "b", "c", "", "unheard")]
     assert scores(grader, *samples) == pytest.approx(wanted, abs=1e-6)
     assert grader([]) == []
     assert (tmp_path / "kept.sqlite").is_file()
@@ -65,9 +65,9 @@ class Losing:
 
 
 def test_what_could_not_be_embedded_is_missing_and_spoils_no_other() -> None:
-    grader = Semantic(semantic(), render, Losing())
+    grader = SemanticGrader(semantic(), render, Losing())
     pairs = [("x", "y"), ("lost", "y"), ("x", "lost"), ("y", "x")]
-    verdicts = grader([Answered("q", response, {"answer": answer}) for response, answer in pairs])
+    verdicts = grader([GraderInput("q", response, {"answer": answer}) for response, answer in pairs])
     assert [verdict.score for verdict in verdicts] == [1, None, None, 1]
     assert verdicts[1].why == "the response or the reference could not be embedded"
 
@@ -77,7 +77,7 @@ def test_items_that_name_the_same_embedder_share_it_and_a_wrong_name_is_the_item
     for alpha in (1.0, 2.0):
         built(semantic(embedder=vectors, alpha=alpha), loaded=loaded)
     assert list(loaded) == [("embedder", vectors)]
-    with pytest.raises(UserError, match=r"^item 'it', embedder: 'minlm' is no embedder \(did you mean 'minilm'\?\)"):
+    with pytest.raises(UserError, match=r"^item 'it', embedder: unknown embedder 'minlm' \(did you mean 'minilm'\?\)"):
         built(semantic(embedder="minlm"))
 
 
@@ -86,7 +86,7 @@ def test_items_that_name_the_same_embedder_share_it_and_a_wrong_name_is_the_item
 def test_semantic_lies_between_0_and_1_and_is_each_samples_own(vectors: str, texts: list[str]) -> None:
     for form in ("clip", "shift"):
         grader = built(semantic(embedder=vectors, form=form))
-        samples = [Answered("q", text, {"answer": "a b"}) for text in texts]
+        samples = [GraderInput("q", text, {"answer": "a b"}) for text in texts]
         verdicts = grader(samples)
         assert all(verdict.score is not None and 0 <= verdict.score <= 1 for verdict in verdicts)
         assert grader(samples[::-1]) == verdicts[::-1]
@@ -97,7 +97,7 @@ def test_semantic_lies_between_0_and_1_and_is_each_samples_own(vectors: str, tex
 def reward_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "reward"
     scorer = tiny_scorer("llama")
-    set_scorer_kind(scorer, "reward")
+    set_reward_model_kind(scorer, "reward")
     scorer.causal.save_pretrained(folder)
     scorer.tokenizer.save_pretrained(folder)
     return folder
@@ -109,9 +109,9 @@ def reward_model(folder: Path, **options: Any) -> RewardModelItem:
 
 def test_a_reward_models_score_as_it_is_or_through_the_logistic_function(reward_folder: Path) -> None:
     samples = [
-        Answered("q", "yes"),
-        Answered("q", "", {"prompt": "say"}),
-        Answered("q", "yo", {"prompt": [{"role": "user", "content": "hi"}]}),
+        GraderInput("q", "yes"),
+        GraderInput("q", "", {"prompt": "say"}),
+        GraderInput("q", "yo", {"prompt": [{"role": "user", "content": "hi"}]}),
     ]
     plain = tiny_scorer("llama")
 
@@ -130,7 +130,7 @@ def test_a_reward_models_score_as_it_is_or_through_the_logistic_function(reward_
 
 
 def test_a_model_that_is_no_reward_model_is_the_items_to_mend(tiny_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"^item 'human', model: '.*' is no reward or preference model"):
+    with pytest.raises(UserError, match=r"^item 'human', model: '.*' is not a reward or preference model"):
         built(reward_model(tiny_folder))
 
 
@@ -180,18 +180,18 @@ def python(function: str) -> PythonItem:
 def test_a_python_function_gets_every_column_and_none_is_missing(functions: str) -> None:
     grader = built(python(f"{functions}:lengths"))
     row = {"prompt": "p", "answer": "ab", "function": "f"}
-    verdicts = grader([Answered("q", text, row) for text in ("abcd", "?", "")])
+    verdicts = grader([GraderInput("q", text, row) for text in ("abcd", "?", "")])
     assert [verdict.score for verdict in verdicts] == [2, None, -2]
     assert [verdict.why for verdict in verdicts] == [None, "the function returned None", None]
-    assert not grader.waits
+    assert not grader.overlaps
     assert grader([]) == []
 
 
 def test_an_awaitable_is_awaited_and_waits(functions: str) -> None:
     grader = built(python(f"{functions}:slow"))
-    assert grader.waits
+    assert grader.overlaps
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(scores(grader, Answered("q", "a"), Answered("q", "b"))))
+    thread = threading.Thread(target=lambda: found.append(scores(grader, GraderInput("q", "a"), GraderInput("q", "b"))))
     thread.start()
     thread.join()
     assert found == [[1, 1]]
@@ -200,7 +200,7 @@ def test_an_awaitable_is_awaited_and_waits(functions: str) -> None:
 def test_a_conversations_completion_is_a_message(functions: str) -> None:
     prompt = [{"role": "user", "content": "hi"}]
     assert scores(
-        built(python(f"{functions}:roles")), Answered("q", "yo", {"prompt": prompt}), Answered("q", "yo")
+        built(python(f"{functions}:roles")), GraderInput("q", "yo", {"prompt": prompt}), GraderInput("q", "yo")
     ) == [1, 0]
 
 
@@ -217,7 +217,7 @@ def test_a_conversations_completion_is_a_message(functions: str) -> None:
 def test_a_function_that_is_broken_is_named_with_its_item(functions: str, name: str, message: str) -> None:
     grader = built(python(f"{functions}:{name}"))
     with pytest.raises(UserError, match=f"^item 'own': function '{functions}:{name}' {message}"):
-        grader([Answered("q", "a"), Answered("q", "b")])
+        grader([GraderInput("q", "a"), GraderInput("q", "b")])
 
 
 def test_a_function_that_is_not_there_is_refused_when_built(functions: str) -> None:

@@ -20,16 +20,15 @@ from hypothesis import strategies as st
 
 from support.hostile_code import FAULTS, FORGERIES, KNOWING, REASONS, TOO_LONG
 from vigneron.errors import UserError
-from vigneron.rewards.graders import find, sandbox
+from vigneron.rewards.graders import runner, sandbox
 from vigneron.rewards.graders.assertions import NotPlain, decoded, prepared
-from vigneron.rewards.graders.code import Code, cores, python_code
-from vigneron.rewards.graders.find import find_sandbox
+from vigneron.rewards.graders.code import CodeGrader, cores, python_code
 from vigneron.rewards.graders.inside import plain
+from vigneron.rewards.graders.runner import find_sandbox, run_test
 from vigneron.rewards.graders.sandbox import Container, Limits
 from vigneron.rewards.graders.seccomp import REFUSED, SOCKET, seccomp_filter
-from vigneron.rewards.graders.trial import trial
 from vigneron.rubric.model import CodeItem
-from vigneron.sources.verdict import Answered, Verdict
+from vigneron.sources.verdict import GraderInput, Verdict
 
 try:
     find_sandbox()
@@ -47,12 +46,12 @@ def item(**options: Any) -> CodeItem:
 
 
 @cache
-def scorer(**options: Any) -> Code:
-    return Code(item(**options))
+def scorer(**options: Any) -> CodeGrader:
+    return CodeGrader(item(**options))
 
 
 def graded(code: str, *tests: str, **options: Any) -> Verdict:
-    (verdict,) = scorer(**options)([Answered("q", code, {"tests": list(tests)})])
+    (verdict,) = scorer(**options)([GraderInput("q", code, {"tests": list(tests)})])
     return verdict
 
 
@@ -130,7 +129,7 @@ def test_one_test(code: str, test: str, score: float) -> None:
 @needs_sandbox
 def test_samples_are_scored_in_order_with_their_own_tests_and_rows_without_are_missing() -> None:
     rows: list[Any] = ["assert add(1, 1) == 2", ["assert add(1, 1) == 3"], None, [], "  ", "assert ("]
-    verdicts = scorer()([Answered("q", ADD, {"tests": row}) for row in rows])
+    verdicts = scorer()([GraderInput("q", ADD, {"tests": row}) for row in rows])
     assert [verdict.score for verdict in verdicts] == [1, 0, None, None, None, None]
     assert verdicts[-1].why is not None
     assert "test 1 of the row is not Python" in verdicts[-1].why
@@ -141,14 +140,14 @@ def test_samples_are_scored_in_order_with_their_own_tests_and_rows_without_are_m
     ("row", "message"),
     [
         ({"test": "x"}, r"a row has no column 'tests' \(did you mean 'test'\?\)"),
-        ({"tests": [1]}, "something else than a text or a list of texts"),
-        ({"tests": 7}, "something else than a text or a list of texts"),
+        ({"tests": [1]}, "is neither a string nor a list of strings"),
+        ({"tests": 7}, "is neither a string nor a list of strings"),
         ({"tests": ["x"] * 101}, "101 tests, more than 100"),
     ],
 )
 def test_a_column_that_is_wrong_is_the_users_to_mend(row: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^item 'it', tests: .*{message}"):
-        scorer()([Answered("q", ADD, row)])
+        scorer()([GraderInput("q", ADD, row)])
 
 
 @needs_sandbox
@@ -200,8 +199,8 @@ def test_a_fault_in_one_test_leaves_the_others_what_they_earned(nothing_left: di
 
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock ends after twice the CPU time."""
-    monkeypatch.setattr(sandbox, "CLOCK_TIMES", 2)
-    monkeypatch.setattr(sandbox, "CLOCK_MORE_S", 0.0)
+    monkeypatch.setattr(sandbox, "CLOCK_FACTOR", 2)
+    monkeypatch.setattr(sandbox, "CLOCK_EXTRA_S", 0.0)
 
 
 def test_the_clock_is_generous() -> None:
@@ -233,7 +232,7 @@ def work():
 @pytest.mark.slow
 def test_a_right_answer_on_a_busy_machine_is_right() -> None:
     """As the reward asks: several items and parts of a step at once."""
-    samples = [Answered("q", WORKS, {"tests": "assert work() == 3"})] * 4
+    samples = [GraderInput("q", WORKS, {"tests": "assert work() == 3"})] * 4
     with ThreadPoolExecutor(4) as parts:
         found = list(parts.map(scorer(timeout_s=0.8), [samples] * 4))
     assert found == [[Verdict(1.0, reasoning="1 of 1 tests pass")] * 4] * 4
@@ -245,7 +244,7 @@ def test_time_without_a_core_does_not_count(nothing_left: dict[str, Any]) -> Non
     """Held still for longer than its limit while it works."""
     grader = scorer(timeout_s=0.8, **nothing_left)
     with ThreadPoolExecutor(1) as aside:
-        found = aside.submit(grader, [Answered("q", WORKS, {"tests": "assert work() == 3"})])
+        found = aside.submit(grader, [GraderInput("q", WORKS, {"tests": "assert work() == 3"})])
         while not (python := [pid for pid in _with(b'"AS": %d' % (OWN_MB * 2**20)) if not _is_bubblewrap(pid)]):
             time.sleep(0.01)
         time.sleep(0.2)
@@ -323,7 +322,7 @@ def test_there_is_no_network() -> None:
 @given(st.text(st.characters(), max_size=60))
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_response_scores_0_or_1_and_the_same_alone_or_with_others(response: str) -> None:
-    samples = [Answered("q", text, {"tests": "assert add(1, 2) == 3"}) for text in (response, ADD)]
+    samples = [GraderInput("q", text, {"tests": "assert add(1, 2) == 3"}) for text in (response, ADD)]
     alone, together = scorer()(samples[:1]), scorer()(samples[::-1])
     assert together == [Verdict(1.0, reasoning="1 of 1 tests pass"), alone[0]]
     assert alone[0].score == 0
@@ -331,10 +330,10 @@ def test_any_response_scores_0_or_1_and_the_same_alone_or_with_others(response: 
 
 @needs_sandbox
 def test_the_code_grader_waits_and_works_on_several_samples_at_once() -> None:
-    samples = [Answered("q", "import time\ntime.sleep(4)\nx = 1", {"tests": "assert x == 1"})] * 2
+    samples = [GraderInput("q", "import time\ntime.sleep(4)\nx = 1", {"tests": "assert x == 1"})] * 2
     begun = time.monotonic()
     assert [verdict.score for verdict in scorer()(samples)] == [1, 1]
-    assert scorer().waits
+    assert scorer().overlaps
     assert cores() == 1 or time.monotonic() - begun < 7.9
 
 
@@ -428,9 +427,9 @@ def test_without_a_sandbox_code_is_refused_in_one_line(monkeypatch: pytest.Monke
     broken.chmod(0o755)
     monkeypatch.setattr("vigneron.rewards.graders.code.find_sandbox", find_sandbox.__wrapped__)
     for path, why in ((str(tmp_path / "none"), "neither bubblewrap nor"), (str(tmp_path), "No permissions to create")):
-        monkeypatch.setattr(find.shutil, "which", lambda name, path=path: _on(path, name))
+        monkeypatch.setattr(runner.shutil, "which", lambda name, path=path: _on(path, name))
         with pytest.raises(UserError, match=f"^item 'it': .*{why}.*apt install bubblewrap") as caught:
-            Code(item())
+            CodeGrader(item())
         assert "\n" not in str(caught.value)
 
 
@@ -456,7 +455,7 @@ def test_a_container_is_started_with_its_limits_and_ended_by_its_name(tmp_path: 
     program.chmod(0o755)
     limits = Limits(memory_mb=300)
     for code, end in ((ADD, "passed"), ("import time\ntime.sleep(0)", "test failed")):
-        assert trial(Container(str(program)), limits, code, prepared("assert add(1, 2) == 3")).end == end
+        assert run_test(Container(str(program)), limits, code, prepared("assert add(1, 2) == 3")).end == end
     runs, ends = log.read_text().splitlines()[::2], log.read_text().splitlines()[1::2]
     for run, ended in zip(runs, ends, strict=True):
         for option in ("--network none", "--read-only", "--memory 300m", "--pids-limit 32", "--cap-drop ALL", "--rm"):

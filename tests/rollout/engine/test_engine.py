@@ -11,7 +11,7 @@ from vigneron.policy.load import Lora, _add_lora, make_policy
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine.engine import Engine
-from vigneron.rollout.engine.generate_fallback import Generate
+from vigneron.rollout.engine.generate_fallback import GenerateSampler
 from vigneron.rollout.engine.sample import sample, sampler_of
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.6), Sampling(top_k=5), Sampling(temperature=1.5, top_p=0.7), None]
@@ -57,7 +57,7 @@ def test_refills_and_compactions_change_nothing(
     wide = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
     bytes_before = dict(engine_module.CACHE_BYTES)
     slots = max(map(len, prompts)) + 7
-    _, heads, size = policy.sampler._twin.attentions[0]
+    _, heads, size = policy.sampler._model.attentions[0]
     engine_module.CACHE_BYTES["cpu"] = rows * 2 * 2 * heads * size * slots * 4  # room for so many rows
     try:
         narrow = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
@@ -156,7 +156,7 @@ def test_a_model_that_the_engine_cannot_take_is_sampled_by_generate_with_the_sam
     policy = tiny_policy(kind)
     prompts = [[5, 6, 7, 8, 9], [8], [4, 3]]
     done = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(temperature=0.8), seed=2)
-    assert isinstance(policy.sampler, Generate)
+    assert isinstance(policy.sampler, GenerateSampler)
     assert "generate" in policy.sampler.notice
     for row, prompt in enumerate(prompts):
         completion = done.ids_BT[row, : int(done.lengths_B[row])].tolist()
@@ -170,7 +170,7 @@ def test_engine_and_generate_draw_the_same_tokens() -> None:
     policy = tiny_policy("llama")
     prompts = [[5, 6, 7, 8, 9], [8], [4, 3]]
     by_engine = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
-    policy.sampler = Generate(policy, "been told to")
+    policy.sampler = GenerateSampler(policy, "been told to")
     by_generate = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
     assert by_engine.ids_BT.tolist() == by_generate.ids_BT.tolist()
     torch.testing.assert_close(by_engine.behaviour_BT, by_generate.behaviour_BT, atol=1e-5, rtol=0)
@@ -204,5 +204,5 @@ def test_generate_takes_nothing_from_the_models_own_settings() -> None:
     policy.model.generation_config.repetition_penalty = 3.0
     policy.model.train()
     after = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
-    assert isinstance(policy.sampler, Generate)
+    assert isinstance(policy.sampler, GenerateSampler)
     assert after.ids_BT.tolist() == before.ids_BT.tolist()

@@ -141,7 +141,7 @@ def test_the_best_is_kept_beside_the_last_and_recorded(tmp_path: Path, tiny_fold
 
 def test_an_unknown_figure_is_refused_as_soon_as_the_figures_are_known(tmp_path: Path, tiny_folder: Path) -> None:
     run = start(tmp_path, tiny_folder, eval_every=2, save_every=2, keep_best="eval/acuracy")
-    with pytest.raises(UserError, match=r"no held-out figure .*'eval/acuracy' \(did you mean 'eval/accuracy'"):
+    with pytest.raises(UserError, match=r"no held-out metric .*'eval/acuracy' \(did you mean 'eval/accuracy'"):
         loop.train(run, Silent())
     assert run.step == 0
     run.close()

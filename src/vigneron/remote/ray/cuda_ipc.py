@@ -1,4 +1,4 @@
-"""Weights lent to a process on the same GPU, which reads them where they are, by CUDA's handles of memory."""
+"""Share tensors with another process on the same GPU through CUDA IPC handles."""
 
 from collections.abc import Sequence
 from inspect import signature
@@ -8,23 +8,24 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-# Where the GPU's number stands among what a tensor is rebuilt from: the borrower may count its GPUs otherwise.
-NUMBER = list(signature(rebuild_cuda_tensor).parameters).index("storage_device")
+# Position of the device index in a handle: the other process may number its GPUs differently.
+DEVICE_FIELD = list(signature(rebuild_cuda_tensor).parameters).index("storage_device")
 
 Handle = tuple[Any, ...]
 
 
-def gpu_of(device: torch.device) -> str | None:
-    """The name that this GPU alone has, whoever asks."""
+def gpu_uuid(device: torch.device) -> str | None:
+    """The GPU's UUID, the same in every process; None without a GPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
-def lent(tensors: Sequence[Tensor]) -> list[Handle]:
-    """To one process: torch counts who has them."""
+def ipc_handles(tensors: Sequence[Tensor]) -> list[Handle]:
+    """Handles for one process: torch counts the references to them."""
     return [reduce_tensor(tensor)[1] for tensor in tensors]
 
 
-def borrowed(handles: Sequence[Handle]) -> list[Tensor]:
-    """The lender's own memory: what it writes there is seen here."""
-    ours: list[Any] = [(*handle[:NUMBER], torch.cuda.current_device(), *handle[NUMBER + 1 :]) for handle in handles]
-    return [rebuild_cuda_tensor(*handle) for handle in ours]
+def open_handles(handles: Sequence[Handle]) -> list[Tensor]:
+    """Tensors in the owner's memory: its writes are visible here."""
+    device = torch.cuda.current_device()
+    local: list[Any] = [(*handle[:DEVICE_FIELD], device, *handle[DEVICE_FIELD + 1 :]) for handle in handles]
+    return [rebuild_cuda_tensor(*handle) for handle in local]

@@ -1,31 +1,32 @@
-"""A request cut into pieces for several actors. The cut depends on the request and the config alone, never on who is
-alive: whoever computes a piece, it comes to the same numbers."""
+"""Split a request into pieces for several actors. The split depends only on the request and the config, never on which
+actors are alive, so a piece gives the same numbers on any actor."""
 
 from collections.abc import Sequence
 from typing import Any
 
-# So many pieces for each actor, where they are large enough: a lost one costs little.
-PIECES = 4
+# Pieces per actor, where they are large enough: losing an actor then costs little.
+PIECES_PER_ACTOR = 4
 
 
 def pieces(sizes: Sequence[int], actors: int, smallest: int) -> list[range]:
-    """Neighbouring units of such sizes, put together into pieces of about the same size, none of them empty."""
+    """Group neighbouring units of the given sizes into non-empty pieces of about the same size."""
     total = sum(sizes)
-    wanted = min(len(sizes), max(actors, min(PIECES * actors, total // smallest)))
-    found: list[range] = []
+    target = min(len(sizes), max(actors, min(PIECES_PER_ACTOR * actors, total // smallest)))
+    ranges: list[range] = []
     first = done = 0
     for unit, size in enumerate(sizes):
         done += size
         left = len(sizes) - unit - 1
-        full = done * wanted >= total * (len(found) + 1)
-        if full or left < wanted - len(found):
-            found.append(range(first, unit + 1))
+        full = done * target >= total * (len(ranges) + 1)
+        if full or left < target - len(ranges):
+            ranges.append(range(first, unit + 1))
             first = unit + 1
-    return found
+    return ranges
 
 
 def sample_pieces(prompts: Sequence[Sequence[int]], actors: int, smallest: int) -> list[range]:
-    """Equal neighbouring prompts are computed once: they stay together, unless that leaves an actor idle."""
+    """Pieces of a sampling request. Equal neighbouring prompts share a prefill, so they stay together unless that would
+    leave an actor idle."""
     starts = [i for i, prompt in enumerate(prompts) if i == 0 or list(prompt) != list(prompts[i - 1])]
     if len(starts) < actors:
         starts = list(range(len(prompts)))

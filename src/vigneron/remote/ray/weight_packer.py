@@ -1,6 +1,6 @@
-"""Trained weights on their way to another process: parts of whole tensors, each one run of bytes, and a checksum.
+"""Pack trained weights into flat byte buffers to send to another process, with a checksum.
 
-Matrices that are sampled with in bfloat16 travel so, which halves the bytes and changes no sample.
+Matrices that the engine uses in bfloat16 are sent in bfloat16, which halves the bytes and changes no sample.
 """
 
 import hashlib
@@ -15,16 +15,16 @@ from transformers.pytorch_utils import Conv1D
 
 from vigneron.policy.model import Policy
 
-# A part is at least so large, but for the last: one is copied out while the one before it travels.
+# Minimum size of a part, except the last: a part is copied from the device while the previous one is sent.
 PART_BYTES = 32 * 2**20
-ALIGNED = 16
-# An odd number whose multiples have no pattern: 2^64 divided by the golden ratio, as a signed number.
+ALIGNMENT = 16
+# An odd number with well-mixed multiples: 2^64 divided by the golden ratio, as a signed integer.
 MULTIPLIER = 0x9E3779B97F4A7C15 - 2**64
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor, and where its bytes lie in its part."""
+    """A tensor and the offset of its bytes in its part."""
 
     name: str
     tensor: Tensor
@@ -39,11 +39,11 @@ class Entry:
         return flat[self.offset : self.offset + self.size].view(self.dtype).view(self.tensor.shape)
 
 
-class Parcel:
-    """Named tensors of a policy, in parts. Two policies of the same kind have the same parts."""
+class WeightPacker:
+    """The weights of a policy, grouped into parts. Policies of the same architecture have the same parts."""
 
     def __init__(self, policy: Policy, *, frozen: bool = False) -> None:
-        """What is trained; or what is not, by which two bases are compared."""
+        """The trained weights; with `frozen` the others, whose checksums show whether two base models are equal."""
         narrow = _sampled_in_bfloat16(policy)
         named = sorted((n, p.detach()) for n, p in policy.model.named_parameters() if p.requires_grad is not frozen)
         self.parts: list[list[Entry]] = []
@@ -55,7 +55,7 @@ class Parcel:
                 end = 0
             entry = Entry(name, tensor, torch.bfloat16 if tensor.data_ptr() in narrow else tensor.dtype, end)
             self.parts[-1].append(entry)
-            end += math.ceil(entry.size / ALIGNED) * ALIGNED
+            end += math.ceil(entry.size / ALIGNMENT) * ALIGNMENT
 
     @property
     def entries(self) -> list[Entry]:
@@ -63,7 +63,7 @@ class Parcel:
 
     def bytes_of(self, part: int) -> int:
         last = self.parts[part][-1]
-        return math.ceil((last.offset + last.size) / ALIGNED) * ALIGNED
+        return math.ceil((last.offset + last.size) / ALIGNMENT) * ALIGNMENT
 
     @property
     def bytes(self) -> int:
@@ -71,7 +71,7 @@ class Parcel:
 
     @torch.no_grad()
     def packed(self, part: int) -> Tensor:
-        """The tensors as they are now, on their device."""
+        """The current values of a part's tensors as bytes, on their device."""
         flat = torch.zeros(self.bytes_of(part), dtype=torch.uint8, device=self.device)
         entries = self.parts[part]
         torch._foreach_copy_([entry.within(flat) for entry in entries], [entry.tensor for entry in entries])
@@ -79,7 +79,7 @@ class Parcel:
 
     @torch.no_grad()
     def unpack(self, part: int, flat: Tensor) -> None:
-        """Into the same addresses: whoever holds them sees the new weights."""
+        """Copy a part's bytes into the tensors in place."""
         if len(flat) != self.bytes_of(part):
             raise ValueError(f"part {part} has {len(flat)} bytes, not {self.bytes_of(part)}")
         entries = self.parts[part]
@@ -87,11 +87,11 @@ class Parcel:
 
     @torch.no_grad()
     def copy_from(self, tensors: Sequence[Tensor]) -> None:
-        """Those of another of the same kind, in the order of its entries."""
+        """Copy tensors given in the order of `entries`."""
         torch._foreach_copy_([entry.tensor for entry in self.entries], list(tensors))
 
     def checksum(self, prints: Sequence[Tensor]) -> str:
-        """Of all parts' prints, with every name, shape and dtype."""
+        """A hash of all parts' fingerprints and of every name, shape and dtype."""
         digest = hashlib.sha256()
         for entry in self.entries:
             digest.update(f"{entry.name} {tuple(entry.tensor.shape)} {entry.dtype}\n".encode())
@@ -103,9 +103,10 @@ class Parcel:
 
 
 def fingerprint(flat: Tensor) -> Tensor:
-    """Σᵢ mᵢ·wᵢ mod 2⁶⁴ over the 64-bit words of some bytes, mᵢ odd: on the device, in the order it likes.
+    """Σᵢ mᵢ·wᵢ mod 2⁶⁴ over the 64-bit words of a buffer, mᵢ odd. Computed on the device; the order does not matter.
 
-    One word that differs changes it always; several do but for one time in 2⁶⁴. It guards against accidents alone.
+    A change of one word always changes it; changes of several words are missed once in 2⁶⁴. It detects accidental
+    corruption, not tampering.
     """
     words = flat.view(torch.int64)
     multipliers = torch.arange(1, len(words) + 1, device=flat.device) * MULTIPLIER | 1
@@ -113,7 +114,7 @@ def fingerprint(flat: Tensor) -> Tensor:
 
 
 def _sampled_in_bfloat16(policy: Policy) -> set[int]:
-    """Addresses of what the engine, and autocast, use in bfloat16 alone. Adapters are merged in float32 before."""
+    """Addresses of weights that the engine and autocast use only in bfloat16. None with adapters, merged in float32."""
     if policy.compute_dtype != torch.bfloat16 or hasattr(policy.model, "get_base_model"):
         return set()
     matrices: set[int] = set()

@@ -1,6 +1,6 @@
-"""Versions of the trained weights on their way to Ray actors, each of which acknowledges what it has by a checksum.
+"""Send versions of the trained weights to Ray actors, which acknowledge them with a checksum.
 
-They go through Ray's object store, once for all actors. One on the GPU that trains reads them where they are instead.
+The weights go through Ray's object store, once for all actors. Actors on the trainer's GPU read them through CUDA IPC.
 """
 
 import time
@@ -14,52 +14,53 @@ from torch import Tensor
 
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
-from vigneron.remote.ray.cuda_ipc import Handle, gpu_of, lent
-from vigneron.remote.ray.pool import Member, Pool, Unfit
-from vigneron.remote.ray.weight_packer import Parcel, fingerprint
+from vigneron.remote.ray.cuda_ipc import Handle, gpu_uuid, ipc_handles
+from vigneron.remote.ray.pool import Member, Pool, UnusableActor
+from vigneron.remote.ray.weight_packer import WeightPacker, fingerprint
 from vigneron.timing import phase
 
 KEY = "scale.sampling"
-# Parts that are on their way out of the device at a time.
+# Parts that are copied from the device at a time.
 STAGES = 2
-# What an actor may take to let go of what it was lent.
-GIVE_BACK_S = 2.0
+# Seconds for an actor to release its CUDA IPC handles.
+RELEASE_TIMEOUT_S = 2.0
 
 
 @dataclass(eq=False)
 class SentWeights:
-    """One version. `live`: the policy keeps it until whoever asked has its samples, so actors may read it there."""
+    """A version of the weights. `live`: the policy is not updated until the samples are there, so that actors may read
+    its memory."""
 
     key: int
     live: bool
-    sender: "Sender"
+    sender: "WeightSender"
     checksum: str = ""
     parts: list[Any] = field(default_factory=list)
     wrong: int = 0
     acknowledged: float = 0.0
-    """When an actor last said that it has it."""
+    """Time of the last acknowledgement."""
 
     @property
     def version(self) -> int:
         return self.key
 
     def reads(self, member: Member) -> bool:
-        """Whether it takes them from where they are."""
-        return self.live and member.near
+        """Whether the actor reads the weights through CUDA IPC."""
+        return self.live and member.same_gpu
 
-    def send(self, member: Member) -> None:
-        """Those parts that it has not been sent yet."""
-        key, count = member.sent
+    def send_parts(self, member: Member) -> None:
+        """Send the parts that the actor has not been sent yet."""
+        key, count = member.sent_parts
         for number in range(count if key == self.key else 0, len(self.parts)):
             member.handle.take.remote(number, self.parts[number])
-        member.sent = (self.key, len(self.parts))
+        member.sent_parts = (self.key, len(self.parts))
 
-    def give(self, member: Member) -> Any:
-        if self.reads(member) and (asked := self.sender.read_by(member, self.key)) is not None:
-            return asked
-        if len(self.parts) < len(self.sender.parcel.parts):
+    def send(self, member: Member) -> Any:
+        if self.reads(member) and (pending := self.sender.share(member, self.key)) is not None:
+            return pending
+        if len(self.parts) < len(self.sender.packer.parts):
             self.sender.put(self, ())
-        self.send(member)
+        self.send_parts(member)
         return member.handle.acknowledge.remote(self.key)
 
     def check(self, answer: tuple[int, str] | None, member: Member) -> bool:
@@ -67,93 +68,95 @@ class SentWeights:
             self.acknowledged = time.perf_counter()
             return True
         if answer is None:
-            member.near = False
+            member.same_gpu = False
             return False
         self.wrong += 1
-        said = f"its weights of version {answer[0]} have the checksum {answer[1][:12]}, not {self.checksum[:12]}"
+        mismatch = f"its weights of version {answer[0]} have the checksum {answer[1][:12]}, not {self.checksum[:12]}"
         if self.wrong > 1:
             raise UserError(
-                f"{KEY}: the actor {member.name} is the second to which version {self.key} did not come whole: {said}"
+                f"{KEY}: the actor {member.name} is the second that received version {self.key} corrupted: {mismatch}"
             )
-        raise Unfit(said)
+        raise UnusableActor(mismatch)
 
 
-class Sender:
+class WeightSender:
+    """Sends the policy's weights to the actors of a pool."""
+
     def __init__(self, policy: Policy, ray: Any) -> None:
         self._policy, self._ray = policy, ray
-        self.parcel = Parcel(policy)
-        self.gpu = gpu_of(policy.device)
+        self.packer = WeightPacker(policy)
+        self.gpu = gpu_uuid(policy.device)
         self._staging: list[Tensor] = []
 
     def version(self, pool: Pool, *, live: bool) -> SentWeights:
-        """The weights as they are now. If `live`, actors that are ready have begun to take them when this returns."""
+        """The current weights. If `live`, sending to the actors that are ready has begun when this returns."""
         sent = SentWeights(self._policy.version, live, self)
         ready = pool.ready() if live else []
         readers = [member for member in ready if sent.reads(member)]
         with phase("put the weights"):
-            self._settle()
-            pool.charge(readers, sent)
+            self._synchronize()
+            pool.send_state(readers, sent)
             if live and len(readers) == len(ready):
-                sent.checksum = self.parcel.checksum_now()  # whoever comes later, and cannot read, has them put
+                sent.checksum = self.packer.checksum_now()  # put into the store only if a later actor needs it
             else:
                 self.put(sent, [member for member in ready if member not in readers])
         return sent
 
-    def _settle(self) -> None:
-        """The update is done, not only asked for."""
+    def _synchronize(self) -> None:
+        """Wait for the optimizer step on the device."""
         if self._policy.device.type == "cuda":
             torch.cuda.current_stream(self._policy.device).synchronize()
 
-    def read_by(self, member: Member, version: int) -> Any:
-        """It begins to read; None: there are no handles of our memory."""
+    def share(self, member: Member, version: int) -> Any:
+        """Let an actor read the weights through CUDA IPC; None if no handles can be made."""
         handles: list[Handle] | None = None
-        if not member.lent:
+        if not member.has_handles:
             try:
-                handles = lent([entry.tensor for entry in self.parcel.entries])
-            except Exception:  # the edge to torch's own way of sharing: whatever fails there, the store is left
-                member.near = False
+                handles = ipc_handles([entry.tensor for entry in self.packer.entries])
+            except Exception:  # CUDA IPC can fail in many ways: fall back to the object store
+                member.same_gpu = False
                 return None
-        member.lent, member.sent = True, (None, 0)
+        member.has_handles, member.sent_parts = True, (None, 0)
         return member.handle.read.remote(version, handles)
 
-    def take_back(self, members: Sequence[Member]) -> None:
-        """Before the actors are killed: torch would say at our end that somebody still has our memory."""
-        with suppress(Exception):  # they are dead already, or the cluster is
-            if told := [member.handle.let_go.remote() for member in members if member.lent]:
-                self._ray.wait(told, num_returns=len(told), timeout=GIVE_BACK_S)
+    def release_handles(self, members: Sequence[Member]) -> None:
+        """Called before the actors are killed: torch warns at exit about memory that is still shared."""
+        with suppress(Exception):  # the actors or the cluster are already gone
+            if pending := [member.handle.release_handles.remote() for member in members if member.has_handles]:
+                self._ray.wait(pending, num_returns=len(pending), timeout=RELEASE_TIMEOUT_S)
 
     @torch.no_grad()
     def put(self, sent: SentWeights, ready: Sequence[Member]) -> None:
-        """Into the object store. Those who are ready load a part while the next is put."""
+        """Put the weights into the object store. Ready actors load a part while the next one is put."""
         sent.parts.clear()
         prints: list[Tensor] = []
-        leaving: list[tuple[Tensor, Any]] = []
-        for part in range(len(self.parcel.parts) + STAGES):
-            if part < len(self.parcel.parts):
-                flat = self.parcel.packed(part)
+        copying: list[tuple[Tensor, Any]] = []
+        for part in range(len(self.packer.parts) + STAGES):
+            if part < len(self.packer.parts):
+                flat = self.packer.packed(part)
                 prints.append(fingerprint(flat))
-                leaving.append(self._off_device(flat, part))
-            if part >= STAGES - 1 and leaving:
-                self._put(sent, *leaving.pop(0), ready)
-        sent.checksum = self.parcel.checksum(prints)
+                copying.append(self._to_host(flat, part))
+            if part >= STAGES - 1 and copying:
+                self._put(sent, *copying.pop(0), ready)
+        sent.checksum = self.packer.checksum(prints)
 
-    def _off_device(self, flat: Tensor, part: int) -> tuple[Tensor, Any]:
-        """Bytes that Ray can take, and what to wait for before it does."""
+    def _to_host(self, flat: Tensor, part: int) -> tuple[Tensor, Any]:
+        """The bytes in host memory, and the CUDA event after which they are complete."""
         if flat.device.type != "cuda":
             return flat.cpu(), None
         if not self._staging:
-            largest = max(self.parcel.bytes_of(part) for part in range(len(self.parcel.parts)))
+            largest = max(self.packer.bytes_of(part) for part in range(len(self.packer.parts)))
             self._staging = [torch.empty(largest, dtype=torch.uint8, pin_memory=True) for _ in range(STAGES)]
         into = self._staging[part % STAGES][: len(flat)]
         into.copy_(flat, non_blocking=True)
-        left = torch.cuda.Event()
-        left.record()
-        return into, left
+        copied = torch.cuda.Event()
+        copied.record()
+        return into, copied
 
-    def _put(self, sent: SentWeights, part: Tensor, left: Any, ready: Sequence[Member]) -> None:
-        if left is not None:
-            left.synchronize()
+    def _put(self, sent: SentWeights, part: Tensor, copied: Any, ready: Sequence[Member]) -> None:
+        if copied is not None:
+            copied.synchronize()
         sent.parts.append(self._ray.put(part.numpy()))
         for member in ready:
-            if member.asked is None:
-                sent.send(member)
+            if member.pending is None:
+                sent.send_parts(member)

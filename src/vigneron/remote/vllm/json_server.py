@@ -1,4 +1,4 @@
-"""A server that is asked in JSON over HTTP, by many threads at once: what was lost on the way is asked for again."""
+"""A thread-safe client of a JSON API over HTTP that retries lost requests."""
 
 import json
 import time
@@ -13,33 +13,33 @@ from vigneron.sources.client import backoff
 
 TRIES = 5
 CONNECT_S = 10.0
-SAID = 300
+LONGEST_MESSAGE = 300
 
 
-class Trouble(Exception):
-    """No answer, and why. `again`: asking once more may mend it."""
+class HttpError(Exception):
+    """A request failed. `retry`: another attempt may succeed."""
 
-    def __init__(self, why: str, *, again: bool, status: int | None = None) -> None:
+    def __init__(self, why: str, *, retry: bool, status: int | None = None) -> None:
         super().__init__(why)
-        self.again, self.status = again, status
+        self.retry, self.status = retry, status
 
 
 @dataclass(frozen=True)
 class JsonServer:
-    """`url` is the server's root. Every request has a connection of its own: none is found dead after an idle hour."""
+    """`url` is the server's root. Every request opens its own connection, so that none can time out while idle."""
 
     url: str
     timeout_s: float
     key: str = ""
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None, *, tries: int = TRIES) -> Any:
-        """The answer as JSON, None where it is empty. A body is posted. Asked again until it is there or `tries` are
-        used up; then a `Trouble`."""
+    def request(self, path: str, body: Mapping[str, Any] | None = None, *, tries: int = TRIES) -> Any:
+        """POST the body, or GET without one. Returns the parsed JSON, None if the response is empty. Raises `HttpError`
+        after `tries` attempts."""
         for attempt in range(1, tries + 1):
             try:
                 return self._once(path, body)
-            except Trouble as trouble:
-                if not trouble.again or attempt == tries:
+            except HttpError as error:
+                if not error.retry or attempt == tries:
                     raise
                 time.sleep(backoff(attempt))
         raise AssertionError("not reached")
@@ -59,9 +59,9 @@ class JsonServer:
         except TimeoutError:
             reached = connection.sock is not None
             why = f"did not answer within {self.timeout_s:g} s" if reached else "cannot be reached in time"
-            raise Trouble(why, again=not reached) from None
+            raise HttpError(why, retry=not reached) from None
         except (OSError, HTTPException) as error:
-            raise Trouble(f"lost the connection ({_cause(error)})", again=True) from None
+            raise HttpError(f"lost the connection ({_cause(error)})", retry=True) from None
         finally:
             connection.close()
         return _read(response.status, text)
@@ -69,25 +69,27 @@ class JsonServer:
 
 def _read(status: int, text: str) -> Any:
     if not 200 <= status < 300:
-        raise Trouble(f"answered {status}{_said(text)}", again=status >= 500 or status in (408, 429), status=status)
+        raise HttpError(
+            f"answered {status}{_message(text)}", retry=status >= 500 or status in (408, 429), status=status
+        )
     if not text.strip():
         return None
     try:
         return json.loads(text)
     except ValueError:
-        raise Trouble("answered with something else than JSON", again=False) from None
+        raise HttpError("answered with something that is not JSON", retry=False) from None
 
 
-def _said(text: str) -> str:
-    """What the server says of an error, on one line."""
+def _message(text: str) -> str:
+    """The server's error message on one line."""
     try:
-        found = json.loads(text)
-        error = found.get("error") or found.get("detail") or found.get("message")
+        body = json.loads(text)
+        error = body.get("error") or body.get("detail") or body.get("message")
         text = str(error.get("message") if isinstance(error, dict) else error)
     except (ValueError, AttributeError):
         pass
     line = visible(" ".join(text.split()))
-    return f" ('{line[:SAID]}')" if line else ""
+    return f" ('{line[:LONGEST_MESSAGE]}')" if line else ""
 
 
 def _cause(error: BaseException) -> str:

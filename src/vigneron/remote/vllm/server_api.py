@@ -1,10 +1,9 @@
-"""A vLLM server as its HTTP API has it: who it is, completions by token ids, log-probs of a text, new weights.
+"""The HTTP API of a vLLM server: version, completions by token ids, log-probs of a text, weight updates.
 
-Written from vLLM's documentation of 0.20 to 0.32, for `vllm serve` with VLLM_SERVER_DEV_MODE=1 (which opens the
-endpoints that change weights) and `--logprobs-mode processed_logprobs`. See docs/guides/vllm.md.
+For vLLM 0.20 to 0.32, started by `vllm serve` with VLLM_SERVER_DEV_MODE=1 (which enables the endpoints that change
+weights) and `--logprobs-mode processed_logprobs`. See docs/guides/vllm.md.
 """
 
-import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +15,8 @@ from urllib.parse import urlencode
 from vigneron.config.scale import VllmSamplingConfig
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError, did_you_mean
-from vigneron.remote.vllm.json_server import JsonServer, Trouble
+from vigneron.remote.vllm.json_server import HttpError, JsonServer
+from vigneron.values import is_number
 
 WHERE = "scale.sampling"
 OLDEST = (0, 20)
@@ -25,7 +25,7 @@ GUIDE = "docs/guides/vllm.md has the command that starts it"
 
 @dataclass(frozen=True)
 class Completion:
-    """What was sampled for one prompt. `ended`: by an end token, which is its last."""
+    """The sample of one prompt. `ended`: its last token is an end token."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -37,9 +37,9 @@ class VllmServer:
     http: JsonServer
     version: str
     model: str
-    """The name of what it serves."""
+    """Name of the served model."""
     longest: int | None
-    """Tokens of a prompt with its completion, where it says."""
+    """Maximum tokens of a prompt with its completion, if the server reports it."""
 
     @property
     def url(self) -> str:
@@ -48,7 +48,7 @@ class VllmServer:
     def complete(
         self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None, seed: int, ends: Sequence[int]
     ) -> Completion:
-        """One completion. Nothing of it is left to defaults, which vLLM takes from the model's own files."""
+        """Sample one completion. Sets every option: vLLM takes defaults from the model's generation config."""
         drawn = sampling or Sampling(temperature=0.0)
         body = {
             "model": self.model,
@@ -63,7 +63,7 @@ class VllmServer:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "seed": seed,
-            # Our ends are the only ones, and stay in the text.
+            # Only our end tokens stop a completion, and they stay in it.
             "ignore_eos": True,
             "stop_token_ids": list(ends),
             "include_stop_str_in_output": True,
@@ -71,10 +71,10 @@ class VllmServer:
             "logprobs": 1,
             "return_token_ids": True,
         }
-        return self._understood(lambda: _completion(self._first_choice(body), max_new_tokens, ends))
+        return self._parse(lambda: _completion(self._first_choice(body), max_new_tokens, ends))
 
     def logprobs_of(self, ids: Sequence[int]) -> list[float]:
-        """Of each token of a text but the first, after those before it."""
+        """The log-prob of each token of a text but the first, given the tokens before it."""
         choice = self._first_choice(
             {
                 "model": self.model,
@@ -94,19 +94,19 @@ class VllmServer:
                 raise ValueError(f"log-probs of {len(rows)} tokens for a text of {len(ids)}")
             return [_number(row[str(one)]["logprob"]) for one, row in zip(ids[1:], rows[1:], strict=True)]
 
-        return self._understood(read)
+        return self._parse(read)
 
     def check_processed(self, ids: Sequence[int]) -> None:
-        """Where one token is left to choose from, its log-prob is 0, or it is not of what was sampled from."""
-        found = self.complete(ids, 1, Sampling(1.0, top_k=1), 0, ())
-        if found.logprobs[0] < -1e-3:
+        """Check that log-probs are those after top-k and top-p: with top_k=1 the only token has log-prob 0."""
+        completion = self.complete(ids, 1, Sampling(1.0, top_k=1), 0, ())
+        if completion.logprobs[0] < -1e-3:
             raise UserError(
-                f"{WHERE}: '{self.url}' gives log-probs from before temperature, top-k and top-p: "
+                f"{WHERE}: '{self.url}' returns log-probs from before temperature, top-k and top-p: "
                 "start it with --logprobs-mode processed_logprobs"
             )
 
     def load(self, folder: Path) -> None:
-        """New weights from a folder that it can read, between samples; none of the old ones' cache is left."""
+        """Load new weights from a folder that the server can read, and reset its prefix cache."""
         path = str(folder.resolve())
         self._control("/pause", mode="wait")
         self._control(
@@ -114,42 +114,40 @@ class VllmServer:
         )
         reset = self._control("/reset_prefix_cache")
         if isinstance(reset, dict) and reset.get("success") is False:
-            raise UserError(f"{WHERE}: '{self.url}' did not forget what it had cached of the weights before")
+            raise UserError(f"{WHERE}: '{self.url}' did not reset its prefix cache after new weights")
         self._control("/resume")
 
     def _control(self, path: str, body: dict[str, Any] | None = None, what: str = "", **query: str) -> Any:
         try:
-            return self.http.ask(path + (f"?{urlencode(query)}" if query else ""), body or {}, tries=3)
-        except Trouble as trouble:
-            if trouble.status is None:
-                raise self.lost(trouble) from None
-            reads = f" ({what}: can it read that? else set {WHERE}.weights)" if what else ""
-            raise UserError(
-                f"{WHERE}: vLLM at '{self.url}' has not taken new weights: {path} {trouble}{reads}"
-            ) from None
+            return self.http.request(path + (f"?{urlencode(query)}" if query else ""), body or {}, tries=3)
+        except HttpError as error:
+            if error.status is None:
+                raise self._request_error(error) from None
+            hint = f" ({what}: if the server cannot read that folder, set {WHERE}.weights)" if what else ""
+            raise UserError(f"{WHERE}: vLLM at '{self.url}' did not load new weights: {path} {error}{hint}") from None
 
     def _first_choice(self, body: dict[str, Any]) -> Any:
         try:
-            answer = self.http.ask("/v1/completions", body)
-        except Trouble as trouble:
-            raise self.lost(trouble) from None
-        return self._understood(lambda: answer["choices"][0])
+            answer = self.http.request("/v1/completions", body)
+        except HttpError as error:
+            raise self._request_error(error) from None
+        return self._parse(lambda: answer["choices"][0])
 
-    def lost(self, trouble: Trouble) -> UserError:
-        if trouble.status is not None and trouble.status < 500:
-            return UserError(f"{WHERE}: vLLM at '{self.url}' refuses a prompt: {trouble}")
+    def _request_error(self, error: HttpError) -> UserError:
+        if error.status is not None and error.status < 500:
+            return UserError(f"{WHERE}: vLLM at '{self.url}' refuses a prompt: {error}")
         return UserError(
-            f"{WHERE}: vLLM at '{self.url}' {trouble}. Start it again, then `vigneron resume` goes on from the last "
+            f"{WHERE}: vLLM at '{self.url}' {error}. Restart it and run `vigneron resume` to continue from the last "
             "checkpoint"
         )
 
-    def _understood(self, read: Callable[[], Any]) -> Any:
+    def _parse(self, read: Callable[[], Any]) -> Any:
         try:
             return read()
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             why = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise UserError(
-                f"{WHERE}: vLLM {self.version} at '{self.url}' answers with something else than was asked for ({why})"
+                f"{WHERE}: vLLM {self.version} at '{self.url}' returned an unexpected response ({why})"
             ) from None
 
 
@@ -158,22 +156,22 @@ def _completion(choice: Any, max_new_tokens: int, ends: Sequence[int]) -> Comple
     logprobs = tuple(_number(value) for value in choice["logprobs"]["token_logprobs"])
     reason = choice["finish_reason"]
     if not all(isinstance(one, int) for one in ids):
-        raise ValueError("token ids that are no numbers")
+        raise ValueError("token ids that are not integers")
     if len(ids) != len(logprobs):
         raise ValueError(f"{len(ids)} tokens and {len(logprobs)} log-probs")
     if reason == "stop" and (not ids or ids[-1] not in ends):
         raise ValueError("a completion without the end token that ended it")
     if reason == "length" and len(ids) != max_new_tokens:
-        raise ValueError(f"{len(ids)} tokens where {max_new_tokens} were to be the limit")
+        raise ValueError(f"{len(ids)} tokens cut by the length limit of {max_new_tokens}")
     if reason not in ("stop", "length") or not 0 < len(ids) <= max_new_tokens:
         raise ValueError(f"a completion of {len(ids)} tokens that ended by '{reason}'")
     if any(one in ends for one in ids[:-1]):
-        raise ValueError("a completion that goes on behind its end token")
+        raise ValueError("a completion that continues after its end token")
     return Completion(ids, logprobs, reason == "stop")
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value):
         raise ValueError(f"the log-prob {value!r}")
     return float(value)
 
@@ -181,29 +179,28 @@ def _number(value: Any) -> float:
 # ------------------------------------------------------------------------------------------------ before a run
 
 
-def reach(config: VllmSamplingConfig) -> VllmServer:
-    """The server that the recipe names, if it is one that can be trained with."""
+def connect(config: VllmSamplingConfig) -> VllmServer:
+    """Connect to the recipe's server and check that it can be trained with."""
     url = config.url.rstrip("/").removesuffix("/v1").rstrip("/")
     http = JsonServer(url, config.timeout_s, os.environ.get("VLLM_API_KEY", "").strip())
     try:
-        http.ask("/health", tries=1)
-    except Trouble as trouble:
-        raise UserError(f"{WHERE}.url: no vLLM server at '{url}': it {trouble}; {GUIDE}") from None
+        http.request("/health", tries=1)
+    except HttpError as error:
+        raise UserError(f"{WHERE}.url: no vLLM server at '{url}': it {error}; {GUIDE}") from None
     version = _version(http)
     if _parsed(version) < OLDEST:
         oldest = ".".join(str(part) for part in OLDEST)
-        raise UserError(f"{WHERE}.url: '{url}' runs vLLM {version}: {oldest} or newer is needed")
+        raise UserError(f"{WHERE}.url: '{url}' runs vLLM {version}: {oldest} or newer is required")
     model, longest = _served(http, config.model)
-    _wake(http)
+    _unpause(http)
     return VllmServer(http, version, model, longest)
 
 
 def _version(http: JsonServer) -> str:
     try:
-        found = http.ask("/version")
-        return str(found["version"])
-    except (Trouble, KeyError, TypeError):
-        raise UserError(f"{WHERE}.url: '{http.url}' answers, but is no vLLM server; {GUIDE}") from None
+        return str(http.request("/version")["version"])
+    except (HttpError, KeyError, TypeError):
+        raise UserError(f"{WHERE}.url: '{http.url}' answers, but is not a vLLM server; {GUIDE}") from None
 
 
 def _parsed(version: str) -> tuple[int, int]:
@@ -212,30 +209,33 @@ def _parsed(version: str) -> tuple[int, int]:
 
 
 def _served(http: JsonServer, wanted: str | None) -> tuple[str, int | None]:
+    """The name and maximum length of the served model."""
     try:
-        found = http.ask("/v1/models")
-        models = {str(one["id"]): one.get("max_model_len") for one in found["data"] if not one.get("parent")}
-    except Trouble as trouble:
-        key = " (a key goes into VLLM_API_KEY)" if trouble.status == 401 else ""
-        raise UserError(f"{WHERE}.url: '{http.url}' does not say what it serves: it {trouble}{key}") from None
+        listed = http.request("/v1/models")["data"]
+        models = {str(one["id"]): one.get("max_model_len") for one in listed if not one.get("parent")}
+    except HttpError as error:
+        key = " (set the key in VLLM_API_KEY)" if error.status == 401 else ""
+        raise UserError(f"{WHERE}.url: '{http.url}' does not list its models: it {error}{key}") from None
     except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{WHERE}.url: '{http.url}' answers, but is no vLLM server; {GUIDE}") from None
+        raise UserError(f"{WHERE}.url: '{http.url}' answers, but is not a vLLM server; {GUIDE}") from None
     if wanted is not None and wanted not in models:
-        raise UserError(f"{WHERE}.model: '{http.url}' serves no '{wanted}'{did_you_mean(wanted, models)}")
+        raise UserError(f"{WHERE}.model: '{http.url}' does not serve '{wanted}'{did_you_mean(wanted, models)}")
     if wanted is None and len(models) != 1:
-        raise UserError(f"{WHERE}.model: '{http.url}' serves {', '.join(models) or 'nothing'}: say which one")
+        raise UserError(
+            f"{WHERE}.model: '{http.url}' serves {', '.join(models) or 'no model'}: set `model` to one of them"
+        )
     name = wanted if wanted is not None else next(iter(models))
     longest = models[name]
     return name, longest if isinstance(longest, int) else None
 
 
-def _wake(http: JsonServer) -> None:
-    """A run that was killed amid an update leaves the server paused."""
+def _unpause(http: JsonServer) -> None:
+    """Resume a server that was left paused by a run killed during a weight update."""
     try:
-        if http.ask("/is_paused")["is_paused"]:
-            http.ask("/resume", {})
-    except Trouble as trouble:
-        how = "start it with VLLM_SERVER_DEV_MODE=1" if trouble.status == 404 else f"/is_paused {trouble}"
+        if http.request("/is_paused")["is_paused"]:
+            http.request("/resume", {})
+    except HttpError as error:
+        how = "start it with VLLM_SERVER_DEV_MODE=1" if error.status == 404 else f"/is_paused {error}"
         raise UserError(f"{WHERE}.url: the weights of '{http.url}' cannot be updated: {how}") from None
     except (KeyError, TypeError):
-        raise UserError(f"{WHERE}.url: '{http.url}' does not say whether it is paused; {GUIDE}") from None
+        raise UserError(f"{WHERE}.url: '{http.url}' does not report whether it is paused; {GUIDE}") from None

@@ -1,4 +1,4 @@
-"""The policy's weights as a transformers folder that another engine loads: whole, adapters merged."""
+"""Write the policy's weights as a transformers folder for another engine, with adapters merged."""
 
 import hashlib
 import shutil
@@ -9,36 +9,36 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, reason
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.inference_model import merged_weight
 
-SHARD = "5GB"
+MAX_SHARD_SIZE = "5GB"
 
 
 @torch.no_grad()
-def whole_weights(policy: Policy) -> dict[str, Tensor]:
-    """By the names of a model without adapters, on the host, in the dtype it computes in.
+def merged_weights(policy: Policy) -> dict[str, Tensor]:
+    """The weights by their names in a model without adapters, in host memory and in the compute dtype.
 
-    Tensors that are one (tied weights) stay one.
+    Tied weights stay one tensor.
     """
     causal = policy.causal
     adapted = {name: module for name, module in causal.named_modules() if hasattr(module, "get_delta_weight")}
     dtype = policy.compute_dtype if policy.compute_dtype == torch.bfloat16 else None
     copies: dict[Any, Tensor] = {}
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, tensor in causal.state_dict().items():
         owner, _, leaf = name.rpartition(".")
         base = owner.removesuffix(".base_layer")
         if owner.endswith(".base_layer") and base in adapted:
-            found[f"{base}.{leaf}"] = _on_host(merged_weight(adapted[base]) if leaf == "weight" else tensor, dtype)
+            weights[f"{base}.{leaf}"] = _on_host(merged_weight(adapted[base]) if leaf == "weight" else tensor, dtype)
         elif not any(name.startswith(f"{one}.") for one in adapted):
             key = (tensor.data_ptr(), tensor.shape, tensor.stride())
             if key not in copies or not tensor.numel():
                 copies[key] = _on_host(tensor, dtype)
-            found[name] = copies[key]
-    return found
+            weights[name] = copies[key]
+    return weights
 
 
 def _on_host(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -46,20 +46,19 @@ def _on_host(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def write_weights(policy: Policy, folder: Path) -> str:
-    """Written beside and renamed. The hash of what the files hold: of equal weights it is the same."""
+    """Write the folder atomically and return a hash of the weights."""
     draft = folder.with_name(f".{folder.name}.draft")
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         with quiet_transformers():
-            policy.causal.save_pretrained(draft, state_dict=whole_weights(policy), max_shard_size=SHARD)
+            policy.causal.save_pretrained(draft, state_dict=merged_weights(policy), max_shard_size=MAX_SHARD_SIZE)
         identity = _hash(draft)
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"scale.sampling.weights: cannot write '{folder}': {reason}") from error
+        raise UserError(f"scale.sampling.weights: cannot write '{folder}': {reason(error)}") from error
     return identity
 
 

@@ -1,1 +1,1 @@
-"""Scoring flows that need no judge: each scores the samples of one rubric item."""
+"""Graders: each scores samples for one rubric item. Imported only when a rubric is used."""

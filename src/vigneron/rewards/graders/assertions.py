@@ -1,8 +1,8 @@
-"""A test's assertions, with the values they expect taken out.
+"""Rewrite a test's assertions so that the expected values stay outside of the sandbox.
 
-`assert f(2) == 4` becomes a call that sends what `f(2)` is; the 4 stays outside of the sandbox, and so does the
-comparison. Code that does not know the value can then not claim it, whatever it does to the process it shares with the
-test. An assertion of another form is made inside, and there the code is taken at its word.
+`assert f(2) == 4` becomes a call that sends the value of `f(2)`; the 4 and the comparison stay outside. Code under test
+shares a process with the test, but cannot fake a value that it does not know. Assertions of other forms are evaluated
+inside, where the code could fake them.
 """
 
 import ast
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-MOST_SHOWN = 80
+MAX_SHOWN = 80
 
 
 class NotPlain(ValueError):
-    """What came out of the sandbox is no data that can be compared."""
+    """A value from the sandbox is not plain data that can be compared."""
 
 
 HIDDEN: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -28,12 +28,12 @@ HIDDEN: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.In: lambda one, other: one in other,
     ast.Is: lambda one, other: type(one) is type(other) and one == other,
 }
-"""Comparisons with a literal that are made outside; `is` with None, True and False only."""
+"""Comparisons with a literal that are evaluated outside; `is` only with None, True and False."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A comparison of what an expression of the test is with a literal."""
+    """A comparison of an expression of the test with a literal."""
 
     source: str
     compare: type[ast.cmpop]
@@ -41,8 +41,8 @@ class Check:
     literal_first: bool
 
     def passes(self, sent: Any) -> bool:
-        found = decoded(sent, largest(self.literal))
-        sides = (self.literal, found) if self.literal_first else (found, self.literal)
+        value = decoded(sent, largest(self.literal))
+        sides = (self.literal, value) if self.literal_first else (value, self.literal)
         try:
             return bool(HIDDEN[self.compare](*sides))
         except TypeError:
@@ -51,17 +51,19 @@ class Check:
 
 @dataclass(frozen=True)
 class PreparedTest:
+    """A rewritten test."""
+
     text: str
     check: str
-    """The name under which the test sends values."""
+    """The function by which the test sends values."""
     checks: tuple[Check, ...]
     required: frozenset[int]
-    """Checks that every run of the test to its end makes."""
+    """Checks that every complete run of the test makes."""
 
 
 def prepared(test: str) -> PreparedTest:
-    """Raises SyntaxError or ValueError where the test is not Python. Functions `test_…` without arguments are called,
-    as pytest does: only defined, they would pass with any code."""
+    """Raises SyntaxError or ValueError if the test is not Python. Calls functions `test_…` without arguments, as pytest
+    does: without a call they would pass with any code."""
     tree = ast.parse(test)
     called = {
         statement.value.func.id
@@ -92,7 +94,7 @@ class _Hide(ast.NodeTransformer):
         self.places: dict[int, int] = {}
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
-        """Left alone: it may be there to catch the assertion's failure. So may a `with`."""
+        """Not rewritten: a `try` or a `with` may be there to catch the assertion's failure."""
         return node
 
     def visit_TryStar(self, node: ast.TryStar) -> ast.AST:
@@ -113,7 +115,7 @@ class _Hide(ast.NodeTransformer):
                 continue
             if compare is ast.Is and not (value is None or isinstance(value, bool)):
                 continue
-            check = Check(ast.unparse(computed)[:MOST_SHOWN], compare, value, literal is left)
+            check = Check(ast.unparse(computed)[:MAX_SHOWN], compare, value, literal is left)
             arguments: list[ast.expr] = [ast.Constant(len(self.checks)), computed]
             replaced = ast.Expr(ast.Call(ast.Name(self.name, ast.Load()), arguments, []))
             self.places[id(replaced)] = len(self.checks)
@@ -123,7 +125,7 @@ class _Hide(ast.NodeTransformer):
 
 
 def _before_return(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Statements that a call comes through, whatever happens: up to the first that might leave early."""
+    """The statements that every call executes: those before the first that may return."""
     straight: list[ast.stmt] = []
     for statement in body:
         if any(isinstance(node, ast.Return) for node in ast.walk(statement)):
@@ -133,7 +135,7 @@ def _before_return(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def largest(value: Any) -> int:
-    """The size of the largest set or dictionary within."""
+    """The size of the largest set or dict inside."""
     parts: list[Any] = []
     if isinstance(value, dict):
         parts = [*value, *value.values()]
@@ -144,8 +146,8 @@ def largest(value: Any) -> int:
 
 
 def decoded(sent: Any, most: int) -> Any:
-    """What `inside.plain` sent. A set or dictionary larger than any that is expected is not built: it is not equal, and
-    its hashes may have been chosen to collide."""
+    """Decode the output of `inside.plain`. A set or dict larger than expected is not built: it cannot be equal, and its
+    hashes may have been chosen to collide."""
     if sent is None or isinstance(sent, bool | str):
         return sent
     try:

@@ -1,4 +1,4 @@
-"""The grader of a rubric's item, for every flow that needs no judge."""
+"""Build the grader of a rubric item, for every flow without a judge."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.errors import UserError
-from vigneron.rewards.graders.checks import Length, RegexCheck, Render, StringCheck, TextSimilarity
-from vigneron.rewards.graders.json_schema import JsonSchema
+from vigneron.rewards.graders.checks import LengthGrader, RegexGrader, Render, StringCheckGrader, TextSimilarityGrader
+from vigneron.rewards.graders.json_schema import JsonSchemaGrader
 from vigneron.rubric.model import (
     CodeItem,
     Item,
@@ -20,7 +20,7 @@ from vigneron.rubric.model import (
     StringCheckItem,
     TextSimilarityItem,
 )
-from vigneron.sources.placement import HERE, Places
+from vigneron.sources.placement import IN_PROCESS, ModelPlacement
 from vigneron.sources.verdict import Grader
 
 
@@ -31,52 +31,52 @@ def build_grader(
     cache: Path | None = None,
     device: str = "cpu",
     loaded: dict[tuple[str, str], Any] | None = None,
-    places: Places = HERE,
+    placement: ModelPlacement = IN_PROCESS,
 ) -> Grader:
-    """What is wrong with an item is refused here. `cache` is where embeddings are kept, `device` where models run.
+    """Raises a `UserError` for a broken item. `cache` is the file of cached embeddings, `device` where models run.
 
-    Items that are given the same `loaded` share the models that they name alike.
+    Items with the same `loaded` dict share models of the same name.
     """
     loaded = {} if loaded is None else loaded
     if isinstance(item, StringCheckItem):
-        return StringCheck(item, render)
+        return StringCheckGrader(item, render)
     if isinstance(item, RegexItem):
-        return RegexCheck(item)
+        return RegexGrader(item)
     if isinstance(item, LengthItem):
-        return Length(item)
+        return LengthGrader(item)
     if isinstance(item, TextSimilarityItem):
-        return TextSimilarity(item, render)
+        return TextSimilarityGrader(item, render)
     if isinstance(item, JsonSchemaItem):
-        return JsonSchema(item)
+        return JsonSchemaGrader(item)
     if isinstance(item, CodeItem):
-        from vigneron.rewards.graders.code import Code
+        from vigneron.rewards.graders.code import CodeGrader
 
-        return Code(item)
+        return CodeGrader(item)
     if isinstance(item, PythonItem):
-        from vigneron.rewards.graders.models import Python
+        from vigneron.rewards.graders.models import PythonGrader
 
-        return Python(item)
+        return PythonGrader(item)
     if isinstance(item, SemanticItem):
-        from vigneron.rewards.graders.models import Semantic
+        from vigneron.rewards.graders.models import SemanticGrader
         from vigneron.sources.embedding_cache import cached_embedder
 
         name = item.embedder
-        kept = partial(cached_embedder, name, cache=cache, device=device, places=places)
-        embedder = _once(loaded, item, "embedder", name, kept)
-        return Semantic(item, render, embedder)
+        load_embedder = partial(cached_embedder, name, cache=cache, device=device, placement=placement)
+        embedder = _load_once(loaded, item, "embedder", name, load_embedder)
+        return SemanticGrader(item, render, embedder)
     if isinstance(item, RewardModelItem):
-        from vigneron.rewards.graders.models import RewardModel
+        from vigneron.rewards.graders.models import RewardModelGrader
         from vigneron.rewards.model import ModelReward, load_reward_scorer
 
         name = item.model
-        load = places.scorer or load_reward_scorer
-        scorer = _once(loaded, item, "model", name, lambda: load(name, "reward", device))
-        return RewardModel(item, ModelReward(scorer))
+        load = placement.scorer or load_reward_scorer
+        scorer = _load_once(loaded, item, "model", name, lambda: load(name, "reward", device))
+        return RewardModelGrader(item, ModelReward(scorer))
     raise TypeError(f"'{item.name}' is scored by a judge")
 
 
-def _once(loaded: dict[tuple[str, str], Any], item: Item, key: str, name: str, load: Callable[[], Any]) -> Any:
-    """What the errors of loading call `reward.embedder` is the item's own key here."""
+def _load_once(loaded: dict[tuple[str, str], Any], item: Item, key: str, name: str, load: Callable[[], Any]) -> Any:
+    """Loading errors name the config key `reward.embedder`; here they name the item's key."""
     if (key, name) not in loaded:
         try:
             loaded[key, name] = load()

@@ -1,41 +1,41 @@
-"""Flows that look at the text: string_check, regex, length, text_similarity. Each sample is scored by itself."""
+"""Graders of the text alone: string_check, regex, length, text_similarity."""
 
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.rewards.graders.similarity import similarity
 from vigneron.rubric.model import LengthItem, RegexItem, StringCheckItem, TextSimilarityItem
-from vigneron.sources.verdict import Answered, Verdict
+from vigneron.sources.verdict import GraderInput, Verdict
 from vigneron.text import normalise
 
-Render = Callable[[str, Answered], str]
-"""A template's text for one sample."""
+Render = Callable[[str, GraderInput], str]
+"""Renders a template for one sample."""
 
-# A pattern that takes longer on one answer goes through more and more ways to match.
+# A pattern that takes longer backtracks exponentially.
 REGEX_S = 1.0
 
 
-class EachAlone:
-    """A grader whose verdict on a sample depends on nothing else."""
+class PerSampleGrader:
+    """Base of graders that score each sample independently."""
 
-    waits = False
+    overlaps = False
 
-    def __call__(self, samples: Sequence[Answered]) -> list[Verdict]:
+    def __call__(self, samples: Sequence[GraderInput]) -> list[Verdict]:
         return [self.verdict(sample) for sample in samples]
 
-    def verdict(self, sample: Answered) -> Verdict:
+    def verdict(self, sample: GraderInput) -> Verdict:
         raise NotImplementedError
 
 
-class StringCheck(EachAlone):
-    """1 or 0. Equality is that of the exact reward; `includes` looks for the reference as it stands."""
+class StringCheckGrader(PerSampleGrader):
+    """1 or 0. Equality normalises as the exact reward does; `includes` is a plain substring test."""
 
     def __init__(self, item: StringCheckItem, render: Render) -> None:
         self._item, self._render = item, render
 
-    def verdict(self, sample: Answered) -> Verdict:
+    def verdict(self, sample: GraderInput) -> Verdict:
         reference, operation = self._render(self._item.reference, sample), self._item.operation
         if operation in ("equals", "differs"):
             same = normalise(sample.response) == normalise(reference)
@@ -46,62 +46,61 @@ class StringCheck(EachAlone):
             return Verdict.missing("the reference is empty: every response includes it")
         if operation == "includes_any_case":
             wanted, text = wanted.casefold(), text.casefold()
-        found = wanted in text
-        return Verdict(float(found), reasoning=f"the reference is {'' if found else 'not '}in the response")
+        is_in = wanted in text
+        return Verdict(float(is_in), reasoning=f"the reference is {'' if is_in else 'not '}in the response")
 
 
-class RegexCheck(EachAlone):
-    """1 or 0; missing where the pattern takes too long."""
+class RegexGrader(PerSampleGrader):
+    """1 or 0; missing if the pattern takes too long."""
 
     def __init__(self, item: RegexItem) -> None:
-        self._expect, self._pattern = item.expect, compiled(item.pattern, f"item '{item.name}', pattern")
+        self._expect, self._pattern = item.expect, compile_pattern(item.pattern, f"item '{item.name}', pattern")
 
-    def verdict(self, sample: Answered) -> Verdict:
-        look = self._pattern.fullmatch if self._expect == "whole" else self._pattern.search
+    def verdict(self, sample: GraderInput) -> Verdict:
+        match = self._pattern.fullmatch if self._expect == "whole" else self._pattern.search
         try:
-            found = look(sample.response, timeout=REGEX_S) is not None
+            matches = match(sample.response, timeout=REGEX_S) is not None
         except TimeoutError:
             return Verdict.missing(f"the pattern took more than {REGEX_S:g} s on this response")
-        said = "the response is the match" if self._expect == "whole" else "the pattern is found"
-        unsaid = "the response is not the match" if self._expect == "whole" else "the pattern is not found"
-        return Verdict(float(found != (self._expect == "absent")), reasoning=said if found else unsaid)
+        yes = "the response is the match" if self._expect == "whole" else "the pattern is found"
+        no = "the response is not the match" if self._expect == "whole" else "the pattern is not found"
+        return Verdict(float(matches != (self._expect == "absent")), reasoning=yes if matches else no)
 
 
-def compiled(pattern: str, where: str) -> Any:
-    """By the `regex` package, whose matches can be given a time limit."""
+def compile_pattern(pattern: str, where: str) -> Any:
+    """With the `regex` package, whose matching accepts a timeout."""
     import regex
 
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError, ValueError, MemoryError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{where}: '{pattern}' is no regular expression: {first}") from None
+        raise UserError(f"{where}: '{pattern}' is not a valid regular expression: {first_line(error)}") from None
 
 
-class Length(EachAlone):
-    """1 within the bounds, else the bound's share of the length, or the length's of the bound."""
+class LengthGrader(PerSampleGrader):
+    """1 within the bounds; above them bound / length, below them length / bound."""
 
     def __init__(self, item: LengthItem) -> None:
         self._item = item
 
-    def verdict(self, sample: Answered) -> Verdict:
+    def verdict(self, sample: GraderInput) -> Verdict:
         length = UNITS[self._item.unit](sample.response)
         least, most = self._item.at_least or 0, self._item.at_most
-        said = f"{length} {self._item.unit}"
+        counted = f"{length} {self._item.unit}"
         if length < least:
-            return Verdict(length / least, reasoning=f"{said}, fewer than {least}")
+            return Verdict(length / least, reasoning=f"{counted}, fewer than {least}")
         if most is not None and length > most:
-            return Verdict(most / length, reasoning=f"{said}, more than {most}")
-        return Verdict(1.0, reasoning=f"{said}, within the bounds")
+            return Verdict(most / length, reasoning=f"{counted}, more than {most}")
+        return Verdict(1.0, reasoning=f"{counted}, within the bounds")
 
 
 def count_words(text: str) -> int:
-    """What stands between spaces, with a letter or a digit in it."""
+    """Whitespace-separated words with at least one letter or digit."""
     return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
 def count_sentences(text: str) -> int:
-    """What stands between full stops, question and exclamation marks that a space follows, or between lines."""
+    """Parts split at line breaks and at sentence-ending punctuation followed by a space."""
     parts = re.split(r"(?<![.!?…])[.!?…]+[\"'”’)\]]*\s|[。！？]|\n", text)
     return sum(any(map(str.isalnum, part)) for part in parts)
 
@@ -113,10 +112,10 @@ UNITS: dict[str, Callable[[str], int]] = {
 }
 
 
-class TextSimilarity(EachAlone):
+class TextSimilarityGrader(PerSampleGrader):
     def __init__(self, item: TextSimilarityItem, render: Render) -> None:
         self._item, self._render = item, render
 
-    def verdict(self, sample: Answered) -> Verdict:
+    def verdict(self, sample: GraderInput) -> Verdict:
         score = similarity(self._item.metric, sample.response, self._render(self._item.reference, sample))
         return Verdict(score, reasoning=f"{self._item.metric} with the reference: {score:.2f}")

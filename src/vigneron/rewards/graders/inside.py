@@ -1,14 +1,14 @@
-"""The program inside the sandbox: an answer's code, then one test. It runs by itself, with the standard library only.
+"""The program inside the sandbox: runs a response's code, then one test. Uses the standard library only.
 
-Lines of JSON go both ways. In comes the code; once that has run, and not before, the test and a token. Out go
-`started`, `ready`, a value for each check that is made outside, and at the end the token, or `failed` with the reason.
+It reads and writes lines of JSON. In: the code; after that has run, the test and a token. Out: `started`, `ready`, a
+value for each check that is evaluated outside, and at the end the token, or `failed` with the reason.
 """
 
 import json
 import sys
 from typing import Any
 
-LONGEST_REASON = 300
+MAX_REASON = 300
 
 
 def main(limits: dict[str, int]) -> None:
@@ -26,40 +26,39 @@ def main(limits: dict[str, int]) -> None:
     run, make, leave, dumps, write = exec, compile, os._exit, json.dumps, os.write
     untouched = dict(vars(builtins))
 
-    def say(*message: Any) -> None:
+    def send(*message: Any) -> None:
         text = dumps(message).encode() + b"\n"
         while text:
             text = text[write(channel, text) :]
 
-    say("started")
+    send("started")
     module = types.ModuleType("answer")
     sys.modules["answer"] = module
     stage = "code"
     try:
         run(make(json.loads(lines.readline())["code"], "<answer>", "exec", 0, True), module.__dict__)
-        say("ready")
+        send("ready")
         stage = "test"
         given = json.loads(lines.readline())
         vars(builtins).update(untouched)
         sys.settrace(None)
         sys.setprofile(None)
         module.__dict__["__builtins__"] = builtins
-        module.__dict__[given["check"]] = lambda number, value: say("value", number, plain(value))
+        module.__dict__[given["check"]] = lambda number, value: send("value", number, plain(value))
         run(make(given["test"], "<test>", "exec", 0, True), module.__dict__)
-    except BaseException as error:  # whatever an answer raises, `SystemExit` too, is how it failed
+    except BaseException as error:  # whatever the code raises, `SystemExit` too, is a failure
         try:
-            said = str(error)[:LONGEST_REASON]
-        except Exception:  # an answer's own exception may not even have a text
-            said = ""
-        say("failed", stage, type(error).__name__, said)
+            text = str(error)[:MAX_REASON]
+        except Exception:  # `__str__` of the code's own exception may fail
+            text = ""
+        send("failed", stage, type(error).__name__, text)
         leave(1)
-    say("done", given["token"])
+    send("done", given["token"])
     leave(0)
 
 
 def plain(value: Any) -> Any:
-    """Data as JSON that loses nothing. Of anything else only the type's name: whether an object of the answer's own
-    says that it is equal counts for nothing."""
+    """Plain data as lossless JSON; of any other object only the type's name, so that its own `__eq__` has no effect."""
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
@@ -86,7 +85,7 @@ def plain(value: Any) -> Any:
 
 
 def _confine(limits: dict[str, int]) -> None:
-    """Hard limits, which nothing that follows can raise. Where the machine's are lower already, those stay."""
+    """Set hard resource limits, which the code cannot raise. Lower limits of the machine stay."""
     import resource
 
     for name, limit in limits.items():

@@ -1,4 +1,4 @@
-"""json_schema: the whole response is JSON that a schema accepts. Nothing is fetched, and no pattern runs for long."""
+"""`flow: json_schema`: the response is JSON that a schema accepts. Remote references are refused; patterns time out."""
 
 import json
 import math
@@ -7,29 +7,29 @@ from functools import cache
 from typing import Any
 
 from vigneron.errors import UserError
-from vigneron.rewards.graders.checks import REGEX_S, EachAlone, compiled
+from vigneron.rewards.graders.checks import REGEX_S, PerSampleGrader, compile_pattern
 from vigneron.rubric.model import JsonSchemaItem
-from vigneron.sources.verdict import Answered, Verdict
+from vigneron.sources.verdict import GraderInput, Verdict
 
-LONGEST = 200_000
-DEEPEST = 64
-LONGEST_NUMBER = 400
-# What stands under these is data, and no schema.
+MAX_LENGTH = 200_000
+MAX_DEPTH = 64
+MAX_DIGITS = 400
+# Keys whose values are data, not schemas.
 DATA = ("const", "enum", "default", "examples")
 
 
 class NotJson(ValueError):
-    """What is wrong with a response, in words."""
+    """Why a response is not JSON."""
 
 
-class JsonSchema(EachAlone):
-    """1 where the schema accepts, `partial` for JSON that it refuses, else 0."""
+class JsonSchemaGrader(PerSampleGrader):
+    """1 if the schema accepts, `partial` for JSON that it refuses, else 0."""
 
     def __init__(self, item: JsonSchemaItem) -> None:
         self._partial = item.partial
         self._validator = _checked_validator(item.json_schema, f"item '{item.name}', json_schema")
 
-    def verdict(self, sample: Answered) -> Verdict:
+    def verdict(self, sample: GraderInput) -> Verdict:
         try:
             value = read_json(sample.response)
         except NotJson as error:
@@ -39,20 +39,20 @@ class JsonSchema(EachAlone):
         except TimeoutError:
             return Verdict.missing(f"a pattern of the schema took more than {REGEX_S:g} s on this response")
         except RecursionError:
-            return Verdict.missing("the schema goes round in circles on this response")
+            return Verdict.missing("the schema recurses without end on this response")
         if refused is None:
             return Verdict(1.0, reasoning="the schema accepts the response")
         return Verdict(self._partial, reasoning=f"the schema refuses `{short(refused.json_path)}`: {refused.validator}")
 
 
 def read_json(text: str) -> Any:
-    """The whole text, in one fence at most. What JSON itself does not know (NaN, numbers beyond a float) is refused."""
+    """The whole text, optionally in a code fence. NaN and numbers out of range of a float are refused."""
     text = text.strip()
-    if len(text) > LONGEST:
-        raise NotJson(f"the response is longer than {LONGEST} characters")
+    if len(text) > MAX_LENGTH:
+        raise NotJson(f"the response is longer than {MAX_LENGTH} characters")
     text = _unfenced(text)
-    if _depth(text) > DEEPEST:
-        raise NotJson(f"the response is nested more than {DEEPEST} deep")
+    if _depth(text) > MAX_DEPTH:
+        raise NotJson(f"the response is nested more than {MAX_DEPTH} deep")
     try:
         return json.loads(text, parse_float=_finite, parse_int=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
@@ -66,7 +66,7 @@ def _unfenced(text: str) -> str:
 
 
 def _depth(text: str) -> int:
-    """At most: brackets within texts count too."""
+    """An upper bound: brackets inside strings count too."""
     depth = deepest = 0
     for character in text:
         depth += (character in "[{") - (character in "]}")
@@ -75,7 +75,7 @@ def _depth(text: str) -> int:
 
 
 def _finite(number: str) -> float | int:
-    if len(number) > LONGEST_NUMBER or not math.isfinite(float(number)):
+    if len(number) > MAX_DIGITS or not math.isfinite(float(number)):
         raise ValueError("out of range")
     return float(number) if any(mark in number for mark in ".eE") else int(number)
 
@@ -93,10 +93,12 @@ def _checked_validator(schema: dict[str, Any], where: str) -> Any:
     except SchemaError as error:
         raise UserError(f"{where}: {short(error.json_path)}: {short(error.message)}") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{where}: it cannot be written as JSON: {short(error)}") from None
+        raise UserError(f"{where}: cannot be written as JSON: {short(error)}") from None
     parts = list(_parts(schema))
     if any("unevaluatedProperties" in part for part in parts) and any("patternProperties" in part for part in parts):
-        raise UserError(f"{where}: `unevaluatedProperties` beside `patternProperties`: use `additionalProperties`")
+        raise UserError(
+            f"{where}: `unevaluatedProperties` does not work with `patternProperties`: use `additionalProperties`"
+        )
     for part in parts:
         for pattern in (part.get("pattern"), *part.get("patternProperties", ())):
             if isinstance(pattern, str):
@@ -112,8 +114,8 @@ def _checked_validator(schema: dict[str, Any], where: str) -> Any:
         next(validator.iter_errors(None), None)
     except Unresolvable:
         raise UserError(
-            f"{where}: `$ref: {short(reference)}` leads out of the schema or nowhere, and nothing is fetched: "
-            "put what it means under `$defs`"
+            f"{where}: `$ref: {short(reference)}` is not in the schema, and remote schemas are not fetched: "
+            "put the definition under `$defs`"
         ) from None
     except RecursionError:
         raise UserError(f"{where}: the schema refers to itself without end") from None
@@ -121,7 +123,7 @@ def _checked_validator(schema: dict[str, Any], where: str) -> Any:
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schema and all schemas within."""
+    """The schema and all its subschemas."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -134,7 +136,7 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 @cache
 def _validator_class() -> Any:
-    """Draft 2020-12, its patterns with a time limit."""
+    """Draft 2020-12, with a time limit for patterns."""
     from jsonschema import Draft202012Validator, ValidationError, validators
 
     def pattern(validator: Any, wanted: str, value: Any, schema: Any) -> Iterator[Any]:
@@ -160,7 +162,7 @@ def _validator_class() -> Any:
 
 @cache
 def _search(pattern: str, where: str = "json_schema") -> Any:
-    return compiled(pattern, where).search
+    return compile_pattern(pattern, where).search
 
 
 def short(text: Any) -> str:

@@ -1,9 +1,9 @@
-"""Where an answer's code runs: bubblewrap, or a container. Where neither works, code is not run at all.
+"""The sandboxes that run a response's code: bubblewrap or a container. Without either, code is not run.
 
-Inside there is no network, no home, no environment, and nothing to write to but a small /tmp; the hard limits are set
-by `inside.py` before any code of an answer is read. The interpreter is the one that runs Vigneron, without its packages
-and without the virtual environment it may stand in: its installation is bound read-only. Where the sandbox cannot reach
-that (root gives up its rights before it starts one, and may keep its Python under /root), it is the system's python3.
+Inside there is no network, home or environment, and only a small /tmp is writable; `inside.py` sets hard limits before
+it reads any code. The interpreter is the one that runs Vigneron, without its packages and virtual environment, bound
+read-only. If the sandbox cannot read that (root drops its privileges first, and root's Python may be under its home),
+it is the system's python3.
 """
 
 import json
@@ -25,34 +25,34 @@ from vigneron.rewards.graders.seccomp import seccomp_filter
 NOBODY = 65534
 MIB = 2**20
 IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-# The clock's limit is so many times the limit of CPU time, and so much more: an answer that waits for a core, because
-# the machine has other things to do, must not meet it.
-CLOCK_TIMES, CLOCK_MORE_S = 10, 5.0
-# So much later than any limit a container ends by itself, should nobody be left to end it.
-CONTAINER_MORE_S = 60
-LAST_S = 5.0
+# The wall-clock limit is CLOCK_FACTOR times the CPU limit plus CLOCK_EXTRA_S, so that code that waits for a core on a
+# busy machine does not reach it.
+CLOCK_FACTOR, CLOCK_EXTRA_S = 10, 5.0
+# A container ends itself this long after its wall-clock limit, in case this process is gone.
+CONTAINER_EXTRA_S = 60
+EXIT_WAIT_S = 5.0
 PYTHON_OPTIONS = ("-s", "-S", "-B")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`timeout_s` is CPU time of all processes together, from when Python runs in the sandbox, for the code with one
-    test. What sleeps uses none, and is ended by the clock, `clock_s` after the same moment.
+    """`timeout_s` is the CPU time of all processes for the code with one test, counted after Python has started. Code
+    that sleeps is stopped by the wall-clock limit `clock_s`.
 
-    In a container, whose processes cannot be seen from outside, the kernel ends each process by its own CPU time."""
+    The processes of a container cannot be observed from outside: there the kernel limits each process's CPU time."""
 
     timeout_s: float = 5.0
     memory_mb: int = 512
-    """Of each process, and of all together."""
+    """For each process, and for all together."""
     processes: int = 32
     disk_mb: int = 64
 
     @property
     def clock_s(self) -> float:
-        return CLOCK_TIMES * self.timeout_s + CLOCK_MORE_S
+        return CLOCK_FACTOR * self.timeout_s + CLOCK_EXTRA_S
 
     def hard(self) -> dict[str, int]:
-        """As the kernel names them."""
+        """By the kernel's names (RLIMIT_…)."""
         return {
             "AS": self.memory_mb * MIB,
             "CPU": ceil(self.timeout_s) + 1,
@@ -66,21 +66,21 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Running:
-    """A sandbox that was started; its pipes go to `inside.py`."""
+class RunningSandbox:
+    """A started sandbox; its pipes are those of `inside.py`."""
 
     process: subprocess.Popen[bytes]
     container: tuple[str, str] | None = None
-    """The program and the container's name."""
+    """The container program and the container's name."""
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
         """Its standard input, output and error."""
-        found = self.process.stdin, self.process.stdout, self.process.stderr
-        return cast("tuple[IO[bytes], IO[bytes], IO[bytes]]", found)
+        pipes = self.process.stdin, self.process.stdout, self.process.stderr
+        return cast("tuple[IO[bytes], IO[bytes], IO[bytes]]", pipes)
 
     def end(self) -> None:
-        """With all that runs in it. Bubblewrap is left to wait for its first process, which goes after all others."""
+        """Kill everything in it. Bubblewrap then waits for its first process, which ends last."""
         if self.container is not None:
             program, name = self.container
             subprocess.run([program, "rm", "--force", name], stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -88,7 +88,7 @@ class Running:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         try:
-            self.process.wait(LAST_S)
+            self.process.wait(EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -97,7 +97,7 @@ class Running:
 class Sandbox(Protocol):
     @property
     def name(self) -> str: ...
-    def start(self, limits: Limits) -> Running: ...
+    def start(self, limits: Limits) -> RunningSandbox: ...
 
 
 @dataclass(frozen=True)
@@ -105,24 +105,25 @@ class Bubblewrap:
     program: str
     python: str
     prefix: str | None
-    """Python's installation, where it is not under /usr."""
+    """Python's installation, if it is not under /usr."""
 
     @property
     def name(self) -> str:
         return f"bubblewrap with {self.python}"
 
-    def start(self, limits: Limits) -> Running:
+    def start(self, limits: Limits) -> RunningSandbox:
         filter_program = seccomp_filter()
         read, write = os.pipe()
         try:
             os.write(write, filter_program or b"")
             os.close(write)
             command = self.command(limits, None if filter_program is None else read)
-            # Its environment can be read inside, under /proc/1: it gets none. The kernel counts no processes of root's.
+            # Without an environment, which could be read inside under /proc/1. The process limit does not apply to
+            # root.
             unprivileged: dict[str, Any] = {}
             if os.geteuid() == 0:
                 unprivileged = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-            return Running(_started(command, env={}, cwd="/", pass_fds=(read,), **unprivileged))
+            return RunningSandbox(_started(command, env={}, cwd="/", pass_fds=(read,), **unprivileged))
         finally:
             os.close(read)
 
@@ -144,7 +145,7 @@ class Bubblewrap:
         for folder, share in (("/dev/shm", 4), ("/tmp", 1)):
             options += ["--size", str(limits.disk_mb * MIB // share), "--tmpfs", folder]
         if self.prefix is not None:
-            # After /tmp: it may stand there.
+            # After /tmp, because it may be under it.
             options += ["--ro-bind", self.prefix, self.prefix]
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         if filter_fd is not None:
@@ -160,13 +161,13 @@ class Container:
     def name(self) -> str:
         return f"{Path(self.program).name} with {IMAGE}"
 
-    def start(self, limits: Limits) -> Running:
+    def start(self, limits: Limits) -> RunningSandbox:
         name = f"vigneron-{secrets.token_hex(8)}"
-        return Running(_started(self.command(limits, name)), (self.program, name))
+        return RunningSandbox(_started(self.command(limits, name)), (self.program, name))
 
     def command(self, limits: Limits, name: str) -> list[str]:
         disk = f"rw,nosuid,nodev,size={limits.disk_mb}m,mode=1777"
-        # Not the number of processes: that would be counted over all containers.
+        # NPROC would count the processes of all containers.
         hard = {name: limit for name, limit in limits.hard().items() if name != "NPROC"}
         return [
             *(self.program, "run", "--rm", "--interactive", "--init", "--name", name, "--pull", "never"),
@@ -175,17 +176,17 @@ class Container:
             *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
             *("--shm-size", f"{limits.disk_mb}m", "--tmpfs", f"/tmp:{disk}", "--workdir", "/tmp"),
             *("--env", "PYTHONHASHSEED=0", "--env", "HOME=/tmp", "--log-driver", "none"),
-            *(IMAGE, "timeout", "-s", "KILL", str(ceil(limits.clock_s) + CONTAINER_MORE_S), *_inside("python3", hard)),
+            *(IMAGE, "timeout", "-s", "KILL", str(ceil(limits.clock_s) + CONTAINER_EXTRA_S), *_inside("python3", hard)),
         ]
 
 
 def children_of(pid: int) -> list[int]:
-    """Of all its threads. Linux only."""
-    found: list[int] = []
+    """The child processes of all its threads. Linux only."""
+    children: list[int] = []
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (thread / "children").read_text().split()]
-    return found
+            children += [int(child) for child in (thread / "children").read_text().split()]
+    return children
 
 
 def _inside(python: str, hard: dict[str, int]) -> list[str]:
@@ -194,34 +195,34 @@ def _inside(python: str, hard: dict[str, int]) -> list[str]:
 
 
 def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C ends a run at the step's end, and must not look like code that died."""
+    """In a new session: Ctrl-C ends the run after the step and must not kill code under test."""
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, **options)
 
 
 @dataclass(frozen=True)
-class Used:
+class ResourceUsage:
     memory: int
     cpu_s: float
 
 
-def used_by(pid: int) -> Used:
-    """Bytes of memory that a process and all that came of it hold for themselves, and the CPU time they took, those
-    that have ended too. Linux only."""
+def resource_usage(pid: int) -> ResourceUsage:
+    """Private memory in bytes and CPU time of a process and its descendants, CPU time of ended ones included. Linux
+    only."""
     memory, ticks, waiting = 0, 0, [pid]
     while waiting:
         process = waiting.pop()
         with suppress(OSError):
-            # Before its children are listed: one that ends meanwhile is left out this time, and never counted twice.
+            # Read before the children are listed, so that a child that ends meanwhile is not counted twice.
             ticks += sum(int(each) for each in _stat(process)[11:15])
         waiting += children_of(process)
         with suppress(OSError):
             for line in Path(f"/proc/{process}/status").read_text().splitlines():
                 if line.startswith(("RssAnon:", "RssShmem:")):
                     memory += int(line.split()[1]) * 1024
-    return Used(memory, ticks / os.sysconf("SC_CLK_TCK"))
+    return ResourceUsage(memory, ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def _stat(pid: int) -> list[str]:
-    """From the state on: the name before it may hold anything."""
+    """The fields from the state on; the name before it may contain anything."""
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

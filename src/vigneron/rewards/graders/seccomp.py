@@ -1,14 +1,14 @@
-"""System calls that code in the sandbox has no use for, as a filter that bubblewrap loads.
+"""A seccomp filter for bubblewrap, which refuses system calls that code in the sandbox does not need.
 
-Closed are what namespaces and limits leave open: memory that no limit counts (System V, memfd), other processes'
-memory, sockets of families that a network namespace does not cover (a virtual machine's vsock reaches its host), and
-parts of the kernel that are known for their holes.
+It covers what namespaces and limits leave open: memory that no limit counts (System V, memfd), other processes' memory,
+socket families that a network namespace does not cover (a virtual machine's vsock reaches its host), and parts of the
+kernel with a history of vulnerabilities.
 """
 
 import platform
 import struct
 
-# The architecture's number in the audit interface, and which of a call's numbers is its own.
+# The architecture's AUDIT_ARCH number, and its index in the tuples of call numbers.
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 REFUSED = {
     "shmget": (29, 194),
@@ -32,8 +32,8 @@ REFUSED = {
 }
 SOCKET = (41, 198)
 FAMILIES = (1, 2, 10)
-"""Unix, IPv4, IPv6: these end in the sandbox's own network namespace."""
-# Above it are the calls of x86-64's second interface, under other numbers.
+"""Unix, IPv4, IPv6: confined by the sandbox's network namespace."""
+# Calls of the x32 ABI have numbers from here on.
 X32 = 0x40000000
 
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
@@ -42,11 +42,11 @@ NUMBER_AT, ARCHITECTURE_AT, FIRST_ARGUMENT_AT = 0, 4, 16
 
 
 def seccomp_filter(machine: str | None = None) -> bytes | None:
-    """A program of classic BPF; None on an architecture that is not in the table."""
-    found = ARCHITECTURES.get(machine or platform.machine())
-    if found is None:
+    """A classic BPF program; None for an unknown architecture."""
+    known = ARCHITECTURES.get(machine or platform.machine())
+    if known is None:
         return None
-    architecture, column = found
+    architecture, column = known
     steps: list[tuple[int, int, str, str]] = [
         (LOAD, ARCHITECTURE_AT, "next", "next"),
         (EQUAL, architecture, "next", "kill"),
@@ -61,6 +61,6 @@ def seccomp_filter(machine: str | None = None) -> bytes | None:
     places = {name: len(steps) + i for i, name in enumerate(ends)}
     program = b""
     for at, (code, value, *ways) in enumerate(steps):
-        # Jumps are counted in steps from the next one.
+        # Jump offsets are relative to the next instruction.
         program += struct.pack("=HBBI", code, *(places.get(way, at + 1) - at - 1 for way in ways), value)
     return program + b"".join(struct.pack("=HBBI", RETURN, 0, 0, value) for value in ends.values())

@@ -1,8 +1,8 @@
 """Attention with a static key/value cache in which every row has its own length.
 
-transformers hands queries, keys and values to a named attention function; this one keeps the cache itself. A row's
-token at position p lies in slot p, so rows of any length stand side by side, a finished row is overwritten by a new
-prompt, and addresses never change (a CUDA graph stays valid).
+transformers passes queries, keys and values to a registered attention function; this one keeps the cache itself. A
+row's token at position p is in slot p, so rows may have any length, a finished row is overwritten by a new prompt, and
+addresses never change (a CUDA graph stays valid).
 """
 
 from typing import Any
@@ -17,12 +17,12 @@ from vigneron.policy.compiling import has_triton
 
 NAME = "vigneron_cached"
 
-# What some models ask of their attention and this one does not do.
-UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")
+# Arguments of some models' attention that this one does not support.
+UNSUPPORTED_ARGUMENTS = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 class Unsupported(Exception):
-    """The model's attention needs something that the engine does not do."""
+    """The model's attention needs something that the engine does not support."""
 
 
 def cached_attention(
@@ -38,11 +38,10 @@ def cached_attention(
     discover: list[tuple[nn.Module, int, int]] | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """With `cache_slots`, one new token a row, at its slot; with `cache_rows`, whole prompts for those rows.
-
-    `discover` collects the modules that call.
+    """Attention that updates the cache: with `cache_slots`, one new token per row at its slot; with `cache_rows`, whole
+    prompts for those rows. `discover` collects the calling modules.
     """
-    for name in UNKNOWN:
+    for name in UNSUPPORTED_ARGUMENTS:
         if others.get(name) is not None:
             raise Unsupported(name)
     if discover is not None:
@@ -73,13 +72,13 @@ def attend_to_cache(
     slots_R: Int[Tensor, " R"],
     scale: float,
 ) -> Float[Tensor, "R H D"]:
-    """Each row's query over its slots 0 … slot; rows are the first R of the cache."""
+    """Attention of each row's query over its slots 0 … slot; the rows are the first R of the cache."""
     if query_RHD.is_cuda and query_RHD.dtype != torch.float64 and has_triton():  # the kernel sums in float32
         from vigneron.rollout.engine.decode_kernel import decode_attention
 
         return decode_attention(query_RHD, keys, values, slots_R, scale)
     count, heads, _ = query_RHD.shape
-    # Queries that share a key head stand where a sequence would: no key is repeated.
+    # Queries that share a key head take the place of the sequence dimension, so that no key is repeated.
     query_RKGD = query_RHD.unflatten(1, (keys.shape[1], heads // keys.shape[1]))
     seen_R11S = (torch.arange(keys.shape[2], device=slots_R.device) <= slots_R[:, None])[:, None, None]
     out = scaled_dot_product_attention(query_RKGD, keys[:count], values[:count], attn_mask=seen_R11S, scale=scale)

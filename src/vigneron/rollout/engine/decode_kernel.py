@@ -1,6 +1,6 @@
-"""One new token a row over its cached keys and values, on a CUDA device: reads each of them once, none past the row.
+"""Triton kernel: attention of one new token per row over its cached keys and values, each read once.
 
-A program takes one row and one key head, with all the query heads that share it.
+A program handles one row and one key head, with all query heads that share it.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The state of the rows that are being sampled, and one step of it: tensors that stay where they are."""
+"""The state of the rows being sampled, in tensors with fixed addresses, and the choice of the next token."""
 
 from dataclasses import dataclass, fields
 
@@ -11,8 +11,8 @@ from vigneron.policy.compiling import compiled_on_gpu
 
 
 @dataclass
-class Rows:
-    """One entry a row. `written` tokens stand in `ids`; the `last` of them goes into the cache next, at `slot`."""
+class DecodeState:
+    """One entry per row. `ids` holds `written` tokens; the `last` of them goes into the cache next, at `slot`."""
 
     last: Int[Tensor, " R"]
     slot: Int[Tensor, " R"]
@@ -25,8 +25,8 @@ class Rows:
     logprobs: Float[Tensor, "R T"]
 
     @classmethod
-    def empty(cls, rows: int, tokens: int, device: torch.device, dtype: torch.dtype) -> "Rows":
-        """One column more than `tokens`: there go the writes of rows that have ended."""
+    def empty(cls, rows: int, tokens: int, device: torch.device, dtype: torch.dtype) -> "DecodeState":
+        """A blank state. One column more than `tokens` takes the writes of rows that have ended."""
 
         def blank(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=device)
@@ -39,31 +39,31 @@ class Rows:
     def tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in fields(self)]
 
-    def first(self, count: int) -> "Rows":
+    def first(self, count: int) -> "DecodeState":
         """A view of the first rows."""
-        return Rows(*(tensor[:count] for tensor in self.tensors()))
+        return DecodeState(*(tensor[:count] for tensor in self.tensors()))
 
     def move(self, source: Int[Tensor, " N"]) -> None:
-        """Rows `source` become rows 0, 1, 2 …"""
+        """Move the rows `source` to 0, 1, 2 …"""
         for tensor in self.tensors():
             tensor[: len(source)] = tensor[source]
 
     def start(self, at: Int[Tensor, " N"], *, slot: Tensor, key: Tensor, limit: Tensor) -> None:
-        """New samples in rows `at`, before their first token."""
+        """Start new samples in rows `at`, before their first token."""
         self.slot[at], self.key[at], self.limit[at] = slot - 1, key, limit
         self.written[at] = 0
         self.running[at] = True
         self.ended[at] = False
 
     def write(self, at: slice | Tensor, token_N: Tensor, logprob_N: Tensor, ends_E: Tensor) -> None:
-        """One more token in rows `at`; a row that has ended stays as it is."""
+        """Append a token to rows `at`; rows that have ended do not change."""
         running_N, written_N = self.running[at], self.written[at]
         scratch = self.ids.shape[1] - 1
         column_N1 = torch.where(running_N, written_N, scratch)[:, None]
         ids_NT, logprobs_NT = self.ids[at], self.logprobs[at]
         ids_NT.scatter_(1, column_N1, token_N[:, None])
         logprobs_NT.scatter_(1, column_N1, logprob_N[:, None].to(logprobs_NT.dtype))
-        if isinstance(at, Tensor):  # an index copies: write back
+        if isinstance(at, Tensor):  # indexing made a copy: write it back
             self.ids[at], self.logprobs[at] = ids_NT, logprobs_NT
         ended_N = (token_N[:, None] == ends_E).any(1)
         written_N = written_N + running_N
@@ -78,7 +78,7 @@ class Rows:
 def choose(
     logits_NV: Float[Tensor, "N V"], key_N: Int[Tensor, " N"], written_N: Int[Tensor, " N"], sampling: Sampling | None
 ) -> tuple[Int[Tensor, " N"], Float[Tensor, " N"]]:
-    """The next token of each row and its log-prob; without `sampling` the likeliest."""
+    """The next token of each row and its log-prob; greedy without `sampling`."""
     logprobs_NV = sampled_logprobs(logits_NV, sampling or Sampling())
     token_N = logits_NV.argmax(-1) if sampling is None else draw(logprobs_NV.exp(), uniform_at(key_N, written_N))
     return token_N, chosen_logprobs(logprobs_NV, token_N)

@@ -1,7 +1,7 @@
-"""The sampling engine: a static cache, prompts computed once a group, rows refilled as they end.
+"""The sampling engine: a static cache, one prefill per group, and rows refilled as they end (continuous batching).
 
-On a CUDA device a step of all rows is one graph, with sampling in it, captured once for each number of rows; the host
-looks every few steps which rows have ended. On a CPU the same steps run one by one.
+On a CUDA device a decode step of all rows, sampling included, is one CUDA graph, captured once for each number of rows;
+the host checks every few steps which rows have ended. On a CPU the steps run directly.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from torch import Tensor
 from vigneron.batch import to_device
 from vigneron.core.draws import Sampling
 from vigneron.policy.compiling import compile_layers
-from vigneron.policy.cuda_graphs import Graphs, repeatable, rounded_up
+from vigneron.policy.cuda_graphs import CudaGraphs, round_to_bucket, round_up
 from vigneron.policy.model import Policy
-from vigneron.rollout.engine.decode_state import Rows, choose
-from vigneron.rollout.engine.inference_model import Twin
+from vigneron.rollout.engine.decode_state import DecodeState, choose
+from vigneron.rollout.engine.inference_model import InferenceModel
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
 from vigneron.rollout.engine.schedule import Schedule
 from vigneron.timing import phase
 
-# Bytes of cache, unless a single row needs more; on a GPU at most an eighth of its memory.
+# Bytes of key/value cache, unless a single row needs more; on a GPU at most an eighth of its memory.
 CACHE_BYTES = {"cuda": 6 * 2**30, "mps": 2**30, "cpu": 2**30}
 
 
@@ -31,7 +31,7 @@ def cache_bytes(device: torch.device) -> int:
 
 
 class Engine:
-    """Samples for a policy as it is at each call."""
+    """Samples from the policy's current weights at each call."""
 
     notice: str | None = None
     exact = True
@@ -39,13 +39,13 @@ class Engine:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.device, self.pad_id = policy.device, policy.pad_id
-        self._twin = Twin(policy)
-        self._graphs = Graphs(policy.device)
+        self._model = InferenceModel(policy)
+        self._graphs = CudaGraphs(policy.device)
         self.graphed = self._graphs.available
         self._set_ends()
         self._slots = 0
         self._capacity = 0
-        self.rows = Rows.empty(0, 0, policy.device, torch.float32)
+        self.state = DecodeState.empty(0, 0, policy.device, torch.float32)
         self._cache = torch.empty(0)
 
     def _set_ends(self) -> None:
@@ -54,14 +54,14 @@ class Engine:
         self._graphs.clear()
 
     def compile(self) -> None:
-        """Decoder layers through torch.compile from now on."""
-        compile_layers(self._twin.model)
+        """Use torch.compile for the decoder layers."""
+        compile_layers(self._model.model)
         self._graphs.clear()
 
     @torch.no_grad()
     def sample(self, request: Request) -> Completions:
         with phase("weights"):
-            self._twin.refresh()
+            self._model.refresh()
         if self._end_ids != self._policy.eos_ids:
             self._set_ends()
         slots = max(len(ids) for ids in request.prompt_ids) + request.max_new_tokens
@@ -70,12 +70,12 @@ class Engine:
         return Schedule(self, request, rows, blank_completions(request, self._policy)).run()
 
     def rows_for(self, count: int) -> int:
-        """Where a number of rows needs a graph, it is rounded up a little: few different ones occur."""
-        return rounded_up(count, 8 if count <= 128 else 32) if self.graphed else count
+        """The number of rows, rounded up for CUDA graphs so that few sizes occur."""
+        return round_up(count, 8 if count <= 128 else 32) if self.graphed else count
 
     def _rows_at_once(self, slots: int) -> int:
-        _, heads, size = self._twin.attentions[0]
-        row = 2 * len(self._twin.attentions) * heads * size * slots * self._cache_dtype.itemsize
+        _, heads, size = self._model.attentions[0]
+        row = 2 * len(self._model.attentions) * heads * size * slots * self._cache_dtype.itemsize
         return max(1, cache_bytes(self.device) // row)
 
     @property
@@ -83,13 +83,13 @@ class Engine:
         return torch.bfloat16 if self._policy.compute_dtype == torch.bfloat16 else self._policy.causal.dtype
 
     def _make_room(self, rows: int, slots: int, tokens: int) -> None:
-        """A cache and a state that are large enough. New addresses end all graphs.
+        """Allocate a cache and a state that are large enough. New addresses invalidate all graphs.
 
-        Without graphs they are exactly as large as asked: what is computed then never depends on earlier requests.
+        Without graphs the sizes are exact, so that results never depend on earlier requests.
         """
-        rows, has = self.rows_for(rows), (self._capacity, self._slots, self.rows.ids.shape[1] - 1)
+        rows, has = self.rows_for(rows), (self._capacity, self._slots, self.state.ids.shape[1] - 1)
         if self.graphed:
-            slots = rounded_up(slots, 64)
+            slots = round_up(slots, 64)
             if all(have >= need for have, need in zip(has, (rows, slots, tokens), strict=True)):
                 return
             grown = max(rows, self._capacity), max(slots, self._slots)
@@ -99,60 +99,61 @@ class Engine:
         elif has == (rows, slots, tokens):
             return
         self._graphs.clear()
-        self._cache = torch.empty(2, len(self._twin.attentions), 0)
-        self._twin.attach(*self._cache)  # lets go of the old one first
-        _, heads, size = self._twin.attentions[0]
-        # One row more: prompts that only fill up a size write there.
-        shape = (2, len(self._twin.attentions), rows + 1, heads, slots, size)
+        self._cache = torch.empty(2, len(self._model.attentions), 0)
+        self._model.attach(*self._cache)  # frees the old cache first
+        _, heads, size = self._model.attentions[0]
+        # One extra row takes the writes of padding prompts.
+        shape = (2, len(self._model.attentions), rows + 1, heads, slots, size)
         device, dtype = self.device, self._cache_dtype
         self._cache = torch.zeros(shape, dtype=dtype, device=device)
-        self.rows = Rows.empty(rows, tokens, device, torch.float64 if dtype == torch.float64 else torch.float32)
+        self.state = DecodeState.empty(rows, tokens, device, torch.float64 if dtype == torch.float64 else torch.float32)
         self._capacity, self._slots = rows, slots
-        self._twin.attach(*self._cache)
+        self._model.attach(*self._cache)
 
     # ------------------------------------------------------------------------------ the two passes over the model
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
-        """Keys and values of prompts into cache rows; the state after each prompt."""
+        """Write the keys and values of prompts into cache rows; return the state after each prompt."""
         count, width = len(prompts), max(len(prompt) for prompt in prompts)
         if self.graphed:
-            count, width = repeatable(count), min(rounded_up(width, 16), self._policy.context_length or self._slots)
+            count, width = round_to_bucket(count), min(round_up(width, 16), self._policy.context_length or self._slots)
         ids = torch.full((count, width), self._policy.pad_id)
         into = torch.full((count,), self._capacity)
         last = torch.zeros(count, dtype=torch.long)
         for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
             ids[i, : len(prompt)] = torch.tensor(prompt)
             into[i], last[i] = row, len(prompt) - 1
-        with torch.compiler.set_stance("force_eager"):  # many shapes: compiling for each would cost more than it gives
-            return self._graphs.replayed((count, width), self._prefill, [ids, into, last])[: len(prompts)]
+        with torch.compiler.set_stance("force_eager"):  # too many shapes to compile each
+            return self._graphs.run((count, width), self._prefill, [ids, into, last])[: len(prompts)]
 
     def _prefill(self, ids_PS: Tensor, rows_P: Tensor, last_P: Tensor) -> Tensor:
         positions_PS = torch.arange(ids_PS.shape[1], device=ids_PS.device).expand_as(ids_PS)
-        hidden_PSH = self._twin.hidden(ids_PS, positions_PS, cache_rows=rows_P)
+        hidden_PSH = self._model.hidden(ids_PS, positions_PS, cache_rows=rows_P)
         return hidden_PSH[torch.arange(len(last_P), device=last_P.device), last_P]
 
     def share_prompt(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
-        """The cache of a prompt, for the other rows of its group."""
+        """Copy the cache of prompts to the other rows of their groups."""
         if targets:
             device = self.device
             source, target = to_device([sources, targets], device).unbind()
             self._cache[:, :, target, :, :width] = self._cache[:, :, source, :, :width]
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        return self._twin.logits(hidden_NH)
+        return self._model.logits(hidden_NH)
 
     def decode(self, count: int, sampling: Sampling | None) -> None:
-        """One more token in each of the first `count` rows."""
-        self._graphs.stepped(("decode", count, sampling), lambda: self._decode(count, sampling), self.rows.tensors())
+        """Sample one more token in each of the first `count` rows."""
+        self._graphs.run_step(("decode", count, sampling), lambda: self._decode(count, sampling), self.state.tensors())
 
     def _decode(self, count: int, sampling: Sampling | None) -> None:
-        rows = self.rows.first(count)
-        hidden_RH = self._twin.hidden(rows.last[:, None], rows.slot[:, None], cache_slots=rows.slot)[:, 0]
-        token_R, logprob_R = choose(self._twin.logits(hidden_RH), rows.key, rows.written, sampling)
-        self.rows.write(slice(0, count), token_R, logprob_R, self.ends)
+        state = self.state.first(count)
+        hidden_RH = self._model.hidden(state.last[:, None], state.slot[:, None], cache_slots=state.slot)[:, 0]
+        token_R, logprob_R = choose(self._model.logits(hidden_RH), state.key, state.written, sampling)
+        self.state.write(slice(0, count), token_R, logprob_R, self.ends)
 
     def compact(self, kept: Sequence[int]) -> None:
+        """Move the kept rows to the front."""
         source = to_device(kept, self.device)
-        self.rows.move(source)
-        for layer_KRHSD in self._cache.unbind(1):  # one at a time: moving needs a copy
+        self.state.move(source)
+        for layer_KRHSD in self._cache.unbind(1):  # layer by layer: each move makes a copy
             layer_KRHSD[:, : len(kept)] = layer_KRHSD[:, source]

@@ -1,4 +1,4 @@
-"""Sampling by transformers' own `generate`, for models that the engine cannot take. The draws are ours all the same."""
+"""Sampling by transformers' `generate`, for models that the engine does not support. The draws are the engine's."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,9 @@ from vigneron.rollout.engine.request import Completions, Request, blank_completi
 from vigneron.timing import phase
 
 
-class Generate:
+class GenerateSampler:
+    """Implements the Sampler protocol by `generate`. `why` says what the engine does not support."""
+
     exact = True
 
     def __init__(self, policy: Policy, why: str) -> None:
@@ -25,16 +27,16 @@ class Generate:
 
     @torch.no_grad()
     def sample(self, request: Request) -> Completions:
-        whole = blank_completions(request, self._policy)
+        completions = blank_completions(request, self._policy)
         lengths = [len(ids) + request.max_new_tokens for ids in request.prompt_ids]
         for rows in length_buckets(lengths, request.tokens_at_once):
             with phase("generate"):
-                self._sample_rows(request, rows, whole)
-        return whole
+                self._sample_rows(request, rows, completions)
+        return completions
 
-    def _sample_rows(self, request: Request, rows: Sequence[int], whole: Completions) -> None:
+    def _sample_rows(self, request: Request, rows: Sequence[int], into: Completions) -> None:
         policy = self._policy
-        policy.model.eval()  # checkpointing trains in train(), where transformers has no cache
+        policy.model.eval()  # gradient checkpointing uses train(), in which transformers has no cache
         prompts = [request.prompt_ids[i] for i in rows]
         width = max(len(prompt) for prompt in prompts)
         ids_BS = torch.full((len(prompts), width), policy.pad_id)
@@ -43,7 +45,7 @@ class Generate:
             ids_BS[i, width - len(prompt) :] = torch.tensor(prompt)
             real_BS[i, width - len(prompt) :] = 1
         keys = draw_keys(request.seed, request.step, torch.tensor([request.sample_ids[i] for i in rows]))
-        drawn = _OurDraws(keys.to(policy.device), request.sampling)
+        drawn = _KeyedDraws(keys.to(policy.device), request.sampling)
         settings = GenerationConfig(
             max_new_tokens=request.max_new_tokens,
             do_sample=False,
@@ -65,11 +67,11 @@ class Generate:
         lengths_B = torch.where(ended_B, at_end_BT.int().argmax(1) + 1, new_BT.shape[1])
         real_BT = torch.arange(new_BT.shape[1], device=policy.device) < lengths_B[:, None]
         behaviour_BT = torch.stack(drawn.logprobs, 1)
-        whole.ids_BT[rows, : new_BT.shape[1]] = torch.where(real_BT, new_BT, policy.pad_id)
-        whole.behaviour_BT[rows, : new_BT.shape[1]] = torch.where(real_BT, behaviour_BT, 0.0).to(whole.behaviour_BT)
-        whole.lengths_B[rows] = lengths_B
-        whole.truncated_B[rows] = ~ended_B
-        whole.prompt_hidden_BH[rows] = self._prompt_states(prompts).to(whole.prompt_hidden_BH.dtype)
+        into.ids_BT[rows, : new_BT.shape[1]] = torch.where(real_BT, new_BT, policy.pad_id)
+        into.behaviour_BT[rows, : new_BT.shape[1]] = torch.where(real_BT, behaviour_BT, 0.0).to(into.behaviour_BT)
+        into.lengths_B[rows] = lengths_B
+        into.truncated_B[rows] = ~ended_B
+        into.prompt_hidden_BH[rows] = self._prompt_states(prompts).to(into.prompt_hidden_BH.dtype)
 
     def _prompt_states(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         device = self._policy.device
@@ -83,7 +85,7 @@ class Generate:
 
 @contextmanager
 def _only(settings: GenerationConfig, causal: Any) -> Iterator[None]:
-    """transformers fills what is not given from the model's own settings: a penalty would change what is drawn from."""
+    """Use only these settings. transformers would fill in others, such as penalties, from the model's own config."""
     own, causal.generation_config = causal.generation_config, settings
     try:
         yield
@@ -91,8 +93,8 @@ def _only(settings: GenerationConfig, causal: Any) -> Iterator[None]:
         causal.generation_config = own
 
 
-class _OurDraws(LogitsProcessor):
-    """Draws as the engine does, and leaves greedy decoding one choice."""
+class _KeyedDraws(LogitsProcessor):
+    """Draws the token as the engine does, and leaves it as the only choice for greedy decoding."""
 
     def __init__(self, keys_B: Tensor, sampling: Sampling | None) -> None:
         self._keys_B, self._sampling = keys_B, sampling

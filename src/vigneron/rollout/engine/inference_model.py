@@ -1,6 +1,6 @@
-"""The model that samples: the policy's own weights, or bfloat16 copies of its matrices, adapters merged.
+"""The model that samples: the policy's own weights, or bfloat16 copies of its matrices, with adapters merged.
 
-The masters are never touched, so there is nothing to restore. `refresh` writes into the same addresses.
+The master weights are never changed. `refresh` updates the copies in place.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from vigneron.rollout.engine.cached_attention import Unsupported
 Source = Callable[[], Tensor]
 
 
-class Twin:
-    """A copy of the model's structure whose attention keeps a static cache; see `cached_attention`."""
+class InferenceModel:
+    """A copy of the model's structure with cached attention; see `cached_attention`."""
 
     def __init__(self, policy: Policy) -> None:
         self.dtype = policy.compute_dtype
         self.device = policy.device
         self._copies: list[tuple[nn.Parameter, Source]] = []
-        causal, self._gathered = _whole(policy)
+        causal, self._gathered = _unsharded(policy)
         self._refresh(self._gathered)
         self._policy, self._version = policy, policy.version
         self.model = deepcopy(causal, {id(p): p for p in causal.parameters()}).eval()
@@ -40,27 +40,27 @@ class Twin:
         self.attentions = self._find_attentions()
 
     def _merge_adapters(self, causal: Any) -> None:
-        """Each adapted layer becomes a plain one whose weight is base + delta."""
+        """Replace each adapted layer by a plain one with the weight base + delta."""
         for name, module in list(causal.named_modules()):
             if not hasattr(module, "get_delta_weight"):
                 continue
-            parent, _, child = name.rpartition(".")
+            owner, _, attribute = name.rpartition(".")
             plain = self.model.get_submodule(name).base_layer
             plain.weight = self._copy_of(plain.weight, partial(merged_weight, module))
-            setattr(self.model.get_submodule(parent), child, plain)
+            setattr(self.model.get_submodule(owner), attribute, plain)
 
     def _copy_matrices(self) -> None:
-        """What autocast would cast at every call is cast once; embeddings and norms stay the float32 masters."""
+        """Cast once what autocast would cast at every call; embeddings and norms stay the float32 master weights."""
         merged = {id(copy): (copy, source) for copy, source in self._copies}
         self._copies = []
         for module in self.model.modules():
             if isinstance(module, nn.Linear | Conv1D):
                 for name, master in list(module.named_parameters(recurse=False)):
-                    if master.dtype == self.dtype:  # gathered so
+                    if master.dtype == self.dtype:  # gathered in this dtype
                         continue
                     _, source = merged.pop(id(master), (master, partial(_itself, master)))
                     setattr(module, name, self._copy_of(master, source))
-        self._copies += merged.values()  # an adapter on something that stays in float32: an embedding
+        self._copies += merged.values()  # adapters on weights that stay in float32, such as embeddings
 
     def _copy_of(self, master: Tensor, source: Source) -> nn.Parameter:
         dtype = self.dtype if self.dtype == torch.bfloat16 else master.dtype
@@ -70,29 +70,30 @@ class Twin:
 
     @torch.no_grad()
     def _find_attentions(self) -> list[tuple[nn.Module, int, int]]:
-        """The modules that call our attention, in their order, with their numbers of key heads and sizes."""
-        found: list[tuple[nn.Module, int, int]] = []
+        """The attention modules in order, with their numbers of key heads and head sizes."""
+        modules: list[tuple[nn.Module, int, int]] = []
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        self.hidden(one, one, discover=found)
-        if len(found) != self.model.config.num_hidden_layers or len({(heads, size) for _, heads, size in found}) != 1:
-            raise Unsupported("attention of its own kind")
-        return found
+        self.hidden(one, one, discover=modules)
+        shapes = {(heads, size) for _, heads, size in modules}
+        if len(modules) != self.model.config.num_hidden_layers or len(shapes) != 1:
+            raise Unsupported("custom attention")
+        return modules
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the masters as they are now."""
+        """Copy the current master weights."""
         if self._gathered and self._version != self._policy.version:
             self._refresh(self._gathered)
             self._version = self._policy.version
         self._refresh(self._copies)
 
     def _refresh(self, copies: list[tuple[nn.Parameter, Source]]) -> None:
-        for start in range(0, len(copies), 32):  # what is merged or gathered is made on the way: never all at once
-            some = copies[start : start + 32]
-            torch._foreach_copy_([copy for copy, _ in some], [source() for _, source in some])
+        for start in range(0, len(copies), 32):  # in chunks: merged and gathered weights are temporary tensors
+            chunk = copies[start : start + 32]
+            torch._foreach_copy_([copy for copy, _ in chunk], [source() for _, source in chunk])
 
     def attach(self, keys: Tensor, values: Tensor) -> None:
-        """Give each layer its part of a cache [L, rows, key heads, slots, D]."""
+        """Give each layer its slice of a cache [L, rows, key heads, slots, D]."""
         for layer, (module, _, _) in enumerate(self.attentions):
             module.vigneron_keys, module.vigneron_values = keys[layer], values[layer]
 
@@ -107,11 +108,11 @@ class Twin:
         return model_logits(self.model, hidden_NH, self.dtype)
 
 
-def _whole(policy: Policy) -> tuple[Any, list[tuple[nn.Parameter, Source]]]:
-    """The policy's own model; or where ranks share its weights, one whose matrices are gathered copies."""
+def _unsharded(policy: Policy) -> tuple[Any, list[tuple[nn.Parameter, Source]]]:
+    """The policy's own model; for a sharded policy, a model whose matrices are gathered copies."""
     if policy.sharding is None:
         return policy.causal, []
-    adapted = hasattr(policy.model, "peft_config")  # merged in the masters' precision
+    adapted = hasattr(policy.model, "peft_config")  # adapters are merged in the master weights' dtype
     weights: dict[str, nn.Parameter] = {}
     gathered: list[tuple[nn.Parameter, Source]] = []
     for name, master in policy.model.named_parameters():
@@ -120,8 +121,8 @@ def _whole(policy: Policy) -> tuple[Any, list[tuple[nn.Parameter, Source]]]:
             dtype = policy.compute_dtype if policy.compute_dtype == torch.bfloat16 and not adapted else master.dtype
             empty = torch.empty(master.shape, dtype=dtype, device=policy.device)
             weights[name] = nn.Parameter(empty, requires_grad=False)
-            gathered.append((weights[name], partial(ranks.whole, master)))
-    model = policy.sharding.filled(weights)
+            gathered.append((weights[name], partial(ranks.full_tensor, master)))
+    model = policy.sharding.with_weights(weights)
     return (model.get_base_model() if adapted else model), gathered
 
 
@@ -130,7 +131,7 @@ def _itself(master: Tensor) -> Tensor:
 
 
 def merged_weight(adapted: Any) -> Tensor:
-    """Base and adapters, as they are now: switched off, an adapter adds nothing."""
+    """The weight of an adapted layer with its active adapters merged."""
     weight = adapted.base_layer.weight
     for adapter in () if adapted.disable_adapters else adapted.active_adapters:
         weight = weight + adapted.get_delta_weight(adapter).to(weight.dtype)

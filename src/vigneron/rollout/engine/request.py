@@ -1,4 +1,4 @@
-"""What is asked of a sampler, and what comes back."""
+"""The interface of samplers: a request, its completions, and the Sampler protocol."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from vigneron.policy.model import Policy
 
 @dataclass(frozen=True)
 class Request:
-    """One completion for each prompt; without `sampling`, greedily. Equal `sample_ids`, equal draws."""
+    """One completion per prompt, greedy without `sampling`. Equal `sample_ids` give equal draws."""
 
     prompt_ids: Sequence[Sequence[int]]
     max_new_tokens: int
@@ -23,15 +23,15 @@ class Request:
     step: int
     sample_ids: Sequence[int]
     tokens_at_once: int
-    """Prompt tokens that go through the model in one pass."""
+    """Maximum prompt tokens in one prefill pass."""
 
 
 @dataclass(frozen=True)
 class Completions:
-    """What was sampled. A completion ends with its end token; one cut by the length limit has none.
+    """Sampled completions. A completion ends with its end token; one cut by the length limit has none.
 
-    `behaviour_BT` are log-probs of the distribution sampled from, `prompt_hidden_BH` the state after each prompt,
-    which a critic may read; None where the sampler cannot tell.
+    `behaviour_BT` are the log-probs under the sampling distribution. `prompt_hidden_BH` is the state after each prompt,
+    for a critic; None if the sampler does not provide it.
     """
 
     ids_BT: Int[Tensor, "B T"]
@@ -39,11 +39,11 @@ class Completions:
     behaviour_BT: Float[Tensor, "B T"]
     truncated_B: Bool[Tensor, " B"]
     prompt_hidden_BH: Float[Tensor, "B H"] = None  # type: ignore[assignment]
-    figures: dict[str, float] = field(default_factory=dict)
-    """What the sampler has to say of the step."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the sampler for this step."""
 
     def trimmed(self) -> "Completions":
-        """Without columns that nobody has filled."""
+        """Without the columns after the longest completion."""
         width = int(self.lengths_B.max())
         return replace(self, ids_BT=self.ids_BT[:, :width], behaviour_BT=self.behaviour_BT[:, :width])
 
@@ -51,11 +51,11 @@ class Completions:
 class Sampler(Protocol):
     @property
     def exact(self) -> bool:
-        """Whether its log-probs are the policy's own, to rounding."""
+        """Whether its log-probs are the policy's, up to rounding."""
 
     @property
     def notice(self) -> str | None:
-        """What the user should know of how it samples."""
+        """A note for the user about this sampler."""
 
     def sample(self, request: Request) -> Completions: ...
 

@@ -1,4 +1,4 @@
-"""Sampling completions: by the engine, or where a model cannot, by transformers' `generate`."""
+"""Sample completions by the engine, or by transformers' `generate` for models that it does not support."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.cached_attention import Unsupported
 from vigneron.rollout.engine.engine import Engine
-from vigneron.rollout.engine.generate_fallback import Generate
+from vigneron.rollout.engine.generate_fallback import GenerateSampler
 from vigneron.rollout.engine.request import Completions, Request, Sampler
 
 
@@ -28,10 +28,10 @@ def sample(
     sample_ids: Sequence[int] | None = None,
     tokens_at_once: int = 65536,
 ) -> Completions:
-    """Sample one completion for each prompt, from the policy as it is now; without `sampling`, greedily.
+    """Sample one completion per prompt from the policy's current weights; greedy without `sampling`.
 
-    `sample_ids` name the samples within the step: equal names, equal draws. A prompt that stands several times in a
-    row is computed once. Which samples run side by side changes nothing but rounding.
+    `sample_ids` identify the samples within the step: equal ids give equal draws. Consecutive equal prompts share one
+    prefill. The batch composition changes results only by rounding.
     """
     check_lengths(policy, prompt_ids, max_new_tokens)
     names = list(sample_ids) if sample_ids is not None else list(range(len(prompt_ids)))
@@ -39,9 +39,9 @@ def sample(
     return sampler_of(policy).sample(request).trimmed()
 
 
-def sample_together(policy: Policy, prompt_ids: Sequence[Sequence[int]], **options: Any) -> Completions:
-    """The same by all ranks: each samples some of the prompts, and all of them hold all of the completions."""
-    total = ranks.count()
+def sample_on_all_ranks(policy: Policy, prompt_ids: Sequence[Sequence[int]], **options: Any) -> Completions:
+    """`sample` by all ranks: each samples a share of the prompts, and every rank gets all completions."""
+    total = ranks.world_size()
     if total == 1:
         return sample(policy, prompt_ids, **options)
     check_lengths(policy, prompt_ids, options["max_new_tokens"])
@@ -52,24 +52,26 @@ def sample_together(policy: Policy, prompt_ids: Sequence[Sequence[int]], **optio
         return sampler.sample_for_all(request, policy.device).trimmed()
     first, end = (len(prompt_ids) * at // total for at in (ranks.rank(), ranks.rank() + 1))
     mine = slice(first, end)
-    asked = mine if end > first else slice(0, 1)  # sharded weights are gathered by all: nobody stands aside
-    done = sample(policy, prompt_ids[asked], sample_ids=names[asked], **options)
-    width = int(ranks.largest(done.ids_BT.shape[1]))
+    share = (
+        mine if end > first else slice(0, 1)
+    )  # gathering sharded weights is collective: every rank samples something
+    done = sample(policy, prompt_ids[share], sample_ids=names[share], **options)
+    width = int(ranks.all_reduce_max(done.ids_BT.shape[1]))
 
-    def everybodys(found: Tensor, *, by_token: bool = False) -> Tensor:
-        whole = found.new_zeros(len(prompt_ids), *((width,) if by_token else found.shape[1:]))
+    def gather(local: Tensor, *, by_token: bool = False) -> Tensor:
+        full = local.new_zeros(len(prompt_ids), *((width,) if by_token else local.shape[1:]))
         if end > first:
-            (whole[mine, : found.shape[1]] if by_token else whole[mine]).copy_(found)
-        return ranks.summed(whole)
+            (full[mine, : local.shape[1]] if by_token else full[mine]).copy_(local)
+        return ranks.all_reduce_sum(full)
 
-    lengths_B = everybodys(done.lengths_B)
-    ids_BT = everybodys(done.ids_BT, by_token=True)
+    lengths_B = gather(done.lengths_B)
+    ids_BT = gather(done.ids_BT, by_token=True)
     return Completions(
         torch.where(length_mask(lengths_B, width), ids_BT, policy.pad_id),
         lengths_B,
-        everybodys(done.behaviour_BT, by_token=True),
-        everybodys(done.truncated_B.long()).bool(),
-        everybodys(done.prompt_hidden_BH),
+        gather(done.behaviour_BT, by_token=True),
+        gather(done.truncated_B.long()).bool(),
+        gather(done.prompt_hidden_BH),
     )
 
 
@@ -81,12 +83,13 @@ def check_lengths(
     if too_long:
         raise UserError(
             f"{len(too_long)} prompts do not fit with max_new_tokens={max_new_tokens} into the model's context of "
-            f"{limit} tokens (the first is prompt {too_long[0] + 1} of {of}, {len(prompt_ids[too_long[0]])} tokens)"
+            f"{limit} tokens (the first is prompt {too_long[0] + 1} of {of}, {len(prompt_ids[too_long[0]])} tokens): "
+            "shorten them or lower max_new_tokens"
         )
 
 
 def sampler_of(policy: Policy) -> Sampler:
-    """The policy's sampler, made at the first call and kept with it."""
+    """The policy's sampler, created at the first call."""
     if policy.sampler is None:
         policy.sampler = _make_sampler(policy)
     return policy.sampler
@@ -95,13 +98,15 @@ def sampler_of(policy: Policy) -> Sampler:
 def _make_sampler(policy: Policy) -> Sampler:
     try:
         if not getattr(type(policy.causal), "_supports_attention_backend", False):
-            raise Unsupported("attention of its own kind")
+            raise Unsupported("custom attention")
         engine = Engine(policy)
         _check(policy, engine)
     except Unsupported as reason:
         if policy.sharding is not None:
-            raise UserError(f"scale.shard: weights that are shared cannot sample here: {reason}. Set it to 1") from None
-        return Generate(policy, str(reason))
+            raise UserError(
+                f"scale.shard: the engine cannot sample from this model, it has {reason}: set scale.shard=1"
+            ) from None
+        return GenerateSampler(policy, str(reason))
     if policy.compiled:
         engine.compile()
     return engine
@@ -109,7 +114,7 @@ def _make_sampler(policy: Policy) -> Sampler:
 
 @torch.no_grad()
 def _check(policy: Policy, engine: Engine) -> None:
-    """Rows of different lengths, sampled, must have the log-probs of a plain pass; else the model is not one for us."""
+    """Raise `Unsupported` if sampled log-probs, in rows of different lengths, are not those of a plain forward pass."""
     vocabulary = policy.causal.config.vocab_size
     prompts = [[1 % vocabulary, 2 % vocabulary, 3 % vocabulary], [4 % vocabulary]]
     done = engine.sample(Request(prompts, 3, None, 0, 0, [0, 1], 64))

@@ -1,4 +1,4 @@
-"""From one format to another, by way of a rubric. What has no counterpart is named in a notice."""
+"""Convert between rubric formats, by way of a `Rubric`. Notices list what has no counterpart."""
 
 import json
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vigneron.errors import UserError, did_you_mean
-from vigneron.files import parsed_json, user_path
+from vigneron.files import parse_json, user_path
 from vigneron.recipe import config_text
 from vigneron.rubric.formats import healthbench, openai_read, openai_write, verifiers
 from vigneron.rubric.formats.parts import json_text
-from vigneron.rubric.formats.written import rubric_file_text
+from vigneron.rubric.formats.vigneron_write import rubric_file_text
 from vigneron.rubric.model import Rubric
 from vigneron.rubric.read import SUFFIXES, read_rubric
 from vigneron.rubric.yaml_positions import LARGEST_FILE
@@ -24,9 +24,9 @@ WRITES = {"vigneron": SUFFIXES, "openai": (".json",), "healthbench": (".jsonl",)
 @dataclass(frozen=True)
 class Options:
     category: str | None = None
-    """Which one, where the other format knows no categories."""
+    """The category to convert, if the target format has no categories."""
     model: str | None = None
-    """The model that OpenAI's graders name."""
+    """The model of OpenAI's graders."""
     generic: bool = False
     """HealthBench: one item for all examples."""
 
@@ -38,8 +38,8 @@ def known_format(name: str, option: str) -> str:
     return name
 
 
-def converted(path: Path, source: str, out: Path, target: str, options: Options) -> tuple[str, list[str]]:
-    """The text of the new file, and what is to be said of it."""
+def convert(path: Path, source: str, out: Path, target: str, options: Options) -> tuple[str, list[str]]:
+    """The text of the new file, and notices."""
     source, target = known_format(source, "--from"), known_format(target, "--to")
     _check_suffix(out, WRITES[target], target)
     _check_options(source, target, options)
@@ -50,16 +50,16 @@ def converted(path: Path, source: str, out: Path, target: str, options: Options)
 
 def _check_options(source: str, target: str, options: Options) -> None:
     if options.category is not None and target not in ("openai", "verifiers"):
-        raise UserError(f"--category has no effect with `--to {target}`, which holds all categories")
+        raise UserError(f"--category has no effect with `--to {target}`: all categories are converted")
     if options.model is not None and target != "openai":
-        raise UserError(f"--model has no effect with `--to {target}`: only OpenAI's graders name a model")
+        raise UserError(f"--model has no effect with `--to {target}`: only OpenAI's graders have a model")
     if options.generic and source != "healthbench":
-        raise UserError(f"--generic has no effect with `--from {source}`: it is for HealthBench's rows")
+        raise UserError(f"--generic has no effect with `--from {source}`: it is for HealthBench files")
 
 
 def _check_suffix(path: Path, wanted: tuple[str, ...], name: str) -> None:
     if path.suffix not in wanted:
-        raise UserError(f"'{path}' should end in {' or '.join(wanted)}, as {name} files do")
+        raise UserError(f"'{path}' must end in {' or '.join(wanted)} for the format {name}")
 
 
 def _read(path: Path, source: str, options: Options) -> tuple[Rubric, list[str]]:
@@ -82,7 +82,7 @@ def _data(path: Path, where: str) -> Any:
     if path.suffix == ".toml":
         return verifiers.read_toml(text, where)
     try:
-        return parsed_json(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}, line {error.lineno}: not valid JSON: {error.msg}") from error
     except ValueError as error:

@@ -1,15 +1,15 @@
-"""HealthBench's JSONL and rubrics.
+"""Convert HealthBench's JSONL from and to rubrics.
 
 Checked against HealthBench's own evaluation (openai/simple-evals, `healthbench_eval.py`) and published rows: each has a
 `prompt` of messages, a `prompt_id`, and `rubrics: [{criterion, points, tags}]`. A criterion is met or not; the score is
-the points of those met over the sum of the positive points. Points below 0 stand for what an answer should not do.
+the points of those met over the sum of the positive points. Negative points are for what an answer should not do.
 
-Every example has a rubric of its own, so it becomes a category, named by its `prompt_id`, and the JSONL itself is the
-dataset: `category_column` is `prompt_id`. A criterion is a judge item that weighs |points|; one with points below 0
-asks that the answer does *not* do it. With P and N the sums of positive and negative |points|, and scores of 0 and 1,
-the reward is then (P · HealthBench's score + N) / (P + N): the same order of answers, and no reward below 0.
-A rubric holds 100 categories. For more examples there is the generic form: one item for all, whose judge reads the
-criteria from the row and scores all of them together. That is one score instead of one for each criterion.
+Every example has its own rubric, so it becomes a category named by its `prompt_id`, and the JSONL itself is the
+dataset: `category_column` is `prompt_id`. A criterion is a judge item of weight |points|; one with negative points
+requires that the answer does *not* do it. With P and N the sums of positive and negative |points|, and scores of 0 and
+1, the reward is then (P · HealthBench's score + N) / (P + N): the same order of answers, and no negative reward. A
+rubric has at most 100 categories. For more examples, the generic form has one item, whose judge reads the criteria from
+the row and gives one score for all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,19 +19,19 @@ from vigneron.errors import UserError
 from vigneron.rubric.formats.parts import (
     NoCounterpart,
     fitting_name,
+    format_only_notices,
     item_from,
     json_text,
-    kept_apart,
     left_out,
     none_left,
     renamed,
 )
 from vigneron.rubric.model import AnyItem, Category, JudgeItem, Rubric
 
-MOST_EXAMPLES = 100
+MAX_EXAMPLES = 100
 NOT = "The answer does not do this: "
 NAME_TAG = "item:"
-"""HealthBench's criteria have no names: ours go into a tag of this kind."""
+"""Prefix of the tag that keeps an item's name, since HealthBench's criteria have none."""
 CRITIQUE = (
     "Read the criterion, then the response. Quote what in the response bears on it, and say what is lacking. "
     "Where a criterion lists examples, one of them is enough. Say at the end whether it is met."
@@ -56,10 +56,10 @@ def rubric_of(rows: Rows, where: str, *, generic: bool = False) -> tuple[Rubric,
         raise UserError(f"{where} has no rows")
     if generic:
         return _generic(rows, where)
-    if len(rows) > MOST_EXAMPLES:
+    if len(rows) > MAX_EXAMPLES:
         raise UserError(
-            f"{where} has {len(rows)} examples, and a rubric holds {MOST_EXAMPLES} categories, one for each: "
-            "take fewer, or --generic for one item whose judge reads the criteria from the row"
+            f"{where} has {len(rows)} examples, each a category, and a rubric has at most {MAX_EXAMPLES}: "
+            "use fewer, or --generic for one item whose judge reads the criteria from the row"
         )
     notices: list[str] = []
     categories: dict[str, Category] = {}
@@ -84,7 +84,7 @@ def _generic(rows: Rows, where: str) -> tuple[Rubric, list[str]]:
         critique=GENERIC_CRITIQUE,
         score=GENERIC_SCORE,
     )
-    notices = ["one item for all criteria of a row: which of them are met is in the critique, not in scores"]
+    notices = ["one item for all criteria of a row: the critique says which are met, there is one score"]
     return Rubric(category_column=None, categories={"healthbench": Category(items=[item])}), notices
 
 
@@ -92,11 +92,11 @@ def _category(row: Mapping[str, Any], here: str, taken: Mapping[str, Category]) 
     name = row.get("prompt_id")
     if not isinstance(name, str) or name != fitting_name(name):
         raise UserError(
-            f"{here}: `prompt_id` names the category: a text of up to 60 letters, digits, spaces, '_', '.' and '-' "
-            "(--generic needs none)"
+            f"{here}: `prompt_id` must be a category's name: up to 60 letters, digits, spaces, '_', '.' and '-' "
+            "(not needed with --generic)"
         )
     if name in taken:
-        raise UserError(f"{here}: the prompt_id '{name}' stands in an earlier row too")
+        raise UserError(f"{here}: duplicate prompt_id '{name}'")
     return name
 
 
@@ -110,7 +110,7 @@ def _criteria(row: Mapping[str, Any], here: str) -> list[Mapping[str, Any]]:
 def _points(criterion: Mapping[str, Any], here: str) -> tuple[str, float]:
     text, points = criterion.get("criterion"), criterion.get("points")
     if not isinstance(text, str) or not text or not isinstance(points, int | float) or isinstance(points, bool):
-        raise UserError(f"{here}: a criterion has a text `criterion` and a number of `points`")
+        raise UserError(f"{here}: a criterion needs a string `criterion` and a number `points`")
     return text, points
 
 
@@ -119,13 +119,13 @@ def _items(row: Mapping[str, Any], here: str, notices: list[str]) -> Iterator[An
     for place, criterion in enumerate(_criteria(row, here), start=1):
         text, points = _points(criterion, here)
         tags = _tags(criterion.get("tags"))
-        called = next((tag.removeprefix(NAME_TAG) for tag in tags if tag.startswith(NAME_TAG)), f"criterion {place}")
-        name = fitting_name(called, taken, f"criterion {place}")
+        given = next((tag.removeprefix(NAME_TAG) for tag in tags if tag.startswith(NAME_TAG)), f"criterion {place}")
+        name = fitting_name(given, taken, f"criterion {place}")
         try:
             if points == 0:
-                raise NoCounterpart("it has no points")
+                raise NoCounterpart("its points are 0")
             more = sorted(set(criterion) - {"criterion", "points", "tags"})
-            said = {
+            item = {
                 "name": name,
                 "description": f"{NOT}{text}" if points < 0 else text,
                 "weight": abs(points),
@@ -133,35 +133,35 @@ def _items(row: Mapping[str, Any], here: str, notices: list[str]) -> Iterator[An
                 "flow": "judge",
                 "critique": CRITIQUE,
             }
-            yield item_from(said)
+            yield item_from(item)
             taken.append(name)
-            notices += renamed(called, name)
+            notices += renamed(given, name)
             notices += [left_out(f"{here}: `{key}` of '{name}'", "no counterpart") for key in more]
         except NoCounterpart as why:
             notices.append(left_out(f"{here}: '{name}'", why))
 
 
 def _tags(given: Any) -> list[str]:
-    """Texts, as in `axis:accuracy`; some copies of the data have a mapping instead."""
+    """Strings such as `axis:accuracy`; some copies of the data have a mapping."""
     if isinstance(given, Mapping):
         return [f"{key}:{value}" for key, value in given.items()]
     return [str(tag) for tag in given] if isinstance(given, list) else []
 
 
 def text_of(rubric: Rubric, where: str) -> tuple[str, list[str]]:
-    """A row for each category, in want of its questions."""
+    """A row for each category, without questions."""
     notices: list[str] = []
     rows = []
     for name, category in rubric.categories.items():
-        notices += (f"'{name}': {line}" for line in kept_apart(rubric, category, tags=False))
+        notices += (f"'{name}': {line}" for line in format_only_notices(rubric, category, tags=False))
         criteria = list(_written(name, category, notices))
         if criteria:
             rows.append({"prompt_id": name, "prompt": [], "rubrics": criteria, "example_tags": []})
         else:
-            notices.append(left_out(f"'{name}'", "none of its items is scored by a judge alone"))
+            notices.append(left_out(f"'{name}'", "none of its items has `flow: judge`"))
     if not rows:
         raise none_left(where, notices)
-    notices.append("a rubric has no questions: fill in `prompt`, and repeat a row for each question of its category")
+    notices.append("a rubric has no questions: fill in `prompt`, and copy the row for each question of its category")
     return "".join(json_text(row, indent=None) for row in rows), notices
 
 
@@ -171,7 +171,7 @@ def _written(name: str, category: Category, notices: list[str]) -> Iterator[dict
             notices.append(left_out(f"'{name}.{item.name}'", f"`flow: {item.flow}` has no counterpart"))
             continue
         if item.critique != CRITIQUE or item.score is not None:
-            notices.append(left_out(f"the prompts of '{name}.{item.name}'", "a criterion is one text"))
+            notices.append(left_out(f"the prompts of '{name}.{item.name}'", "a criterion is a single text"))
         undesired = item.description.startswith(NOT)
         points = int(item.weight) if item.weight == int(item.weight) else item.weight
         yield {

@@ -1,7 +1,7 @@
-"""The messages of a model grader. What a judge of ours is told in two calls stands there in one conversation: the
-critique as instructions to think first, then the scorer's prompt, then the criterion with question and response.
+"""Convert the messages of OpenAI's model graders. The two calls of a judge item become one conversation: the critique
+prompt as instructions to think first, then the score prompt, then the criterion with question and response.
 
-Messages of this shape are read back as the item they were. Any others become the scorer's prompt as they are.
+Messages of this form convert back to the same item. Any others become the score prompt of a judge item.
 """
 
 import re
@@ -18,27 +18,30 @@ ANSWER = "{{ sample.output_text }}"
 QUESTION = "{{ item.prompt }}"
 
 
-def to_ours(text: str) -> str:
-    def ours(found: re.Match[str]) -> str:
-        variable = found[1].strip()
+def to_vigneron(text: str) -> str:
+    """A template with Vigneron's variables, from one with OpenAI's."""
+
+    def replacement(match: re.Match[str]) -> str:
+        variable = match[1].strip()
         if variable == "sample.output_text":
             return "{{ response }}"
         if variable == "item.prompt":
             return "{{ question }}"
         column = re.fullmatch(rf"item\.({PATH})", variable, re.ASCII)
         if column is None:
-            raise NoCounterpart(f"`{found[0]}` has no counterpart in a rubric")
+            raise NoCounterpart(f"`{match[0]}` has no counterpart in a rubric")
         return f"{{{{ row.{column[1]} }}}}"
 
     plain(OUTPUT.sub("", text), ("{{", "{%", "{#"))
-    return OUTPUT.sub(ours, text)
+    return OUTPUT.sub(replacement, text)
 
 
-def to_theirs(text: str, item: AnyItem) -> str:
+def to_openai(text: str, item: AnyItem) -> str:
+    """A template with OpenAI's variables, from one with Vigneron's."""
     own = {"item.name": item.name, "item.description": item.description}
 
-    def theirs(found: re.Match[str]) -> str:
-        variable = found[1].strip()
+    def replacement(match: re.Match[str]) -> str:
+        variable = match[1].strip()
         if variable == "response":
             return ANSWER
         if variable == "question":
@@ -48,18 +51,18 @@ def to_theirs(text: str, item: AnyItem) -> str:
         bracketed = re.sub(r"""\[(["'])([A-Za-z]\w*)\1\]""", r".\2", variable)
         column = re.fullmatch(rf"row\.({PATH})", bracketed, re.ASCII)
         if column is None:
-            raise NoCounterpart(f"`{found[0]}` has no counterpart there")
+            raise NoCounterpart(f"`{match[0]}` has no counterpart in OpenAI's graders")
         return f"{{{{ item.{column[1]} }}}}"
 
     plain(OUTPUT.sub("", text), ("{{", "{%", "{#"))
-    return OUTPUT.sub(theirs, text)
+    return OUTPUT.sub(replacement, text)
 
 
 def plain(text: str, marks: tuple[str, ...] = ("{{",)) -> str:
-    """A text that is no template, on the other side either."""
+    """The text, if neither format would read it as a template."""
     for mark in marks:
         if mark in text:
-            raise NoCounterpart(f"it holds `{mark}`, which is read as the beginning of a template")
+            raise NoCounterpart(f"it contains `{mark}`, which begins a template")
     return text
 
 
@@ -77,41 +80,41 @@ PARTS = ("input_text", "output_text", "text")
 def messages_of(item: JudgeItem | VerifyItem) -> list[dict[str, str]]:
     body = BODY.format(name=item.name, description=plain(item.description), question=QUESTION, response=ANSWER)
     if isinstance(item, VerifyItem):
-        column = to_theirs(f"{{{{ row.{item.truth} }}}}", item)
-        systems, body = [to_theirs(item.score or COMPARE, item)], body + TRUTH.format(truth=column)
+        column = to_openai(f"{{{{ row.{item.truth} }}}}", item)
+        systems, body = [to_openai(item.score or COMPARE, item)], body + TRUTH.format(truth=column)
     else:
-        systems = [CRITIC + to_theirs(item.critique, item), to_theirs(item.score or SCORE, item)]
+        systems = [CRITIC + to_openai(item.critique, item), to_openai(item.score or SCORE, item)]
     messages = [{"role": "system", "content": text} for text in systems]
     return [*messages, {"role": "user", "content": f"{body}\n\n{ASK}"}]
 
 
 def item_of(name: str, messages: Any, *, about: str = "") -> dict[str, Any]:
-    """`about` is said to the scorer after the messages, where it is not empty."""
+    """`about` is appended to the score prompt."""
     texts = texts_of(messages)
-    return (not about and _ours(name, texts)) or _theirs(name, texts, about)
+    return (not about and _judge_item(name, texts)) or _prompt_item(name, texts, about)
 
 
 def texts_of(messages: Any) -> list[tuple[str, str]]:
-    """Role and text. Pictures and sound have no counterpart."""
+    """Role and text of each message. Images and audio have no counterpart."""
     if not isinstance(messages, list) or not messages:
-        raise NoCounterpart("its `input` is no list of messages")
+        raise NoCounterpart("its `input` is not a list of messages")
     return [_text_of(message) for message in messages]
 
 
 def _text_of(message: Any) -> tuple[str, str]:
     if not isinstance(message, Mapping):
-        raise NoCounterpart("its `input` is no list of messages")
+        raise NoCounterpart("its `input` is not a list of messages")
     content = message.get("content")
     found = []
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") in PARTS else part
         if not isinstance(text, str):
-            raise NoCounterpart("it has a message that is no text")
+            raise NoCounterpart("it has a message that is not text")
         found.append(text)
     return str(message.get("role")), "\n".join(found)
 
 
-def _ours(name: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
+def _judge_item(name: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
     if [role for role, _ in texts[-2:]] != ["system", "user"] or len(texts) > 3:
         return None
     pattern = re.escape(BODY.format(name="@1", description="@2", question=QUESTION, response=ANSWER))
@@ -123,16 +126,16 @@ def _ours(name: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
     common = {"name": name, "description": found["description"]}
     score = texts[-2][1]
     if found["truth"] is not None and len(texts) == 2:
-        own = {} if score == COMPARE else {"score": to_ours(score)}
+        own = {} if score == COMPARE else {"score": to_vigneron(score)}
         return {**common, "flow": "verify", "truth": found["truth"], **own}
     if found["truth"] is None and len(texts) == 3 and texts[0][0] == "system" and texts[0][1].startswith(CRITIC):
-        own = {} if score == SCORE else {"score": to_ours(score)}
-        return {**common, "flow": "judge", "critique": to_ours(texts[0][1].removeprefix(CRITIC)), **own}
+        own = {} if score == SCORE else {"score": to_vigneron(score)}
+        return {**common, "flow": "judge", "critique": to_vigneron(texts[0][1].removeprefix(CRITIC)), **own}
     return None
 
 
-def _theirs(name: str, texts: Sequence[tuple[str, str]], about: str) -> dict[str, Any]:
-    prompt = to_ours("\n\n".join(text for _, text in texts if text.strip()))
+def _prompt_item(name: str, texts: Sequence[tuple[str, str]], about: str) -> dict[str, Any]:
+    prompt = to_vigneron("\n\n".join(text for _, text in texts if text.strip()))
     return {
         "name": name,
         "description": f"What the grader '{plain(name)}' asks for.",

@@ -1,4 +1,4 @@
-"""What the formats have in common: names that fit, what has no counterpart, and which category is meant."""
+"""Shared by the formats: valid names, notices about what has no counterpart, and the choice of a category."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from vigneron.errors import UserError, did_you_mean
 from vigneron.rubric.model import DEFAULT_CANARIES, AnyItem, Category, Rubric
 from vigneron.rubric.read import checked_item
 
-LONGEST_NAME = 60
-ONLY = "answers"
-"""The category of a format that knows none."""
+MAX_NAME = 60
+DEFAULT_CATEGORY = "answers"
+"""The category of a rubric from a format without categories."""
 
 
 class NoCounterpart(ValueError):
-    """Why something cannot be said in the other format."""
+    """Why something cannot be converted to the other format."""
 
 
 def item_from(given: Mapping[str, Any]) -> AnyItem:
@@ -30,13 +30,13 @@ def left_out(what: str, why: object) -> str:
 
 
 def json_text(data: Any, *, indent: int | None = 2) -> str:
-    """Letters as they are; what is no character, or what an editor or YAML takes for something else, as escapes."""
+    """JSON with letters as they are; control characters, surrogates and line separators as escapes."""
     text = json.dumps(data, indent=indent, ensure_ascii=False) + "\n"
     return re.sub("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]", lambda c: f"\\u{ord(c[0]):04x}", text)
 
 
-def said_of(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """Notices about items, of which several may be the same."""
+def item_notices(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """Notices from pairs of item name and text; equal texts are merged."""
     names: dict[str, list[str]] = {}
     for name, line in lines:
         names.setdefault(line, []).append(f"'{name}'")
@@ -44,42 +44,42 @@ def said_of(lines: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def fitting_name(given: str, taken: Collection[str] = (), otherwise: str = "item") -> str:
-    """The nearest name that a rubric may hold, unlike those taken."""
-    name = re.sub(r"[^A-Za-z0-9 _.-]+", "-", given).lstrip(" _.-").rstrip()[:LONGEST_NAME].rstrip() or otherwise
-    found, number = name, 1
-    while found in taken:
+    """A valid name for a rubric item like the given one, and not taken."""
+    name = re.sub(r"[^A-Za-z0-9 _.-]+", "-", given).lstrip(" _.-").rstrip()[:MAX_NAME].rstrip() or otherwise
+    unique, number = name, 1
+    while unique in taken:
         number += 1
-        found = f"{name[: LONGEST_NAME - len(str(number)) - 1]} {number}"
-    return found
+        unique = f"{name[: MAX_NAME - len(str(number)) - 1]} {number}"
+    return unique
 
 
 def renamed(given: str, name: str) -> list[str]:
-    return [] if given == name else [f"{given!r} is named {name!r} here"]
+    return [] if given == name else [f"{given!r} is renamed to {name!r}"]
 
 
 def one_category(rubric: Rubric, chosen: str | None, what: str) -> tuple[str, Category]:
     names = list(rubric.categories)
     if chosen is None and len(names) > 1:
-        raise UserError(f"{what} know no categories, and the rubric has {', '.join(names)}: choose one with --category")
+        raise UserError(f"{what} have no categories, and the rubric has {', '.join(names)}: choose one with --category")
     name = names[0] if chosen is None else chosen
     if name not in rubric.categories:
         raise UserError(f"--category: the rubric has no category '{name}'{did_you_mean(name, names)}")
     return name, rubric.categories[name]
 
 
-def kept_apart(rubric: Rubric, category: Category, *, tags: bool = True) -> Iterator[str]:
-    """Notices for what only our own format holds."""
-    told = "it is told to the policy, not to a grader"
+def format_only_notices(rubric: Rubric, category: Category, *, tags: bool = True) -> Iterator[str]:
+    """Notices about what only Vigneron's format has."""
+    for_policy = "it is a prompt for the policy, not for a grader"
     for key in ("generate", "revise", "about"):
         if getattr(category, key):
-            yield left_out(f"`{key}`", told if key != "about" else "it is for readers of the rubric")
+            yield left_out(f"`{key}`", for_policy if key != "about" else "it is for readers of the rubric")
     if rubric.version != "1":
-        yield left_out(f"the version '{rubric.version}'", "there is no place for it")
+        yield left_out(f"the version '{rubric.version}'", "no counterpart")
     if rubric.canaries != DEFAULT_CANARIES:
-        yield left_out("`canaries`", "there is no place for it")
+        yield left_out("`canaries`", "no counterpart")
     if tags and any(item.tags for item in category.items):
-        yield left_out("`tags`", "there is no place for it")
+        yield left_out("`tags`", "no counterpart")
 
 
 def none_left(where: str, notices: Collection[str]) -> UserError:
-    return UserError(f"{where}: nothing is left to convert: {'; '.join(notices) or 'it is empty'}")
+    return UserError(f"{where}: nothing can be converted: {'; '.join(notices) or 'it is empty'}")

@@ -1,9 +1,9 @@
-"""The criteria of verifiers' rubric judge, and rubrics.
+"""Convert the criteria of verifiers' rubric judge from and to rubrics.
 
 Checked against PrimeIntellect-ai/verifiers, `verifiers/v1/judges/rubric.py`: a .json or .toml file, a list of criteria
-or an object with `criteria`, each {name, text, weight, choices}; `weight` is 1 and `choices` are no and yes where they
-are left out. Choices stand from worst to best, evenly spaced between 0 and 1; the reward is the weighted mean. Weights
-may be 0 there, and never negative.
+or an object with `criteria`, each {name, text, weight, choices}; the default `weight` is 1 and the default `choices`
+are no and yes. Choices are ordered from worst to best, evenly spaced between 0 and 1; the reward is the weighted mean.
+Weights are at least 0.
 """
 
 import re
@@ -14,11 +14,11 @@ from typing import Any
 from vigneron.errors import UserError
 from vigneron.rubric.formats.openai_messages import plain
 from vigneron.rubric.formats.parts import (
-    ONLY,
+    DEFAULT_CATEGORY,
     NoCounterpart,
     fitting_name,
+    format_only_notices,
     item_from,
-    kept_apart,
     left_out,
     none_left,
     one_category,
@@ -46,19 +46,19 @@ def read_toml(text: str, where: str) -> Any:
 def rubric_of(given: Any, where: str) -> tuple[Rubric, list[str]]:
     criteria = given.get("criteria") if isinstance(given, Mapping) else given
     if not isinstance(criteria, list) or not criteria:
-        raise UserError(f"{where}: there is no list of `criteria`")
+        raise UserError(f"{where}: no list of `criteria`")
     notices: list[str] = []
     if isinstance(given, Mapping):
         notices += [left_out(f"`{key}`", "no counterpart") for key in sorted(set(given) - {"criteria"})]
     items: list[AnyItem] = []
     for number, criterion in enumerate(criteria, start=1):
         name, text, weight, choices = _criterion(criterion, f"{where}, criterion {number}")
-        called, name = name, fitting_name(name, [item.name for item in items], f"criterion {number}")
+        given_name, name = name, fitting_name(name, [item.name for item in items], f"criterion {number}")
         try:
             if weight == 0:
                 raise NoCounterpart("its weight is 0")
             levels = {} if choices == BINARY else {"score": f"{SCORE}\n\n{_levels(choices)}"}
-            said = {
+            item = {
                 "name": name,
                 "description": text,
                 "weight": weight,
@@ -66,39 +66,39 @@ def rubric_of(given: Any, where: str) -> tuple[Rubric, list[str]]:
                 "critique": CRITIQUE,
                 **levels,
             }
-            items.append(item_from(said))
-            notices += renamed(called, name)
+            items.append(item_from(item))
+            notices += renamed(given_name, name)
             more = sorted(set(criterion) - KEYS)
             notices += [left_out(f"`{key}` of '{name}'", "no counterpart") for key in more]
         except NoCounterpart as why:
-            notices.append(left_out(f"'{called}'", why))
+            notices.append(left_out(f"'{given_name}'", why))
     if not items:
         raise none_left(where, notices)
-    return Rubric(category_column=None, categories={ONLY: Category(items=items)}), notices
+    return Rubric(category_column=None, categories={DEFAULT_CATEGORY: Category(items=items)}), notices
 
 
 def _criterion(given: Any, here: str) -> tuple[str, str, float, list[str]]:
     if not isinstance(given, Mapping) or not all(isinstance(given.get(key), str) for key in ("name", "text")):
-        raise UserError(f"{here} has no texts under `name` and `text`")
+        raise UserError(f"{here} needs strings `name` and `text`")
     weight, choices = given.get("weight", 1.0), given.get("choices", BINARY)
     if not isinstance(weight, int | float) or isinstance(weight, bool) or not weight >= 0:
-        raise UserError(f"{here}: `weight` is a number from 0 up, not {weight!r}")
+        raise UserError(f"{here}: `weight` must be a number of at least 0, not {weight!r}")
     texts = isinstance(choices, list) and all(isinstance(choice, str) and choice for choice in choices)
     if not texts or len(choices) < 2 or len(set(choices)) < len(choices):
-        raise UserError(f"{here}: `choices` are two texts or more, from worst to best")
+        raise UserError(f"{here}: `choices` must be two or more distinct strings, from worst to best")
     return given["name"], given["text"], weight, choices
 
 
 def _levels(choices: list[str]) -> str:
     if any("\n" in choice or choice != choice.strip() for choice in choices):
-        raise NoCounterpart("a choice has a line break, or space around it")
+        raise NoCounterpart("a choice contains a line break or surrounding spaces")
     scores = [place / (len(choices) - 1) for place in range(len(choices))]
     lines = [f"- {choice} = {score:.6g}" for choice, score in zip(choices, scores, strict=True)]
     return plain(LEVELS + "\n".join(lines), ("{{", "{%", "{#"))
 
 
 def _choices(score: str | None) -> list[str] | None:
-    """What `_levels` wrote, or None where the prompt says something else."""
+    """The choices that `_levels` wrote, or None for another prompt."""
     if score is None:
         return BINARY
     choices = re.findall(r"^- (.+) = [-+.\de]+$", score, re.MULTILINE)
@@ -110,7 +110,7 @@ def _choices(score: str | None) -> list[str] | None:
 
 def criteria_of(rubric: Rubric, where: str, *, category: str | None = None) -> tuple[dict[str, Any], list[str]]:
     _, chosen = one_category(rubric, category, "verifiers' criteria")
-    notices = list(kept_apart(rubric, chosen))
+    notices = list(format_only_notices(rubric, chosen))
     criteria = list(_written(chosen, notices))
     if not criteria:
         raise none_left(where, notices)
@@ -124,8 +124,8 @@ def _written(category: Category, notices: list[str]) -> Iterator[dict[str, Any]]
             continue
         choices = _choices(item.score) if isinstance(item, JudgeItem) else BINARY if item.score is None else None
         if choices is None or (isinstance(item, JudgeItem) and item.critique != CRITIQUE):
-            notices.append(left_out(f"the prompts of '{item.name}'", "a criterion is one text"))
+            notices.append(left_out(f"the prompts of '{item.name}'", "a criterion is a single text"))
         if isinstance(item, VerifyItem):
-            notices.append(f"'{item.name}': show the truth to verifiers' judge with `answer_field: {item.truth}`")
-        said = {"name": item.name, "text": item.description, "weight": item.weight}
-        yield said if choices in (None, BINARY) else {**said, "choices": choices}
+            notices.append(f"'{item.name}': set `answer_field: {item.truth}` so that verifiers' judge sees the truth")
+        criterion = {"name": item.name, "text": item.description, "weight": item.weight}
+        yield criterion if choices in (None, BINARY) else {**criterion, "choices": choices}

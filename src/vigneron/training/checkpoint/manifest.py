@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
-from vigneron.errors import UserError
-from vigneron.files import parsed_json, sha256_of
+from vigneron.errors import UserError, first_line
+from vigneron.files import parse_json, sha256_of
 
 MANIFEST = "manifest.json"
 LARGEST_MANIFEST = 2**22
@@ -23,7 +23,7 @@ def fault_of(path: Path, *, weights_only: bool = False) -> str | None:
     """What is wrong with a checkpoint's files, in a few words; None where every one is what was written."""
     try:
         with (path / MANIFEST).open("rb") as file:
-            manifest = parsed_json(file.read(LARGEST_MANIFEST))
+            manifest = parse_json(file.read(LARGEST_MANIFEST))
     except (OSError, ValueError):
         return f"{MANIFEST} cannot be read"
     if not isinstance(manifest, dict):
@@ -67,5 +67,4 @@ def damage_explained(path: Path) -> Iterator[None]:
     except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the edge to somebody's files: they can be broken in any way
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise UserError(f"the checkpoint '{path}' is damaged: {reason}") from error
+        raise UserError(f"the checkpoint '{path}' is damaged: {first_line(error)}") from error

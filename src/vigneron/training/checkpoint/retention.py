@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.files import write_atomically, writing
-from vigneron.run_store.headline_metrics import lower_is_better
+from vigneron.run_store.metric_table import lower_is_better
 from vigneron.training.checkpoint.read import SCALARS, checkpoint_step, checkpoints
 
 BEST = "best.json"

@@ -55,7 +55,7 @@ def checkpoint_to_look_at(run: Path, step: int | None = None) -> Path:
     chosen = [path for path in saved if step is None or checkpoint_step(path) == step]
     if not chosen:
         there = ", ".join(str(checkpoint_step(path)) for path in saved) or "none"
-        raise UserError(f"'{run}' has no checkpoint{'' if step is None else f' of step {step}'} (there is: {there})")
+        raise UserError(f"'{run}' has no checkpoint{'' if step is None else f' of step {step}'} (available: {there})")
     fault = fault_of(chosen[-1], weights_only=True)
     if fault is not None:
         others = which_are_whole(run / "checkpoints", weights_only=True)

@@ -59,8 +59,8 @@ def _gathered(policy: Policy) -> dict[str, Tensor]:
     """All weights, on the first rank: the others take part, and keep nothing of it."""
     found = {}
     for name, tensor in policy.model.state_dict().items():
-        one = ranks.whole(tensor)
-        if ranks.is_first():
+        one = ranks.full_tensor(tensor)
+        if ranks.is_rank0():
             found[name] = one.cpu() if ranks.is_sharded(tensor) else one
     return found
 

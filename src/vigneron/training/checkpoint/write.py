@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vigneron.distributed import ranks
-from vigneron.errors import UserError
+from vigneron.errors import UserError, reason
 from vigneron.files import sha256_of, sync
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.model import Policy
@@ -45,13 +45,13 @@ class Saver:
 
     def save_together(self, snapshot: Snapshot, shards: Mapping[str, Tensor]) -> None:
         """By all ranks, which wait for it: each writes its own part of `shards`, the first one the rest."""
-        draft = ranks.from_first(lambda: _begun(self.folder, snapshot.step, self.policy))
-        ranks.agreed(lambda: check_there(draft))
+        draft = ranks.run_on_rank0(lambda: _begun(self.folder, snapshot.step, self.policy))
+        ranks.run_on_all_ranks(lambda: check_there(draft))
         try:
             write_shards(draft, shards)
         except CheckpointException as error:  # of all ranks, whichever it was that could not write
             raise _failed(draft, next(iter(error.failures.values()))[0]) from error
-        ranks.from_first(lambda: self._finish(draft, snapshot))
+        ranks.run_on_rank0(lambda: self._finish(draft, snapshot))
 
     def _finish(self, draft: Path, snapshot: Snapshot) -> None:
         finish_checkpoint(draft, self.policy, snapshot)
@@ -143,9 +143,10 @@ def finish_checkpoint(draft: Path, policy: Policy, snapshot: Snapshot) -> Path:
 
 def _failed(draft: Path, error: BaseException) -> UserError:
     shutil.rmtree(draft, ignore_errors=True)
-    reason = getattr(error, "strerror", None) or str(error)
     step = draft.name.removeprefix(".").removesuffix(".draft")
-    return UserError(f"cannot write the checkpoint '{draft.with_name(step)}': {reason}; the ones before it are whole")
+    return UserError(
+        f"cannot write the checkpoint '{draft.with_name(step)}': {reason(error)}; earlier checkpoints are intact"
+    )
 
 
 def _write_manifest(draft: Path) -> None:

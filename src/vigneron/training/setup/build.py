@@ -10,15 +10,15 @@ import torch
 from vigneron.config import Config
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
-from vigneron.policy.from_config import load_child, seed_everything
+from vigneron.policy.from_config import policy_from_config, seed_everything
 from vigneron.policy.load import speed_up
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.sharding import shard_policy
-from vigneron.remote.setup import Scale
+from vigneron.remote.setup import RemoteWorkers
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import build_check, load_checker
-from vigneron.rewards.rank0_reward import OnFirstRank
+from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.rollout.engine.sample import sampler_of
 from vigneron.run_data.load import Data, check_rubric_data, checker_name
 from vigneron.run_store.folder import RunFolder
@@ -47,7 +47,7 @@ Build = Callable[[Parts], Method]
 
 def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> Run:
     with explained_memory(config):
-        remote = ranks.agreed(lambda: Scale(config, here=ranks.is_first()))
+        remote = ranks.run_on_all_ranks(lambda: RemoteWorkers(config, here=ranks.is_rank0()))
         try:
             return _put_together(config, folder, data, build, view, remote)
         except BaseException:  # Ctrl-C too
@@ -55,22 +55,26 @@ def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view:
             raise
 
 
-def _put_together(config: Config, folder: RunFolder, data: Data, build: Build, view: View, remote: Scale) -> Run:
-    function, audit, policy = ranks.agreed(lambda: _loaded(config, folder, data, view, remote))
+def _put_together(
+    config: Config, folder: RunFolder, data: Data, build: Build, view: View, remote: RemoteWorkers
+) -> Run:
+    function, audit, policy = ranks.run_on_all_ranks(lambda: _loaded(config, folder, data, view, remote))
     local_reward = ApplyReward(function, missing_limit=config.reward.missing_limit)
-    reward = local_reward if ranks.count() == 1 else OnFirstRank(local_reward)
+    reward = local_reward if ranks.world_size() == 1 else Rank0Reward(local_reward)
     origin = Origin(_base(config, policy), data_record(data))
     shard_policy(policy, config.scale.shard)
-    torch.set_rng_state(ranks.from_first(torch.get_rng_state))  # a first weight may have been drawn on the first alone
+    torch.set_rng_state(
+        ranks.run_on_rank0(torch.get_rng_state)
+    )  # a first weight may have been drawn on the first alone
     reference = Reference.of(policy)
     # Sharded weights come and go during a pass, at addresses that no graph knows.
     one = config.scale.shard == 1
     speed_up(policy, reference, graphs=config.model.graphs and one, compiled=config.model.compile is True and one)
-    remote.give_sampler(policy, folder)
+    remote.attach_sampler(policy, folder)
     longest, truncation = lengths(config, policy, data, function)
     if config.microbatch_tokens == "auto":
         with phase("see what fits into memory"):
-            found = -int(ranks.largest(-find_microbatch_tokens(policy, longest)))
+            found = -int(ranks.all_reduce_max(-find_microbatch_tokens(policy, longest)))
         config = config.model_copy(update={"microbatch_tokens": found})
         folder.write_config(config)
     parts = Parts.of(config, policy, reference, reward, data.train)
@@ -117,7 +121,7 @@ def wrapped(method: Method, parts: Parts, *, samples: bool) -> tuple[Method, Asy
 
 
 def _loaded(
-    config: Config, folder: RunFolder, data: Data, view: View, remote: Scale
+    config: Config, folder: RunFolder, data: Data, view: View, remote: RemoteWorkers
 ) -> tuple[Any, SecondLook | None, Policy]:
     """What comes of files, each of which may be missing on some node."""
     built = build_reward(
@@ -129,19 +133,19 @@ def _loaded(
         notice=view.notice,
         weights=partial(newest_weights, key="reward.file"),
         check=partial(check_rubric_data, data=data),
-        places=remote.places,
+        placement=remote.placement,
     )
-    look = second_look(config, built, data, folder, notice=view.notice, places=remote.places)
+    look = second_look(config, built, data, folder, notice=view.notice, placement=remote.placement)
     remote.check_used()
     seed_everything(config.seed)
     with phase("load the model"):
-        return built, look, load_child(config, shared=config.scale.shard > 1)
+        return built, look, policy_from_config(config, shared=config.scale.shard > 1)
 
 
 def _base(config: Config, policy: Policy) -> dict[str, str]:
     """What the weights are of which the run begins: the same on every rank that has some."""
-    own = weights_identity(config.model.name, policy) if config.scale.shard == 1 or ranks.is_first() else None
-    first = ranks.from_first(lambda: own)
+    own = weights_identity(config.model.name, policy) if config.scale.shard == 1 or ranks.is_rank0() else None
+    first = ranks.run_on_rank0(lambda: own)
     assert first is not None
 
     def compare() -> None:
@@ -150,5 +154,5 @@ def _base(config: Config, policy: Policy) -> dict[str, str]:
                 f"model: '{config.model.name}' has other weights here than on rank 0: give all nodes the same"
             )
 
-    ranks.agreed(compare)
+    ranks.run_on_all_ranks(compare)
     return first

@@ -50,7 +50,7 @@ def asked_of(config: Config, rows: Sequence[Row], reward: Any) -> Iterator[tuple
     """The prompts that completions are drawn under: bare, and as a rubric's categories say."""
     yield [row["prompt"] for row in rows], ""
     if config.method.needs_rubric:
-        rubric = reward.book.rubric
+        rubric = reward.live_rubric.rubric
         of = [rubric.categories[category_of(rubric, row, n, "the data")] for n, row in enumerate(rows, start=1)]
         made = [generation_prompt(category, row["prompt"]) for category, row in zip(of, rows, strict=True)]
         yield made, ", with its category's `generate` prompt"

@@ -13,6 +13,7 @@ from vigneron.errors import UserError
 from vigneron.recipe import check_config
 from vigneron.run_data.load import Data
 from vigneron.validation import shown_value
+from vigneron.values import differing_keys, flatten
 
 # What a run can go on with without becoming another one: its length, what is kept and said, and where it runs.
 FREE = (
@@ -76,9 +77,8 @@ def check_changes(path: Path, scalars: Mapping[str, Any], config: Config, data: 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted keys whose values are not the same, with both of them; None where one has none."""
-    one, other = _flat(before), _flat(now)
-    names = dict.fromkeys([*one, *other])
-    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+    flat = [{key: value for key, value in flatten(each).items() if value != {}} for each in (before, now)]
+    return {key: (old, new) for key, (old, new) in differing_keys(flat, absent=None).items()}
 
 
 def data_changes(record: Any, data: Data) -> list[str]:
@@ -97,13 +97,6 @@ def _rows_changed(part: str, before: str, now: str) -> str | None:
         return None
     first = next(n for n, (a, b) in enumerate(zip_longest(old, new), start=1) if a != b)
     return f"data/{part}.jsonl had {len(old)} rows, has {len(new)}; the first that is not the same is row {first}"
-
-
-def _flat(mapping: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in mapping.items():
-        found |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
-    return found
 
 
 def _among(key: str, keys: Sequence[str]) -> bool:

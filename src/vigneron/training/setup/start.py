@@ -15,7 +15,7 @@ from vigneron.policy.load import resolve_device
 from vigneron.remote.setup import check_scale
 from vigneron.rubric.read import read_rubric
 from vigneron.run_data.load import Data, check_rubric_data, load_data
-from vigneron.run_data.reference_answers import answered
+from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice, kept_notices
 from vigneron.timing import phase
@@ -79,10 +79,10 @@ def start_run(config: Config, runs: Path, build: Build, *, name: str | None = No
         folder.write_data(data)
         if chosen.reward.kind == "rubric":
             folder.write_rubrics(chosen.reward.file, chosen.reward.held_out_file)
-        return chosen, data, files_of(folder) if ranks.count() > 1 else {}
+        return chosen, data, files_of(folder) if ranks.world_size() > 1 else {}
 
     try:
-        chosen, data, files = ranks.from_first(begin)
+        chosen, data, files = ranks.run_on_rank0(begin)
         folder = folder or scratch_folder(files)
         return build_run(chosen, folder, data, build, view)
     except BaseException:  # Ctrl-C too: a run that never began leaves its name free; raised on
@@ -119,10 +119,10 @@ def resume_run(
         )
 
     try:
-        plan = ranks.from_first(begin)
-        with folder.rubric_replaced(rubric if ranks.is_first() else None):
+        plan = ranks.run_on_rank0(begin)
+        with folder.rubric_replaced(rubric if ranks.is_rank0() else None):
             run = _rebuild(plan, folder, build, weights_only=weights_only, view=view)
-        if ranks.is_first():
+        if ranks.is_rank0():
             _restore_folder(run, plan, new_config=config is not None, view=view)
         return run
     except BaseException:  # whatever it was: raised on
@@ -132,10 +132,10 @@ def resume_run(
 
 def _join(config: Config, device: str | None = None) -> None:
     try:
-        check_ranks(config, ranks.asked_for())
-        check_staleness(config, ranks.asked_for())
+        check_ranks(config, ranks.expected_world_size())
+        check_staleness(config, ranks.expected_world_size())
     except UserError as error:
-        error.said_elsewhere = not ranks.is_first()
+        error.reported_elsewhere = not ranks.is_rank0()
         raise
     ranks.join(resolve_device(device or config.model.device))
 
@@ -155,7 +155,7 @@ def _prepare(config: Config, runs: Path, name: str | None, view: View) -> tuple[
     if name is not None:
         RunFolder.refuse_taken(runs, name)
     with phase("ask the parent"):
-        return config, answered(config, data, view.notice)
+        return config, with_parent_answers(config, data, view.notice)
 
 
 def _prepare_resume(
@@ -201,11 +201,11 @@ def _prepare_resume(
 
 
 def _rebuild(plan: ResumePlan, folder: RunFolder, build: Build, *, weights_only: bool, view: View) -> Run:
-    files = ranks.from_first(lambda: files_of(folder)) if ranks.count() > 1 else {}
-    run = build_run(plan.config, folder if ranks.is_first() else scratch_folder(files), plan.data, build, view)
+    files = ranks.run_on_rank0(lambda: files_of(folder)) if ranks.world_size() > 1 else {}
+    run = build_run(plan.config, folder if ranks.is_rank0() else scratch_folder(files), plan.data, build, view)
     try:
         if (saved := plan.saved) is not None:
-            ranks.agreed(lambda: run.restore(saved, weights_only=weights_only))
+            ranks.run_on_all_ranks(lambda: run.restore(saved, weights_only=weights_only))
             run.policy.version = run.step
     except BaseException:  # whatever it was: raised on
         run.close()
@@ -229,7 +229,7 @@ def _restore_folder(run: Run, plan: ResumePlan, *, new_config: bool, view: View)
     if run.step == run.config.steps:
         view.notice(f"finished already, at step {run.step}")
     else:
-        view.notice(f"plan on after step {run.step} of {run.config.steps}")
+        view.notice(f"resuming after step {run.step} of {run.config.steps}")
 
 
 def known_state(folder: RunFolder, saved: Path | None, *, weights_only: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-// What the pages' scripts share. Whatever comes from a run is put into a page as text, never as markup.
+// Shared by the pages' scripts. Text from a run is inserted as text, never as markup.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -12,9 +12,9 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-export const say = (line) => { byId("said").textContent = line || ""; };
+export const showMessage = (line) => { byId("message").textContent = line || ""; };
 
-// The page's own state is in its address: a reload, or whoever is given it, sees the same.
+// The page's state is in its address: a reload or a shared link shows the same.
 export const address = {
   get: (name, otherwise = "") => new URLSearchParams(location.search).get(name) ?? otherwise,
   all: (name) => new URLSearchParams(location.search).getAll(name),
@@ -36,20 +36,20 @@ export function link(path, parameters) {
   return `${path}?${query}`;
 }
 
-export async function ask(what, parameters = {}) {
+export async function fetchData(what, parameters = {}) {
   let answer;
   try {
     answer = await fetch(link(`/data/${what}`, parameters));
   } catch {
-    throw new Error("the server does not answer: is `vigneron view` still running?");
+    throw new Error("no answer from the server: is `vigneron view` still running?");
   }
-  const said = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(said.error || (answer.status === 401 ? "open the address that the terminal shows" : `the server answers ${answer.status}`));
-  return said;
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(body.error || (answer.status === 401 ? "open the address printed in the terminal" : `the server answered with status ${answer.status}`));
+  return body;
 }
 
-// Again and again, one at a time; not while nobody looks.
-export function keepDoing(work, seconds) {
+// Repeatedly, one call at a time; paused while the page is hidden.
+export function poll(work, seconds) {
   const turn = async () => {
     if (!document.hidden) await attempt(work);
     setTimeout(turn, seconds * 1000);
@@ -61,11 +61,11 @@ export async function attempt(work) {
   try {
     await work();
   } catch (error) {
-    say(error.message);
+    showMessage(error.message);
   }
 }
 
-export function later(work, milliseconds = 200) {
+export function debounce(work, milliseconds = 200) {
   let timer;
   return (...given) => {
     clearTimeout(timer);
@@ -73,7 +73,7 @@ export function later(work, milliseconds = 200) {
   };
 }
 
-export function figure(value) {
+export function formatNumber(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value)) return String(value);

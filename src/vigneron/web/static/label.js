@@ -1,4 +1,4 @@
-// What the pages for labelling share: the item at hand, the next one, and what was judged, one request after another.
+// Shared by the labelling pages: the current item, the next one, and sending judgements one after another.
 
 import { byId } from "./common.js";
 
@@ -12,7 +12,7 @@ function show(id, text) {
   put(id, text ?? "");
 }
 
-async function ask(path, body) {
+async function request(path, body) {
   const options =
     body === undefined
       ? {}
@@ -21,7 +21,7 @@ async function ask(path, body) {
   try {
     answer = await fetch(path, options);
   } catch {
-    throw new Error("No answer: is `vigneron label` still running? What was judged before is kept.");
+    throw new Error("No answer from the server: is `vigneron label` still running? Earlier judgements are saved.");
   }
   const text = await answer.text();
   if (answer.ok) return JSON.parse(text);
@@ -29,16 +29,16 @@ async function ask(path, body) {
   try {
     line = JSON.parse(text).error;
   } catch {
-    // one line as it is
+    // plain text
   }
   throw new Error(line || answer.statusText);
 }
 
 /**
- * `draw(item)` shows an item, `told(state)` what else a page shows; `choiceOf(key, item)` is what a key sends.
- * The next item is shown at once, while the answer is on its way; should it not arrive, the item comes back.
+ * `draw(item)` shows an item, `onState(state)` the rest of the page; `choiceOf(key, item)` is what a key sends.
+ * The next item is shown before the server answers; if the request fails, the item comes back.
  */
-export function open({ draw, told = () => {}, choiceOf }) {
+export function open({ draw, onState = () => {}, choiceOf }) {
   let current = null;
   let upcoming = null;
   let queue = Promise.resolve();
@@ -67,14 +67,14 @@ export function open({ draw, told = () => {}, choiceOf }) {
     show("note", state.note);
     byId("done").hidden = state.item !== null || state.more;
     for (const button of document.querySelectorAll('[data-key="u"]')) button.disabled = !state.undo;
-    told(state);
+    onState(state);
     if (state.item === null && state.more) setTimeout(() => send("/state"), 700);
   }
 
   function send(path, body, back) {
     queue = queue.then(async () => {
       try {
-        accept(await ask(path, body));
+        accept(await request(path, body));
         show("complaint", null);
       } catch (error) {
         if (back) turn(back);
@@ -100,7 +100,7 @@ export function open({ draw, told = () => {}, choiceOf }) {
   }
 
   document.addEventListener("keydown", (event) => {
-    // A key that is held down judges once.
+    // A key that is held down counts once.
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
     if (event.target instanceof HTMLInputElement && event.key.startsWith("Arrow")) return;
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;

@@ -1,4 +1,4 @@
-// Two completions, or a group of them, side by side in the order in which the server shuffled them.
+// Two or more completions side by side, in the order shuffled by the server.
 
 import { byId, make } from "./common.js";
 import { open, put } from "./label.js";

@@ -1,4 +1,4 @@
-// One answer under one item of a rubric. What the judge gave is told after one's own score, not before.
+// One answer under one rubric item. The judge's score is shown only after the labeller's.
 
 import { byId } from "./common.js";
 import { open, put } from "./label.js";
@@ -14,12 +14,12 @@ function draw(item) {
   put("value", "0.50");
 }
 
-function told(state) {
+function onState(state) {
   const last = state.last;
   byId("last").hidden = last === null;
   if (last === null) return;
   const number = (value) => (typeof value === "number" ? value.toFixed(2) : "–");
-  put("last", `The last one, ${last.item}: you ${number(last.yours)}, the judge ${number(last.judge)} (confidence ${number(last.sure)})`);
+  put("last", `Last item, ${last.item}: you ${number(last.yours)}, the judge ${number(last.judge)} (confidence ${number(last.sure)})`);
 }
 
 function choiceOf(key) {
@@ -27,7 +27,7 @@ function choiceOf(key) {
   return /^[0-9]$/.test(key) ? Number(key) : undefined;
 }
 
-const desk = open({ draw, told, choiceOf });
+const desk = open({ draw, onState, choiceOf });
 const give = () => desk.judge(Number((Number(slider.value) * 10).toFixed(2)));
 document.addEventListener("keydown", (event) => {
   if (event.key === "r" && !event.ctrlKey && !event.metaKey) byId("why").open = !byId("why").open;

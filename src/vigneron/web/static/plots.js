@@ -1,26 +1,26 @@
-// Curves drawn by plotly, in the page's own colours.
+// Curves drawn by plotly in the page's colours.
 
-import { figure } from "./common.js";
+import { formatNumber } from "./common.js";
 
 export const COLOURS = ["#3b7dd8", "#e07b00", "#2a9d5c", "#c2447c", "#8a63d2", "#a07a2c", "#1aa3a3", "#d1495b", "#6b8e23", "#7f7f7f", "#4f6bed", "#b8860b"];
 
-// It is large: it is asked for when there is something to draw, and a page does not wait for it.
+// plotly is large: it is loaded when there is something to draw, and the page does not wait for it.
 let loading = null;
 export function plotly() {
   loading ??= new Promise((done, fail) => {
     const script = document.createElement("script");
     script.addEventListener("load", () => done(window.Plotly));
-    script.addEventListener("error", () => fail(new Error("plotly could not be loaded")));
+    script.addEventListener("error", () => fail(new Error("cannot load plotly")));
     script.src = "/static/plotly.js";
     document.head.append(script);
   });
   return loading;
 }
 
-// plotly reads some markup in its texts: a name is to be seen as it is.
+// plotly interprets some markup in its texts: escape it.
 export const literal = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 
-// An exponential mean, corrected for its start.
+// Exponential mean, corrected for its start.
 export function smoothed(values, weight) {
   let mean = 0, norm = 0;
   return values.map((value) => {
@@ -32,7 +32,7 @@ export function smoothed(values, weight) {
 
 const faint = (colour, share) => colour + Math.round(share * 255).toString(16).padStart(2, "0");
 
-// `curves`: of each run its name, colour and points.
+// `curves`: name, colour and points of each run.
 export function traces(curves, weight) {
   const drawn = [];
   for (const { name, colour, points } of curves) {
@@ -47,7 +47,7 @@ export function traces(curves, weight) {
   return drawn.map((trace) => ({ type: "scatter", showlegend: false, ...trace }));
 }
 
-// A colour that the style sheet gives to something in the page, as plotly can read it.
+// Colours of the style sheet, in a form that plotly can read.
 function colours() {
   const style = getComputedStyle(document.body);
   const probe = document.createElement("i");
@@ -85,7 +85,7 @@ function svg(tag, attributes, text) {
   return element;
 }
 
-// The same curves drawn plainly: to be seen at once, until plotly is there.
+// The same curves as plain SVG, shown until plotly is loaded.
 export function sketch(plot, drawn, range) {
   const { clientWidth: width, clientHeight: height } = plot, { text, line } = colours();
   const xs = drawn.flatMap((trace) => trace.x), ys = drawn.flatMap((trace) => trace.y);
@@ -97,10 +97,10 @@ export function sketch(plot, drawn, range) {
   const picture = svg("svg", { width, height, class: "sketch" });
   for (const value of [low, high]) {
     picture.append(svg("line", { x1: MARGIN.l, x2: width - MARGIN.r, y1: y(value), y2: y(value), stroke: line }));
-    picture.append(svg("text", { x: MARGIN.l - 4, y: y(value) + 4, "text-anchor": "end", "font-size": 11, fill: text }, figure(value)));
+    picture.append(svg("text", { x: MARGIN.l - 4, y: y(value) + 4, "text-anchor": "end", "font-size": 11, fill: text }, formatNumber(value)));
   }
   for (const [value, anchor] of [[left, "start"], [right, "end"]]) {
-    picture.append(svg("text", { x: x(value), y: height - MARGIN.b + 16, "text-anchor": anchor, "font-size": 11, fill: text }, figure(Math.round(value))));
+    picture.append(svg("text", { x: x(value), y: height - MARGIN.b + 16, "text-anchor": anchor, "font-size": 11, fill: text }, formatNumber(Math.round(value))));
   }
   for (const trace of drawn) {
     const points = trace.x.map((at, place) => `${x(at).toFixed(1)},${y(trace.y[place]).toFixed(1)}`).join(" ");

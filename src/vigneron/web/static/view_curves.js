@@ -1,21 +1,21 @@
-// Curves of one run, or of several in one figure each. Only figures that are in sight are asked for and drawn.
+// Curves of one or several runs, one chart per metric. Only visible charts are loaded and drawn.
 
-import { address, ask, attempt, byId, figure, keepDoing, later, link, make, say, state } from "./common.js";
+import { address, attempt, byId, debounce, fetchData, formatNumber, link, make, poll, showMessage, state } from "./common.js";
 import { COLOURS, CONFIG, layout, onColours, plotly, sketch, traces } from "./plots.js";
 
 const names = address.all("run");
 const colour = Object.fromEntries(names.map((name, place) => [name, COLOURS[place % COLOURS.length]]));
-const charts = new Map(); // by figure: its card, its plot, its points
-const inSight = new Set();
-let statuses = [], notes = [], seen = "";
+const charts = new Map(); // by metric: its card, its plot, its points
+const visible = new Set();
+let statuses = [], notes = [], meanings = {}, seen = "";
 
 const smoothing = () => Number(byId("smooth").value);
 const range = () => (address.get("from") ? [Number(address.get("from")), Number(address.get("to"))] : null);
 
-async function refresh(which = [...inSight]) {
+async function refresh(which = [...visible]) {
   if (!which.length) return;
-  const asked = range();
-  const answer = await ask("curves", { run: names, name: which, from: asked?.[0], to: asked?.[1] });
+  const zoom = range();
+  const answer = await fetchData("curves", { run: names, name: which, from: zoom?.[0], to: zoom?.[1] });
   for (const name of which) {
     const chart = charts.get(name);
     if (chart) chart.points = Object.fromEntries(names.map((run) => [run, answer.runs[run]?.[name]]));
@@ -28,12 +28,12 @@ async function refresh(which = [...inSight]) {
   }
 }
 
-// Plainly at first; plotly is asked for only when all that is in sight can be seen.
+// First as plain SVG; plotly is loaded when all visible charts are drawn.
 async function draw(name) {
   const chart = charts.get(name);
   if (!chart?.points) return;
   const curves = names.map((run) => ({ name: run, colour: colour[run], points: chart.points[run] }));
-  // What was measured on held-out data is few points, and shown as it is.
+  // Held-out metrics have few points and are not smoothed.
   const drawn = traces(curves, name.startsWith("eval/") ? 0 : smoothing());
   const Plotly = window.Plotly;
   if (!Plotly) {
@@ -53,11 +53,11 @@ async function draw(name) {
 async function drawAll() {
   for (const name of charts.keys()) {
     await attempt(() => draw(name));
-    await new Promise((on) => setTimeout(on)); // the page stays alive in between
+    await new Promise((on) => setTimeout(on)); // keeps the page responsive
   }
 }
 
-const redraw = later(drawAll, 40);
+const redraw = debounce(drawAll, 40);
 
 function zoomed(change) {
   const first = change["xaxis.range[0]"], last = change["xaxis.range[1]"];
@@ -76,38 +76,38 @@ function zoom(window) {
 function showWindow() {
   const now = range();
   byId("whole").hidden = !now;
-  byId("window").textContent = now ? `steps ${Math.ceil(now[0])} to ${Math.floor(now[1])}` : "drag over a figure to zoom";
+  byId("window").textContent = now ? `steps ${Math.ceil(now[0])} to ${Math.floor(now[1])}` : "drag over a chart to zoom";
 }
 
-const comeIntoSight = later(async () => {
-  const missing = [...inSight].filter((name) => !charts.get(name).points);
+const loadVisible = debounce(async () => {
+  const missing = [...visible].filter((name) => !charts.get(name).points);
   await refresh(missing);
 }, 60);
 
 const watcher = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
-    if (isIntersecting) inSight.add(target.dataset.name);
-    else inSight.delete(target.dataset.name);
+    if (isIntersecting) visible.add(target.dataset.name);
+    else visible.delete(target.dataset.name);
   }
-  comeIntoSight();
+  loadVisible();
 }, { rootMargin: "200px" });
 
 function card(name) {
   const plot = make("div", { class: "plot" });
-  const element = make("section", { class: "chart", "data-name": name }, make("h3", {}, name), plot);
+  const element = make("section", { class: "chart", "data-name": name }, make("h3", { title: meanings[name] }, name), plot);
   charts.set(name, { element, plot, points: null });
   watcher.observe(element);
   return element;
 }
 
-// As the user left it.
+// As in the address, else the default.
 const wasOpen = (title, open) => address.all("open").includes(title) || (open && !address.all("closed").includes(title));
 
-function group({ title, names: figures, open }) {
-  const details = make("details", { class: "group" }, make("summary", {}, title, make("span", { class: "quiet" }, ` ${figures.length}`)));
+function group({ title, names: metrics, open }) {
+  const details = make("details", { class: "group" }, make("summary", {}, title, make("span", { class: "quiet" }, ` ${metrics.length}`)));
   details.restore = () => { details.open = wasOpen(title, open); };
   details.restore();
-  details.append(make("div", { class: "charts" }, ...figures.map(card)));
+  details.append(make("div", { class: "charts" }, ...metrics.map(card)));
   details.addEventListener("toggle", () => {
     if (byId("filter").value) return; // opened by the filter
     const change = (of, there) => [...address.all(of).filter((one) => one !== title), ...(there ? [title] : [])];
@@ -142,19 +142,20 @@ function legend() {
   }));
 }
 
-// A run that goes on may get figures that it had not: the groups are made again only then.
-async function look() {
-  statuses = (await ask("runs", { run: names })).runs;
+// A run may log new metrics: the groups are rebuilt only then.
+async function update() {
+  statuses = (await fetchData("runs", { run: names })).runs;
   legend();
   const steps = statuses.map((run) => `${run.name} ${run.step} ${run.changed}`).join("\n");
   if (steps !== seen) {
-    const answer = await ask("names", { run: names });
+    const answer = await fetchData("names", { run: names });
     notes = answer.notes;
+    meanings = answer.meanings;
     const known = [...charts.keys()].sort().join("\n"), there = answer.groups.flatMap((one) => one.names).sort().join("\n");
     if (known !== there) {
       watcher.disconnect();
       charts.clear();
-      inSight.clear();
+      visible.clear();
       byId("groups").replaceChildren(...answer.groups.map(group));
       filter();
     } else {
@@ -164,27 +165,27 @@ async function look() {
     if (byId("items").open) await items();
     seen = steps;
   }
-  say(notes.join("; ") || (charts.size ? "" : "no step has been logged yet"));
+  showMessage(notes.join("; ") || (charts.size ? "" : "no step has been logged yet"));
 }
 
 async function configs() {
-  const { runs, differences, texts } = await ask("configs", { run: names });
+  const { runs, differences, texts } = await fetchData("configs", { run: names });
   byId("differences").hidden = runs.length < 2;
   byId("differences").lastElementChild.replaceChildren(differences.length
     ? make("table", { class: "differences" },
       make("tr", {}, make("th", {}, "key"), ...runs.map((run) => make("th", {}, run))),
       ...differences.map((row) => make("tr", {}, make("td", {}, row.key), ...row.values.map((value) => make("td", { class: "text" }, value)))))
-    : make("p", {}, "They are the same."));
+    : make("p", {}, "No differences."));
   byId("configs").lastElementChild.replaceChildren(...runs.flatMap((run, place) => [make("h3", {}, run), make("pre", {}, texts[place])]));
 }
 
 async function items() {
-  const tables = await Promise.all(names.map(async (run) => [run, (await ask("items", { run })).items]));
+  const tables = await Promise.all(names.map(async (run) => [run, (await fetchData("items", { run })).items]));
   const heads = ["category", "item", "flow", "weight", "score, first", "last", "spread", "confidence", "failed", "weak"];
   byId("items").lastElementChild.replaceChildren(...tables.filter(([, rows]) => rows.length).flatMap(([run, rows]) => [
     make("h3", {}, run),
     make("table", { class: "items" }, make("tr", {}, ...heads.map((head) => make("th", {}, head))),
-      ...rows.map((row) => make("tr", {}, ...[row.category, row.item, row.flow ?? "–", figure(row.weight), figure(row.score.first), figure(row.score.last), figure(row.spread), figure(row.confidence), figure(row.failed)].map((cell) => make("td", {}, cell)), make("td", { class: "bad" }, row.weak.join(", "))))),
+      ...rows.map((row) => make("tr", {}, ...[row.category, row.item, row.flow ?? "–", formatNumber(row.weight), formatNumber(row.score.first), formatNumber(row.score.last), formatNumber(row.spread), formatNumber(row.confidence), formatNumber(row.failed)].map((cell) => make("td", {}, cell)), make("td", { class: "bad" }, row.weak.join(", "))))),
   ]));
 }
 
@@ -205,4 +206,4 @@ byId("items").addEventListener("toggle", () => attempt(items));
 onColours(redraw);
 showWindow();
 attempt(configs);
-keepDoing(look, 2);
+poll(update, 2);

@@ -1,6 +1,6 @@
-// The list of runs. It refreshes by itself.
+// The list of runs, refreshed every two seconds.
 
-import { address, ago, ask, byId, figure, keepDoing, link, make, say, state } from "./common.js";
+import { address, ago, byId, fetchData, formatNumber, link, make, poll, showMessage, state } from "./common.js";
 
 let runs = [];
 const picked = new Set(address.all("picked"));
@@ -35,7 +35,7 @@ function row(run) {
     make("td", { class: "wide" }, make("a", { href: link("/curves", { run: run.name }) }, run.name)),
     make("td", {}, state(run.state), run.error ? make("span", { class: "why bad" }, run.error) : null),
     make("td", {}, `${run.step} / ${run.steps}`, make("span", { class: "bar" }, done)),
-    make("td", { class: "figures" }, ...run.figures.map(([name, value]) => make("span", {}, `${name} `, make("b", {}, figure(value))))),
+    make("td", { class: "metrics" }, ...run.metrics.map(({ label, value, meaning }) => make("span", { title: meaning }, `${label} `, make("b", {}, formatNumber(value))))),
     make("td", {}, run.method),
     make("td", { class: "quiet" }, ago(run.changed)),
     make("td", {}, make("a", { href: link("/samples", { run: run.name }) }, "samples")));
@@ -48,9 +48,9 @@ byId("search").addEventListener("input", () => {
 });
 byId("together").addEventListener("click", () => { location.href = link("/curves", { run: [...picked] }); });
 
-keepDoing(async () => {
-  runs = (await ask("runs")).runs;
+poll(async () => {
+  runs = (await fetchData("runs")).runs;
   for (const name of picked) if (!runs.some((run) => run.name === name)) picked.delete(name);
-  say("");
+  showMessage("");
   draw();
 }, 2);

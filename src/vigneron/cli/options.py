@@ -1,0 +1,32 @@
+"""Arguments and options that several commands share."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Recipe = Annotated[str, typer.Argument(help="Name of a built-in recipe, or path of a YAML file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. optimizer.actor_lr=1e-5")]
+Runs = Annotated[Path | None, typer.Option(help="Folder of all runs. Default: $VIGNERON_RUNS, or ./runs.")]
+Processes = Annotated[int, typer.Option(min=1, help="Number of local processes, one GPU each.")]
+RunPath = Annotated[Path, typer.Argument(help="Folder of the run.")]
+Step = Annotated[int | None, typer.Option(help="Step of the checkpoint. Default: the newest.")]
+SampleStep = Annotated[int | None, typer.Option(help="Only samples of this training step.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")]
+Host = Annotated[str, typer.Option(help="Address to bind to; 127.0.0.1 is this machine only.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def is_main_process() -> bool:
+    """Whether this process prints and writes the report: the only one, or rank 0."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+
+
+def console() -> "Console":
+    from rich.console import Console
+
+    return Console() if is_main_process() else Console(file=open(os.devnull, "w"))

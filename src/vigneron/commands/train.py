@@ -1,0 +1,86 @@
+"""`vigneron train` and `vigneron resume`: run, then write the report and print what to do next."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from vigneron import api
+from vigneron.config import Config
+from vigneron.report.html import write_report
+from vigneron.report.terminal import TerminalView, profile_table, say
+from vigneron.timing import recording_timings
+from vigneron.training.signals import Stopped
+
+
+def train_run(
+    console: Console, config: Config, *, name: str | None, runs: Path | None, profile: bool, is_main: bool
+) -> None:
+    with _profiled(console, profile):
+        with _report_if_finished(console, is_main), TerminalView(console, config.recipe) as view:
+            trained = api.train(config, name=name, runs=runs, view=view)
+        if is_main:
+            _print_next_steps(console, trained)
+
+
+def resume_run(
+    console: Console,
+    run: Path,
+    overrides: Sequence[str],
+    *,
+    recipe: str,
+    device: str | None,
+    rubric: str | None,
+    weights_only: bool,
+    allow_changes: bool,
+    is_main: bool,
+) -> None:
+    with _report_if_finished(console, is_main), TerminalView(console, recipe) as view:
+        trained = api.resume(
+            run,
+            *overrides,
+            device=device,
+            rubric=rubric,
+            weights_only=weights_only,
+            allow_changes=allow_changes,
+            view=view,
+        )
+    if is_main:
+        _print_next_steps(console, trained)
+
+
+@contextmanager
+def _profiled(console: Console, enabled: bool) -> Iterator[None]:
+    if not enabled:
+        yield
+        return
+    with recording_timings() as watch:
+        try:
+            yield
+        finally:  # also for a run that was stopped
+            if watch.steps:
+                console.print(profile_table(watch.steps))
+
+
+@contextmanager
+def _report_if_finished(console: Console, is_main: bool) -> Iterator[None]:
+    """A run that is stopped during its last step is finished: it gets its report too."""
+    try:
+        yield
+    except Stopped as stopped:
+        if stopped.finished is not None and is_main:
+            say(console, f"report  {write_report([stopped.finished])}")
+        raise
+
+
+def _print_next_steps(console: Console, trained: api.Trained) -> None:
+    path = write_report([trained.folder])
+    say(console, f"run     {trained.folder}")
+    say(console, f"report  {path}")
+    if trained.config.method.trains == "scorer":
+        kind = "preference" if trained.config.method.joins_pairs else "model"
+        say(console, f"use     reward: {{kind: {kind}, model: {trained.folder}}}")
+    else:
+        say(console, f"chat    vigneron chat {trained.folder}")
+    say(console, f"view    vigneron view {trained.folder}")

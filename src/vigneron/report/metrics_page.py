@@ -1,0 +1,35 @@
+"""docs/reference/metrics.md, made from the table of metrics: `python -m vigneron.report.metrics_page > FILE`."""
+
+from collections.abc import Iterator
+
+from vigneron.run_store.metric_table import METRICS, SECTIONS
+
+INTRODUCTION = """# Metrics
+
+Every metric that a run logs, by its key in `metrics.jsonl`. A part of a key in CAPITALS stands for any name. `eval/KEY`
+is the metric KEY on held-out rows: greedy completions of prompts, or pairs. A reward's `log_metric(name, value)` is
+logged as `reward/NAME`. "Better" is the direction that `keep_best` uses; for a metric without one, and for your own, it
+keeps the highest value, or the lowest where the key contains `loss` or ends in `_error`. `vigneron compare` computes
+stability and size.
+
+This page is made by `python -m vigneron.report.metrics_page` from the table in `run_store/metric_table.py`.
+"""
+ARROWS = {"up": "higher", "down": "lower", None: ""}
+
+
+def metrics_page() -> str:
+    return "\n".join([INTRODUCTION, *_sections()])
+
+
+def _sections() -> Iterator[str]:
+    for section in SECTIONS:
+        yield f"## {section}\n\n| key | shown as | better | meaning |\n|---|---|---|---|"
+        for metric in METRICS:
+            if metric.section == section:
+                meaning = metric.meaning.replace("|", "\\|")
+                yield f"| `{metric.key}` | {metric.label} | {ARROWS[metric.direction]} | {meaning} |"
+        yield ""
+
+
+if __name__ == "__main__":
+    print(metrics_page(), end="")

@@ -1,0 +1,286 @@
+"""The table of metrics: what each is called, which direction is better, where it is shown, what it means.
+
+The terminal, reports, lists of runs, the viewer and docs/reference/metrics.md are made from it. The order of the table
+is the order in which metrics are shown.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Direction = Literal["up", "down"]
+
+TRAINING, LOSSES, PAIRS, COMPLETIONS = "Training", "Losses", "Preference pairs", "Completions"
+HELD_OUT, CANARIES, COMPONENTS, RUBRIC = "Held out", "Canaries", "Reward components", "Rubric"
+REJECTION, GRAPE, OFF_POLICY = "Rejection sampling", "GRAPE responses", "Off-policy sampling"
+TRUST_REGION, OPTIMIZER = "Trust region", "Optimizer"
+STABILITY, SIZE = "Stability", "Size"
+SECTIONS = (
+    HELD_OUT,
+    TRAINING,
+    COMPLETIONS,
+    LOSSES,
+    PAIRS,
+    COMPONENTS,
+    OPTIMIZER,
+    REJECTION,
+    GRAPE,
+    OFF_POLICY,
+    TRUST_REGION,
+    CANARIES,
+    RUBRIC,
+    STABILITY,
+    SIZE,
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    key: str
+    """Its name in metrics.jsonl. A part in capitals stands for any name: `reward/CATEGORY/reward`."""
+    label: str
+    direction: Direction | None
+    """Which way is better; None where neither is."""
+    panel: str
+    """Title of its plot in a report; empty: not plotted there."""
+    section: str
+    meaning: str
+
+
+# fmt: off
+METRICS = (
+    Metric("reward", "reward", "up", "reward (training)", TRAINING,
+           "Mean reward of the step's samples; missing rewards are left out."),
+    Metric("accuracy", "accuracy", "up", "accuracy", TRAINING,
+           "Share of samples that the checker accepts; for a reward or preference model, share of pairs ranked right."),
+    Metric("loss/nll", "NLL", "down", "negative log-likelihood", LOSSES,
+           "Negative log-likelihood per token of the demonstrations, or of the samples kept."),
+    Metric("loss/dpo", "DPO loss", "down", "DPO loss", LOSSES, "DPO loss per pair; log 2 at the first step."),
+    Metric("loss/sppo", "SPPO loss", "down", "SPPO loss", LOSSES,
+           "½ [log π/π₀ − η (win rate − ½)]², per sample."),
+    Metric("loss/bradley_terry", "Bradley-Terry loss", "down", "Bradley-Terry loss", LOSSES,
+           "−log σ(score of chosen − score of rejected), per pair."),
+    Metric("loss/preference", "cross-entropy", "down", "cross-entropy", LOSSES,
+           "Binary cross-entropy of which text of a pair is preferred."),
+    Metric("loss/score", "cross-entropy", "down", "cross-entropy", LOSSES,
+           "Binary cross-entropy against the recorded scores."),
+    Metric("margin", "margin", "up", "margin", PAIRS, "Score of the chosen text minus score of the rejected one."),
+    Metric("rewards/margins", "reward margin", "up", "reward margin", PAIRS,
+           "`rewards/chosen` − `rewards/rejected`, per pair."),
+    Metric("rewards/accuracies", "pair accuracy", "up", "pair accuracy", PAIRS,
+           "Share of pairs whose chosen text has the higher implicit reward."),
+    Metric("score_error", "score error", "down", "score error", PAIRS,
+           "Mean |predicted score − recorded score|."),
+    Metric("entropy", "entropy", None, "entropy (nats per token)", TRAINING,
+           "Entropy of the policy over the vocabulary at the sampled tokens, in nats per token."),
+    Metric("kl", "KL", "down", "KL to the reference (nats per token)", TRAINING,
+           "KL(π₀ ‖ reference) by k1: mean of log π₀ − log π_ref over the sampled tokens. Unbiased; may be negative."),
+    Metric("kl_previous", "KL between steps", "down", "KL between steps (nats per token)", TRAINING,
+           "KL(π₀ ‖ π₁): how far the step's updates moved the policy, in nats per token."),
+    Metric("kept/reward", "kept reward", "up", "reward of the samples kept", REJECTION,
+           "Mean reward of the samples that are trained on."),
+    Metric("frac_reward_zero_std", "zero-std groups", "down", "share of groups with equal rewards", TRAINING,
+           "Share of groups whose rewards are all equal: their advantages are 0."),
+    Metric("critic/explained_variance", "explained variance", "up", "variance explained by the critic", TRAINING,
+           "1 − Var(R − V) / Var(R) over the tokens: 1 for a perfect critic, 0 for a constant one."),
+    Metric("completions/mean_length", "mean length", None, "tokens per completion", COMPLETIONS,
+           "Mean number of tokens of a completion."),
+
+    Metric("reward_std", "reward std", None, "", TRAINING, "Standard deviation of the step's rewards."),
+    Metric("reward_missing", "missing rewards", "down", "", TRAINING,
+           "Samples without a reward: the judge, the parent or the function returned none."),
+    Metric("exact_match", "exact match", "up", "", TRAINING, "Share of completions equal to the answer."),
+    Metric("answer_included", "answer included", "up", "", TRAINING, "Share of completions that contain the answer."),
+    Metric("kl_previous/max", "largest KL of a token", "down", "", TRAINING,
+           "Largest KL(π₀ ‖ π₁) of any token of the step."),
+    Metric("entropy/demonstrated", "entropy of demonstrations", None, "", TRAINING,
+           "Entropy of the policy at the tokens of given texts, in nats per token."),
+    Metric("logprob_mismatch", "log-prob mismatch", "down", "", OFF_POLICY,
+           "Mean |log π when scored − log π when sampled|; some 1e-5 is rounding in float32, more in bfloat16."),
+    Metric("groups_replaced", "groups replaced", None, "", TRAINING,
+           "Groups of equal rewards that `method.resample` replaced by other prompts."),
+    Metric("baseline", "baseline", None, "", TRAINING, "REINFORCE's baseline, where it is one number."),
+    Metric("steps_skipped", "steps skipped", "down", "", TRAINING,
+           "Steps so far without an update, because a value was not finite (`skip_nonfinite`)."),
+
+    Metric("loss/policy", "policy loss", "down", "", LOSSES, "The policy-gradient term of the loss."),
+    Metric("loss/kl", "KL penalty", "down", "", LOSSES,
+           "The KL penalty by its own estimator, before its coefficient."),
+    Metric("loss/value", "value loss", "down", "", LOSSES, "The critic's squared error, before its coefficient."),
+    Metric("loss/entropy", "entropy term", None, "", LOSSES, "The entropy in the loss, before its coefficient."),
+    Metric("loss/NAME", "NAME loss", "down", "", LOSSES, "A term of the loss."),
+    Metric("clip_ratio/region_mean", "clip ratio", "down", "", LOSSES,
+           "Share of tokens (or sequences) whose ratio is clipped."),
+
+    Metric("rewards/chosen", "reward of chosen", "up", "", PAIRS,
+           "DPO: β (log π − log π_ref) of the chosen text. Reward model: its score."),
+    Metric("rewards/rejected", "reward of rejected", "down", "", PAIRS, "The same of the rejected text."),
+    Metric("logps/chosen", "log-prob of chosen", None, "", PAIRS, "Summed log-probability of the chosen text."),
+    Metric("logps/rejected", "log-prob of rejected", None, "", PAIRS, "Summed log-probability of the rejected text."),
+    Metric("first_preferred", "first preferred", None, "", PAIRS,
+           "Mean probability that the first text of a pair is preferred."),
+    Metric("pairs", "pairs", "up", "", PAIRS, "Pairs made from the step's samples (`pairs: sampled`)."),
+    Metric("groups_without_pair", "groups without a pair", "down", "", PAIRS,
+           "Groups whose rewards are all equal, so that they give no pair."),
+
+    Metric("completions/clipped_ratio", "truncated", "down", "", COMPLETIONS,
+           "Share of completions cut at `max_new_tokens`."),
+    Metric("completions/echo", "echo of the input", "down", "", COMPLETIONS,
+           "Share of a completion's words that occur in the input (the column `input`, or the prompt)."),
+    Metric("completions/repetition", "repetition", "down", "", COMPLETIONS,
+           "Share of a completion's words that it has used before."),
+    Metric("completions/distinct", "distinct completions", None, "", COMPLETIONS,
+           "Distinct completions per distinct answer (or input); near 0: the same completion for every prompt."),
+    Metric("completions/length_ratio", "length ratio", None, "", COMPLETIONS,
+           "Words of the completion per word of the answer."),
+
+    Metric("reward/score", "rubric score", "up", "", COMPONENTS,
+           "Weighted sum of the rubric's scores without confidences: compare runs by it."),
+    Metric("reward/demonstrated", "reward of demonstrations", None, "", COMPONENTS,
+           "Mean reward of the dataset's answers in the batch."),
+    Metric("reward/input_similarity", "similarity to the input", "down", "", COMPONENTS,
+           "Reward that the completion would get if the input were the answer."),
+    Metric("reward/judge/tokens_in", "judge tokens in", None, "", COMPONENTS, "Prompt tokens sent to the judge."),
+    Metric("reward/judge/tokens_out", "judge tokens out", None, "", COMPONENTS, "Tokens generated by the judge."),
+    Metric("reward/NAME", "NAME", None, "", COMPONENTS, "Logged by the reward function through `log_metric`."),
+
+    Metric("reward/CATEGORY/reward", "reward, CATEGORY", "up", "", RUBRIC,
+           "Mean reward of the samples of one category."),
+    Metric("reward/CATEGORY/ITEM/score", "ITEM, score", "up", "mean score", RUBRIC, "Mean score of one item, 0 to 1."),
+    Metric("reward/CATEGORY/ITEM/spread", "ITEM, spread", None, "", RUBRIC, "Standard deviation of the item's scores."),
+    Metric("reward/CATEGORY/ITEM/confidence", "ITEM, confidence", "up", "mean confidence", RUBRIC,
+           "Mean confidence of the item's scores."),
+    Metric("reward/CATEGORY/ITEM/failed", "ITEM, failed", "down", "", RUBRIC, "Samples without a score by this item."),
+    Metric("reward/CATEGORY/ITEM/share", "ITEM, share", None, "share of the advantage", RUBRIC,
+           "Share of the advantages' variance that the item explains."),
+
+    Metric("kept/share", "share kept", None, "", REJECTION, "Share of the samples that are trained on."),
+    Metric("kept/distinct", "distinct kept", None, "", REJECTION, "Different texts kept per prompt."),
+    Metric("kept/groups_rejected", "groups rejected", "down", "", REJECTION,
+           "Prompts of which no sample reaches `min_reward`."),
+
+    Metric("origin/revised", "share of revisions", None, "", GRAPE, "Share of responses that revise an earlier one."),
+    Metric("origin/demonstrated", "share of demonstrations", None, "", GRAPE,
+           "Share of responses that are the dataset's answer."),
+    Metric("origin/too_long", "too long to revise", "down", "", GRAPE,
+           "Share of responses sampled fresh because the revision prompt would be too long."),
+    Metric("drawn/gap", "gap between prompts", "down", "", GRAPE,
+           "Mean |log π₀ under the prompt sampled with − log π₀ under the prompt trained with|, in nats per token."),
+    Metric("drawn/mismatch", "log-prob mismatch, sampled prompt", "down", "", GRAPE,
+           "`logprob_mismatch` of a few samples, scored under the prompt that they were sampled with."),
+    Metric("drawn/weight", "correction weight", None, "", GRAPE,
+           "Mean weight of a token with `correction: truncated`."),
+
+    Metric("importance/mean", "importance weight", None, "", OFF_POLICY,
+           "Mean π₀ / behaviour policy over the trained tokens, before truncation."),
+    Metric("importance/max", "largest importance weight", None, "", OFF_POLICY,
+           "Largest π₀ / behaviour policy of a token."),
+    Metric("importance/limited", "truncated weights", "down", "", OFF_POLICY,
+           "Share of tokens whose importance weight is truncated."),
+    Metric("importance/gap", "importance gap", "down", "", OFF_POLICY,
+           "Mean |log π₀ − log behaviour policy|, in nats per token."),
+    Metric("staleness", "staleness", "down", "", OFF_POLICY,
+           "Steps between the weights that sampled and the weights that are updated."),
+    Metric("version", "weight version", None, "", OFF_POLICY, "Step of the weights that sampled."),
+    Metric("vllm/probe_gap", "vLLM probe gap", "down", "", OFF_POLICY,
+           "Mean |log π − vLLM's log-prob| on a fixed text."),
+
+    Metric("trust/share", "step size", None, "", TRUST_REGION, "Share of the longest step that the line search took."),
+    Metric("trust/refused", "steps refused", "down", "", TRUST_REGION, "1 where the line search found no step."),
+    Metric("trust/improvement", "improvement", "up", "", TRUST_REGION, "Decrease of the surrogate loss by the step."),
+
+    Metric("grad_norm/NAME", "gradient norm, NAME", None, "", OPTIMIZER, "Norm of the gradient before clipping."),
+    Metric("learning_rate", "learning rate", None, "", OPTIMIZER, "The actor's learning rate."),
+    Metric("kl_coefficient", "KL coefficient", None, "", OPTIMIZER, "Coefficient of the KL penalty in this step."),
+
+    Metric("eval/accuracy", "held-out accuracy", "up", "", HELD_OUT,
+           "Share of held-out prompts whose greedy completion the checker accepts, or of held-out pairs ranked right."),
+    Metric("eval/rewards/accuracies", "held-out pair accuracy", "up", "", HELD_OUT,
+           "Share of held-out pairs whose chosen text has the higher implicit reward."),
+    Metric("eval/reward", "held-out reward", "up", "reward (held out, greedy)", HELD_OUT,
+           "Mean reward of greedy completions of the held-out prompts."),
+    Metric("eval/loss", "held-out loss", "down", "", HELD_OUT, "Loss of a reward or preference model."),
+    Metric("eval/loss/nll", "held-out NLL", "down", "", HELD_OUT, "Negative log-likelihood of demonstrations."),
+    Metric("eval/loss/dpo", "held-out DPO loss", "down", "", HELD_OUT, "DPO loss of held-out pairs."),
+    Metric("eval/margin", "held-out margin", "up", "", HELD_OUT, "Score margin of held-out pairs."),
+    Metric("eval/rewards/margins", "held-out reward margin", "up", "", HELD_OUT, "Reward margin of held-out pairs."),
+    Metric("eval/score_error", "held-out score error", "down", "", HELD_OUT, "Mean |predicted − recorded score|."),
+    Metric("eval/calibration_error", "calibration error", "down", "", HELD_OUT,
+           "Expected calibration error of the predicted preferences."),
+    Metric("eval/answer_included", "answer included", "up", "", HELD_OUT,
+           "Share of greedy completions that contain the answer."),
+    Metric("eval/held_out_rubric/reward", "reward, held-out rubric", "up", "", HELD_OUT,
+           "Reward of the held-out completions by `held_out_file` or `held_out_judge`, which are not trained on."),
+    Metric("eval/canary/largest", "largest canary reward", "down", "", CANARIES,
+           "Most that a canary (an answer that deserves nothing) gets, as a share of a perfect answer's reward."),
+    Metric("eval/canary/CATEGORY", "canaries, CATEGORY", "down", "", CANARIES,
+           "Mean reward of one category's canaries, as a share of a perfect answer's reward."),
+
+    Metric("entropy_collapses", "entropy collapses", "down", "", STABILITY,
+           "How often entropy fell below a tenth of its first value (or 0.05 nats where that is more)."),
+    Metric("entropy_recoveries", "entropy recoveries", "up", "", STABILITY,
+           "How often it then came back to twice that value."),
+    Metric("kl_largest_rise", "largest rise of KL in a step", "down", "", STABILITY,
+           "Largest rise of `kl` from one step to the next, of the smoothed curve."),
+    Metric("kl_previous_largest", "largest KL between steps", "down", "", STABILITY, "Maximum of `kl_previous`."),
+    Metric("reward_drop", "drop from the best reward", "down", "", STABILITY,
+           "Best mean reward over as many steps as the final value is a mean of, minus the final value."),
+    Metric("steps_without_reward", "steps without reward", "down", "", STABILITY,
+           "Share of steps whose mean reward is not above 0."),
+    Metric("steps", "steps", None, "", SIZE, "Steps of the run."),
+    Metric("episodes", "episodes", None, "", SIZE, "Samples seen: step × `prompts_per_step` × `group_size`."),
+    Metric("seconds", "seconds in steps", None, "", SIZE,
+           "Time of the training steps, without loading, evaluating and saving."),
+)
+# fmt: on
+BY_KEY = {one.key: one for one in METRICS}
+FAMILIES = tuple(one for one in METRICS if any(part.isupper() for part in one.key.split("/")))
+PLACES = {one.key: place for place, one in enumerate(METRICS)}
+# What is measured on held-out data, under the name of the training metric.
+HELD_OUT_PREFIXES = {"eval/held_out_rubric/": "reward/", "eval/": ""}
+
+
+def metric(key: str) -> Metric:
+    """The entry of the table. Held-out metrics without one are made from the training metric's; a user's own metric
+    gets an entry without a meaning."""
+    if key in BY_KEY:
+        return BY_KEY[key]
+    for family in FAMILIES:
+        if (member := _member(family, key)) is not None:
+            return member
+    for prefix, of in HELD_OUT_PREFIXES.items():
+        if key.startswith(prefix):
+            return _held_out(key, metric(of + key.removeprefix(prefix)))
+    head, _, rest = key.partition("/")
+    section = next((one.section for one in METRICS if one.key.startswith(f"{head}/")), head) if rest else TRAINING
+    lower = "loss" in key.split("/") or key.endswith("_error")
+    return Metric(key, key, "down" if lower else None, "", section, "")
+
+
+def in_order(keys: Iterable[str]) -> list[str]:
+    """Keys in the order of the table; unknown ones last."""
+    return sorted(keys, key=lambda key: PLACES.get(key, len(PLACES)))
+
+
+def lower_is_better(key: str) -> bool:
+    return metric(key).direction == "down"
+
+
+def _member(family: Metric, key: str) -> Metric | None:
+    """The family's entry with the names of this key in place of the capitals."""
+    pattern, parts = family.key.split("/"), key.split("/")
+    if len(parts) != len(pattern):
+        return None
+    names = {name: part for name, part in zip(pattern, parts, strict=True) if name.isupper()}
+    if any(name != part for name, part in zip(pattern, parts, strict=True) if name not in names):
+        return None
+    label = family.label
+    for name, part in names.items():
+        label = label.replace(name, part, 1)
+    return replace(family, key=key, label=label)
+
+
+def _held_out(key: str, base: Metric) -> Metric:
+    section = base.section if base.section == RUBRIC else HELD_OUT
+    meaning = f"{base.meaning} On held-out rows." if base.meaning else ""
+    return replace(base, key=key, label=f"held-out {base.label}", panel="", section=section, meaning=meaning)

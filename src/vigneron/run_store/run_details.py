@@ -1,0 +1,129 @@
+"""What `vigneron show` prints: a run read from its folder, without torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vigneron.config import Config
+from vigneron.recipe import load_config, recipe_names
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.headline_metrics import headline_metrics
+from vigneron.run_store.metric_table import Metric, lower_is_better
+from vigneron.run_store.metrics_file import Record, records_of
+from vigneron.run_store.notices import Notice, kept_notices
+from vigneron.run_store.series import series
+from vigneron.run_store.status import RunStatus, SavedCheckpoint, bytes_in, saved_checkpoints, status_of
+from vigneron.values import flatten, is_number
+
+# Names, and values that come from the environment: not changes to the recipe.
+NOT_CHANGES = ("recipe", "about", "reward.url", "parent.url")
+
+
+@dataclass(frozen=True)
+class BeforeAndAfter:
+    """A metric at the first and at the last evaluation."""
+
+    label: str
+    key: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    status: RunStatus
+    config: Config
+    rows: tuple[int, int]
+    """Number of training rows and of held-out rows."""
+    changes: dict[str, Any] | None
+    """Keys that differ from the built-in recipe of its name; None where there is no such recipe."""
+    metrics: list[Metric]
+    """Its headline metrics."""
+    records: list[Record]
+    notices: list[Notice]
+    saved: list[SavedCheckpoint]
+    best: int | None
+    bytes: int
+
+
+def run_details(path: Path) -> RunDetails:
+    folder = RunFolder.open(path)
+    config, records = folder.config(), records_of(folder.path)
+    written = config.model_dump(mode="json")
+    metrics, saved = headline_metrics(written, records), saved_checkpoints(folder.path)
+    return RunDetails(
+        status=status_of(folder.path),
+        config=config,
+        rows=(_lines_in(folder.path / "data" / "train.jsonl"), _lines_in(folder.path / "data" / "held_out.jsonl")),
+        changes=changed_keys(config),
+        metrics=metrics,
+        records=records,
+        notices=kept_notices(folder.path),
+        saved=saved,
+        best=best_step(config.keep_best, metrics, records, [one.step for one in saved]),
+        bytes=bytes_in(folder.path),
+    )
+
+
+def changed_keys(config: Config) -> dict[str, Any] | None:
+    """Keys whose value differs from the recipe's. None: the recipe is not a built-in one."""
+    if config.recipe not in recipe_names():
+        return None
+    recipe, run = (flatten(c.model_dump(mode="json")) for c in (load_config(config.recipe), config))
+    moved = {key: value for key, value in run.items() if recipe.get(key) != value and key not in NOT_CHANGES}
+    return {key: value for key, value in moved.items() if not _is_resolved(recipe.get(key), value)}
+
+
+def _is_resolved(before: Any, after: Any) -> bool:
+    """Whether the value is the recipe's, resolved: `auto`, a relative path, a run's newest checkpoint."""
+    if not isinstance(before, str) or before == "auto":
+        return before == "auto"
+    return isinstance(after, str) and "/" in after and before.removeprefix("./") in after
+
+
+def best_step(
+    keep_best: str | None, metrics: Sequence[Metric], records: Sequence[Mapping[str, Any]], steps: Sequence[int]
+) -> int | None:
+    """The best checkpoint by `keep_best`, or by the first held-out metric, where at least two were evaluated."""
+    key = keep_best or next((one.key for one in metrics if one.key.startswith("eval/")), None)
+    if key is None:
+        return None
+    values = {r["step"]: r[key] for r in records if r["step"] in steps and is_number(r.get(key))}
+    sign = 1 if lower_is_better(key) else -1
+    return min(values, key=lambda step: (sign * values[step], step)) if len(values) > 1 else None
+
+
+def before_and_after(run: RunDetails) -> list[BeforeAndAfter]:
+    """Held-out metrics before training and at the last evaluation."""
+    found = []
+    for metric in run.metrics:
+        _, values = series(run.records, metric.key)
+        if metric.key.startswith("eval/") and len(values) > 1:
+            found.append(BeforeAndAfter(metric.label, metric.key, values[0], values[-1]))
+    return found
+
+
+def details_json(run: RunDetails) -> dict[str, Any]:
+    status = run.status
+    return {
+        "name": status.name,
+        "path": str(status.path),
+        **{key: getattr(status, key) for key in ("state", "error", "step", "steps", "began", "ended", "changed")},
+        "config": run.config.model_dump(mode="json"),
+        "changed_from_recipe": run.changes,
+        "rows": {"train": run.rows[0], "held_out": run.rows[1]},
+        "figures": dict(status.metrics),
+        "before_and_after": {one.key: [one.before, one.after] for one in before_and_after(run)},
+        "notices": [asdict(notice) for notice in run.notices],
+        "checkpoints": [asdict(one) | {"best": one.step == run.best} for one in run.saved],
+        "bytes": run.bytes,
+    }
+
+
+def _lines_in(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
+    except OSError:
+        return 0

@@ -1,0 +1,115 @@
+"""SPPO: the loss by hand, win rates that count the sample itself, and a run that is resumed."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.resuming import check_third_arm, lose_nothing, lose_optimizers
+from support.small_batch import make_batch
+from support.tiny_models import tiny_policy
+from support.tiny_runs import tiny_config, write_data
+from vigneron import api
+from vigneron.core.advantages import group_sizes
+from vigneron.core.losses import sppo
+from vigneron.methods import build_method
+from vigneron.policy.model import Reference
+from vigneron.run_store.folder import RunFolder
+from vigneron.training.method import Method, unchanged
+from vigneron.training.parts import Parts
+
+METHOD = {"name": "sppo", "eta": 10.0}
+REWARD = {"kind": "python", "function": "test_sppo:vowel_win_rate"}
+COMMON: dict[str, Any] = {"reward": REWARD, "optimizer": {"actor_lr": 1e-3}}
+
+
+def vowels(text: str) -> int:
+    return sum(letter in "aeiouAEIOU" for letter in text)
+
+
+def vowel_win_rate(prompts: list[str], completions: list[str], log_metric: Any, **columns: Any) -> list[float]:
+    """Against the other completions of the prompt: more vowels win."""
+    counts = [vowels(text) for text in completions]
+    log_metric("vowels", sum(counts) / len(counts))
+    rates = []
+    for i, prompt in enumerate(prompts):
+        others = [counts[j] for j, other in enumerate(prompts) if other == prompt and j != i]
+        wins = [1.0 if counts[i] > other else 0.5 if counts[i] == other else 0.0 for other in others]
+        rates.append(sum(wins) / len(wins))
+    return rates
+
+
+def built(tiny_folder: Path, data: Path, **options: Any) -> Method:
+    config = tiny_config(tiny_folder, data, method=METHOD | options, **COMMON)
+    policy = tiny_policy()
+    return build_method(Parts.of(config, policy, Reference.of(policy), unchanged))
+
+
+def test_the_loss_by_hand() -> None:
+    """½ (log π − log π_t − η (P̂ − ½))²: ½ (−1 + 1.5 − 4 · 0.25)² = ½ · 0.25, ½ (−2 + 2 + 4 · 0.5)² = 2."""
+    logps = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    losses = sppo(logps, torch.tensor([-1.5, -2.0]).double(), torch.tensor([0.75, 0.0]).double(), eta=4.0)
+    assert losses.tolist() == pytest.approx([0.125, 2.0])
+    losses.sum().backward()
+    # The derivative is the bracket itself: 0.5 − 1 = −0.5 pushes a winner up, 0 + 2 = 2 pushes a loser down.
+    assert logps.grad is not None
+    assert logps.grad.tolist() == pytest.approx([-0.5, 2.0])
+
+
+def test_a_missing_win_rate_gives_nan_and_no_gradient() -> None:
+    logps = torch.tensor([-1.0, -2.0], requires_grad=True)
+    losses = sppo(logps, torch.zeros(2), torch.tensor([math.nan, 0.5]))
+    assert losses[0].isnan()
+    losses[1].backward()
+    assert logps.grad is not None
+    assert logps.grad.tolist() == [0.0, -2.0]
+
+
+def test_group_sizes_leave_out_missing_rewards() -> None:
+    rewards = torch.tensor([1.0, math.nan, 0.5, 0.0, 2.0])
+    assert group_sizes(rewards, torch.tensor([7, 7, 7, 3, 3])).tolist() == [2.0, 2.0, 2.0, 2.0, 2.0]
+
+
+def test_win_rates_count_the_sample_itself_as_a_tie(tmp_path: Path, tiny_folder: Path) -> None:
+    """Of three, against the others 1, 0.5 and 0: with itself (2 · 1 + ½) / 3, (1 + ½) / 3 and ½ / 3. The best and the
+    worst are trained."""
+    method = built(tiny_folder, write_data(tmp_path))
+    batch = make_batch([2] * 3, [2] * 3, rewards_B=torch.tensor([0.5, 1.0, 0.0]), group_B=torch.tensor([4, 4, 4]))
+    batch = method.advantage(batch)
+    assert (batch.signals.advantages_BT[:, 0] + 0.5).tolist() == pytest.approx([0.5, 2.5 / 3, 0.5 / 3])
+    assert batch.signals.excluded_B.tolist() == [True, False, False]
+    assert batch.trained_BT.any(1).tolist() == [False, True, True]
+
+
+def test_all_samples_are_trained_where_the_recipe_says_so(tmp_path: Path, tiny_folder: Path) -> None:
+    method = built(tiny_folder, write_data(tmp_path), samples="all")
+    batch = method.advantage(
+        make_batch([2] * 2, [2] * 2, rewards_B=torch.tensor([1.0, 0.0]), group_B=torch.zeros(2).long())
+    )
+    assert batch.trained_BT.any(1).all()
+
+
+def test_winners_become_likelier(tmp_path: Path, tiny_folder: Path) -> None:
+    """More vowels win: with the sign turned they would become rarer."""
+    config = tiny_config(
+        tiny_folder,
+        write_data(tmp_path),
+        method=METHOD,
+        reward=REWARD,
+        group_size=6,
+        prompts_per_step=8,
+        steps=25,
+        eval_every=0,
+        save_every=0,
+        optimizer={"actor_lr": 5e-3},
+    )
+    counts = [record["reward/vowels"] for record in RunFolder(api.train(config, runs=tmp_path).folder).metrics()]
+    assert sum(counts[-5:]) / 5 > 2 * sum(counts[:3]) / 3
+
+
+@pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers])
+def test_resumed_equals_uninterrupted(tmp_path: Path, tiny_folder: Path, lose: Any) -> None:
+    config = tiny_config(tiny_folder, write_data(tmp_path), method=METHOD, steps=8, eval_every=0, **COMMON)
+    check_third_arm(config, tmp_path, lose)

@@ -1,0 +1,22 @@
+"""The sandbox and the rubric converters are imported only when a rubric uses them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+LAZY = ("vigneron.rewards.graders", "vigneron.rubric.formats")
+PYTHON_REWARD = """
+import vigneron.api
+from vigneron.config import PythonRewardConfig
+from vigneron.rewards.build import build_reward
+
+build_reward(PythonRewardConfig(kind="python", function="own:length"), lambda **columns: [])
+"""
+PRINT_LOADED = f"import sys; print([name for name in sys.modules if name.startswith({LAZY})])"
+
+
+def test_a_python_reward_imports_no_grader_and_no_converter(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def length(completions, **columns):\n    return [len(c) for c in completions]\n")
+    command = [sys.executable, "-c", PYTHON_REWARD + PRINT_LOADED]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("[]\n", "")
