@@ -106,10 +106,10 @@ def obliging_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def roomy_folder(tmp_path: Path, tiny_folder: Path) -> Path:
+@pytest.fixture(scope="session")
+def roomy_folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     """The tiny model with room for a revision's text, which is long in bytes."""
-    folder = tmp_path / "roomy"
+    folder = tmp_path_factory.mktemp("models") / "roomy"
     shutil.copytree(tiny_folder, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))

@@ -4,11 +4,11 @@ import re
 from collections import Counter, defaultdict
 
 import pytest
-from transformers import AutoTokenizer
 
+from support.tiny_models import smollm2_tokenizer
 from vigneron.data.prompts import Row
 from vigneron.data.tasks import TASKS, load_task
-from vigneron.policy.bundled import SMOLLM2, bundled_model_folder
+from vigneron.policy.bundled import SMOLLM2
 from vigneron.recipe import load_config, recipe_names
 from vigneron.rewards.checkers import is_exact
 from vigneron.run_data.load import load_data
@@ -97,7 +97,7 @@ RECIPES = [name for name in recipe_names() if load_config(name).data.task == "an
 def test_the_bundled_child_can_say_every_answer_within_the_recipes_tokens(name: str) -> None:
     assert load_config(name).model.name == SMOLLM2
     limit = load_config(name).max_new_tokens
-    tokenizer = AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2))
+    tokenizer = smollm2_tokenizer()
     too_long = []
     for row in TRAIN + HELD_OUT:
         ways = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (row["answer"], f" {row['answer']}")]

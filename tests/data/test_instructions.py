@@ -6,10 +6,9 @@ from collections import Counter
 from importlib import resources
 
 import pytest
-from transformers import AutoTokenizer
 
+from support.tiny_models import smollm2_tokenizer
 from vigneron.data.tasks import TASKS, load_task
-from vigneron.policy.bundled import SMOLLM2, bundled_model_folder
 
 FOLDER = resources.files("vigneron") / "data" / "task_files"
 ROWS: list[dict[str, str]] = [
@@ -119,7 +118,7 @@ def test_the_card_gives_the_shares_of_the_lengths() -> None:
 
 
 def test_the_bundled_child_can_say_every_chosen_answer_in_24_tokens() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2))
+    tokenizer = smollm2_tokenizer()
     lengths = [len(tokenizer(f" {row['chosen']}", add_special_tokens=False)["input_ids"]) for row in ROWS]
     assert max(lengths) <= 24
     assert f"a chosen answer to an instruction {min(lengths)} to {max(lengths)}" in " ".join(CARD.split())

@@ -6,10 +6,9 @@ from collections import Counter, defaultdict
 from importlib import resources
 
 import pytest
-from transformers import AutoTokenizer
 
+from support.tiny_models import smollm2_tokenizer
 from vigneron.data.tasks import load_task
-from vigneron.policy.bundled import SMOLLM2, bundled_model_folder
 
 FOLDER = resources.files("vigneron") / "data" / "task_files"
 Rows = list[dict[str, str]]
@@ -77,7 +76,7 @@ def test_a_run_sees_the_question_as_prompt_and_its_category(split: str) -> None:
 
 @every_category
 def test_the_bundled_child_can_say_every_answer_and_stop_within_24_tokens(category: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2))
+    tokenizer = smollm2_tokenizer()
     lengths = [len(tokenizer(f" {row['answer']}", add_special_tokens=False)["input_ids"]) for row in OF[category]]
     assert max(lengths) < 24
     least, most = min(lengths), max(lengths)

@@ -27,8 +27,8 @@ def test_row_1_and_2_killed_at_any_step_or_in_a_save(
     method: str, when: str, tmp_path: Path, roomy_folder: Path, trained_once: TrainedOnce
 ) -> None:
     """Three arms: uninterrupted = resumed ≠ cold start, bit for bit."""
-    recipe = fault_runs.write_recipe(tmp_path, roomy_folder, method)
-    whole = trained_once(method, lambda _: str(recipe))
+    whole = trained_once(method, lambda place: str(fault_runs.write_recipe(place, roomy_folder, method)))
+    recipe = whole.parent / "recipe.yaml"
 
     draws = random.Random(f"{method} {when}")
     step, delay = draws.choice((4, 5)), draws.uniform(0, 0.03)

@@ -1,10 +1,13 @@
 """Tiny models and tokenizers, built in the process: real transformers models of real shapes, with random weights."""
 
+from functools import cache
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     CodeGenConfig,
     GPT2Config,
     LlamaConfig,
@@ -14,6 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from vigneron.policy.bundled import SMOLLM2, bundled_model_folder
 from vigneron.policy.load import make_policy
 from vigneron.policy.model import Policy
 
@@ -77,3 +81,9 @@ def tiny_scorer(kind: str = "llama", seed: int = 0, dtype: torch.dtype = torch.f
     with torch.no_grad():
         model.score.weight.mul_(20)
     return make_policy(model, byte_tokenizer(), device=torch.device("cpu"))
+
+
+@cache
+def smollm2_tokenizer() -> PreTrainedTokenizerFast:
+    """The bundled model's own; not to be changed."""
+    return AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2))

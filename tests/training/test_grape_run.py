@@ -111,7 +111,7 @@ def test_the_policy_learns_what_is_rewarded(
 ) -> None:
     rubric = write_rubric(tmp_path, item("vowels", flow="python", function="grape_functions:vowels"))
     options = {"name": "grape", "kl": {"coefficient": 0.0}, **method}
-    given = recipe(tmp_path, roomy_folder, rubric, steps=50, prompts_per_step=8, method=options)
+    given = recipe(tmp_path, roomy_folder, rubric, steps=40, prompts_per_step=8, method=options)
     run = start_run(check_config(given, "tiny"), tmp_path, build_method, name="run", view=Silent())
     train(run, Silent())
     records = run.folder.metrics()

@@ -53,7 +53,7 @@ def share_of_vowels(completions: list[str], **columns: Any) -> list[float]:
     ],
 )
 def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path, method: dict[str, Any]) -> None:
-    options = {"steps": 60, "prompts_per_step": 8, "method": {"name": "grpo", **method}}
+    options = {"steps": 40, "prompts_per_step": 8, "method": {"name": "grpo", **method}}
     run = start(tmp_path, tiny_folder, share_of_vowels, Silent(), **options)
     train(run, Silent())
     rewards = [record["reward"] for record in run.folder.metrics()]

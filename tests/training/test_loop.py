@@ -37,7 +37,7 @@ def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path) -
     run = start(
         tmp_path,
         tiny_folder,
-        steps=60,
+        steps=40,
         prompts_per_step=16,
         method={"name": "actor_critic", "entropy_coefficient": 0.0, "kl": {"coefficient": 0.0}},
         optimizer={"actor_lr": 1e-2, "critic_lr": 1e-2},
