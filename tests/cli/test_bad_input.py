@@ -153,13 +153,13 @@ class TestReward:
     @pytest.mark.parametrize(
         ("embedder", "parts"),
         [
-            ("missing.txt", ("there is no file 'missing.txt'",)),
-            ("missing.txt.gz", ("there is no file 'missing.txt.gz'",)),
+            ("missing.txt", ("file 'missing.txt' not found",)),
+            ("missing.txt.gz", ("file 'missing.txt.gz' not found",)),
             ("wordlama", ("unknown embedder 'wordlama'", "did you mean 'wordllama'?")),
-            ("./nowhere", ("'./nowhere' unknown embedder",)),
+            ("./nowhere", ("unknown embedder './nowhere'",)),
             ("empty-folder", ("empty-folder' is not a sentence-transformers model",)),
             ("bad.txt", ("bad.txt', line 1 is not Numberbatch's header",)),
-            ("short.txt", ("short.txt', line 2 does not hold 3 numbers",)),
+            ("short.txt", ("short.txt', line 2 does not have 3 finite numbers",)),
             ("bad.txt.gz", ("bad.txt.gz': ",)),
         ],
     )

@@ -172,7 +172,7 @@ def test_killed_in_the_middle_the_same_command_goes_on(
     assert [line for line in answer.out.splitlines() if line.startswith(NAMES)] == [
         f"{name} ({i} of 3 to train)" for i, name in enumerate(NAMES[1:], start=1)
     ]
-    assert "going on after step 4 of 6" in answer.out
+    assert "resuming after step 4 of 6" in answer.out
     assert re.findall(r"^step (\d+)/6", answer.out, re.MULTILINE) == [*"56", *"123456", *"123456"]
     assert written(folder / "rl-seed-0") == finished
     for name in NAMES:  # bit for bit what was never killed
@@ -202,7 +202,7 @@ def test_ctrl_c_saves_the_step_and_leaves_with_130(
     assert not (folder / "compare.csv").exists()
     answer = vigneron(*words)
     assert answer.code == 0, answer.err
-    assert "going on after step 3 of 6" in answer.out
+    assert "resuming after step 3 of 6" in answer.out
 
 
 # ---------------------------------------------------------------------------------------------- runs as they are

@@ -100,7 +100,7 @@ def test_two_processes_end_as_one_does(place: Path) -> None:
     one(place, "train", "tiny.yaml", "--name", "one")
     out, err = vigneron(place, "train", "tiny.yaml", "--name", "two", "--nproc", "2")
     words = [line.split()[0] for line in out.splitlines()]
-    assert [w for w in words if not w.endswith(":")] == [*["step"] * 6, "run", "report", "talk", "look"]
+    assert [w for w in words if not w.endswith(":")] == [*["step"] * 6, "run", "report", "chat", "view"]
     assert err == ""
     check_the_same(place / "runs" / "two", place / "runs" / "one")
     AutoModelForCausalLM.from_pretrained(place / "runs" / "two" / "checkpoints" / "step-6")
@@ -216,7 +216,7 @@ def test_bad_input_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(str(place))
-    assert "17 ranks have only 16 samples a step" in said("train", "tiny.yaml", "--nproc", "17")
+    assert "17 ranks have only 16 samples per step" in said("train", "tiny.yaml", "--nproc", "17")
     assert "scale.shard: 3 ranks are not a multiple of 2" in said("train", "tiny.yaml", "--nproc", "3", "scale.shard=2")
     constraint = ("method={name: trpo, form: constraint}", "optimizer={}", "scale.shard=2")
     assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2", by_ranks=True)
@@ -285,6 +285,6 @@ def test_a_rank_with_another_version_of_a_package(place: Path) -> None:
             process.join(120)
     said = "".join(log.read_text() for log in logs)
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert "rank 1, on " in line
+    assert "rank 1 on " in line
     assert "has transformers 5.0.1" in line
     assert not (place / "runs" / "odd").exists()

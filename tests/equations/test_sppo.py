@@ -109,7 +109,14 @@ def test_winners_become_likelier(tmp_path: Path, tiny_folder: Path) -> None:
     assert sum(counts[-5:]) / 5 > 2 * sum(counts[:3]) / 3
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A run of eight steps that was never interrupted."""
+    runs = tmp_path_factory.mktemp("whole")
+    config = tiny_config(tiny_folder, write_data(runs), method=METHOD, steps=8, eval_every=0, **COMMON)
+    return api.train(config, name="whole", runs=runs).folder
+
+
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers])
-def test_resumed_equals_uninterrupted(tmp_path: Path, tiny_folder: Path, lose: Any) -> None:
-    config = tiny_config(tiny_folder, write_data(tmp_path), method=METHOD, steps=8, eval_every=0, **COMMON)
-    check_third_arm(config, tmp_path, lose)
+def test_resumed_equals_uninterrupted(tmp_path: Path, whole: Path, lose: Any) -> None:
+    check_third_arm(whole, tmp_path, lose)

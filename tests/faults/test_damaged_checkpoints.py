@@ -76,7 +76,7 @@ def test_row_4_the_one_before_is_taken_and_this_is_said(run: Path, trained: Path
     listener = Listener()
     assert api.resume(run, view=listener).step == 6
     assert any("step-6 is damaged" in text and (name in text or name == MANIFEST) for text in listener.notices)
-    assert any("going on after step 4" in text for text in listener.notices)
+    assert any("resuming after step 4" in text for text in listener.notices)
     assert final_state(run) == final_state(trained)
     assert (run / "checkpoints" / "damaged-step-6").is_dir()
     assert [path.name for path in checkpoints(run / "checkpoints")] == ["step-4", "step-6"]

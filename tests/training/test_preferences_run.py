@@ -144,7 +144,7 @@ def test_a_checkpoint_is_a_transformers_classifier(tiny_folder: Path, trained_on
     with torch.no_grad():
         wanted = [float(loaded(torch.tensor([[*tokenizer(t)["input_ids"], 0]])).logits) for t in ("say a b", "x y")]
     assert reward(prompts=["say a", "x "], completions=["b", "y"]) == pytest.approx(wanted, abs=1e-5)
-    with pytest.raises(UserError, match="it writes none"):
+    with pytest.raises(UserError, match="cannot generate text"):
         run.sample(["say"])
 
 
@@ -212,8 +212,8 @@ def test_what_is_no_such_model_is_refused_in_one_line(
     assert line("model", tiny_folder).endswith(
         "is not a reward or preference model: it has no score.weight; train one first"
     )
-    assert "compares two texts: that is `reward.kind: preference`" in line("model", scorers["preference_model"])
-    assert "scores one text: that is `reward.kind: model`" in line("preference", scorers["reward_model"])
+    assert "compares two texts: set `reward.kind: preference`" in line("model", scorers["preference_model"])
+    assert "scores one text: set `reward.kind: model`" in line("preference", scorers["reward_model"])
     assert "has no config.json" in line("model", tmp_path)
     assert "is not a folder" in line("model", tmp_path / "nowhere")
     unfinished = tmp_path / "unfinished"

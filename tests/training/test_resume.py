@@ -157,7 +157,7 @@ def test_a_run_that_cannot_start_leaves_its_name_free(tiny_folder: Path, tmp_pat
     with pytest.raises(UserError, match="exists"):
         api.train(tiny_config(tiny_folder, data, steps=1), name="run", runs=tmp_path)
     assert api.load_run(tmp_path / "run").step == 1
-    with pytest.raises(UserError, match="no name"):
+    with pytest.raises(UserError, match="not a valid run name"):
         api.train(tiny_config(tiny_folder, data, steps=1), name="../run", runs=tmp_path)
 
 

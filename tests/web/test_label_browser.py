@@ -174,7 +174,7 @@ def test_scores_are_given_by_keyboard_and_the_review_compares_them(browser_page:
         assert page.locator("#reasoning").inner_text() == "it repeats itself"
         assert not page.locator("#last").is_visible()
         press(page, "x", "1 of 6")
-        assert page.locator("#last").text_content() == "The last one, nice: you 1.00, the judge 1.00 (confidence 0.40)"
+        assert page.locator("#last").text_content() == "Last item, nice: you 1.00, the judge 1.00 (confidence 0.40)"
         assert not page.locator("#reasoning").is_visible()
         for done, key in enumerate("0640", start=2):
             press(page, key, f"{done} of 6")

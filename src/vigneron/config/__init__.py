@@ -189,7 +189,9 @@ class Config(Strict):
     @model_validator(mode="after")
     def what_is_adapted_to_is_measured(self) -> "Config":
         for kl in (getattr(self.method, key, None) for key in ("kl", "penalty")):
-            if not (kl and kl.adaptive and kl.against == "previous" and self.successive_kl_every != 1):
+            if not isinstance(kl, KlConfig | PenaltyConfig):
+                continue
+            if not (kl.adaptive and kl.against == "previous" and self.successive_kl_every != 1):
                 continue
             raise ValueError("an adaptive KL against the previous policy needs `successive_kl_every: 1`")
         return self

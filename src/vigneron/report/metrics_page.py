@@ -1,6 +1,8 @@
 """docs/reference/metrics.md, made from the table of metrics: `python -m vigneron.report.metrics_page > FILE`."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from vigneron.run_store.metric_table import METRICS, SECTIONS
 
@@ -12,7 +14,7 @@ logged as `reward/NAME`. "Better" is the direction that `keep_best` uses; for a 
 keeps the highest value, or the lowest where the key contains `loss` or ends in `_error`. `vigneron compare` computes
 stability and size.
 
-This page is made by `python -m vigneron.report.metrics_page` from the table in `run_store/metric_table.py`.
+`make docs` generates this page from the table in `run_store/metric_table.py`.
 """
 ARROWS = {"up": "higher", "down": "lower", None: ""}
 
@@ -31,5 +33,11 @@ def _sections() -> Iterator[str]:
         yield ""
 
 
+def main(root: Path = Path()) -> None:
+    path = root / "docs" / "reference" / "metrics.md"
+    path.write_text(metrics_page(), encoding="utf-8")
+    sys.stdout.write(f"wrote {path}\n")
+
+
 if __name__ == "__main__":
-    print(metrics_page(), end="")
+    main()

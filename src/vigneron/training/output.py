@@ -122,9 +122,10 @@ LEFT_OUT = ("prompt_hidden_BH", "reference_hidden_BTH", "previous_hidden_BTH")
 
 
 def dump_batch(folder: Path, step: int, batch: Batch | None, why: str) -> str:
-    """`dumps/step-N/`: tensors, and texts with what was said of them. Returns where it is, or why it is nowhere."""
+    """`dumps/step-N/`: tensors, texts and what was logged of them. Returns where it is, or why it was not written."""
     where = folder / "dumps" / f"step-{step}"
-    values = {} if batch is None else {f.name: getattr(batch, f.name) for f in fields(batch) if f.name not in LEFT_OUT}
+    records = () if batch is None else (batch.samples, batch.signals, batch.packing)
+    values = {f.name: getattr(record, f.name) for record in records for f in fields(record) if f.name not in LEFT_OUT}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in values.items() if isinstance(v, torch.Tensor)}
     rest = {k: v for k, v in values.items() if k not in tensors and v is not None}
     try:
@@ -132,7 +133,7 @@ def dump_batch(folder: Path, step: int, batch: Batch | None, why: str) -> str:
         save_file(tensors, where / "batch.safetensors")
         text = json.dumps({"step": step, "why": why, **_plain(rest)}, ensure_ascii=False, indent=1)
         write_atomically(where / "batch.json", text)
-    except (OSError, SafetensorError) as error:  # what happened is said all the same
+    except (OSError, SafetensorError) as error:  # the original error is reported anyway
         return f"could not be written: {reason(error)}"
     return f"is in '{where}'"
 
