@@ -68,7 +68,7 @@ def test_row_3_the_step_is_finished_and_saved_and_the_run_goes_on_later(
     assert saved.name == f"step-{done}"
     assert (status_of(folder).state, status_of(folder).error) == ("stopped", None)
     assert done < 8
-    assert f"saved after step {done}: `vigneron resume" in log.read_text()
+    assert f"saved after step {done}: resume with `vigneron resume" in log.read_text()
 
     api.resume(folder)
     whole = api.train(str(recipe), name="whole", runs=tmp_path).folder

@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md, made from the table of metrics: `python -m vigneron.report.metrics_page > FILE`."""
+"""docs/reference/metrics.md, made from the table of metrics by `make docs`."""
 
 import sys
 from collections.abc import Iterator
