@@ -276,7 +276,7 @@ class TestRefused:
         one_line(vigneron("compare", "demo", "missing.yaml"), "'missing.yaml'", "No such file")
 
     def test_two_identical_arms(self, elsewhere: Path, whole: tuple[Path, Answer], recipes: tuple[Path, Path]) -> None:
-        one_line(vigneron("compare", "demo", "demo"), "'demo' and 'demo' are identical")
+        one_line(vigneron("compare", "demo", "demo"), "'demo' and 'demo' have the same config and seed")
         copy = shutil.copy(recipes[0], elsewhere / "copy.yaml")
         one_line(vigneron("compare", recipes[0], copy), "rl-seed-0' and", "copy-seed-0' have the same config and seed")
         run = whole[0] / "rl-seed-1"
