@@ -68,7 +68,7 @@ def test_listing_runs_imports_no_user_code(tmp_path: Path, tiny_folder: Path) ->
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("rloo:", "module_that_must_not_be_imported:"))
     assert RunFolder(folder).config().method.name == "module_that_must_not_be_imported:build"
-    assert vigneron("runs", "--runs", str(tmp_path)).code == 0
+    assert vigneron("runs", str(tmp_path)).code == 0
     assert vigneron("report", str(folder), "--out", str(tmp_path / "report.html")).code == 0
     with pytest.raises(UserError, match="cannot import 'module_that_must_not_be_imported'"):
         api.resume(folder, "steps=2")
