@@ -1,6 +1,6 @@
 """What one step works on: three small frozen records, changed by `replace`.
 
-samples    what was sampled, or given: token ids, texts, the log-probs of whoever sampled
+samples    what was sampled, or given: token ids, texts, log-probs recorded at sampling
 signals    what the slots of the loop add: rewards, values, advantages, reference log-probs
 packing    how the samples are put into rows for the model, and over ranks
 """
