@@ -50,7 +50,7 @@ def test_the_same_run(
     tmp_path: Path, roomy_folder: Path, dtype: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "store":
-        monkeypatch.setattr(sending, "gpu_of", lambda device: "another one")
+        monkeypatch.setattr(sending, "gpu_uuid", lambda device: "another one")
     here = trained(roomy_folder, tmp_path, "here", HERE, dtype)
     by_actors = trained(roomy_folder, tmp_path, "by-actors", TWO_ACTORS, dtype)
     rel, absolute = (1e-3, 1e-4) if dtype == "float32" else (0.1, 0.05)
