@@ -80,7 +80,7 @@ def test_answers_that_do_not_fit_are_cut_and_counted_at_the_start(tmp_path: Path
     view = Listening()
     trained = api.train(config, runs=tmp_path, name="run", view=view)
     assert (
-        "2 of 3 demonstrations are longer than the model's context of 64 tokens and are cut there, "
+        "2 of 3 demonstrations are longer than the model's context of 64 tokens and are truncated, "
         "the first in row 2 of the training data"
     ) in view.heard
     (record,) = RunFolder(trained.folder).metrics()

@@ -77,7 +77,7 @@ def train(run: Run, view: View) -> None:
         reason = str(lost)
         raise lost from error
     finally:
-        saver.settle()
+        saver.wait_ignoring_errors()
         write_status(folder, state, ended=time.time(), error=reason)
 
 

@@ -22,9 +22,9 @@ from vigneron.run_store.metrics_file import records_of
 from vigneron.run_store.notices import Notice
 from vigneron.training.async_rollout import AsyncRollout
 from vigneron.training.callbacks import View
-from vigneron.training.checkpoint.manifest import damage_explained
+from vigneron.training.checkpoint.manifest import explain_damage
 from vigneron.training.checkpoint.read import State, checkpoint_step, load_checkpoint, load_weights
-from vigneron.training.checkpoint.shards import placed
+from vigneron.training.checkpoint.shards import shard_like
 from vigneron.training.checkpoint.snapshot import take_snapshot
 from vigneron.training.method import Method, Metrics
 from vigneron.training.metrics import batch_metrics, evaluate
@@ -132,7 +132,7 @@ class Run:
         if self.policy.sharding is None:
             saver.save(snapshot)
         else:
-            saver.save_together(snapshot, shards)
+            saver.save_sharded(snapshot, shards)
 
     def card(self) -> str:
         rows = Rows(len(self.data.train), len(self.data.held_out))
@@ -143,10 +143,10 @@ class Run:
         """A checkpoint's state, or its weights alone."""
         if not weights_only:
             state = load_checkpoint(saved, self.policy, base=self.origin.base, places=self._places())
-            with damage_explained(saved):
+            with explain_damage(saved):
                 self._load(state)
             return
-        with damage_explained(saved):
+        with explain_damage(saved):
             load_weights(saved, self.policy)
         self.step = checkpoint_step(saved)
         self.method.update.begin_at(self.step)
@@ -166,7 +166,7 @@ class Run:
             self.method.memory.load(state.memory())
         if self.method.critic is not None:
             now = self.method.critic.state_dict()
-            self.method.critic.load_state_dict({k: placed(state.tensors[f"critic.{k}"], v) for k, v in now.items()})
+            self.method.critic.load_state_dict({k: shard_like(state.tensors[f"critic.{k}"], v) for k, v in now.items()})
         self.skipped = state.scalars.get("skipped", 0)
         self.step = state.step
 
