@@ -25,7 +25,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="RL post-training of language models: PGSRM, GRAPE, GRPO, PPO, DPO, SFT and more, from YAML recipes.",
+    help="RL post-training of language models, guided by a Python function, a reward model, a rubric that a judge "
+    "scores, or reference answers.",
 )
 app.add_typer(rubric_commands.app, name="rubric")
 

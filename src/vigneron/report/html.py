@@ -140,7 +140,7 @@ def run_section(name: str, folder: RunFolder, config: Config, records: Records) 
         "notices": kept_notices(folder.path),
         "pairs": pairs,
         "has_answers": any(before.answer for before, _ in pairs),
-        "answer_is": "parent" if config.method.reads == "prompts" else "answer",
+        "answer_is": "reference" if config.method.reads == "prompts" else "answer",
         "shows_verdicts": not has_open_answers(config.model_dump(mode="json")),
         "shows_rewards": has_reward(config) and config.reward.kind != "binary",
         "rubric": rubric_part(folder, config, records),
