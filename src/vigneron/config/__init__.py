@@ -183,7 +183,8 @@ class Config(Strict):
     """Trackers that receive every step's metrics too."""
 
     @property
-    def tokens_at_once(self) -> int:
+    def resolved_microbatch_tokens(self) -> int:
+        """`microbatch_tokens`, with the default for `auto`."""
         return DEFAULT_MICROBATCH_TOKENS if self.microbatch_tokens == "auto" else self.microbatch_tokens
 
     @model_validator(mode="after")

@@ -119,7 +119,7 @@ class Schedule:
     def _fits_beside(self, group: Group, others: list[Group]) -> bool:
         """Whether its prompt is more than half as long as the longest, and the padded batch within the token limit."""
         longest = len(others[0].prompt)
-        return 2 * len(group.prompt) > longest and longest * (len(others) + 1) <= self.request.tokens_at_once
+        return 2 * len(group.prompt) > longest and longest * (len(others) + 1) <= self.request.microbatch_tokens
 
     def _start(self, groups: list[tuple[Group, list[int]]]) -> None:
         request, device = self.request, self.device
