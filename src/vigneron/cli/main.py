@@ -266,12 +266,12 @@ def _launch_processes(config: "Config", count: int) -> None:
 
 def without_option(arguments: list[str], option: str) -> list[str]:
     """The arguments without an option and its value."""
-    kept, skip = [], False
+    remaining, skip = [], False
     for argument in arguments:
         if not skip and argument != option and not argument.startswith(f"{option}="):
-            kept.append(argument)
+            remaining.append(argument)
         skip = not skip and argument == option
-    return kept
+    return remaining
 
 
 @contextmanager

@@ -55,10 +55,10 @@ def import_object(path: str) -> Any:
         raise ValueError(f"cannot import '{module_name}': {error}") from error
     except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
         raise ValueError(f"importing '{module_name}' raised {type(error).__name__}: {error}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise ValueError(f"'{module_name}' has no function '{name}'")
-    return found
+    return function
 
 
 def options_class(path: str, base: type[Options]) -> type[Options]:

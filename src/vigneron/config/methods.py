@@ -53,13 +53,13 @@ class ActorCriticConfig(MethodOptions):
         if not isinstance(kl, Mapping):
             return given
         wanted = {"kl.estimator": "k1", "kl.against": "reference", "value_position": "last_completion"}
-        found = {
+        values = {
             "kl.estimator": kl.get("estimator"),
             "kl.against": kl.get("against"),
             "value_position": given.get("value_position"),
         }
         for key, value in wanted.items():
-            if found[key] not in (None, value):
+            if values[key] not in (None, value):
                 raise ValueError(f"`faithful: true` means `{key}: {value}`: leave out one of the two")
         if given.get("clip_epsilon") is not None:
             raise ValueError("`faithful: true` has no clipping: leave out `clip_epsilon`")

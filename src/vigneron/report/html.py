@@ -70,8 +70,8 @@ def summary_of(names: Sequence[str], configs: Sequence[Config], metrics: Sequenc
 
 def summary_metrics(written: Mapping[str, Any], records: Records) -> list[Metric]:
     """The headline metrics, and how often the answer is included, where that says something."""
-    found, included = headline_metrics(written, records), series(records, INCLUDED.key)[1]
-    return [*found, INCLUDED] if any(included) or (included and not has_open_answers(written)) else found
+    metrics, included = headline_metrics(written, records), series(records, INCLUDED.key)[1]
+    return [*metrics, INCLUDED] if any(included) or (included and not has_open_answers(written)) else metrics
 
 
 def hidden_keys(written: Mapping[str, Any], records: Records) -> set[str]:

@@ -86,5 +86,5 @@ def as_view(view: AnyView) -> View:
 
 
 def tell(view: View, notice: Notice) -> None:
-    said: Any = view
-    (getattr(said, "warning", said.notice) if notice.kind == "warning" else said.notice)(notice.text)
+    any_view: Any = view
+    (getattr(any_view, "warning", any_view.notice) if notice.kind == "warning" else any_view.notice)(notice.text)

@@ -88,8 +88,8 @@ class DynamicSampling:
                 break
             others = self.curriculum.more(step, attempt)[:count]
             more = self.rollout(others, step, attempt * self.curriculum.prompts_per_step)
-            kept = [i for i, equal in enumerate(equal_B.tolist()) if not equal]
-            batch = concatenate([batch.rows(kept), more]) if kept else more
+            differing = [i for i, equal in enumerate(equal_B.tolist()) if not equal]
+            batch = concatenate([batch.rows(differing), more]) if differing else more
             replaced += count
         return batch.with_metrics({"groups_replaced": replaced})
 

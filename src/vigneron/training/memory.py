@@ -41,8 +41,8 @@ def find_microbatch_tokens(policy: Policy, longest: int) -> int:
     torch.cuda.empty_cache()
     trained = sum(ranks.local_tensor(parameter).nbytes for _, parameter in policy.trainable())
     free, _ = torch.cuda.mem_get_info(policy.device)
-    kept = 3 * trained + 1.5 * cache_bytes(policy.device)  # gradients and AdamW's two moments; the sampler
-    room = SHARE * (free - kept - fixed)
+    reserved = 3 * trained + 1.5 * cache_bytes(policy.device)  # gradients and AdamW's two moments; the sampler
+    room = SHARE * (free - reserved - fixed)
     fits = int(room / per_token) // 256 * 256
     return max(longest, min(DEFAULT_MICROBATCH_TOKENS, fits))
 

@@ -31,29 +31,29 @@ class SecondLook:
     """By `held_out_file` or `held_out_judge`, which nothing is trained on."""
 
     def __call__(self, batch: Batch) -> Metrics:
-        found = self._canaries()
+        metrics = self._canaries()
         if self.other is not None:
             seen = self.other(
                 batch.with_signals(metrics={})
             )  # or the trained rubric's figures would count as the other's
             present = seen.signals.rewards_B[~seen.signals.rewards_B.isnan()]
             if len(present):
-                found["held_out_rubric/reward"] = float(present.mean())
-            found |= {
+                metrics["held_out_rubric/reward"] = float(present.mean())
+            metrics |= {
                 f"held_out_rubric/{name.removeprefix('reward/')}": value for name, value in seen.signals.metrics.items()
             }
-        return found
+        return metrics
 
     def _canaries(self) -> Metrics:
         """What they earn of a perfect answer's reward: the mean of each category, and the most of all."""
         texts = self.reward.live_rubric.rubric.canaries
         rows = [row for row in self.questions for _ in texts]
-        said = [text for _ in self.questions for text in texts]
+        answers = [text for _ in self.questions for text in texts]
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: [row.get(name) for row in rows] for name in names if name != "prompt"}
         earned: defaultdict[str, list[float]] = defaultdict(list)
         for category, reward in (
-            self.reward.normalised_rewards([row["prompt"] for row in rows], said, columns) if rows else []
+            self.reward.normalised_rewards([row["prompt"] for row in rows], answers, columns) if rows else []
         ):
             if reward is not None:
                 earned[category].append(reward)

@@ -154,8 +154,8 @@ class Run:
     def _places(self) -> dict[str, Any]:
         """What a checkpoint's tensors are for, by their names or by what they begin with."""
         update, critic = self.method.update.places(), self.method.critic
-        found = {f"update.{name}": weight for name, weight in update.items()}
-        return found | ({} if critic is None else {f"critic.{name}": t for name, t in critic.state_dict().items()})
+        places = {f"update.{name}": weight for name, weight in update.items()}
+        return places | ({} if critic is None else {f"critic.{name}": t for name, t in critic.state_dict().items()})
 
     def _load(self, state: State) -> None:
         update = {k.removeprefix("update."): v for k, v in state.tensors.items() if k.startswith("update.")}

@@ -100,8 +100,8 @@ class TrustRegionUpdate:
             largest = max(largest, float(torch.where(part.trained_BT, now.exact_kl_BT, 0.0).max()))
             return [self.surrogate(part, now), Term("kl", now.exact_kl_BT)]
 
-        found = {name: value for name, value, _ in self.critic.accumulate(batch, terms)}
-        return Looked(found["loss/policy"], found["kl"], ranks.all_reduce_max(largest))
+        sums = {name: value for name, value, _ in self.critic.accumulate(batch, terms)}
+        return Looked(sums["loss/policy"], sums["kl"], ranks.all_reduce_max(largest))
 
     def _longest_step(self, batch: Batch, gradient_P: Tensor) -> Tensor:
         """−F⁻¹g, as far as the region reaches by its second-order approximation."""
@@ -118,8 +118,8 @@ class TrustRegionUpdate:
 
     def _take_gradient(self) -> Tensor:
         weights = [weight for _, weight in self.policy.trainable()]
-        found = [torch.zeros_like(w) if w.grad is None else w.grad.detach() for w in weights]
-        gradient_P = torch.cat([g.flatten() for g in found])
+        gradients = [torch.zeros_like(w) if w.grad is None else w.grad.detach() for w in weights]
+        gradient_P = torch.cat([g.flatten() for g in gradients])
         for weight in weights:
             weight.grad = None
         return gradient_P

@@ -148,8 +148,8 @@ class _Viewer:
         with SampleSearch(folder) as store:
             kinds = store.kinds()
             steps = store.steps_around(kind, whole(request, "step"))
-            found = None if steps.at is None else store.find(SampleQuery(steps.at, **query))
-        return {"kinds": kinds, "steps": steps, "found": found, "page": PAGE_SIZE}
+            page = None if steps.at is None else store.find(SampleQuery(steps.at, **query))
+        return {"kinds": kinds, "steps": steps, "found": page, "page": PAGE_SIZE}
 
     def history(self, request: Request) -> Any:
         """The samples of one sample's prompt in all steps."""
