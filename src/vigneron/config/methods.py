@@ -1,4 +1,4 @@
-"""The methods, each with keys of its own."""
+"""The options of each method."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -269,11 +269,11 @@ class RejectionSamplingConfig(MethodOptions):
     metrics: ClassVar[tuple[str, ...]] = ("loss/nll", "kept/reward")
     name: Literal["rejection_sampling"]
     keep: Positive = 1
-    """The best so many samples of a prompt are trained on."""
+    """Number of best samples per prompt that are trained on."""
     min_reward: float | None = None
-    """Samples that earn less are never kept: a prompt all of whose samples do is rejected."""
+    """Minimum reward of a kept sample. A prompt without such a sample is rejected."""
     updates_per_round: Positive = 1
-    """Updates on the samples of one round, which are kept once."""
+    """Updates on the kept samples of a round."""
     aggregation: Aggregation = "tokens"
     """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
 

@@ -35,7 +35,7 @@ def rewarding(method: Method) -> Rollout:
 
 
 def overlaps(reward: Callable[..., Batch]) -> bool:
-    """Whether a reward is asynchronous: it waits for somebody else, and more can be sampled meanwhile."""
+    """Whether a reward is asynchronous: it waits for a server, and sampling can continue meanwhile."""
     return getattr(reward, "overlaps", False)
 
 

@@ -30,7 +30,7 @@ from vigneron.training.method import Method, Metrics
 from vigneron.training.metrics import batch_metrics, evaluate
 from vigneron.training.model_card import Rows, model_card
 from vigneron.training.output import RunOutput, dump_batch
-from vigneron.training.rubric_audit import SecondLook, explain_canaries
+from vigneron.training.rubric_audit import RubricAudit, explain_canaries
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Run:
     check: Check
     output: RunOutput
     origin: Origin
-    audit: SecondLook | None = None
+    audit: RubricAudit | None = None
     """A rubric's canaries, and a second rubric that nothing is trained on."""
     remote: RemoteWorkers | None = None
     async_rollout: AsyncRollout | None = None

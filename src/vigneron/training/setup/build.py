@@ -40,7 +40,7 @@ from vigneron.training.memory import explained_memory, find_microbatch_tokens
 from vigneron.training.method import Method, unchanged
 from vigneron.training.output import RunOutput
 from vigneron.training.parts import Parts
-from vigneron.training.rubric_audit import SecondLook, second_look
+from vigneron.training.rubric_audit import RubricAudit, build_rubric_audit
 from vigneron.training.run import Origin, Run
 from vigneron.training.setup.resolve import newest_weights
 from vigneron.training.setup.resume_checks import data_record
@@ -166,7 +166,7 @@ def wrap_method(method: Method, parts: Parts, *, samples: bool) -> tuple[Method,
 
 def _load(
     config: Config, folder: RunFolder, data: Data, view: View, remote: RemoteWorkers
-) -> tuple[Any, SecondLook | None, Policy]:
+) -> tuple[Any, RubricAudit | None, Policy]:
     """Reward, audit and policy: everything read from files, which may be missing on some node."""
     reward = build_reward(
         config.reward,
@@ -179,7 +179,7 @@ def _load(
         check=partial(check_rubric_data, data=data),
         placement=remote.placement,
     )
-    audit = second_look(config, reward, data, folder, notice=view.notice, placement=remote.placement)
+    audit = build_rubric_audit(config, reward, data, folder, notice=view.notice, placement=remote.placement)
     remote.check_used()
     seed_everything(config.seed)
     with phase("load the model"):
