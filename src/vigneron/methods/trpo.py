@@ -79,4 +79,4 @@ def build(parts: Parts, options: TrpoConfig) -> Method:
         product = partial(fisher_product, policy, sampling=sampling, tokens_at_once=parts.config.tokens_at_once)
         actor = partial(parts.score, exact_kl=from_previous)
         update = TrustRegionUpdate(policy, options.constraint, actor, surrogate, metrics, product, critic_update)
-    return Method(parts.rollout, parts.reward, advantage, update, critic=critic, notices=notices)
+    return Method(parts.rollout, parts.reward, advantage, update, notices=notices)

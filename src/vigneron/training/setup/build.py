@@ -124,9 +124,8 @@ def _put_together(
         config = config.model_copy(update={"microbatch_tokens": found})
         folder.write_config(config)
     parts = Parts.of(config, policy, reference, reward, data.train)
-    plain = build(parts)
-    samples = config.method.trains == "policy" and plain.evaluate is None
-    method, async_rollout = wrapped(plain, parts, samples=samples)
+    method, async_rollout = wrapped(build(parts), parts)
+    samples = config.method.trains == "policy" and config.method.reads != "pairs"
     known = {notice.key for notice in kept_notices(folder.path)}
     for text in (truncation, *method.notices, sampler_of(policy).notice if samples else None):
         if text is not None:
@@ -151,12 +150,11 @@ def _put_together(
     )
 
 
-def wrapped(method: Method, parts: Parts, *, samples: bool) -> tuple[Method, AsyncRollout | None]:
+def wrapped(method: Method, parts: Parts) -> tuple[Method, AsyncRollout | None]:
     """The method's slots as the loop calls them: rewards that overlap, importance weights, sampling ahead."""
     config, policy = parts.config, parts.policy
     method = collecting(method, parts.curriculum)
-    exact = not config.scale.staleness and sampler_of(policy).exact if samples else True
-    if config.method.reads == "prompts" and not exact:
+    if config.method.reads == "prompts" and (config.scale.staleness or not sampler_of(policy).exact):
         limit = config.scale.correction_limit
         method = replace(method, advantage=WeightedAdvantage(method.advantage, parts, limit))
     if not config.scale.staleness:

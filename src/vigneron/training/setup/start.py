@@ -178,7 +178,7 @@ def _prepare_resume(
         view.notice(
             f"goes on without {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
         )
-    data = folder.data()
+    data = folder.data(config)
     check_held_out(config, data)
     saved, notices = checkpoint_to_resume(folder.path, weights_only=weights_only)
     scalars = known_state(folder, saved, weights_only=weights_only)
@@ -237,7 +237,7 @@ def known_state(folder: RunFolder, saved: Path | None, *, weights_only: bool) ->
     With weights alone, state that cannot be read is none.
     """
     if saved is None:
-        return {"config": folder.config().model_dump(mode="json")}
+        return {"config": folder.config(user_code=True).model_dump(mode="json")}
     try:
         return read_scalars(saved)
     except (OSError, ValueError) as error:
