@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from support.command_line import vigneron
-from support.tiny_runs import final_state
+from support.judged_data import write_pairs
+from support.tiny_runs import final_state, tiny_recipe, write_data
 from vigneron import api
 from vigneron.config import Config
 from vigneron.errors import UserError
@@ -62,6 +63,78 @@ def test_the_example_is_trained_resumed_and_reported(tmp_path: Path, tiny_folder
     assert "RLOO" in (tmp_path / "report.html").read_text() or "rloo:build" in (tmp_path / "report.html").read_text()
 
 
+OWN_METHODS = """
+from vigneron.config import DpoConfig, MethodOptions, PpoConfig
+from vigneron.data.curriculum import Curriculum
+from vigneron.config import SlotOptions
+from vigneron.methods import dpo, ppo
+
+class WithCritic(MethodOptions):
+    @property
+    def has_critic(self): return True
+
+def with_critic(parts, options: WithCritic):
+    return ppo.build(parts, PpoConfig(name="ppo"))
+
+class OfPairs(MethodOptions):
+    @property
+    def reads(self): return "pairs"
+
+def of_pairs(parts, options: OfPairs):
+    return dpo.build(parts, DpoConfig(name="dpo"))
+
+class Counting(Curriculum):
+    seen = 0
+    def observe(self, batch):
+        self.seen += len(batch)
+        return {"curriculum/seen": self.seen}
+    def scalars(self): return {"seen": self.seen}
+    def load(self, scalars): self.seen = scalars["seen"]
+
+def counting(parts, options: SlotOptions):
+    return Counting(parts.rows, parts.config.prompts_per_step, parts.config.seed)
+"""
+
+
+@pytest.fixture
+def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_methods.py").write_text(OWN_METHODS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "own_methods", raising=False)
+
+
+CRITIC = {"method": {"name": "own_methods:with_critic"}, "optimizer": {"actor_lr": 1e-3, "critic_lr": 1e-2}}
+PAIRS = {"method": {"name": "own_methods:of_pairs"}, "optimizer": {"actor_lr": 1e-3}}
+REWARD = {"kind": "semantic", "embedder": "lexical", "form": "shift", "clean": "none"}
+STATEFUL = {"curriculum": {"name": "own_methods:counting"}}
+
+
+@pytest.mark.parametrize("changes", [CRITIC | STATEFUL, PAIRS], ids=["critic", "pairs"])
+@pytest.mark.usefixtures("own_methods")
+def test_what_the_options_class_says_survives_the_folder(
+    tmp_path: Path, tiny_folder: Path, changes: dict[str, Any]
+) -> None:
+    """A critic's learning rate, a method without a reward, a curriculum's state: resumed, shown, evaluated."""
+    small = {"steps": 4, "save_every": 2, "eval_every": 2, "prompts_per_step": 2, "keep_last": 9}
+    pairs = changes is PAIRS
+    recipe = tiny_recipe(tiny_folder, write_pairs(tmp_path) if pairs else write_data(tmp_path), **small | changes)
+    if pairs:
+        recipe = {key: value for key, value in recipe.items() if key not in ("reward", "max_new_tokens", "group_size")}
+    else:
+        recipe["reward"] = REWARD
+    whole = api.train(check_config(recipe, "own.yaml"), name="whole", runs=tmp_path).folder
+    part = api.train(check_config(recipe | {"steps": 2}, "own.yaml"), name="part", runs=tmp_path).folder
+    done = vigneron("resume", str(part), "steps=4")
+    assert done.code == 0, done.err
+    assert final_state(part)["metrics"] == final_state(whole)["metrics"]
+    assert vigneron("show", str(part)).code == 0
+    done = vigneron("eval", str(part))
+    assert done.code == 0, done.err
+    if not pairs:
+        assert RunFolder(part).metrics()[-1]["curriculum/seen"] == RunFolder(whole).metrics()[-1]["curriculum/seen"] > 0
+
+
 @pytest.mark.usefixtures("example")
 def test_listing_runs_imports_no_user_code(tmp_path: Path, tiny_folder: Path) -> None:
     folder = api.train(example_config(tiny_folder, steps=1, eval_every=0), name="run", runs=tmp_path).folder
@@ -78,6 +151,12 @@ def test_listing_runs_imports_no_user_code(tmp_path: Path, tiny_folder: Path) ->
     ("changes", "line"),
     [
         ({"method": {"name": "rlo:build"}}, "cannot import 'rlo'"),
+        ({"method": {"name": ":build"}}, "method: should be module:function, not ':build'"),
+        ({"method": {"name": "functools:reduce"}}, "needs a parameter `options`"),
+        ({"method": {"name": "grpoo"}}, "'trpo', or module:function, not 'grpoo' (did you mean 'grpo'?)"),
+        ({"method": {"name": "rloo:build", "betaa": 1}}, "unknown key 'method.betaa' (available: name, kl)"),
+        ({"method": {"name": "rloo:build", "kl": {"cofficient": 1}}}, "'method.kl.cofficient' (did you mean"),
+        ({"rollout": {"name": "rloo:hinted", "hintt": ""}}, "'rollout.hintt' (did you mean 'hint'?)"),
         ({"method": {"name": "rloo:biuld"}}, "'rloo' has no function 'biuld'"),
         ({"method": {"name": "rloo:short_first"}}, "subclass of MethodOptions"),
         ({"method": {"name": "rloo:build", "kll": {}}}, "unknown key 'method.kll' (did you mean 'kl'?)"),

@@ -142,7 +142,7 @@ def run_case(random: Random, folder: Path) -> Case:
         found = RunFolder.open(run)
         found.config()
         found.metrics()
-        found.data()
+        found.data(found.config())
         _use_samples(run)
         found.forget_after(step)
 

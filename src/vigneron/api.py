@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.config import Config
+from vigneron.config.custom import is_user_path
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import Row, completion_text
 from vigneron.distributed import ranks
@@ -67,12 +68,11 @@ class Trained:
 
     def evaluate_samples(self, rows: Sequence[Row] | None = None) -> tuple[dict[str, float], list[Sample]]:
         """The metrics of `evaluate`, and the completions."""
-        rows = RunFolder(self.folder).data().held_out if rows is None else rows
+        rows = RunFolder(self.folder).data(self.config).held_out if rows is None else rows
         if not rows:
             raise UserError("no rows to evaluate on: set data.held_out, or give --file")
-        if self.config.method.trains == "scorer" or self.config.method.reads == "pairs":
-            method = self._method()
-            assert method.evaluate is not None
+        method = self._method_that_evaluates()
+        if method is not None and method.evaluate is not None:
             return method.evaluate(rows), []
         name = checker_name(self.config)
         built = build_reward(
@@ -87,14 +87,16 @@ class Trained:
             batch, metrics = evaluate(self.config, self.policy, reward, build_check(name), rows)
         finally:
             reward.close()
-        if self.config.method.reads == "demonstrations":
-            method = self._method()
-            metrics |= method.evaluate_beside(rows) if method.evaluate_beside is not None else {}
+        if method is not None and method.evaluate_beside is not None:
+            metrics |= method.evaluate_beside(rows)
         return metrics, samples_of(batch, self.step, "eval")
 
-    def _method(self) -> Method:
-        """The run's method, for what it measures by itself."""
-        return build_method(Parts.of(self.config, self.policy, self.reference, unchanged))
+    def _method_that_evaluates(self) -> Method | None:
+        """The run's method, where it measures held-out rows by itself; no built-in one that samples does."""
+        if self.config.method.reads == "prompts" and not is_user_path(self.config.method.name):
+            return None
+        config = self.config.model_copy(update={"curriculum": None})
+        return build_method(Parts.of(config, self.policy, self.reference, unchanged))
 
 
 def train(

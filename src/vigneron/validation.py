@@ -12,6 +12,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from vigneron.config.custom import SlotOptions, is_user_path, options_class
+from vigneron.config.options import MethodOptions
+from vigneron.config.values import Strict
 from vigneron.errors import did_you_mean, nearest
 
 Path = tuple[int | str, ...]
@@ -79,6 +82,8 @@ def _describe(error: ErrorDetails, path: Path, given: Any, model: type[BaseModel
 def _describe_kind(given: Any, key: str, tag: str, kinds: Mapping[str, Any]) -> str:
     """A section with several kinds is not a mapping, lacks its kind, or has an unknown one."""
     wanted = f"one of {', '.join(repr(kind) for kind in kinds)}"
+    if any(issubclass(schema, MethodOptions) for schema in kinds.values()):
+        wanted += ", or module:function"
     if not isinstance(given, Mapping):
         return f"{key}: should be a mapping with '{tag}', {wanted}, not {shown_value(given)}"
     kind = given.get(tag)
@@ -131,13 +136,21 @@ def _kinds_at(path: Path, given: Any, model: type[BaseModel]) -> tuple[str, dict
         of_kind = [option for option in options if not tag or kind in _tags(option, tag)]
         given = _part_of(given, part)
         tag, options = _inside((of_kind or options)[:1], part)
+        options = _user_options(given, options)
     schemas = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
     return tag, {_tags(schema, tag)[0] if tag else "": schema for schema in schemas}
 
 
+def _user_options(given: Any, options: list[Any]) -> list[Any]:
+    """The options class of the user code that a section names, in place of the built-in ones."""
+    name = given.get("name") if isinstance(given, Mapping) else None
+    slot = any(isinstance(option, type) and issubclass(option, MethodOptions | SlotOptions) for option in options)
+    return [options_class(name, Strict)] if slot and isinstance(name, str) and is_user_path(name) else options
+
+
 def _tags(schema: Any, tag: str) -> tuple[Any, ...]:
     field = schema.model_fields.get(tag) if hasattr(schema, "model_fields") else None
-    return get_args(field.annotation) if field else ("",)
+    return (get_args(field.annotation) or ("",)) if field else ("",)
 
 
 def _part_of(given: Any, part: int | str) -> Any:

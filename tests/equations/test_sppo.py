@@ -78,7 +78,7 @@ def test_win_rates_count_the_sample_itself_as_a_tie(tmp_path: Path, tiny_folder:
     method = built(tiny_folder, write_data(tmp_path))
     batch = make_batch([2] * 3, [2] * 3, rewards_B=torch.tensor([0.5, 1.0, 0.0]), group_B=torch.tensor([4, 4, 4]))
     batch = method.advantage(batch)
-    assert (batch.signals.advantages_BT[:, 0] + 0.5).tolist() == pytest.approx([0.5, 2.5 / 3, 0.5 / 3])
+    assert batch.signals.returns_BT[:, 0].tolist() == pytest.approx([0.5, 2.5 / 3, 0.5 / 3])
     assert batch.signals.excluded_B.tolist() == [True, False, False]
     assert batch.trained_BT.any(1).tolist() == [False, True, True]
 

@@ -3,6 +3,8 @@
 import math
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,20 +13,32 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vigneron.data.curriculum import Curriculum
 from vigneron.errors import NonFinite, UserError
 from vigneron.recipe import check_config
-from vigneron.training.async_rollout import Prefetcher, check_staleness, next_boundary
+from vigneron.training.async_rollout import AsyncRollout, Prefetcher, check_staleness, next_boundary
 from vigneron.training.importance_weights import importance
+
+
+def requests(make: Any, publish: Any = lambda: None) -> Any:
+    """What `Prefetcher` is given: `make(step, weights)` for each step, of weights that are published first."""
+
+    def request(steps: Sequence[int]) -> list[Any]:
+        weights = publish()
+        return [partial(make, step, weights) for step in steps]
+
+    return request
 
 
 def versions(steps: int, staleness: int, eval_every: int, save_every: int) -> list[int]:
     """The version that each step's samples come from, by a loop like the real one."""
     config: Any = SimpleNamespace(steps=steps, eval_every=eval_every, save_every=save_every)
     now = 0
-    ahead = Prefetcher(staleness, lambda step: next_boundary(config, step), lambda: now)
+    request = requests(lambda step, weights: weights, lambda: now)
+    ahead = Prefetcher(staleness, lambda step: next_boundary(config, step), request)
     found: list[int] = []
     for step in range(steps):
-        found.append(ahead.batch_of(step, lambda step, weights: weights))  # type: ignore[arg-type, return-value]
+        found.append(ahead.batch_of(step))  # type: ignore[arg-type]
         now += 1
     ahead.close()
     return found
@@ -56,8 +70,8 @@ def test_the_next_step_is_sampled_while_this_one_is_trained() -> None:
             begun.set()
         return step
 
-    ahead = Prefetcher(1, lambda step: 10, lambda: None)
-    assert ahead.batch_of(0, make) == 0
+    ahead = Prefetcher(1, lambda step: 10, requests(make))
+    assert ahead.batch_of(0) == 0
     assert begun.wait(60)
     ahead.close()
 
@@ -67,7 +81,7 @@ def test_what_fails_in_the_thread_is_raised_where_it_trains() -> None:
         raise UserError("the judge is gone")
 
     with pytest.raises(UserError, match="the judge is gone"):
-        Prefetcher(1, lambda step: 10, lambda: None).batch_of(0, make)
+        Prefetcher(1, lambda step: 10, requests(make)).batch_of(0)
 
 
 def test_a_step_that_is_passed_over_is_not_the_last() -> None:
@@ -78,11 +92,11 @@ def test_a_step_that_is_passed_over_is_not_the_last() -> None:
             raise NonFinite("a reward is NaN")
         return step
 
-    ahead = Prefetcher(2, lambda step: 10, lambda: None)
-    assert ahead.batch_of(0, make) == 0
+    ahead = Prefetcher(2, lambda step: 10, requests(make))
+    assert ahead.batch_of(0) == 0
     with pytest.raises(NonFinite):
-        ahead.batch_of(1, make)
-    assert [ahead.batch_of(step, make) for step in (2, 3, 4)] == [2, 3, 4]
+        ahead.batch_of(1)
+    assert [ahead.batch_of(step) for step in (2, 3, 4)] == [2, 3, 4]
     ahead.close()
 
 
@@ -101,12 +115,39 @@ def test_one_version_behind_nobody_samples_while_weights_are_given_out() -> None
             time.sleep(0.001)
         return step
 
-    ahead = Prefetcher(1, lambda step: 100, publish)
+    ahead = Prefetcher(1, lambda step: 100, requests(make, publish))
     for step in range(6):
-        assert ahead.batch_of(step, make) == step
+        assert ahead.batch_of(step) == step
     ahead.close()
     assert len(seen) >= 120
     assert all(wanted == held for wanted, held in seen)
+
+
+def test_the_curriculum_is_asked_by_the_thread_in_which_it_observes() -> None:
+    """Which rows a step has does not depend on how fast the other thread is."""
+    asked: list[tuple[int, int]] = []
+
+    class Rising(Curriculum):
+        level = 0
+
+        def at(self, step: int) -> list[Any]:
+            assert threading.current_thread() is threading.main_thread()
+            asked.append((step, self.level))
+            return []
+
+    def rollout(rows: Any, step: int = 0, first: int = 0) -> Any:
+        return SimpleNamespace(with_metrics=lambda metrics: batch)
+
+    batch = SimpleNamespace(signals=SimpleNamespace(metrics={"version": 0}), with_metrics=lambda metrics: batch)
+    sampler = SimpleNamespace(publish=lambda: SimpleNamespace(version=0), use=lambda weights: None)
+    config: Any = SimpleNamespace(steps=6, eval_every=0, save_every=0, scale=SimpleNamespace(staleness=1))
+    curriculum = Rising([], 1, 0)
+    ahead = AsyncRollout(rollout, curriculum, config, SimpleNamespace(sampler=sampler))  # type: ignore[arg-type]
+    for step in range(6):
+        ahead([], step)
+        curriculum.level = step + 1  # what `observe` would do
+    ahead.close()
+    assert asked == [(0, 0), (1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
 
 
 def test_weights_by_hand() -> None:

@@ -16,9 +16,8 @@ from vigneron.run_store.folder import RunFolder
 def chat_loop(console: Console, run: Path, *, step: int | None, temperature: float, raw: bool) -> None:
     trained = load_run(run, step=step)
     template = None if raw else _template(trained.config)
-    conversational = (
-        not raw and template is None and not isinstance(RunFolder(trained.folder).data().train[0]["prompt"], str)
-    )
+    rows = RunFolder(trained.folder).data(trained.config).train
+    conversational = not raw and template is None and not isinstance(rows[0]["prompt"], str)
     say(
         console,
         f"{trained.config.model.name}, before and after {trained.step} steps of {trained.config.recipe}",

@@ -76,7 +76,7 @@ def check_target(target: Path) -> None:
 
 def _write_and_verify(trained: Trained, draft: Path, dtype: torch.dtype) -> tuple[int, float, float]:
     folder, policy, config = RunFolder(trained.folder), trained.policy, trained.config
-    data = folder.data()
+    data = folder.data(config)
     ids = comparison_ids(trained, (data.held_out or data.train)[:TEXTS])
     base = weights_identity(config.model.name, trained.reference.policy)
     original = model_outputs(policy, ids)

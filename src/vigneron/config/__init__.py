@@ -222,9 +222,11 @@ class Config(Strict):
         except ValidationError:  # reported where the method is parsed; errors that follow from it are not
             method_known = isinstance(given.get("method"), Mapping) and "name" in given["method"]
             return {"reward": {"kind": "binary"}, **given} if method_known else given
+        if not method.imported:
+            return {"reward": {"kind": "binary"}, **given}
         if method.reads == "pairs" and given.get("reward") is not None:
             raise ValueError(
-                f"`reward` has no effect with {_method_key(method)}, which trains on preference pairs: leave it out"
+                f"`reward` has no effect with {_named(method)}, which trains on preference pairs: leave it out"
             )
         needs_none = method.reads != "prompts" and given.get("reward") is None
         return {**given, "reward": {"kind": "binary"}} if needs_none else given
@@ -239,25 +241,25 @@ class Config(Strict):
         for key, default in inert.items():
             if getattr(self, key) != default:
                 raise ValueError(
-                    f"`{key}` has no effect with {_method_key(self.method)}, which samples nothing: leave it out"
+                    f"`{key}` has no effect with {_named(self.method)}, which samples nothing: leave it out"
                 )
         return self
 
     @model_validator(mode="after")
     def a_scorer_is_trained_whole(self) -> "Config":
         if self.method.trains == "scorer" and self.model.lora is not None:
-            raise ValueError(f"{_method_key(self.method)} trains the whole model: leave out `model.lora`")
+            raise ValueError(f"{_named(self.method)} trains the whole model: leave out `model.lora`")
         return self
 
     @model_validator(mode="after")
     def a_group_can_be_compared(self) -> "Config":
         if self.method.reads != "prompts" and self.reward.kind == "preference":
             raise ValueError(
-                f"`reward: preference` compares samples, but {_method_key(self.method)} samples nothing: use another"
+                f"`reward: preference` compares samples, but {_named(self.method)} samples nothing: use another"
             )
         least = max(self.method.smallest_group, 2 if self.reward.kind == "preference" else 1)
         if self.group_size < least:
-            who = _method_key(self.method) if self.method.smallest_group == least else "`reward: preference`"
+            who = _named(self.method) if self.method.smallest_group == least else "`reward: preference`"
             raise ValueError(
                 f"{who} compares the samples of a prompt with each other: "
                 f"set `group_size` to {least} or more (8 is usual)"
@@ -269,7 +271,7 @@ class Config(Strict):
         scale, reward = self.scale, self.reward
         if scale.sampling.kind != "here" and self.method.reads == "pairs":
             raise ValueError(
-                f"`scale.sampling` has no effect with {_method_key(self.method)}, which samples nothing: leave it out"
+                f"`scale.sampling` has no effect with {_named(self.method)}, which samples nothing: leave it out"
             )
         if scale.embedding is not None and not embeds_here(reward):
             raise ValueError("`scale.embedding` has no effect: this reward uses no local embedder: leave it out")
@@ -280,8 +282,10 @@ class Config(Strict):
     @model_validator(mode="after")
     def responses_are_drawn_as_a_rubric_says(self) -> "Config":
         if self.method.needs_rubric and self.reward.kind != "rubric":
+            raise ValueError(f"{_named(self.method)} uses a rubric's prompts and feedback: set `reward.kind: rubric`")
+        if self.method.needs_rubric and self.rollout is not None:
             raise ValueError(
-                f"{_method_key(self.method)} uses a rubric's prompts and feedback: set `reward.kind: rubric`"
+                f"`rollout` has no effect with {_named(self.method)}, which has its own rollout: leave it out"
             )
         return self
 
@@ -302,14 +306,16 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def critic_lr_has_an_effect(self) -> "Config":
-        if not self.method.has_critic and "critic_lr" in self.optimizer.model_fields_set:
-            raise ValueError(f"`optimizer.critic_lr` has no effect with {_method_key(self.method)}: it has no critic")
+        if self.method.imported and not self.method.has_critic and "critic_lr" in self.optimizer.model_fields_set:
+            raise ValueError(f"`optimizer.critic_lr` has no effect with {_named(self.method)}: it has no critic")
         return self
 
     @model_serializer(mode="wrap")
     def without_inert_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without keys that would be refused when the file is read again."""
         written = dump(self)
+        if not self.method.imported:
+            return written
         if self.method.reads == "pairs":
             written.pop("reward", None)
         if not self.method.has_critic:
@@ -319,5 +325,5 @@ class Config(Strict):
         return written
 
 
-def _method_key(method: MethodOptions) -> str:
+def _named(method: MethodOptions) -> str:
     return f"`method: {getattr(method, 'name', '')}`"

@@ -1,15 +1,15 @@
 """Methods, rollouts and curricula of a user's own: `name: "module:function"`, with an options class of their own.
 
 The function is called as `build(parts, options)`; its annotation of `options` names the class that the section is
-checked against. User code is imported only where a run is trained, resumed or loaded (`USER_CODE` in the validation
-context); everywhere else, as in a list of runs, the section is read as it is.
+checked against. User code is imported only where a run is validated, trained, resumed, evaluated or loaded (`USER_CODE`
+in the validation context); everywhere else, as in a list of runs, the section is read as it is.
 """
 
 import importlib
 import os
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -47,6 +47,8 @@ def is_user_path(name: Any) -> bool:
 def import_object(path: str) -> Any:
     """`module:name`, imported; the current folder is on the path. Raises ValueError in the user's words."""
     module_name, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")) or not name.isidentifier():
+        raise ValueError(f"should be module:function, not {path!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a user's module beside the recipe
     try:
@@ -65,7 +67,7 @@ def options_class(path: str, base: type[Options]) -> type[Options]:
     """The class of a build function's `options`."""
     try:
         hint = get_type_hints(import_object(path)).get("options")
-    except NameError as error:
+    except (NameError, TypeError) as error:  # TypeError: a callable without annotations, such as a partial
         raise ValueError(f"'{path}': the annotation of `options` cannot be resolved: {error}") from error
     if not (isinstance(hint, type) and issubclass(hint, base)):
         raise ValueError(f"'{path}' needs a parameter `options` annotated with a subclass of {base.__name__}")
@@ -79,6 +81,7 @@ def with_user_options(base: type[Options]) -> WrapValidator:
         """The options of user code that was not imported."""
 
         model_config = ConfigDict(extra="allow")
+        imported: ClassVar[bool] = False
         name: str
 
     def read(given: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:

@@ -18,6 +18,8 @@ class MethodOptions(Strict):
 
     name: str
 
+    imported: ClassVar[bool] = True
+    """False for options of user code that was not imported: what the method needs is then unknown, and not checked."""
     description: ClassVar[str] = ""
     """One line for `vigneron methods`."""
     card: ClassVar[str] = ""

@@ -26,20 +26,23 @@ class Curriculum:
         self.rows, self.prompts_per_step, self.seed = rows, prompts_per_step, seed
 
     def at(self, step: int) -> list[Row]:
-        """The rows of a step."""
+        """The rows of a step. Called once a step, on every rank, which must agree."""
         size, first = len(self.rows), step * self.prompts_per_step
         places = [divmod(place, size) for place in range(first, first + self.prompts_per_step)]
         return [self.rows[_order(self.seed, epoch, size)[index]] for epoch, index in places]
 
-    def more(self, step: int, attempt: int) -> list[Row]:
-        """Rows for the first, the second … attempt of dynamic sampling: other than the step's own, if there are any."""
-        own = {id(row) for row in self.at(step)}
+    def more(self, rows: Sequence[Row], step: int, attempt: int) -> list[Row]:
+        """Rows for the first, the second … attempt of dynamic sampling: other than the step's `rows`, if there are any.
+
+        With `scale.staleness` it is called in another thread than `observe`.
+        """
+        own = {id(row) for row in rows}
         order = [self.rows[i] for i in keyed_permutation(self.seed, MORE + 1000 * step + attempt, len(self.rows))]
         others = [row for row in order if id(row) not in own] or order
         return [others[i % len(others)] for i in range(self.prompts_per_step)]
 
     def observe(self, batch: Batch) -> dict[str, float]:
-        """Called with every step's rewarded batch. Returns metrics to log."""
+        """Called with every step's rewarded batch, on every rank. Returns metrics to log."""
         return {}
 
     def scalars(self) -> dict[str, Any]:
@@ -47,7 +50,7 @@ class Curriculum:
         return {}
 
     def load(self, scalars: dict[str, Any]) -> None:
-        """The state of a checkpoint."""
+        """The state of a checkpoint; {} of one that has none."""
 
 
 @lru_cache(maxsize=4)

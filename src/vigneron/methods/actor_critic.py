@@ -57,4 +57,4 @@ def build(parts: Parts, options: ActorCriticConfig) -> Method:
         controller=kl.controller,
     )
     notices = clip_notice(options.updates_per_step, options.clip_epsilon, options.kl)
-    return Method(parts.rollout, parts.reward, advantage, update, critic=critic, notices=notices)
+    return Method(parts.rollout, parts.reward, advantage, update, notices=notices)

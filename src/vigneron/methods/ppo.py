@@ -54,8 +54,7 @@ def build(parts: Parts, options: PpoConfig) -> Method:
         ]
 
     updates, minibatches = options.updates_per_step, options.minibatches
-    update = parts.gradient_update(
-        score, loss, critic, updates, minibatches, measure=parts.kl_previous, controller=kl.controller
-    )
+    after = {"measure": parts.kl_previous, "controller": kl.controller}
+    update = parts.gradient_update(score, loss, critic, updates, minibatches, **after)
     notices = one_update_notice(updates * minibatches, ["clip_epsilon"])
-    return Method(parts.rollout, parts.reward, advantage, update, critic=critic, notices=notices)
+    return Method(parts.rollout, parts.reward, advantage, update, notices=notices)

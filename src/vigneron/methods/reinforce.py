@@ -51,4 +51,4 @@ def build(parts: Parts, options: ReinforceConfig) -> Method:
         ]
 
     update = parts.gradient_update(score, loss, critic=critic, measure=parts.kl_previous, controller=running)
-    return Method(parts.rollout, parts.reward, advantage, update, critic=critic)
+    return Method(parts.rollout, parts.reward, advantage, update)

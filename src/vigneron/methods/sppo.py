@@ -12,7 +12,7 @@ from vigneron.core.advantages import group_sizes
 from vigneron.core.losses import sppo
 from vigneron.core.masked import masked_sum
 from vigneron.core.selection import best_and_worst
-from vigneron.methods.terms import policy_metrics, with_advantages
+from vigneron.methods.terms import policy_metrics
 from vigneron.policy.logprobs import Scores
 from vigneron.training.method import Method
 from vigneron.training.parts import Parts
@@ -21,11 +21,11 @@ from vigneron.training.update import Term
 
 def build(parts: Parts, options: SppoConfig) -> Method:
     def advantage(batch: Batch) -> Batch:
-        """P̂ − ½ in the advantage's place; of each group the best and the worst sample are trained."""
+        """No advantage: P̂ is the target; of each group the best and the worst sample are trained."""
         rewards_B, group_B = batch.trained_rewards_B, batch.samples.group_B
         size_B = group_sizes(rewards_B, group_B)
         win_rate_B = (rewards_B * (size_B - 1) + 0.5) / size_B
-        batch = with_advantages(batch, win_rate_B - 0.5)
+        batch = batch.with_signals(returns_BT=win_rate_B[:, None].expand(batch.samples.completion_BT.shape))
         if options.samples == "all":
             return batch
         excluded_B = torch.ones_like(batch.samples.truncated_B)
@@ -36,7 +36,7 @@ def build(parts: Parts, options: SppoConfig) -> Method:
         """L = ½ [log π/π_t − η (P̂ − ½)]², of whole texts."""
         mask_BT = batch.samples.mask_BT
         logps_B, previous_B = (masked_sum(x, mask_BT) for x in (now.logprobs_BT, batch.samples.behaviour_BT))
-        values_B = sppo(logps_B, previous_B, batch.signals.advantages_BT[:, 0] + 0.5, eta=options.eta)
+        values_B = sppo(logps_B, previous_B, batch.signals.returns_BT[:, 0], eta=options.eta)
         return [Term("loss/sppo", values_B, 1.0, "samples"), *policy_metrics(batch, now)]
 
     update = parts.gradient_update(

@@ -81,4 +81,4 @@ def build(parts: Parts, options: TrpoConfig) -> Method:
         )
         actor = partial(parts.score, exact_kl=from_previous)
         update = TrustRegionUpdate(policy, options.constraint, actor, surrogate, metrics, product, critic_update)
-    return Method(parts.rollout, parts.reward, advantage, update, critic=critic, notices=notices)
+    return Method(parts.rollout, parts.reward, advantage, update, notices=notices)

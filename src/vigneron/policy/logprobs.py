@@ -41,14 +41,6 @@ class Critic:
         trunk = self.network.trunk_parameters() if self.network is not None else []
         return [*self.head.named_parameters(prefix="head"), *((f"network.{name}", weight) for name, weight in trunk)]
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return dict(self.parameters())
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, parameter in self.parameters():
-                parameter.copy_(state[name])
-
 
 @dataclass(frozen=True)
 class ExactKl:

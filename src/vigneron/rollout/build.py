@@ -28,14 +28,27 @@ class RolloutParts:
     config: Config
     policy: Policy
     default: Rollout
+    greedy: bool = False
+    """Whether it is for evaluation: one greedy sample per prompt, as `default` then draws it."""
 
 
 def build_rollout(config: Config, policy: Policy) -> Rollout:
-    default = _default_rollout(config, policy)
-    if config.rollout is None:
-        return default
-    build = python_function(config.rollout.name, "rollout.name")
-    return build(RolloutParts(config, policy, default), config.rollout)
+    """The rollout of training steps."""
+    return _around(RolloutParts(config, policy, _default_rollout(config, policy)))
+
+
+def evaluation_rollout(config: Config, policy: Policy) -> Rollout:
+    """One greedy sample for each held-out prompt, whatever the method reads."""
+    parts = RolloutParts(config, policy, OnPolicy.greedy(config, policy), greedy=True)
+    return _around(parts) if config.method.reads == "prompts" else parts.default
+
+
+def _around(parts: RolloutParts) -> Rollout:
+    """The user's own rollout, built around the default one; or that itself."""
+    if parts.config.rollout is None:
+        return parts.default
+    build = python_function(parts.config.rollout.name, "rollout.name")
+    return build(parts, parts.config.rollout)
 
 
 def _default_rollout(config: Config, policy: Policy) -> Rollout:

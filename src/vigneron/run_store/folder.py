@@ -163,13 +163,14 @@ class RunFolder:
                 lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in getattr(data, part)]
                 write_atomically(self.path / "data" / f"{part}.jsonl", "".join(lines))
 
-    def data(self) -> "Data":
+    def data(self, config: Config) -> "Data":
+        """The run's rows, checked for its config as it was read with user code."""
         from vigneron.data.dataset import read_rows
         from vigneron.run_data.load import Data, check_saved_rows
 
         train, held_out = (read_rows(self.path / "data" / f"{part}.jsonl") for part in ("train", "held_out"))
         data = Data(train, held_out)
-        check_saved_rows(self.config(), data, str(self.path / "data"))
+        check_saved_rows(config, data, str(self.path / "data"))
         return data
 
     def remove(self) -> None:

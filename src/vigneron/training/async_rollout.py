@@ -32,68 +32,77 @@ class AsyncRollout:
 
     def __init__(self, rollout: Rollout, curriculum: Curriculum, config: Config, policy: Policy) -> None:
         self._rollout, self._curriculum, self._policy = rollout, curriculum, policy
-        self._prefetcher = Prefetcher(config.scale.staleness, partial(next_boundary, config), policy.sampler.publish)
+        self._prefetcher = Prefetcher(config.scale.staleness, partial(next_boundary, config), self._request)
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         with phase("wait for samples"):
-            batch = self._prefetcher.batch_of(step, self._make)
+            batch = self._prefetcher.batch_of(step)
         return batch.with_metrics({"staleness": step - batch.signals.metrics["version"]})
 
-    def _make(self, step: int, weights: Any) -> Batch:
+    def _request(self, steps: Sequence[int]) -> list[Callable[[], Batch]]:
+        """In the training thread, where the curriculum observes rewards: each step's rows, and the current weights."""
+        weights = self._policy.sampler.publish()
+        return [partial(self._make, self._curriculum.at(step), step, weights) for step in steps]
+
+    def _make(self, rows: Sequence[Row], step: int, weights: Any) -> Batch:
         self._policy.sampler.use(weights)
-        batch = self._rollout(self._curriculum.at(step), step)
-        return batch.with_metrics({"version": weights.version})
+        return self._rollout(rows, step).with_metrics({"version": weights.version})
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         self._prefetcher.close(timeout_s)
 
 
-class Prefetcher:
-    """`batch_of(step)` waits for a step's batch; the batches that may follow it are started first."""
+# For steps that sample from the current weights, the functions that make their batches.
+Request = Callable[[Sequence[int]], Sequence[Callable[[], Batch]]]
 
-    def __init__(self, staleness: int, boundary: Callable[[int], int], publish: Callable[[], Any]) -> None:
-        """`boundary(step)`: the next step that must see every update before it. `publish` returns a handle to the
-        current weights."""
-        self._staleness, self._boundary, self._publish = staleness, boundary, publish
-        self._requests: queue.Queue[tuple[int, Any, Callable[[int, Any], Batch]]] = queue.Queue()
+
+class Prefetcher:
+    """`batch_of(step)` waits for a step's batch; the batches that may follow it are started first.
+
+    `request` is called here, what it returns in the prefetcher's thread, one step after the other.
+    """
+
+    def __init__(self, staleness: int, boundary: Callable[[int], int], request: Request) -> None:
+        """`boundary(step)`: the next step that must see every update before it."""
+        self._staleness, self._boundary, self._request = staleness, boundary, request
+        self._requests: queue.Queue[tuple[int, Callable[[], Batch]]] = queue.Queue()
         self._batches: queue.Queue[tuple[int, Batch | None, BaseException | None]] = queue.Queue()
         self._started = 0
         self._thread: threading.Thread | None = None
 
-    def batch_of(self, step: int, make: Callable[[int, Any], Batch]) -> Batch:
-        """`make(step, weights)` is called in the thread, one step after the other."""
+    def batch_of(self, step: int) -> Batch:
         if self._thread is None:
             # A daemon: a run that stops immediately does not wait for samples that will not be trained on.
             self._thread = threading.Thread(target=self._serve, name="async rollout", daemon=True)
             self._thread.start()
         last = min(step + self._staleness, self._boundary(step) - 1)
         if self._started <= step:  # nothing is in flight
-            self._start(step, last, make)
+            self._start(step, last)
         number, batch, error = self._batches.get()
         if error is not None:
             raise error
         assert number == step
         assert batch is not None
         # Only now: with a staleness of 1 nothing samples while weights are published.
-        self._start(self._started, last, make)
+        self._start(self._started, last)
         return batch
 
-    def _start(self, first: int, last: int, make: Callable[[int, Any], Batch]) -> None:
+    def _start(self, first: int, last: int) -> None:
         """Request the steps that sample from the current weights."""
         if first > last:
             return
-        weights = self._publish()
-        for each in range(first, last + 1):
-            self._requests.put((each, weights, make))
+        steps = range(first, last + 1)
+        for request in zip(steps, self._request(steps), strict=True):
+            self._requests.put(request)
         self._started = last + 1
 
     def _serve(self) -> None:
         while True:
-            step, weights, make = self._requests.get()
+            step, make = self._requests.get()
             if step == END:
                 return
             try:
-                self._batches.put((step, make(step, weights), None))
+                self._batches.put((step, make(), None))
             except NonFinite as error:  # a run may skip such a step
                 self._batches.put((step, None, error))
             except BaseException as error:  # raised by the training thread
@@ -104,7 +113,7 @@ class Prefetcher:
         """Drop what is queued; give what is running a moment."""
         while not self._requests.empty():
             self._requests.get_nowait()
-        self._requests.put((END, None, lambda step, weights: None))  # type: ignore[arg-type, return-value]
+        self._requests.put((END, lambda: None))  # type: ignore[arg-type, return-value]
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -122,7 +131,7 @@ def check_staleness(config: Config, total: int) -> None:
         return
     if total > 1:
         raise UserError(f"{key}: asynchronous rollouts need a single rank: set it to 0")
-    if method.reads != "prompts" or getattr(method, "pairs", "sampled") != "sampled":
+    if method.reads != "prompts":
         raise UserError(f"{key} has no effect: `method: {method.name}` samples nothing")
     if config.scale.sampling.kind == "vllm" and stale > 1:
         raise UserError(f"{key}: a vLLM server holds one version of the weights: 1 is the most")

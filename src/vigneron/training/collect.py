@@ -6,8 +6,10 @@ Each wraps a method's rollout and its reward, and is itself a rollout.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from vigneron.batch import Batch, concatenate
-from vigneron.core.advantages import without_variance
+from vigneron.core.advantages import group_sizes, without_variance
 from vigneron.data.curriculum import Curriculum
 from vigneron.data.prompts import Row
 from vigneron.rollout.build import Rollout
@@ -72,7 +74,7 @@ class OverlappedRollout:
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Replaces groups whose rewards are all equal by groups of other prompts, at most `attempts` times a step."""
+    """Replaces groups that train nothing by groups of other prompts, at most `attempts` times a step."""
 
     rollout: Rollout
     curriculum: Curriculum
@@ -82,16 +84,25 @@ class DynamicSampling:
         batch = self.rollout(rows, step, first)
         replaced = 0
         for attempt in range(1, self.attempts + 1):
-            equal_B = without_variance(batch.trained_rewards_B, batch.samples.group_B)
-            count = len(batch.samples.group_B[equal_B].unique())
+            idle_B = trains_nothing(batch)
+            count = len(batch.samples.group_B[idle_B].unique())
             if not count:
                 break
-            others = self.curriculum.more(step, attempt)[:count]
-            more = self.rollout(others, step, attempt * self.curriculum.prompts_per_step)
-            differing = [i for i, equal in enumerate(equal_B.tolist()) if not equal]
-            batch = concatenate([batch.rows(differing), more]) if differing else more
+            others = self.curriculum.more(rows, step, attempt)[:count]
+            more = self.rollout(others, step, attempt * max(len(rows), self.curriculum.prompts_per_step))
+            useful = [i for i, is_idle in enumerate(idle_B.tolist()) if not is_idle]
+            batch = concatenate([batch.rows(useful), more]) if useful else more
             replaced += count
         return batch.with_metrics({"groups_replaced": replaced})
+
+
+def trains_nothing(batch: Batch) -> Tensor:
+    """True for the samples of groups whose rewards are all equal, or of which no sample is trained on.
+
+    A truncated sample that is masked out of the loss still counts in its group's mean, as in TRL.
+    """
+    group_B = batch.samples.group_B
+    return without_variance(batch.signals.rewards_B, group_B) | (group_sizes(batch.trained_rewards_B, group_B) == 0)
 
 
 def _part_of_a_step(first: int) -> dict[str, bool]:

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from vigneron.batch import Batch
 from vigneron.data.prompts import Row
-from vigneron.policy.logprobs import Critic
 from vigneron.rollout.build import Rollout
 
 Metrics = dict[str, float]
@@ -18,8 +17,8 @@ class Update(Protocol):
     def __call__(self, batch: Batch) -> Metrics: ...
     def begin_at(self, step: int) -> None: ...
     def tensors(self) -> dict[str, Any]: ...
-    def places(self) -> dict[str, Any]:
-        """The weights that its tensors belong to, by the prefix of the tensors' names."""
+    def weights(self) -> dict[str, Any]:
+        """The weights that it trains, as `actor.NAME` and `critic.NAME`; its tensors are named after them."""
         ...
 
     def scalars(self) -> dict[str, Any]: ...
@@ -44,7 +43,6 @@ class Method:
     reward: Callable[..., Batch]
     advantage: Callable[[Batch], Batch]
     update: Update
-    critic: Critic | None = None
     memory: Memory | None = None
     evaluate: Callable[[Sequence[Row]], Metrics] | None = None
     """Metrics of held-out rows. None: greedy completions, rewarded and checked."""

@@ -9,7 +9,7 @@ from vigneron.core.advantages import share_without_variance
 from vigneron.data.prompts import Row, completion_text, prompt_text
 from vigneron.policy.model import Policy
 from vigneron.rewards.checkers import Check, includes, is_exact
-from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rollout.build import evaluation_rollout
 from vigneron.text import length_ratio, repetition, share_in
 from vigneron.training.method import Metrics
 
@@ -93,5 +93,5 @@ def _group_metrics(batch: Batch) -> Metrics:
 def evaluate(
     config: Config, policy: Policy, reward: Callable[[Batch], Batch], check: Check, rows: Sequence[Row]
 ) -> tuple[Batch, Metrics]:
-    batch = check(reward(OnPolicy.greedy(config, policy)(rows)))
+    batch = check(reward(evaluation_rollout(config, policy)(rows)))
     return batch, batch_metrics(batch)

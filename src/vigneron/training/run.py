@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.data.curriculum import Curriculum
@@ -111,8 +113,7 @@ class Run:
             return
         saver, memory = self.output.saver, self.method.memory
         tensors = {f"update.{name}": tensor for name, tensor in self.method.update.tensors().items()}
-        if self.method.critic is not None:
-            tensors |= {f"critic.{name}": tensor for name, tensor in self.method.critic.state_dict().items()}
+        tensors |= self._critic()
         scalars: dict[str, Any] = {
             "base": self.origin.base,
             "update": self.method.update.scalars(),
@@ -145,30 +146,43 @@ class Run:
             state = load_checkpoint(saved, self.policy, base=self.origin.base, places=self._places())
             with explain_damage(saved):
                 self._load(state)
+            self._load_curriculum(state)
             return
         with explain_damage(saved):
             load_weights(saved, self.policy)
         self.step = checkpoint_step(saved)
         self.method.update.begin_at(self.step)
 
+    def _critic(self) -> dict[str, Any]:
+        """The weights that are trained beside the policy's own, which have a file of theirs."""
+        weights = self.method.update.weights()
+        return {name: weight for name, weight in weights.items() if not name.startswith("actor.")}
+
     def _places(self) -> dict[str, Any]:
         """What a checkpoint's tensors are for, by their names or by what they begin with."""
-        update, critic = self.method.update.places(), self.method.critic
-        places = {f"update.{name}": weight for name, weight in update.items()}
-        return places | ({} if critic is None else {f"critic.{name}": t for name, t in critic.state_dict().items()})
+        return {f"update.{name}": weight for name, weight in self.method.update.weights().items()} | self._critic()
 
     def _load(self, state: State) -> None:
         update = {k.removeprefix("update."): v for k, v in state.tensors.items() if k.startswith("update.")}
         self.method.update.load(update, state.scalars["update"])
         self.reward.load(state.scalars["reward"])
-        self.curriculum.load(state.scalars.get("curriculum", {}))
         if self.method.memory is not None:
             self.method.memory.load(state.memory())
-        if self.method.critic is not None:
-            now = self.method.critic.state_dict()
-            self.method.critic.load_state_dict({k: shard_like(state.tensors[f"critic.{k}"], v) for k, v in now.items()})
+        with torch.no_grad():
+            for name, weight in self._critic().items():
+                weight.copy_(shard_like(state.tensors[name], weight))
         self.skipped = state.scalars.get("skipped", 0)
         self.step = state.step
+
+    def _load_curriculum(self, state: State) -> None:
+        """Its state, unless the checkpoint is of another curriculum."""
+        before, now = state.scalars["config"].get("curriculum") or {}, self.config.curriculum
+        if before.get("name") != (now and now.name):
+            return
+        try:
+            self.curriculum.load(state.scalars.get("curriculum", {}))
+        except Exception as error:  # the edge to the user's own code
+            raise UserError(f"curriculum: `load` raised {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Close everything, whatever one part raises."""

@@ -139,8 +139,8 @@ class TrustRegionUpdate:
     def tensors(self) -> dict[str, Tensor]:
         return self.critic.tensors()
 
-    def places(self) -> dict[str, Tensor]:
-        return self.critic.places()
+    def weights(self) -> dict[str, Tensor]:
+        return self.critic.weights()
 
     def scalars(self) -> dict[str, Any]:
         return self.critic.scalars()

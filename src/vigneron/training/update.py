@@ -176,7 +176,7 @@ class GradientUpdate:
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor for each in self.optimized for name, tensor in each.tensors().items()}
 
-    def places(self) -> dict[str, Tensor]:
+    def weights(self) -> dict[str, Tensor]:
         return {f"{each.name}.{name}": weight for each in self.optimized for name, weight in each.parameters}
 
     def scalars(self) -> dict[str, Any]:

@@ -122,9 +122,8 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
         config = config.model_copy(update={"microbatch_tokens": microbatch_tokens})
         folder.write_config(config)
     parts = Parts.of(config, policy, reference, reward, data.train)
-    method = build(parts)
-    samples = config.method.trains == "policy" and method.evaluate is None
-    method, async_rollout = wrap_method(method, parts, samples=samples)
+    method, async_rollout = wrap_method(build(parts), parts)
+    samples = config.method.trains == "policy" and config.method.reads != "pairs"
     known = {notice.key for notice in kept_notices(folder.path)}
     for text in (truncation, *method.notices, sampler_of(policy).notice if samples else None):
         if text is not None:
@@ -149,12 +148,11 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
     )
 
 
-def wrap_method(method: Method, parts: Parts, *, samples: bool) -> tuple[Method, AsyncRollout | None]:
+def wrap_method(method: Method, parts: Parts) -> tuple[Method, AsyncRollout | None]:
     """Add reward overlap, importance weights and asynchronous rollout to the method, as the config asks."""
     config, policy = parts.config, parts.policy
     method = collecting(method, parts.curriculum)
-    exact = not config.scale.staleness and sampler_of(policy).exact if samples else True
-    if config.method.reads == "prompts" and not exact:
+    if config.method.reads == "prompts" and (config.scale.staleness or not sampler_of(policy).exact):
         limit = config.scale.correction_limit
         method = replace(method, advantage=WeightedAdvantage(method.advantage, parts, limit))
     if not config.scale.staleness:

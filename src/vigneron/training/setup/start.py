@@ -184,7 +184,7 @@ def _prepare_resume(
         view.notice(
             f"resuming without {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
         )
-    data = folder.data()
+    data = folder.data(config)
     check_held_out(config, data)
     saved, notices = checkpoint_to_resume(folder.path, weights_only=weights_only)
     scalars = saved_scalars(folder, saved, weights_only=weights_only)
@@ -245,7 +245,7 @@ def saved_scalars(folder: RunFolder, saved: Path | None, *, weights_only: bool) 
     Empty with `weights_only` if the scalars cannot be read.
     """
     if saved is None:
-        return {"config": folder.config().model_dump(mode="json")}
+        return {"config": folder.config(user_code=True).model_dump(mode="json")}
     try:
         return read_scalars(saved)
     except (OSError, ValueError) as error:
