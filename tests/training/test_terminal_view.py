@@ -125,7 +125,7 @@ def test_a_function_is_a_view(tmp_path: Path, tiny_folder: Path) -> None:
     assert {now.folder for now in told} == {trained.folder}
     assert all("reward" in now.metrics and now.seconds > 0 for now in told)
     assert "eval/accuracy" in told[1].metrics
-    assert any("advantages sum to 0" in text for text in told[0].said)
+    assert any("advantages sum to 0" in text for text in told[0].notices)
     with pytest.raises(TypeError, match=r"view: a function that takes a vigneron\.Progress"):
         api.train(config, runs=tmp_path, view="loud")  # type: ignore[arg-type]
 
