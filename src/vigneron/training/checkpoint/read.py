@@ -1,7 +1,7 @@
 """Checkpoints: the whole state of a run, in safetensors and JSON, there or not there.
 
 `checkpoints/step-N/` is a transformers folder, with the rest of the state in `state/`. It is written beside and
-renamed (`saving.py`); `manifest.json`, with the hash of every file, is written last.
+renamed (`write.py`); `manifest.json`, with the hash of every file, is written last.
 """
 
 import hashlib
