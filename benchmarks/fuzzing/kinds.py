@@ -218,7 +218,7 @@ def dataset_case(random: Random, folder: Path) -> Case:
         run.path.mkdir()
         run.write_config(config)
         run.write_data(Data(found, []))
-        assert run.data().train == found
+        assert run.data(config).train == found
         json.dumps(found, sort_keys=True)
         _tokens(found, config)
 

@@ -13,21 +13,26 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from vigneron.batch import Batch
-from vigneron.config import SlotOptions
-from vigneron.config.kl import GrpoKlConfig
-from vigneron.config.options import MethodOptions
 from vigneron.core.advantages import group_relative, group_sizes
 from vigneron.core.losses import policy_gradient
-from vigneron.data.curriculum import Curriculum, CurriculumParts
-from vigneron.data.prompts import Row, prompt_text
-from vigneron.methods.terms import policy_metrics, with_advantages
-from vigneron.policy.logprobs import Scores
-from vigneron.rollout.build import Rollout, RolloutParts
-from vigneron.training.kl_penalty import KlPenalty
-from vigneron.training.method import Method
-from vigneron.training.parts import Parts
-from vigneron.training.update import Term
+from vigneron.extend import (
+    Batch,
+    Curriculum,
+    CurriculumParts,
+    GrpoKlConfig,
+    KlPenalty,
+    Method,
+    MethodOptions,
+    Parts,
+    Rollout,
+    RolloutParts,
+    Row,
+    Scores,
+    SlotOptions,
+    Term,
+    policy_metrics,
+    with_advantages,
+)
 
 
 class RlooOptions(MethodOptions):
@@ -73,13 +78,18 @@ class ShortFirst(Curriculum):
 
     def __init__(self, default: Curriculum, warmup_steps: int) -> None:
         super().__init__(default.rows, default.prompts_per_step, default.seed)
-        by_length = sorted(default.rows, key=lambda row: len(prompt_text(row["prompt"])))
+        by_length = sorted(default.rows, key=lambda row: len(str(row["prompt"])))
         shorter = by_length[: max(1, len(by_length) // 2)]
         self._shorter = Curriculum(shorter, default.prompts_per_step, default.seed)
         self._warmup_steps = warmup_steps
 
     def at(self, step: int) -> list[Row]:
         return self._shorter.at(step) if step < self._warmup_steps else super().at(step)
+
+    def more(self, rows: Sequence[Row], step: int, attempt: int) -> list[Row]:
+        """What dynamic sampling (`method.resample` of GRPO) takes in place of groups with equal rewards."""
+        more = self._shorter.more if step < self._warmup_steps else super().more
+        return more(rows, step, attempt)
 
 
 def short_first(parts: CurriculumParts, options: ShortFirstOptions) -> Curriculum:
@@ -88,11 +98,11 @@ def short_first(parts: CurriculumParts, options: ShortFirstOptions) -> Curriculu
 
 class HintedOptions(SlotOptions):
     hint: str = "Answer with one word. "
-    """Put before every prompt while the policy samples and trains."""
+    """Put before every prompt, in training and in evaluation."""
 
 
 def hinted(parts: RolloutParts, options: HintedOptions) -> Rollout:
-    """The default rollout, with a hint before the prompts."""
+    """The default rollout, with a hint before the prompts, which are plain text here."""
 
     def rollout(rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         def with_hint(row: Row) -> dict[str, Any]:

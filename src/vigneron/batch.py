@@ -33,7 +33,8 @@ class Samples:
     completion_BT: Int[Tensor, "B T"]
     spans: tuple[tuple[Span, ...], ...]
     behaviour_BT: Float[Tensor, "B T"]
-    """Log-probs of the policy that sampled, recorded at sampling."""
+    """Log-probs of the policy that sampled, recorded at sampling. With importance weights, and where GRAPE trains a
+    text behind another prompt: those of the policy at the start of the step."""
     truncated_B: Bool[Tensor, " B"]
     group_B: Int[Tensor, " B"]
     sample_B: Int[Tensor, " B"]

@@ -1,8 +1,9 @@
 """GRPO as Dr. GRPO (`rlmt-grape` §4.8, eq. 13-14): the clipped ratio with a group-relative advantage, and no critic.
 
-Eq. 14 has no KL: the first GRPO's β · KL(π ‖ reference) is added to it, and `kl.coefficient: 0` is eq. 14 alone,
-without the reference's pass. Its (1/QG) Σ Σ Σₜ is `aggregation: sum_over_samples`; the default differs from it by one
-factor a step, the mean length. The first GRPO is `aggregation: samples`, `scale_by_std: true` and `kl.estimator: k3`.
+Eq. 14 has no KL: the β · KL(π ‖ reference) of the original GRPO (DeepSeekMath) is added to it, and `kl.coefficient: 0`
+is eq. 14 alone, without the reference's pass. Its (1/QG) Σ Σ Σₜ is `aggregation: sum_over_samples`; the default differs
+from it by one factor a step, the mean length. The original GRPO has `aggregation: samples`, `scale_by_std: true` and
+`kl.estimator: k3`.
 """
 
 from vigneron.batch import Batch
@@ -30,7 +31,7 @@ def build(parts: Parts, options: GroupRelativeConfig) -> Method:
         return parts.score(batch, exact_kl=kl.exact)
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
-        """L = −min(r·A, clip(r)·A) + β D_KL   (eq. 14, and the first GRPO's β)."""
+        """L = −min(r·A, clip(r)·A) + β D_KL   (eq. 14, and the original GRPO's β)."""
         return [
             *clipped_terms(batch, now, options.clip_epsilon, options.aggregation, options.clip_level),
             *policy_metrics(batch, now),
@@ -43,11 +44,12 @@ def build(parts: Parts, options: GroupRelativeConfig) -> Method:
         updates_per_step=options.updates_per_step,
         measure=parts.kl_previous,
         controller=kl.controller if has_kl else None,
+        # Without a KL a sample whose advantage is 0 has no gradient, and needs no pass.
         idle=None if has_kl else lambda batch: (batch.signals.advantages_BT == 0).all(1),
     )
     notices = (
         *clip_notice(options.updates_per_step, options.clip_epsilon, options.kl),
         "a group's advantages sum to 0, so loss/policy is about 0: reward and grad_norm/actor show progress",
     )
-    slots = parts.rollout, parts.reward, advantage, update
-    return Method(*slots, resamples=options.resamples, notices=notices, explain=explain_equal_rewards)
+    resamples, explain = options.resamples, explain_equal_rewards
+    return Method(parts.rollout, parts.reward, advantage, update, resamples=resamples, notices=notices, explain=explain)

@@ -1,8 +1,7 @@
 """PPO (`rlmt-grape` §4.6-4.7, eq. 11-12): the clipped ratio against the policy that sampled, a critic before every
 token, and the KL to the reference in the reward.
 
-`advantage: eq_12` is the paper's A' = R − β (log π₀ − log reference) − V at each token. `gae`, as practised, has these
-as rewards a token, with R on the last, and sums what follows. The coefficient may adapt.
+`advantage: eq_12` is the paper's A' = R − β (log π₀ − log reference) − V at each token; `gae` sums what follows it.
 """
 
 from functools import partial
@@ -54,7 +53,8 @@ def build(parts: Parts, options: PpoConfig) -> Method:
         ]
 
     updates, minibatches = options.updates_per_step, options.minibatches
-    after = {"measure": parts.kl_previous, "controller": kl.controller}
-    update = parts.gradient_update(score, loss, critic, updates, minibatches, **after)
+    update = parts.gradient_update(
+        score, loss, critic, updates, minibatches, measure=parts.kl_previous, controller=kl.controller
+    )
     notices = one_update_notice(updates * minibatches, ["clip_epsilon"])
     return Method(parts.rollout, parts.reward, advantage, update, notices=notices)

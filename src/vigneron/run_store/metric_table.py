@@ -74,7 +74,8 @@ METRICS = (
     Metric("entropy", "entropy", None, "entropy (nats per token)", TRAINING,
            "Entropy of the policy over the vocabulary at the sampled tokens, in nats per token."),
     Metric("kl", "KL", "down", "KL to the reference (nats per token)", TRAINING,
-           "KL(π₀ ‖ reference) by k1: mean of log π₀ − log π_ref over the sampled tokens. Unbiased; may be negative."),
+           "KL(π₀ ‖ reference): over the vocabulary where GRPO or GRAPE penalise the exact KL; else by k1, the mean of "
+           "log π₀ − log π_ref over the sampled tokens, which is unbiased and may be negative."),
     Metric("kl_previous", "KL between steps", "down", "KL between steps (nats per token)", TRAINING,
            "KL(π₀ ‖ π₁): how far the step's updates moved the policy, in nats per token."),
     Metric("kept/reward", "kept reward", "up", "reward of the samples kept", REJECTION,
@@ -96,7 +97,8 @@ METRICS = (
     Metric("entropy/demonstrated", "entropy of demonstrations", None, "", TRAINING,
            "Entropy of the policy at the tokens of given texts, in nats per token."),
     Metric("logprob_mismatch", "log-prob mismatch", "down", "", OFF_POLICY,
-           "Mean |log π when scored − log π when sampled|; some 1e-5 is rounding in float32, more in bfloat16."),
+           "Mean |log π when scored − log π when sampled|; some 1e-5 is rounding in float32, more in bfloat16. "
+           "About 0 with importance weights: `importance/gap` is then the difference."),
     Metric("groups_replaced", "groups replaced", None, "", TRAINING,
            "Groups of equal rewards that `method.resample` replaced by other prompts."),
     Metric("baseline", "baseline", None, "", TRAINING, "REINFORCE's baseline, where it is one number."),

@@ -137,8 +137,8 @@ class EndpointJudge(BatchJudge):
         self._pool.stop()
 
     def _map(self, function: Callable[[Input], Result], inputs: Sequence[Input], default: Result) -> list[Result]:
-        """In the pool; `default` where it was stopped. Ctrl-C waits for requests in flight, a second Ctrl-C does
-        not."""
+        """In the pool; `default` where it was stopped. An error or Ctrl-C waits for requests in flight, whose replies
+        are cached; a second Ctrl-C does not."""
         futures: list[Future[Result]] = []
         try:
             with suppress(RuntimeError):  # a stopped pool takes no more work
@@ -146,7 +146,7 @@ class EndpointJudge(BatchJudge):
                     futures.append(self._pool.submit(function, each))
             results = [_result(future, default) for future in futures]
             return results + [default] * (len(inputs) - len(results))
-        except KeyboardInterrupt:
+        except BaseException:  # the run ends: a refused key, Ctrl-C
             self.stop()
             wait(futures)
             raise

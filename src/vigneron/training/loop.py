@@ -20,12 +20,13 @@ from vigneron.training.signals import Stopped, StopRequest
 
 
 def one_step(run: Run) -> tuple[Batch, Metrics]:
-    """One turn of the loop. Async rollouts, overlapped rewards and importance weights wrap the slots: see `wrapped`."""
+    """One turn of the loop. Async rollouts, overlapped rewards and importance weights wrap the slots
+    (`wrapped` in training/setup/build.py)."""
     rows, method = run.curriculum.at(run.step), run.method
     with phase("rollout"):
         batch = method.rollout(rows, run.step)  # y ~ π(·|x), or a demonstration, or a preference pair
     with phase("reward"):
-        batch = checked(run, method.reward(batch))  # R(x, y)
+        batch = check_and_observe(run, method.reward(batch))  # R(x, y)
     with phase("advantage"):
         batch = method.advantage(assign_ranks(batch))  # A
     with phase("update"):
@@ -36,8 +37,8 @@ def one_step(run: Run) -> tuple[Batch, Metrics]:
             raise
 
 
-def checked(run: Run, batch: Batch) -> Batch:
-    """With the checker's verdicts, and what the curriculum makes of the rewards."""
+def check_and_observe(run: Run, batch: Batch) -> Batch:
+    """Adds the checker's verdicts; the curriculum observes the rewards, and its metrics are added."""
     if batch.signals.rewards_B is None:
         return batch
     batch = run.check(batch)
@@ -54,8 +55,8 @@ def train(run: Run, view: View) -> None:
     state: State = "failed"
     reason: str | None = "it ended unexpectedly"
     try:
-        guards = explained_memory(run.config), full_disk_errors(folder.path)
-        with guards[0], guards[1], CurveIndex(folder, view.notice) as curves:
+        memory, disk = explained_memory(run.config), full_disk_errors(folder.path)
+        with memory, disk, CurveIndex(folder, view.notice) as curves:
             _train(run, view, curves)
         state, reason = "finished", None
     except Stopped as stopped:
