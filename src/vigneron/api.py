@@ -26,7 +26,7 @@ from vigneron.run_store.samples import Sample
 from vigneron.timing import reporting_phases
 from vigneron.training import loop
 from vigneron.training.callbacks import AnyView, View, as_view
-from vigneron.training.checkpoint.read import checkpoint_step, checkpoint_to_look_at, load_weights
+from vigneron.training.checkpoint.read import checkpoint_step, checkpoint_to_load, load_weights
 from vigneron.training.method import Method, unchanged
 from vigneron.training.metrics import evaluate
 from vigneron.training.output import samples_of
@@ -156,7 +156,7 @@ def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
     """Load a run's model from its newest checkpoint, or from the one of `step`."""
     run_folder = RunFolder.open(folder)
     config = run_folder.config(user_code=True)
-    checkpoint = checkpoint_to_look_at(run_folder.path, step)
+    checkpoint = checkpoint_to_load(run_folder.path, step)
     # On this machine's device, whatever the run was trained on.
     here = config.model.model_copy(update={"device": "auto", "dtype": "auto"})
     policy = policy_from_config(config.model_copy(update={"model": here}))

@@ -24,8 +24,8 @@ class UserError(Exception):
     def __init__(self, message: str) -> None:
         lines = redacted(message).split("\n")
         more = [f"… and {len(lines) - MOST_LINES + 1} more"] if len(lines) > MOST_LINES else []
-        kept = lines[: MOST_LINES - 1] if more else lines
-        super().__init__("\n".join([*(_shortened(visible(line)) for line in kept), *more]))
+        shown = lines[: MOST_LINES - 1] if more else lines
+        super().__init__("\n".join([*(_shortened(visible(line)) for line in shown), *more]))
 
 
 def visible(text: str) -> str:

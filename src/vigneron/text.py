@@ -23,8 +23,8 @@ def normalise(text: str) -> str:
 
 def letters_only(text: str) -> str:
     """Lowercase letters and single spaces only, as in the released PGSRM code."""
-    kept = "".join(c if c.isalpha() or c.isspace() else "" for c in text.lower())
-    return " ".join(kept.split())
+    letters = "".join(c if c.isalpha() or c.isspace() else "" for c in text.lower())
+    return " ".join(letters.split())
 
 
 def words(text: str) -> list[str]:

@@ -398,7 +398,7 @@ def test_resume_of_a_finished_run_does_nothing_more(trained: tuple[Path, str], t
     before = {name: (run / name).read_bytes() for name in names}
     answer = vigneron("resume", run)
     assert answer.code == 0, answer.err
-    assert "finished already, at step 4" in answer.out
+    assert "already finished at step 4" in answer.out
     assert not re.search(r"^step ", answer.out, re.MULTILINE)
     assert {name: (run / name).read_bytes() for name in names} == before
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-2", "step-4"]

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from support.ranked_comparison import Found, check_near, check_the_same, of_ranks
+from support.ranked_comparison import CaseResults, check_near, check_the_same, of_ranks
 from support.ranked_methods import CASES, IN_HALVES, measured
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> CaseResults:
     place = tmp_path_factory.mktemp("alone")
     return {case: measured(case, place) for case in CASES}
 
 
-def test_every_method_is_measured_and_learns(alone: Found) -> None:
+def test_every_method_is_measured_and_learns(alone: CaseResults) -> None:
     """Else the others compare nothing: a gradient, missing rewards, and completions of several lengths."""
     for case, (tensors, figures) in alone.items():
         moved = [t.abs().max() for name, t in tensors.items() if ".actor." in name or ".trust." in name]
@@ -24,7 +24,7 @@ def test_every_method_is_measured_and_learns(alone: Found) -> None:
             assert 0 < figures[0]["completions/clipped_ratio"] < 1, case
 
 
-def test_two_ranks(alone: Found, tmp_path: Path) -> None:
+def test_two_ranks(alone: CaseResults, tmp_path: Path) -> None:
     together = of_ranks(tmp_path, 2, shard=1)
     assert set(together) == set(CASES)
     check_the_same(alone, together)
@@ -34,7 +34,7 @@ def test_two_ranks(alone: Found, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "shard"), [(4, 2), *(pytest.param(*each, marks=pytest.mark.cluster) for each in [(2, 2), (4, 1), (4, 4)])]
 )
-def test_more_ranks_and_sharded_weights(alone: Found, tmp_path: Path, count: int, shard: int) -> None:
+def test_more_ranks_and_sharded_weights(alone: CaseResults, tmp_path: Path, count: int, shard: int) -> None:
     """4 ranks with `shard: 2` are two copies of the weights, of two parts each."""
     together = of_ranks(tmp_path, count, shard)
     assert set(CASES) - set(together) == (set() if shard == 1 else {"trpo, constraint"})

@@ -230,7 +230,7 @@ def test_bad_input_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("none", None),
         ("model", "rank 1: model: the folder"),
-        pytest.param("weights", "has other weights here than on rank 0", marks=AT_LENGTH),
+        pytest.param("weights", "has other weights than on rank 0", marks=AT_LENGTH),
         pytest.param(
             "shapes", "weight names or shapes differ from those on rank 0: model.embed_tokens.weight", marks=AT_LENGTH
         ),

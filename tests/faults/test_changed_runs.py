@@ -54,14 +54,14 @@ def test_row_9_edited_rows_are_shown_and_refused(run: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[2]["answer"] = "huge"
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
-    with pytest.raises(UserError, match=r"train.jsonl had 10 rows, has 11; the first that is not the same is row 3"):
+    with pytest.raises(UserError, match=r"train.jsonl had 10 rows, has 11; the first row that differs is row 3"):
         api.resume(run)
     assert api.resume(run, allow_changes=True).step == 6
 
 
 def test_row_9_another_model_or_method_never_goes_on(run: Path) -> None:
     edit(run, method={"name": "sft"}, reward={"kind": "binary"}, group_size=1)
-    with pytest.raises(UserError, match=r"method.name was 'grpo', is 'sft': a run cannot go on with another one"):
+    with pytest.raises(UserError, match=r"method.name was 'grpo', is 'sft': it cannot be changed on resume"):
         api.resume(run, allow_changes=True)
 
 
@@ -75,7 +75,11 @@ def test_a_run_goes_past_its_planned_end_and_is_the_longer_run(run: Path, tiny_f
     whole = api.train(str(recipe), "steps=8", "save_every=3", name="whole", runs=tmp_path).folder
     assert final_state(run)["model.safetensors"] == final_state(whole)["model.safetensors"]
     assert final_state(run)["metrics"] == final_state(whole)["metrics"]
-    for override, why in (("steps=3", "8 are done already"), ("seed=4", "seed was 0"), ("sted=4", "did you mean")):
+    for override, why in (
+        ("steps=3", "3 is less than the 8 steps"),
+        ("seed=4", "seed was 0"),
+        ("sted=4", "did you mean"),
+    ):
         with pytest.raises(UserError, match=why):
             api.resume(run, override)
     assert RunFolder.open(run).config().steps == 8

@@ -84,11 +84,11 @@ def test_row_4_the_one_before_is_taken_and_this_is_said(run: Path, trained: Path
 
 def test_row_4_who_only_looks_is_told_which_are_whole(run: Path) -> None:
     damage(run / "checkpoints" / "step-6" / "model.safetensors", 0.9, 3, "cut")
-    with pytest.raises(UserError, match=r"step-6' is damaged: model.safetensors is not what .* \(whole: step-4\)"):
+    with pytest.raises(UserError, match=r"step-6' is damaged: model.safetensors does not .* \(intact: step-4\)"):
         api.load_run(run)
     assert api.load_run(run, step=4).step == 4
     shutil.rmtree(run / "checkpoints" / "step-4")
-    with pytest.raises(UserError, match=r"no checkpoint of .* is whole \(step-6: model.safetensors .* train anew"):
+    with pytest.raises(UserError, match=r"no checkpoint of .* is intact \(step-6: model.safetensors .* train again"):
         api.resume(run)
 
 
@@ -98,5 +98,5 @@ def test_row_5_without_optimizers_only_the_weights_alone_go_on(run: Path) -> Non
         api.resume(run)
     listener = Listener()
     assert api.resume(run, "steps=7", weights_only=True, view=listener).step == 7
-    assert any("begin anew" in text for text in listener.notices)
+    assert any("start fresh" in text for text in listener.notices)
     assert [path.name for path in checkpoints(run / "checkpoints")] == ["step-6", "step-7"]

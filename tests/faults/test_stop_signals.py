@@ -1,4 +1,4 @@
-"""Row 3: SIGINT and SIGTERM finish the step, save and exit with the shell's code; a second one stops at once."""
+"""Row 3: SIGINT and SIGTERM finish the step, save and exit with the shell's code; a second one stops immediately."""
 
 import os
 import signal
@@ -93,7 +93,7 @@ def test_row_3_a_second_signal_stops_at_once(tmp_path: Path, tiny_folder: Path, 
     wait_for(log, "reward asked, 1")
     began = time.monotonic()
     os.kill(process.pid, number)
-    wait_for(log, "stopping: this step is finished")
+    wait_for(log, "stopping after this step")
     os.kill(process.pid, number)
     process.join(60)
     assert time.monotonic() - began < 60

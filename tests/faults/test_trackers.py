@@ -151,7 +151,7 @@ def test_one_that_is_killed_is_said_once_and_the_run_goes_on(tmp_path: Path, tin
     said: list[str] = []
 
     def kill(now: Progress) -> None:
-        said.extend(now.said)
+        said.extend(now.notices)
         if now.step == 2:
             assert within(60, lambda: trackers[0]._process is not None)
             process = trackers[0]._process

@@ -59,10 +59,10 @@ def test_the_same_run(
         for key, value in one.items():
             if isinstance(value, float):
                 assert other[key] == pytest.approx(value, rel=rel, abs=absolute), f"{key} at step {one['step']}"
-    looks = [record["eval/reward"] for record in RunFolder(here).metrics() if "eval/reward" in record]
-    assert abs(looks[-1] - looks[0]) > 0.2, "else old weights would not be noticed"
-    said = [json.loads(line) for line in (by_actors / "sampling.jsonl").read_text().splitlines()]
-    assert [line["version"] for line in said if not line["greedy"]] == list(range(STEPS))
+    evaluations = [record["eval/reward"] for record in RunFolder(here).metrics() if "eval/reward" in record]
+    assert abs(evaluations[-1] - evaluations[0]) > 0.2, "otherwise stale weights would go unnoticed"
+    requests = [json.loads(line) for line in (by_actors / "sampling.jsonl").read_text().splitlines()]
+    assert [line["version"] for line in requests if not line["greedy"]] == list(range(STEPS))
 
 
 def test_a_run_ends_without_a_word_of_torch_s(tmp_path: Path, roomy_folder: Path) -> None:

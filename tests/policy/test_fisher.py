@@ -48,8 +48,8 @@ def dense_fisher(policy: Policy, batch: Batch, temperature: float) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-@pytest.mark.parametrize("tokens_at_once", [7, pytest.param(1000, marks=pytest.mark.slow)])
-def test_the_product_is_the_matrixs(kind: str, tokens_at_once: int) -> None:
+@pytest.mark.parametrize("microbatch_tokens", [7, pytest.param(1000, marks=pytest.mark.slow)])
+def test_the_product_is_the_matrixs(kind: str, microbatch_tokens: int) -> None:
     policy = small_policy(kind)
     batch = make_batch([3, 2, 2, 1], [2, 3, 1, 4])
     ids = batch.samples.completion_BT % 50
@@ -58,7 +58,9 @@ def test_the_product_is_the_matrixs(kind: str, tokens_at_once: int) -> None:
     torch.manual_seed(0)
     for _ in range(3):
         vector = torch.randn(len(fisher), dtype=torch.float64)
-        found = fisher_product(policy, batch, vector, sampling=Sampling(temperature=0.7), tokens_at_once=tokens_at_once)
+        found = fisher_product(
+            policy, batch, vector, sampling=Sampling(temperature=0.7), microbatch_tokens=microbatch_tokens
+        )
         # Llama's norms compute in float32, whatever the weights are.
         near = 1e-10 if kind == "gpt2" else 1e-5
         torch.testing.assert_close(found, fisher @ vector, rtol=0.0, atol=near * float(fisher.abs().max()))

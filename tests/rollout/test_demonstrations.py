@@ -162,9 +162,7 @@ def test_a_template_that_trims_is_followed_and_one_that_rewrites_is_refused_by_r
     assert learned(policy, {"messages": talk("x", " y\n", "z", "w")}) == ["y<end>", "w<end>"]
     policy = tiny_policy("llama")  # its template writes `assistant: …` for what it asks for with `answer: `
     row = {"messages": talk("x", "y", "z", "w")}
-    with pytest.raises(
-        UserError, match=r"^row 1 of mine: the model's chat template does not repeat .* `model\.chat: m"
-    ):
+    with pytest.raises(UserError, match=r"^row 1 of mine: the model's chat template changes .* `model\.chat: m"):
         demonstrations(policy, rows_of(row), of="mine")
     assert learned(policy, {"messages": talk("x", "y")}) == ["y<end>"]  # one answer needs no repeating
 
@@ -186,7 +184,7 @@ def test_what_is_longer_than_the_context_is_cut_and_a_prompt_that_fills_it_is_re
     assert [len(ids) for ids in batch.samples.completion_lists()] == [61, 11, 2]
     assert [each.spans for each in demonstrations(policy, rows, "text")] == [((1, 64),), ((1, 64),), ((1, 3),)]
     with pytest.raises(
-        UserError, match=r"^row 2 of mine: the prompt alone, 72 tokens, fills the model's context of 64"
+        UserError, match=r"^row 2 of mine: the prompt has 72 tokens, which fill the model's context of 64"
     ):
         demonstrations(policy, rows_of(rows[2], {"messages": talk("a" * 70, "b")}), of="mine")
 

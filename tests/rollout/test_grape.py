@@ -13,7 +13,7 @@ from support.tiny_models import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.policy.logprobs import score
-from vigneron.rollout.grape import Earlier, GrapeRollout, Memory, Mix, proportioned
+from vigneron.rollout.grape import EarlierResponse, GrapeRollout, Memory, Mix, proportional_origins
 from vigneron.rollout.on_policy import OnPolicy
 
 ROWS = [{"prompt": f"say {word}: ", "answer": word} for word in ("hot", "cold", "wet")]
@@ -44,13 +44,13 @@ def test_proportions_come_nearest(fresh: float, revised: float, demonstrated: fl
     if whole < 1e-6:
         return
     shares = {"fresh": fresh / whole, "revised": revised / whole, "demonstrated": demonstrated / whole}
-    found = Counter(proportioned(shares, count))
+    found = Counter(proportional_origins(shares, count))
     assert found.total() == count
     assert all(abs(found[origin] - share * count) < 1 + 1e-6 for origin, share in shares.items())
 
 
 def test_half_and_half_is_half_and_half() -> None:
-    assert proportioned({"fresh": 0.5, "revised": 0.25, "demonstrated": 0.25}, 8) == [
+    assert proportional_origins({"fresh": 0.5, "revised": 0.25, "demonstrated": 0.25}, 8) == [
         *["fresh"] * 4,
         *["revised"] * 2,
         *["demonstrated"] * 2,
@@ -84,7 +84,7 @@ def test_what_has_no_reward_is_not_revised() -> None:
 
 
 def test_memory_is_written_and_read() -> None:
-    memory = Memory({"a": [Earlier("one", "good"), Earlier("two", "bad")]})
+    memory = Memory({"a": [EarlierResponse("one", "good"), EarlierResponse("two", "bad")]})
     again = Memory()
     again.load(memory.entries())
     assert again == memory

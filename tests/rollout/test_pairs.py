@@ -60,13 +60,13 @@ def test_bad_pairs_are_named_by_their_row() -> None:
     assert complaint() == "data: 'file' has no rows"
     assert "row 2 has no 'rejected'" in complaint(PAIR, {"prompt": "p", "chosen": "a"})
     assert "(did you mean 'choosen'?)" in complaint({"prompt": "p", "choosen": "a", "rejected": "b"})
-    assert "row 1 has no 'prompt', and its texts do not begin alike" in complaint({"chosen": "a", "rejected": "b"})
+    assert "row 1 has no 'prompt', and its texts have no common prefix" in complaint({"chosen": "a", "rejected": "b"})
     assert "row 1 has no 'prompt'" in complaint({"chosen": [USER, GOOD], "rejected": [BAD, GOOD]})
     assert "row 1: chosen is empty" in complaint({**PAIR, "chosen": "  "})
     empty = [{"role": "assistant", "content": ""}]
     assert "row 2: rejected is empty" in complaint(PAIR, {"prompt": [USER], "chosen": [GOOD], "rejected": empty})
-    assert "row 1: chosen is neither a text nor a list" in complaint({**PAIR, "chosen": 5})
-    assert "one is a text, the other messages" in complaint({**PAIR, "chosen": [GOOD]})
+    assert "row 1: chosen is neither a string nor a list" in complaint({**PAIR, "chosen": 5})
+    assert "must both be strings, or both lists of messages" in complaint({**PAIR, "chosen": [GOOD]})
     assert "chosen has 2 messages after the prompt" in complaint(
         {"prompt": [USER], "chosen": [GOOD, BAD], "rejected": [BAD]}
     )
@@ -76,8 +76,8 @@ def test_a_text_preferred_to_itself_is_left_out_and_counted() -> None:
     same = {"prompt": "hot", "chosen": "a", "rejected": " a "}
     rows, (notice,) = read(PAIR, same, same)
     assert rows == [PAIR]
-    assert notice == "'file': 2 pairs prefer a text to itself and are left out, the first in row 2: 'hot'"
-    assert "in all 1 pairs `chosen` and `rejected` are the same text" in complaint(same)
+    assert notice == "'file': 2 pairs have equal texts and are left out, the first in row 2: 'hot'"
+    assert "in all 1 pairs `chosen` and `rejected` are equal" in complaint(same)
 
 
 ROWS = [

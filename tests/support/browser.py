@@ -70,13 +70,13 @@ def chromium() -> Iterator[Any]:
 
 
 class Complaints(list[str]):
-    """What a page should never do: log an error, open a dialog, raise, or ask another machine for something."""
+    """What a page should never do: log an error, open a dialog, raise, or send a request to another machine."""
 
     def watch(self, page: Any) -> None:
-        page.on("console", lambda said: self.append(f"console: {said.text}") if said.type == "error" else None)
+        page.on("console", lambda message: self.append(f"console: {message.text}") if message.type == "error" else None)
         page.on("pageerror", lambda error: self.append(f"raised: {error}"))
         page.on("dialog", self._dialog)
-        page.on("request", lambda asked: self._request(asked.url))
+        page.on("request", lambda request: self._request(request.url))
 
     def _dialog(self, dialog: Any) -> None:
         self.append(f"dialog: {dialog.message}")
@@ -84,7 +84,7 @@ class Complaints(list[str]):
 
     def _request(self, url: str) -> None:
         if not url.startswith((f"http://{LOOPBACK}:", "data:", "blob:")):
-            self.append(f"asked elsewhere: {url}")
+            self.append(f"external request: {url}")
 
 
 @pytest.fixture(scope="session")

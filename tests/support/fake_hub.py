@@ -1,4 +1,4 @@
-"""A hub on the loopback: takes a repository and its files, or misbehaves as it is told."""
+"""A hub on the loopback: takes a repository and its files, or fails in the way it is given."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ class Hub:
 
 @contextmanager
 def hub(fault: str | int | None = None) -> Iterator[Hub]:
-    told = Hub(fault=fault)
+    state = Hub(fault=fault)
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None: ...
@@ -36,20 +36,22 @@ def hub(fault: str | int | None = None) -> Iterator[Hub]:
             self.wfile.write(data)
 
         def do_GET(self) -> None:
-            told.seen.append(self.path)
+            state.seen.append(self.path)
             self.answer(200, {"sha": "0" * 40, "siblings": []})
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
-            told.seen.append(self.path)
-            told.tokens.add(self.headers.get("authorization", ""))
-            if told.fault == "hang":
+            state.seen.append(self.path)
+            state.tokens.add(self.headers.get("authorization", ""))
+            if state.fault == "hang":
                 time.sleep(5)
-            elif isinstance(told.fault, int):
-                said = {"error": f"refused: {self.headers.get('authorization')}"}  # an unkind hub repeats the token
-                self.answer(told.fault, said)
-            elif told.fault == "garbage":
-                self.answer(200, b"<html>not what was asked for")
+            elif isinstance(state.fault, int):
+                body_with_token = {
+                    "error": f"refused: {self.headers.get('authorization')}"
+                }  # a bad hub repeats the token
+                self.answer(state.fault, body_with_token)
+            elif state.fault == "garbage":
+                self.answer(200, b"<html>not JSON")
             elif "/preupload/" in self.path:
                 names = [file["path"] for file in json.loads(body)["files"]]
                 self.answer(
@@ -57,17 +59,17 @@ def hub(fault: str | int | None = None) -> Iterator[Hub]:
                 )
             elif "/commit/" in self.path:
                 lines = [json.loads(line) for line in body.splitlines()]
-                told.files |= {line["value"]["path"] for line in lines if line["key"] == "file"}
-                self.answer(200, {"commitUrl": f"{told.url}/me/mine/commit/1", "commitOid": "1", "success": True})
+                state.files |= {line["value"]["path"] for line in lines if line["key"] == "file"}
+                self.answer(200, {"commitUrl": f"{state.url}/me/mine/commit/1", "commitOid": "1", "success": True})
             else:
-                self.answer(200, {"url": f"{told.url}/me/mine", "name": "me/mine", "errors": [], "warnings": []})
+                self.answer(200, {"url": f"{state.url}/me/mine", "name": "me/mine", "errors": [], "warnings": []})
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    told.url = f"http://127.0.0.1:{server.server_address[1]}"
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield told
+        yield state
     finally:
         server.shutdown()
         server.server_close()

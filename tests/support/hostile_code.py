@@ -117,7 +117,7 @@ f()
 """,
     "opens many files": """
 import os
-found = [os.open("/dev/null", os.O_RDONLY) for _ in range(100000)]
+files = [os.open("/dev/null", os.O_RDONLY) for _ in range(100000)]
 """,
 }
 TOO_LONG = "it took more than 0.6 s of CPU time"
@@ -144,7 +144,7 @@ REASONS = {
     "recurses": None,
     "opens many files": "Too many open files",
 }
-"""What is said of each; None where several things may come first."""
+"""The expected reason of each; None if several are possible."""
 
 FORGERIES = {
     "exits": "import os; os._exit(0)",

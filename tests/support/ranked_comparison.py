@@ -1,4 +1,4 @@
-"""What several ranks found, held against what one process finds."""
+"""Compare gradients and metrics of several ranks with those of one process."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from support import fault_runs
 from support.ranked_methods import by_rank
 
 TOLERANCE = 1e-6
-Found = dict[str, tuple[dict[str, Tensor], list[dict[str, float]]]]
+CaseResults = dict[str, tuple[dict[str, Tensor], list[dict[str, float]]]]
 
 
-def of_ranks(place: Path, count: int, shard: int, *, device: str = "cpu", halves: bool = False) -> Found:
-    """By real processes, which find each other as those of `--nproc` do."""
+def of_ranks(place: Path, count: int, shard: int, *, device: str = "cpu", halves: bool = False) -> CaseResults:
+    """Train in real processes, which rendezvous as those of `--nproc` do."""
     place.mkdir(exist_ok=True)
     logs = [place / f"rank-{rank}.log" for rank in range(count)]
     processes = [
@@ -40,21 +40,21 @@ def of_ranks(place: Path, count: int, shard: int, *, device: str = "cpu", halves
     }
 
 
-def check_the_same(alone: Found, together: Found) -> None:
-    for case, (tensors, figures) in together.items():
-        expected, said = alone[case]
+def check_the_same(alone: CaseResults, together: CaseResults) -> None:
+    for case, (tensors, metrics) in together.items():
+        expected, expected_metrics = alone[case]
         assert set(tensors) == set(expected), case
         for name, tensor in tensors.items():
             assert (tensor - expected[name]).abs().max() < TOLERANCE, (case, name)
-        for step, (here, there) in enumerate(zip(figures, said, strict=True)):
+        for step, (here, there) in enumerate(zip(metrics, expected_metrics, strict=True)):
             assert set(here) == set(there), case
             for name, value in here.items():
                 same = value == pytest.approx(there[name], rel=TOLERANCE, abs=TOLERANCE)
                 assert same or (math.isnan(value) and math.isnan(there[name])), (case, step, name)
 
 
-def check_near(alone: Found, together: Found, *, share: float) -> None:
-    """Gradients that differ by no more than a share of their length."""
+def check_near(alone: CaseResults, together: CaseResults, *, share: float) -> None:
+    """Check that gradients differ by at most a share of their norm."""
     for case, (tensors, _) in together.items():
         for name, tensor in tensors.items():
             expected = alone[case][0][name]

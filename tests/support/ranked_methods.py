@@ -1,6 +1,6 @@
-"""Every method for two steps on a tiny model: its gradients and its figures, by one process or by ranks.
+"""Every method for two steps on a tiny model: its gradients and its metrics, in one process or in ranks.
 
-Each rank runs `by_rank`, and the first writes what it found. Ranks on `cuda` share one GPU.
+Each rank runs `by_rank`, and rank 0 writes the results. Ranks on `cuda` share one GPU.
 """
 
 import json
@@ -62,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "score_model": {"name": "score_model"},
 }
 IN_HALVES = ("sft", "sft, packed", "dpo", "reward_model")
-"""Without samples: in bfloat16 one token may come out otherwise, and then everything does."""
+"""Cases without sampling: in bfloat16 one token may differ, and then everything after it."""
 
 
 def paid(completions: list[str], **columns: Any) -> list[float | None]:
@@ -90,7 +90,7 @@ def config_of(case: str, place: Path, shard: int) -> Config:
             "flow": "python",
             "function": "support.ranked_methods:paid",
         }
-        rubric = place / f"rubric-{ranks.rank()}.yaml"  # one each: who writes may be read meanwhile
+        rubric = place / f"rubric-{ranks.rank()}.yaml"  # one file per rank: another rank may read while one writes
         rubric.write_text(yaml.safe_dump({"category_column": None, "categories": {"words": {"items": [item]}}}))
         given["reward"] = {"kind": "rubric", "file": str(rubric), "missing_limit": 1.0}
     return check_config(given, case)
@@ -99,9 +99,9 @@ def config_of(case: str, place: Path, shard: int) -> Config:
 def measured(
     case: str, place: Path, shard: int = 1, device: str = "cpu", *, halves: bool = False
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
-    """Gradients by step, player and weight as they are before clipping, and the steps' figures.
+    """Gradients before clipping by step, optimizer and weight, and the metrics of the steps.
 
-    In float64, or in `halves`: float32, with products in bfloat16.
+    In float64; with `halves` in float32, with matrix products in bfloat16.
     """
     config = config_of(case, place, shard)
     is_scorer = config.method.trains == "scorer"
@@ -122,7 +122,7 @@ def measured(
     policy.device = torch.device(device)
     if shard == 1:
         policy.model.to(device)
-    elif not ranks.is_rank0():  # the first one's are on its host until they are sent
+    elif not ranks.is_rank0():  # rank 0's stay in host memory until they are sent
         _forget_values(policy.model)
     shard_policy(policy, shard)
     reference = Reference.of(policy)
@@ -134,25 +134,25 @@ def measured(
     method = build_method(Parts.of(config, policy, reference, reward))
     rows = PAIRS if config.method.reads == "pairs" else ROWS
     run: Any = SimpleNamespace(method=method, curriculum=Curriculum(rows, 5, 0), check=lambda batch: batch, step=0)
-    found: dict[str, Tensor] = {}
-    figures = []
-    with _gradients_kept(found, run):
+    tensors: dict[str, Tensor] = {}
+    metrics = []
+    with _RecordGradients(tensors, run):
         for run.step in range(2):
-            figures.append(one_step(run)[1])
+            metrics.append(one_step(run)[1])
             policy.version += 1
-    found |= {f"weight.{name}": ranks.full_tensor(weight.detach()).clone() for name, weight in policy.trainable()}
-    return {name: tensor.cpu() for name, tensor in found.items()}, figures
+    tensors |= {f"weight.{name}": ranks.full_tensor(weight.detach()).clone() for name, weight in policy.trainable()}
+    return {name: tensor.cpu() for name, tensor in tensors.items()}, metrics
 
 
 def _forget_values(model: Any) -> None:
-    """As ranks load a model whose weights they are given by the first one."""
+    """Put the weights on the meta device, as on ranks that receive them from rank 0."""
     blank = {id(weight): torch.nn.Parameter(weight.to("meta"), weight.requires_grad) for weight in model.parameters()}
     for module in model.modules():
         for held, empty in ((module._parameters, lambda w: blank[id(w)]), (module._buffers, lambda b: b.to("meta"))):
             held.update({name: empty(tensor) for name, tensor in held.items() if tensor is not None})
 
 
-class _gradients_kept:
+class _RecordGradients:
     def __init__(self, into: dict[str, Tensor], run: Any) -> None:
         self._into, self._run = into, run
 
@@ -183,14 +183,14 @@ class _gradients_kept:
 
 def by_rank(place: Path, shard: int, device: str, halves: bool) -> None:
     torch.set_num_threads(1)
-    if device == "cuda":  # NCCL refuses two ranks of one host on one GPU, so each says that it has a host of its own
+    if device == "cuda":  # NCCL refuses two ranks of one host on one GPU, so each rank reports its own host id
         os.environ |= {"LOCAL_RANK": "0", "NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo"}
     ranks.join(torch.device(device))
     for case in IN_HALVES if halves else CASES:
         if shard > 1 and CASES[case].get("form") == "constraint":
             continue
-        tensors, figures = measured(case, place, shard, device, halves=halves)
+        tensors, metrics = measured(case, place, shard, device, halves=halves)
         if ranks.is_rank0():
             save_file(tensors, place / f"{case}.safetensors")
-            (place / f"{case}.json").write_text(json.dumps(figures))
+            (place / f"{case}.json").write_text(json.dumps(metrics))
     ranks.leave()

@@ -58,14 +58,14 @@ def nudge(policy: Policy, by: float = 0.05) -> None:
     policy.version += 1
 
 
-def assert_same(found: Completions, expected: Completions) -> None:
+def assert_same(actual: Completions, expected: Completions) -> None:
     """The same samples, and log-probs to rounding."""
-    assert torch.equal(found.lengths_B, expected.lengths_B)
-    assert torch.equal(found.truncated_B, expected.truncated_B)
-    width = min(found.ids_BT.shape[1], expected.ids_BT.shape[1])
-    assert torch.equal(found.ids_BT[:, :width], expected.ids_BT[:, :width])
-    torch.testing.assert_close(found.behaviour_BT[:, :width], expected.behaviour_BT[:, :width], atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.prompt_hidden_BH, expected.prompt_hidden_BH, atol=1e-5, rtol=0)
+    assert torch.equal(actual.lengths_B, expected.lengths_B)
+    assert torch.equal(actual.truncated_B, expected.truncated_B)
+    width = min(actual.ids_BT.shape[1], expected.ids_BT.shape[1])
+    assert torch.equal(actual.ids_BT[:, :width], expected.ids_BT[:, :width])
+    torch.testing.assert_close(actual.behaviour_BT[:, :width], expected.behaviour_BT[:, :width], atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual.prompt_hidden_BH, expected.prompt_hidden_BH, atol=1e-5, rtol=0)
 
 
 class Here:

@@ -16,12 +16,12 @@ TURNED = "abc\u202edef\x1b[31m\x00"
 HOSTILE = f"{SCRIPT}{IMAGE}{TURNED}"
 
 
-def write_run(folder: Path, *, steps: int = 30, indexed: bool = True, lr: float = 1e-5, **said: Any) -> Path:
-    """A finished run unless `said` says otherwise. Its third sample of each step is hostile."""
+def write_run(folder: Path, *, steps: int = 30, indexed: bool = True, lr: float = 1e-5, **status: Any) -> Path:
+    """A run, finished unless `status` has another state. Its third sample of each step is hostile."""
     folder.mkdir(parents=True)
     config = {"recipe": "made", "method": {"name": "grpo"}, "steps": steps, "optimizer": {"actor_lr": lr}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "status.json").write_text(json.dumps({"state": "finished", **said}))
+    (folder / "status.json").write_text(json.dumps({"state": "finished", **status}))
     records = [_record(step, steps) for step in range(steps + 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     if indexed:
@@ -36,7 +36,7 @@ def write_run(folder: Path, *, steps: int = 30, indexed: bool = True, lr: float 
 
 def _record(step: int, steps: int) -> Mapping[str, Any]:
     held_out = {"eval/reward": step / steps} if step % 10 == 0 else {}
-    items = {f"reward/sums/{item}/{figure}": 0.5 for item in ("right", "short") for figure in ("score", "confidence")}
+    items = {f"reward/sums/{item}/{metric}": 0.5 for item in ("right", "short") for metric in ("score", "confidence")}
     return {
         "step": step,
         "reward": step / steps,

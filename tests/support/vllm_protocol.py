@@ -1,7 +1,7 @@
-"""vLLM's HTTP API as its documentation has it, with a tiny real model behind it, in a process of its own.
+"""A server with vLLM's documented HTTP API and a tiny real model, in a separate process.
 
-It samples by its own code, loads weights from the folder it is named, and
-misbehaves when it is told to by `POST /misbehave`: {"how": ..., "times": ...}.
+It has its own sampling code, loads weights from the given folder, and fails as
+`POST /misbehave` requests: {"how": ..., "times": ...}.
 """
 
 import json
@@ -32,7 +32,7 @@ class Engine:
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
         self.paused = False
         self.how, self.times = "", 0
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
     def misbehaves(self, *ways: str) -> bool:
         with self.lock:
@@ -78,9 +78,9 @@ def sampled(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
         chances = processed(raw.clone(), body)
         greedy = body.get("temperature", 1.0) <= 1e-5
         token = int(chances.argmax() if greedy else torch.multinomial(chances.exp(), 1, generator=generator))
-        said = raw.log_softmax(-1) if engine.how == "raw" else chances
+        reported = raw.log_softmax(-1) if engine.how == "raw" else chances
         ids.append(token)
-        logprobs.append(float(said[token]))
+        logprobs.append(float(reported[token]))
         if token in body.get("stop_token_ids", []):
             reason = "stop"
             break
@@ -88,8 +88,8 @@ def sampled(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_logprobs(engine: Engine, ids: list[int]) -> list[Any]:
-    found = engine.logits(ids).log_softmax(-1)
-    pairs = zip(ids[1:], found, strict=False)
+    logprobs = engine.logits(ids).log_softmax(-1)
+    pairs = zip(ids[1:], logprobs, strict=False)
     return [None, *({str(one): {"logprob": float(row[one]), "rank": 1, "decoded_token": ""}} for one, row in pairs)]
 
 
@@ -98,7 +98,7 @@ def error(status: int, message: str) -> Response:
 
 
 class CutOff(Response):
-    """Says it is longer than it is: the connection breaks off amid the answer."""
+    """A body shorter than its content-length: the connection closes in the middle of the response."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", b"1000"), (b"content-type", b"application/json")]
@@ -109,7 +109,7 @@ class CutOff(Response):
 def app(engine: Engine) -> Starlette:
     def completions(request: Request, body: dict[str, Any]) -> Response:
         with engine.lock:
-            engine.asked.append(body)
+            engine.requests.append(body)
         if engine.paused:
             return error(503, "paused")
         if engine.misbehaves("die"):
@@ -122,21 +122,21 @@ def app(engine: Engine) -> Starlette:
             time.sleep(6.0)
         if max(body["prompt"]) >= engine.model.config.vocab_size:
             return error(400, f"Token id {max(body['prompt'])} is out of vocabulary")
-        found = sampled(engine, body)
-        ids, logprobs = found["token_ids"], found["logprobs"]
+        completion = sampled(engine, body)
+        ids, logprobs = completion["token_ids"], completion["logprobs"]
         if engine.misbehaves("no logprobs"):
             logprobs = None
         elif engine.misbehaves("too few logprobs"):
             logprobs = logprobs[:-1]
         if engine.misbehaves("no token ids"):
             ids = None
-        if engine.misbehaves("no end") and found["finish_reason"] == "stop":
+        if engine.misbehaves("no end") and completion["finish_reason"] == "stop":
             ids, logprobs = ids[:-1], logprobs[:-1]
         tokens = None if logprobs is None else {"token_logprobs": logprobs, "tokens": []}
         choice = {
             "index": 0,
             "text": "",
-            "finish_reason": found["finish_reason"],
+            "finish_reason": completion["finish_reason"],
             "logprobs": tokens if body.get("logprobs") is not None else None,
             "token_ids": ids if body.get("return_token_ids") else None,
             "prompt_logprobs": text_logprobs(engine, body["prompt"]) if body.get("prompt_logprobs") else None,
@@ -175,14 +175,14 @@ def app(engine: Engine) -> Starlette:
         return JSONResponse({"version": "0.11.2" if engine.how == "old" else "0.32.0"})
 
     def misbehave(request: Request, body: dict[str, Any]) -> Response:
-        """Anew, with the weights it was started with, or those of another folder."""
+        """Restart with the first weights, or those of another folder, and fail in this way."""
         engine.begin(body.get("folder") or engine.first_folder)
         engine.how, engine.times = body.get("how", ""), body.get("times", 1)
         return JSONResponse({})
 
     routes = {
         "/health": lambda request, body: Response(),
-        "/asked": lambda request, body: JSONResponse(engine.asked),
+        "/requests": lambda request, body: JSONResponse(engine.requests),
         "/reset_prefix_cache": lambda request, body: Response(),
         "/v1/completions": completions,
         "/v1/models": models,

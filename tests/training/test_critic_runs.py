@@ -150,9 +150,9 @@ def trust_region(seed: int, delta: float, over: str) -> tuple[Any, Batch]:
 @given(seed=st.integers(0, 10_000), delta=st.sampled_from([1e-4, 1e-2, 0.5]), over=st.sampled_from(["mean", "max"]))
 def test_the_step_never_leaves_the_region(seed: int, delta: float, over: str) -> None:
     built, batch = trust_region(seed, delta, over)
-    before = built.update._look(batch)
+    before = built.update._measure(batch)
     metrics = built.update(batch)
-    after = built.update._look(batch)
+    after = built.update._measure(batch)
     assert before.kl_max == pytest.approx(0.0, abs=1e-12)
     assert (after.kl_max if over == "max" else after.kl_mean) <= delta
     assert metrics["trust/refused"] in (0.0, 1.0)

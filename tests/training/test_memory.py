@@ -1,4 +1,4 @@
-"""Out of memory: the setting to change is named, and the checkpoint stands."""
+"""Out of memory: the setting to change is named, and earlier checkpoints are intact."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_running_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_
     run.config = run.config.model_copy(update={"steps": 3, "max_new_tokens": 10**12})
     run.method = replace(run.method, rollout=replace(run.method.rollout, max_new_tokens=10**12))
     with pytest.raises(
-        UserError, match=r"out of memory; a checkpoint that was written stands. Lower microbatch_tokens"
+        UserError, match=r"out of memory; earlier checkpoints are intact. Lower microbatch_tokens"
     ) as raised:
         train(run, Silent())
     assert "max_new_tokens (1000000000000)" in str(raised.value)

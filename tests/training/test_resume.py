@@ -138,7 +138,7 @@ def test_the_folder_holds_its_rows_and_changed_rows_or_another_base_are_refused(
     rows = folder / "data" / "train.jsonl"
     original = rows.read_text()
     rows.write_text(original.replace("hot", "warm"))
-    with pytest.raises(UserError, match=r"train\.jsonl .* not the same is row 1"):
+    with pytest.raises(UserError, match=r"train\.jsonl .* that differs is row 1"):
         api.resume(folder)
     rows.write_text(original)
     changed = AutoModelForCausalLM.from_pretrained(model)

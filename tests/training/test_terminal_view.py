@@ -96,7 +96,7 @@ def test_a_resumed_run_says_each_warning_once(tmp_path: Path, tiny_folder: Path)
     whole = kept_notices(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-6")
     said: list[str] = []
-    api.resume(tmp_path / "run", view=lambda now: said.extend(now.said))
+    api.resume(tmp_path / "run", view=lambda now: said.extend(now.notices))
     assert kept_notices(tmp_path / "run") == whole
     assert [text for text in said if "in no group" in text] == []
     assert len([text for text in said if "of the last 5 steps" in text]) == 1

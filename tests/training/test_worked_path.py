@@ -50,7 +50,7 @@ def test_the_runs_are_found_where_runs_are_kept_and_missed_by_name(
     monkeypatch.chdir(tmp_path)
     config = load_config("grpo-instructions", SMALL)
     with pytest.raises(
-        UserError, match="model: there is no run 'runs/sft-instructions' yet: `vigneron train sft-instructions --name"
+        UserError, match="model: there is no run 'runs/sft-instructions': run `vigneron train sft-instructions --name"
     ):
         resolved(config)
     monkeypatch.setenv("VIGNERON_RUNS", str(started))

@@ -25,7 +25,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="RL post-training of language models: PGSRM, GRAPE, GRPO, PPO, DPO, SFT and more, from YAML recipes.",
+    help="RL post-training of language models, guided by a Python function, a reward model, a rubric that a judge "
+    "scores, or reference answers.",
 )
 app.add_typer(rubric_commands.app, name="rubric")
 
@@ -265,12 +266,12 @@ def _launch_processes(config: "Config", count: int) -> None:
 
 def without_option(arguments: list[str], option: str) -> list[str]:
     """The arguments without an option and its value."""
-    kept, skip = [], False
+    remaining, skip = [], False
     for argument in arguments:
         if not skip and argument != option and not argument.startswith(f"{option}="):
-            kept.append(argument)
+            remaining.append(argument)
         skip = not skip and argument == option
-    return kept
+    return remaining
 
 
 @contextmanager

@@ -54,10 +54,10 @@ def review_run(console: Console, run: Path, *, labels: Path | None, step: int | 
 
 def judged_in(folder: Path, step: int | None = None) -> Iterator[ItemScore]:
     with open_samples(folder) as store:
-        kept = sorted({number for kind in KINDS for number in store.steps(kind)})
+        steps = sorted({number for kind in KINDS for number in store.steps(kind)})
         check_step(store, step)
         any_scores = False
-        for number in kept if step is None else [step]:
+        for number in steps if step is None else [step]:
             for kind in KINDS:
                 for sample in store.page(step=number, kind=kind, limit=EVERY):
                     for one in item_scores(sample.prompt, sample.completion, sample.extras.get("rubric")):

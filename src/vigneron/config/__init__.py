@@ -183,7 +183,8 @@ class Config(Strict):
     """Trackers that receive every step's metrics too."""
 
     @property
-    def tokens_at_once(self) -> int:
+    def resolved_microbatch_tokens(self) -> int:
+        """`microbatch_tokens`, with the default for `auto`."""
         return DEFAULT_MICROBATCH_TOKENS if self.microbatch_tokens == "auto" else self.microbatch_tokens
 
     @model_validator(mode="after")
@@ -218,13 +219,15 @@ class Config(Strict):
             return given
         try:
             method = METHOD.validate_python(given.get("method"), context=info.context)
-        except ValidationError:  # said where the method is read; what follows from it is not said too
+        except ValidationError:  # reported where the method is parsed; errors that follow from it are not
             method_known = isinstance(given.get("method"), Mapping) and "name" in given["method"]
             return {"reward": {"kind": "binary"}, **given} if method_known else given
         if not method.imported:
             return {"reward": {"kind": "binary"}, **given}
         if method.reads == "pairs" and given.get("reward") is not None:
-            raise ValueError(f"`reward` has no effect with {_named(method)}, which reads preferences: leave it out")
+            raise ValueError(
+                f"`reward` has no effect with {_named(method)}, which trains on preference pairs: leave it out"
+            )
         needs_none = method.reads != "prompts" and given.get("reward") is None
         return {**given, "reward": {"kind": "binary"}} if needs_none else given
 
@@ -251,7 +254,9 @@ class Config(Strict):
     @model_validator(mode="after")
     def a_group_can_be_compared(self) -> "Config":
         if self.method.reads != "prompts" and self.reward.kind == "preference":
-            raise ValueError(f"`reward: preference` compares samples, and {_named(self.method)} has none: use another")
+            raise ValueError(
+                f"`reward: preference` compares samples, but {_named(self.method)} samples nothing: use another"
+            )
         least = max(self.method.smallest_group, 2 if self.reward.kind == "preference" else 1)
         if self.group_size < least:
             who = _named(self.method) if self.method.smallest_group == least else "`reward: preference`"
@@ -265,19 +270,23 @@ class Config(Strict):
     def pools_have_work(self) -> "Config":
         scale, reward = self.scale, self.reward
         if scale.sampling.kind != "here" and self.method.reads == "pairs":
-            raise ValueError(f"`scale.sampling` has no effect with {_named(self.method)}, which samples nothing")
+            raise ValueError(
+                f"`scale.sampling` has no effect with {_named(self.method)}, which samples nothing: leave it out"
+            )
         if scale.embedding is not None and not embeds_here(reward):
-            raise ValueError("`scale.embedding` has no effect: this reward asks no local embedder")
+            raise ValueError("`scale.embedding` has no effect: this reward uses no local embedder: leave it out")
         if scale.judging is not None and not judges_here(reward):
-            raise ValueError("`scale.judging` has no effect: this reward asks no local judge")
+            raise ValueError("`scale.judging` has no effect: this reward uses no local judge: leave it out")
         return self
 
     @model_validator(mode="after")
     def responses_are_drawn_as_a_rubric_says(self) -> "Config":
         if self.method.needs_rubric and self.reward.kind != "rubric":
-            raise ValueError(f"{_named(self.method)} draws and revises as a rubric says: set `reward.kind: rubric`")
+            raise ValueError(f"{_named(self.method)} uses a rubric's prompts and feedback: set `reward.kind: rubric`")
         if self.method.needs_rubric and self.rollout is not None:
-            raise ValueError(f"`rollout` has no effect with {_named(self.method)}, which has a rollout of its own")
+            raise ValueError(
+                f"`rollout` has no effect with {_named(self.method)}, which has its own rollout: leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The methods that compare the samples of a group: GRPO, and GRAPE with its mix of responses."""
+"""Group-relative methods: GRPO, and GRAPE with its mix of responses."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -10,16 +10,17 @@ from vigneron.config.values import NotNegative, Positive, Strict
 
 
 class GroupRelativeConfig(MethodOptions):
-    """What GRPO and GRAPE have in common: the clipped ratio with an advantage over a group, and a KL."""
+    """Options of GRPO and GRAPE: the clipped ratio with a group-relative advantage, and a KL."""
 
     updates_per_step: Positive = 1
     """Updates on each step's samples."""
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """ε of the clipped ratio."""
     aggregation: Aggregation = "tokens"
-    """tokens: the mean over all tokens. sum_over_samples: eq. 14. samples: the first GRPO's 1/length."""
+    """tokens: the mean over all tokens. sum_over_samples: eq. 14. samples: 1/length, as in the original
+    GRPO."""
     scale_by_std: bool = False
-    """Divide a group's advantages by the std of its rewards, as the first GRPO does."""
+    """Divide a group's advantages by the std of its rewards, as the original GRPO does."""
     kl: GrpoKlConfig = GrpoKlConfig()
 
     @property
@@ -28,7 +29,7 @@ class GroupRelativeConfig(MethodOptions):
 
     @property
     def clip_level(self) -> Literal["token", "sequence"]:
-        """What a ratio is of: a token, or a whole text."""
+        """Whether the ratio is computed per token or per sequence."""
         return "token"
 
     @property
@@ -37,7 +38,7 @@ class GroupRelativeConfig(MethodOptions):
 
 
 class GrpoConfig(GroupRelativeConfig):
-    """GRPO as Dr. GRPO (`rlmt-grape` eq. 13-14), with a KL to the reference. The first GRPO's biases go by name."""
+    """GRPO as Dr. GRPO (`rlmt-grape` eq. 13-14), with a KL to the reference. Options restore the original GRPO."""
 
     description: ClassVar[str] = (
         "GRPO as Dr. GRPO: clipped ratio, group-relative advantage, KL to the reference (rlmt-grape eq. 13-14)."
@@ -45,8 +46,7 @@ class GrpoConfig(GroupRelativeConfig):
     card: ClassVar[str] = "GRPO: groups of samples, each compared with the mean of its group, with a clipped ratio."
     name: Literal["grpo"]
     resample: Annotated[int, Field(ge=0, le=100)] = 0
-    """Dynamic sampling: how many times a step may draw more prompts, to put in the place of groups that teach nothing
-    because their rewards do not differ."""
+    """Dynamic sampling: how many times a step may sample more prompts to replace groups whose rewards are all equal."""
 
     @property
     def resamples(self) -> int:
@@ -54,26 +54,29 @@ class GrpoConfig(GroupRelativeConfig):
 
 
 class MixConfig(Strict):
-    """Where a question's responses come from; brought to a sum of one. What has nothing to revise yet is fresh."""
+    """Shares of a question's responses by origin, normalized to a sum of one. With nothing to revise yet, responses are
+    fresh."""
 
     fresh: NotNegative = 0.0
-    """Drawn under the category's generation prompt."""
+    """Sampled from the category's generation prompt."""
     revised: NotNegative = 0.0
-    """Of the last iteration's responses, with what was said of them."""
+    """Revisions of the last iteration's responses, given the feedback on them."""
     demonstrated: NotNegative = 0.0
-    """The dataset's `answer`, once in a group at most."""
+    """The dataset's `answer`, at most once per group."""
     by: Literal["probability", "proportion"] = "probability"
-    """probability: each sample draws its own. proportion: the same number in every group."""
+    """probability: every sample draws its origin. proportion: every group has the same counts."""
 
     @model_validator(mode="after")
-    def something_is_drawn(self) -> "MixConfig":
+    def some_are_sampled(self) -> "MixConfig":
         if self.fresh + self.revised == 0:
-            raise ValueError("`fresh` or `revised` must be above 0: a group of demonstrations alone has one text")
+            raise ValueError(
+                "`fresh` or `revised` must be above 0: a group with only the dataset's answer has one text"
+            )
         return self
 
 
 class GrapeConfig(GroupRelativeConfig):
-    """GRAPE (`rlmt-grape` §6.1): GRPO on a rubric's reward, with responses that are revised."""
+    """GRAPE (`rlmt-grape` §6.1): GRPO on a rubric's reward, with revised responses."""
 
     description: ClassVar[str] = "GRPO on a rubric's reward, with revised responses in the groups (rlmt-grape §6.1)."
     card: ClassVar[str] = (
@@ -81,13 +84,13 @@ class GrapeConfig(GroupRelativeConfig):
     )
     name: Literal["grape"]
     level: Literal["token", "sequence"] = "token"
-    """What is clipped: the ratio of each token (eq. 14), or that of the whole text (eq. 17)."""
+    """What is clipped: the ratio of each token (eq. 14), or of the sequence (eq. 17)."""
     mix: MixConfig = MixConfig(fresh=0.5, revised=0.5)
     trained_under: Literal["question", "generation_prompt"] = "question"
-    """The text that a response is trained behind, wherever it was drawn."""
+    """The prompt of all responses in training, whichever prompt they were sampled from."""
     correction: Literal["none", "truncated"] = "none"
-    """truncated: a token that the trained text makes less likely than the text it was drawn under counts for less, by
-    the ratio of the two probabilities. none: all count alike (the paper)."""
+    """truncated: weight each token by min(1, π₀(token | training prompt) / π₀(token | sampling prompt)). none: all
+    weights are 1 (the paper)."""
 
     @property
     def clip_level(self) -> Literal["token", "sequence"]:
@@ -102,19 +105,19 @@ class GrapeConfig(GroupRelativeConfig):
         return self.mix.demonstrated > 0
 
     @model_validator(mode="after")
-    def a_text_has_one_ratio(self) -> "GrapeConfig":
+    def sequence_level_sums_samples(self) -> "GrapeConfig":
         if self.level == "sequence" and self.aggregation != "sum_over_samples":
             raise ValueError("`level: sequence` is eq. 17, a sum over samples: add `aggregation: sum_over_samples`")
         return self
 
     @model_validator(mode="after")
-    def a_correction_corrects(self) -> "GrapeConfig":
+    def correction_has_an_effect(self) -> "GrapeConfig":
         if self.correction == "none":
             return self
         if self.level == "sequence":
-            raise ValueError("`correction: truncated` weighs tokens: it goes with `level: token`")
+            raise ValueError("`correction: truncated` weights tokens: set `level: token`")
         if self.trained_under == "generation_prompt" and self.mix.revised == 0:
             raise ValueError(
-                "`correction: truncated` does nothing: all is trained under the text that it is drawn under"
+                "`correction: truncated` has no effect: the training prompt of every response is its sampling prompt"
             )
         return self

@@ -1,4 +1,4 @@
-"""The methods, each with keys of its own."""
+"""The options of each method."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -53,13 +53,13 @@ class ActorCriticConfig(MethodOptions):
         if not isinstance(kl, Mapping):
             return given
         wanted = {"kl.estimator": "k1", "kl.against": "reference", "value_position": "last_completion"}
-        found = {
+        values = {
             "kl.estimator": kl.get("estimator"),
             "kl.against": kl.get("against"),
             "value_position": given.get("value_position"),
         }
         for key, value in wanted.items():
-            if found[key] not in (None, value):
+            if values[key] not in (None, value):
                 raise ValueError(f"`faithful: true` means `{key}: {value}`: leave out one of the two")
         if given.get("clip_epsilon") is not None:
             raise ValueError("`faithful: true` has no clipping: leave out `clip_epsilon`")
@@ -269,11 +269,11 @@ class RejectionSamplingConfig(MethodOptions):
     metrics: ClassVar[tuple[str, ...]] = ("loss/nll", "kept/reward")
     name: Literal["rejection_sampling"]
     keep: Positive = 1
-    """The best so many samples of a prompt are trained on."""
+    """Number of best samples per prompt that are trained on."""
     min_reward: float | None = None
-    """Samples that earn less are never kept: a prompt all of whose samples do is rejected."""
+    """Minimum reward of a kept sample. A prompt without such a sample is rejected."""
     updates_per_round: Positive = 1
-    """Updates on the samples of one round, which are kept once."""
+    """Updates on the kept samples of a round."""
     aggregation: Aggregation = "tokens"
     """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
 

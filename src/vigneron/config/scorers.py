@@ -1,4 +1,4 @@
-"""The methods that train a model to give a text one number."""
+"""Methods that train a reward model: a scalar score for a text or a pair of texts."""
 
 from typing import ClassVar, Literal
 
@@ -6,6 +6,8 @@ from vigneron.config.options import MethodOptions, Reads
 
 
 class PairScorerConfig(MethodOptions):
+    """Options of models trained on preference pairs."""
+
     trains: ClassVar[Literal["policy", "scorer"]] = "scorer"
 
     @property
@@ -14,7 +16,7 @@ class PairScorerConfig(MethodOptions):
 
 
 class RewardModelConfig(PairScorerConfig):
-    """A reward model of preference pairs (`rlmt-grape` eq. 5-6)."""
+    """A reward model from preference pairs (`rlmt-grape` eq. 5-6)."""
 
     description: ClassVar[str] = "A reward model from preference pairs, Bradley-Terry loss (rlmt-grape eq. 5-6)."
     card: ClassVar[str] = "A reward model: the preferred text of a pair gets the higher score (Bradley-Terry)."
@@ -35,7 +37,7 @@ class PreferenceModelConfig(PairScorerConfig):
 
 
 class ScoreModelConfig(MethodOptions):
-    """A reward model of people's scores: what GRAPE calls reward fine-tuning (`rlmt-grape` §6.1)."""
+    """A reward model from human scores, GRAPE's reward fine-tuning (`rlmt-grape` §6.1)."""
 
     description: ClassVar[str] = "A reward model from human scores; GRAPE's reward fine-tuning (rlmt-grape §6.1)."
     card: ClassVar[str] = "A reward model of human scores: a score is the share of people who would accept a text."

@@ -46,8 +46,8 @@ def _judged(
     answers = []
     for name, stored in rubric["items"].items():
         if isinstance(stored, Mapping) and isinstance(stored.get("score"), int | float):
-            kept = {key: stored[key] for key in VERDICT_KEYS if key in stored}
-            verdict = {"confidence": 0.0, **kept, "description": descriptions.get((category, str(name)), "")}
+            fields = {key: stored[key] for key in VERDICT_KEYS if key in stored}
+            verdict = {"confidence": 0.0, **fields, "description": descriptions.get((category, str(name)), "")}
             answers.append(JudgedAnswer(prompt, completion, category, str(name), verdict))
     return answers
 

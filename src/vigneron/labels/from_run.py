@@ -66,25 +66,25 @@ def samples_of_steps(store: SampleStore, kind: Kind, step: int | None) -> Iterat
     if step is not None:
         yield from store.page(step=step, kind=kind, limit=EVERY)
         return
-    kept = store.steps(kind)
-    per_step = len(store.page(step=kept[0], kind=kind, limit=MANY_SAMPLES)) if kept else 1
-    for number in spread(kept, max(FEWEST_STEPS, MANY_SAMPLES // per_step)):
+    steps = store.steps(kind)
+    per_step = len(store.page(step=steps[0], kind=kind, limit=MANY_SAMPLES)) if steps else 1
+    for number in spread(steps, max(FEWEST_STEPS, MANY_SAMPLES // per_step)):
         yield from store.page(step=number, kind=kind, limit=EVERY)
 
 
-def spread(kept: list[int], most: int) -> list[int]:
+def spread(steps: list[int], most: int) -> list[int]:
     """At most `most` evenly spaced steps, the first and the last included."""
-    if len(kept) <= most:
-        return kept
-    return [kept[round(place * (len(kept) - 1) / (most - 1))] for place in range(most)]
+    if len(steps) <= most:
+        return steps
+    return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
 
 
 def check_step(store: SampleStore, step: int | None) -> None:
     if step is None:
         return
-    kept = sorted({*store.steps("train"), *store.steps("eval")})
-    if step not in kept:
-        shown = ", ".join(map(str, kept if len(kept) <= 20 else [*kept[:10], "…", *kept[-10:]]))
+    steps = sorted({*store.steps("train"), *store.steps("eval")})
+    if step not in steps:
+        shown = ", ".join(map(str, steps if len(steps) <= 20 else [*steps[:10], "…", *steps[-10:]]))
         raise UserError(f"--step: no stored samples of step {step}; available steps: {shown}")
 
 

@@ -18,9 +18,9 @@ from vigneron.batch import Batch
 from vigneron.config import GrapeConfig
 from vigneron.data.prompts import Row
 from vigneron.methods import grpo
-from vigneron.methods.trained_text import behind_trained_text, corrected
+from vigneron.methods.trained_text import corrected, score_after_training_prompt
 from vigneron.rewards.rubric_reward import RubricReward
-from vigneron.rollout.grape import Earlier, GrapeRollout, Memory, Mix
+from vigneron.rollout.grape import EarlierResponse, GrapeRollout, Memory, Mix
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rubric.model import Category
 from vigneron.rubric.prompts import feedback_on, generation_prompt, revision_prompt
@@ -40,7 +40,7 @@ def build(parts: Parts, options: GrapeConfig) -> Method:
         rubric = reward.live_rubric.rubric
         return rubric.categories[category_of(rubric, row, 0, "the data")]
 
-    def revision(row: Row, earlier: Earlier) -> object:
+    def revision(row: Row, earlier: EarlierResponse) -> object:
         return revision_prompt(category(row), row["prompt"], earlier.response, earlier.feedback)
 
     rollout = GrapeRollout(
@@ -53,9 +53,11 @@ def build(parts: Parts, options: GrapeConfig) -> Method:
     )
 
     def advantage(batch: Batch) -> Batch:
-        """A = R − mean of the group, after eq. 15; π₀ behind the text that is trained."""
+        """A = R − mean of the group, after eq. 15; with log π₀ after the training prompt."""
         rollout.memory.remember(batch, _feedback)
-        batch = plain.advantage(behind_trained_text(batch, policy_pass, parts.config.tokens_at_once))
+        batch = plain.advantage(
+            score_after_training_prompt(batch, policy_pass, parts.config.resolved_microbatch_tokens)
+        )
         return batch if options.correction == "none" else corrected(batch)
 
     @torch.no_grad()

@@ -41,7 +41,9 @@ def build(parts: Parts, options: PreferenceModelConfig) -> Method:
 
     def evaluate(rows: Sequence[Row]) -> Metrics:
         """Of both orders together: p is the mean of what each gives the chosen text."""
-        first_N, second_N = sides(scores_in_parts(policy, rollout(rows), parts.config.tokens_at_once).double())
+        first_N, second_N = sides(
+            scores_in_parts(policy, rollout(rows), parts.config.resolved_microbatch_tokens).double()
+        )
         p_N = (first_N.sigmoid() + (-second_N).sigmoid()) / 2
         ones_N = torch.ones_like(first_N)
         losses_N = (preference_bce(first_N, ones_N) + preference_bce(-second_N, ones_N)) / 2

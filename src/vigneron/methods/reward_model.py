@@ -38,7 +38,7 @@ def build(parts: Parts, options: RewardModelConfig) -> Method:
         ]
 
     def evaluate(rows: Sequence[Row]) -> Metrics:
-        chosen_N, rejected_N = sides(scores_in_parts(policy, rollout(rows), parts.config.tokens_at_once))
+        chosen_N, rejected_N = sides(scores_in_parts(policy, rollout(rows), parts.config.resolved_microbatch_tokens))
         margin_N = (chosen_N - rejected_N).double()
         return pair_metrics(margin_N, margin_N.sigmoid(), bradley_terry(chosen_N, rejected_N))
 

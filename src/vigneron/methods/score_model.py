@@ -38,7 +38,7 @@ def build(parts: Parts, options: ScoreModelConfig) -> Method:
 
     def evaluate(rows: Sequence[Row]) -> Metrics:
         batch = rollout(rows)
-        logit_B = scores_in_parts(policy, batch, parts.config.tokens_at_once).double()
+        logit_B = scores_in_parts(policy, batch, parts.config.resolved_microbatch_tokens).double()
         score_B, p_B = wanted(batch).double(), logit_B.sigmoid()
         agrees_B = (p_B >= 0.5) == (score_B >= 0.5)
         return {

@@ -76,7 +76,9 @@ def build(parts: Parts, options: TrpoConfig) -> Method:
         notices = one_update_notice(updates, ["penalty"])
     else:
         critic_update = parts.gradient_update(score, value_loss, optimizers=parts.optimizers(critic)[1:])
-        product = partial(fisher_product, policy, sampling=sampling, tokens_at_once=parts.config.tokens_at_once)
+        product = partial(
+            fisher_product, policy, sampling=sampling, microbatch_tokens=parts.config.resolved_microbatch_tokens
+        )
         actor = partial(parts.score, exact_kl=from_previous)
         update = TrustRegionUpdate(policy, options.constraint, actor, surrogate, metrics, product, critic_update)
     return Method(parts.rollout, parts.reward, advantage, update, notices=notices)

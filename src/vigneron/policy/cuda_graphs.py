@@ -153,10 +153,10 @@ class _Replay(torch.autograd.Function):
         return None, None, None
 
 
-def _keep(kept: OrderedDict[Hashable, Any], key: Hashable, graph: Any) -> None:
-    kept[key] = graph
-    while len(kept) > MAX_SHAPES:
-        kept.popitem(last=False)
+def _keep(graphs: OrderedDict[Hashable, Any], key: Hashable, graph: Any) -> None:
+    graphs[key] = graph
+    while len(graphs) > MAX_SHAPES:
+        graphs.popitem(last=False)
 
 
 def warm_up(function: Callable[[], Any], device: torch.device) -> None:

@@ -23,7 +23,7 @@ MAX_TOKENS = 1024
 
 
 def fisher_product(
-    policy: Policy, batch: Batch, vector_P: Float[Tensor, " P"], *, sampling: Sampling, tokens_at_once: int
+    policy: Policy, batch: Batch, vector_P: Float[Tensor, " P"], *, sampling: Sampling, microbatch_tokens: int
 ) -> Float[Tensor, " P"]:
     """F · vector over all trainable weights in their order, for the trained tokens of the batch."""
     weights = [weight for _, weight in policy.trainable()]
@@ -33,7 +33,7 @@ def fisher_product(
     count = int(batch.trained_BT.sum())
     total_P = torch.zeros_like(vector_P)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
-        for part in rank_microbatches(batch, min(tokens_at_once, MAX_TOKENS)):
+        for part in rank_microbatches(batch, min(microbatch_tokens, MAX_TOKENS)):
             total_P += _part_product(policy, part, sampling, weights, vectors, count)
     return total_P if batch.packing.owners is None else ranks.all_reduce_sum(total_P)
 

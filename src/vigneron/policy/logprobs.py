@@ -111,9 +111,9 @@ def score(
     other_NH = None
     if exact_kl is not None:
         other_NH = getattr(batch.signals, exact_kl.states).flatten(0, 1)[layout.into_N]
-    found = _statistics(policy, hidden_NH, layout.token_N, sampling, exact_kl, other_NH)
+    statistics = _statistics(policy, hidden_NH, layout.token_N, sampling, exact_kl, other_NH)
     values = critic_values(critic, layout, hidden_MH, batch) if critic is not None else {}
-    return replace(Scores(*(_spread(values_N, layout, batch) for values_N in found)), **values)
+    return replace(Scores(*(_spread(values_N, layout, batch) for values_N in statistics)), **values)
 
 
 def reference_view(
@@ -154,9 +154,11 @@ def _statistics(
     other = exact_kl.other.policy.head() if exact_kl is not None else None
     if head is not None and sampling == untruncated(sampling) and (exact_kl is None or other is not None):
         from_other = exact_kl is not None and exact_kl.from_other
-        found = token_statistics(head, hidden_NH, ids_N, sampling.temperature, other, other_NH, from_other=from_other)
-        kl_N = () if found.exact_kl_N is None else (found.exact_kl_N,)
-        return found.chosen_N, found.chosen_N, found.entropy_N, *kl_N
+        statistics = token_statistics(
+            head, hidden_NH, ids_N, sampling.temperature, other, other_NH, from_other=from_other
+        )
+        kl_N = () if statistics.exact_kl_N is None else (statistics.exact_kl_N,)
+        return statistics.chosen_N, statistics.chosen_N, statistics.entropy_N, *kl_N
     parts = [
         _taped_statistics(
             policy, hidden_NH[at], ids_N[at], sampling, exact_kl, None if other_NH is None else other_NH[at]

@@ -49,20 +49,20 @@ def packed_rows(batch: Batch) -> list[list[list[int]]]:
 
     First-fit decreasing. A part that takes whole rows falls into the same rows again.
     """
-    found = bundles(batch)
+    all_bundles = bundles(batch)
     if not batch.packing.pack:
-        return [[bundle] for bundle in found]
-    widths = [bundle_width(batch, bundle) for bundle in found]
+        return [[bundle] for bundle in all_bundles]
+    widths = [bundle_width(batch, bundle) for bundle in all_bundles]
     rows: list[list[int]] = []
     room: list[int] = []
-    for number in sorted(range(len(found)), key=lambda number: (-widths[number], number)):
+    for number in sorted(range(len(all_bundles)), key=lambda number: (-widths[number], number)):
         row = next((r for r, left in enumerate(room) if left >= widths[number]), len(rows))
         if row == len(rows):
             rows.append([])
             room.append(batch.packing.row_tokens)
         rows[row].append(number)
         room[row] -= widths[number]
-    return [[found[number] for number in row] for row in rows]
+    return [[all_bundles[number] for number in row] for row in rows]
 
 
 def samples_by_prompt(batch: Batch) -> list[list[int]]:
@@ -70,10 +70,10 @@ def samples_by_prompt(batch: Batch) -> list[list[int]]:
     its row with no other sample."""
     if batch.packing.paired:
         return [[i, i + 1] for i in range(0, len(batch), 2)]
-    found: dict[tuple[int, ...], list[int]] = {}
+    samples: dict[tuple[int, ...], list[int]] = {}
     for i, prompt in enumerate(batch.samples.prompt_ids):
-        found.setdefault(prompt, []).append(i)
-    return list(found.values())
+        samples.setdefault(prompt, []).append(i)
+    return list(samples.values())
 
 
 def completions_per_row(batch: Batch, budget: int) -> int:

@@ -123,8 +123,8 @@ def scores(policy: Policy, batch: Batch) -> Float[Tensor, " B"]:
 
 
 @torch.no_grad()
-def scores_in_parts(policy: Policy, batch: Batch, tokens_at_once: int) -> Float[Tensor, " B"]:
+def scores_in_parts(policy: Policy, batch: Batch, microbatch_tokens: int) -> Float[Tensor, " B"]:
     """`scores` without gradients, for batches of any size."""
-    results = map_microbatches(batch, tokens_at_once, lambda part: {"scores_B": scores(policy, part)})
+    results = map_microbatches(batch, microbatch_tokens, lambda part: {"scores_B": scores(policy, part)})
     scores_B: Tensor = results["scores_B"]
     return scores_B

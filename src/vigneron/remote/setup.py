@@ -135,7 +135,7 @@ class RemoteWorkers:
             embedder = embedders.embedder
         if scale.judging is not None:
             judges = JudgePool(self._cluster, scale.judging)
-            self._keep(judges.pool, "scale.judging", "no item of the rubric asks a local judge", lambda: judges.key)
+            self._keep(judges.pool, "scale.judging", "no item of the rubric uses a local judge", lambda: judges.key)
             judge_backend = judges.backend
         return ModelPlacement(embedder, judge_backend)
 

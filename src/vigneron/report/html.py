@@ -70,8 +70,8 @@ def summary_of(names: Sequence[str], configs: Sequence[Config], metrics: Sequenc
 
 def summary_metrics(written: Mapping[str, Any], records: Records) -> list[Metric]:
     """The headline metrics, and how often the answer is included, where that says something."""
-    found, included = headline_metrics(written, records), series(records, INCLUDED.key)[1]
-    return [*found, INCLUDED] if any(included) or (included and not has_open_answers(written)) else found
+    metrics, included = headline_metrics(written, records), series(records, INCLUDED.key)[1]
+    return [*metrics, INCLUDED] if any(included) or (included and not has_open_answers(written)) else metrics
 
 
 def hidden_keys(written: Mapping[str, Any], records: Records) -> set[str]:
@@ -140,7 +140,7 @@ def run_section(name: str, folder: RunFolder, config: Config, records: Records) 
         "notices": kept_notices(folder.path),
         "pairs": pairs,
         "has_answers": any(before.answer for before, _ in pairs),
-        "answer_is": "parent" if config.method.reads == "prompts" else "answer",
+        "answer_is": "reference" if config.method.reads == "prompts" else "answer",
         "shows_verdicts": not has_open_answers(config.model_dump(mode="json")),
         "shows_rewards": has_reward(config) and config.reward.kind != "binary",
         "rubric": rubric_part(folder, config, records),

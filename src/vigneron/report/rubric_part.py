@@ -64,7 +64,7 @@ def _row(when: str, steps: Records, size: int) -> OriginRow:
 
 MAX_PLOTS = 12
 MAX_LINES = 12
-"""More cannot be told apart; the table has all."""
+"""Lines in one plot: more cannot be distinguished. The table has all items."""
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,9 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
 def _columns(samples: Sequence[Sample], rewarded: bool) -> list[str]:
     present = {
         SIDE: any(SIDE in sample.extras for sample in samples),
-        "parent": any(sample.answer for sample in samples),
+        "reference": any(sample.answer for sample in samples),
         "reward": rewarded,
-        "right": any(sample.correct is not None for sample in samples),
+        "correct": any(sample.correct is not None for sample in samples),
     }
     return ["prompt", "completion", *(heading for heading, is_present in present.items() if is_present)]
 
@@ -61,9 +61,9 @@ def _cell(sample: Sample, heading: str) -> str:
         "prompt": sample.prompt,
         "completion": repr(sample.completion),
         SIDE: str(sample.extras.get(SIDE, "")),
-        "parent": sample.answer or "",
+        "reference": sample.answer or "",
         "reward": "missing" if sample.reward is None else f"{sample.reward:.2f}",
-        "right": {None: "", True: "yes", False: "no"}[sample.correct],
+        "correct": {None: "", True: "yes", False: "no"}[sample.correct],
     }
     return cells[heading]
 

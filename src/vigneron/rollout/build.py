@@ -1,4 +1,4 @@
-"""The rollout that a config asks for."""
+"""Build a config's rollout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from vigneron.user_code import python_function
 
 
 class Rollout(Protocol):
-    """`rollout(rows, step, first)`: a batch of samples for these rows. `first` counts the rows of the step before them:
-    a sample's draws are keyed by its number in the step, so they do not depend on how a step is split."""
+    """`rollout(rows, step, first)`: a batch of samples for these rows. `first` is the number of the step's rows before
+    them: random draws are keyed by a sample's number in the step, so they do not depend on how the step is split."""
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch: ...
 
 
 @dataclass(frozen=True)
 class RolloutParts:
-    """A rollout's `build(parts, options)` is handed these. `default` is the method's own rollout."""
+    """The first argument of a custom rollout's `build(parts, options)`. `default` is the method's own rollout."""
 
     config: Config
     policy: Policy

@@ -1,4 +1,4 @@
-"""The rollout slot of methods that learn from given answers: a prompt with its answer, as if it had been sampled."""
+"""The rollout of methods that train on given answers (SFT): prompts with their answers, as a batch of samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ LossOn = Literal["answers", "text"]
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A whole text as token ids, and the stretches of it that are learned. `cut`: it did not fit into the context."""
+    """A prompt with its answer as token ids, and the spans that the loss is on. `cut`: truncated to the context."""
 
     ids: tuple[int, ...]
     spans: tuple[Span, ...]
@@ -30,32 +30,32 @@ class Demonstration:
 
     @property
     def completion_ids(self) -> tuple[int, ...]:
-        """From the first token that is learned to the last, with what others say in between."""
+        """From the first token with a loss to the last, including other roles' turns in between."""
         return self.ids[self.spans[0][0] : self.spans[-1][1]]
 
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """`rollout(rows, step)`: every answer whole, ended by the model's end-of-text token."""
+    """`rollout(rows, step)`: every answer, followed by the model's end-of-text token."""
 
     policy: Policy
     loss_on: LossOn = "answers"
     packing: bool = False
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
-        found = demonstrations(self.policy, rows, self.loss_on)
-        completions = [each.completion_ids for each in found]
+        texts = demonstrations(self.policy, rows, self.loss_on)
+        completions = [text.completion_ids for text in texts]
         width, device = max(map(len, completions)), self.policy.device
         padded = [[*ids, *[self.policy.pad_id] * (width - len(ids))] for ids in completions]
         count = len(rows)
         return Batch(
             Samples(
-                prompt_ids=tuple(each.prompt_ids for each in found),
+                prompt_ids=tuple(text.prompt_ids for text in texts),
                 completion_BT=torch.tensor(padded, device=device),
                 completion_ids=tuple(completions),
-                spans=tuple(each.spans for each in found),
+                spans=tuple(text.spans for text in texts),
                 behaviour_BT=torch.zeros(count, width, device=device),
-                truncated_B=torch.tensor([each.cut for each in found], device=device),
+                truncated_B=torch.tensor([text.cut for text in texts], device=device),
                 group_B=torch.arange(first, first + count, device=device),
                 sample_B=torch.arange(first, first + count, device=device),
                 prompts=tuple(row["prompt"] for row in rows),
@@ -69,18 +69,18 @@ class Demonstrations:
 def demonstrations(
     policy: Policy, rows: Sequence[Row], loss_on: LossOn = "answers", of: str = "the step"
 ) -> list[Demonstration]:
-    """Rows as token ids, cut to the model's context. `of` names the rows where one of them is refused."""
+    """Rows as token ids, truncated to the model's context. `of` names the rows in error messages."""
     plain = iter(_plain(policy, [row for row in rows if isinstance(row["prompt"], str)]))
-    found = []
+    texts = []
     for number, row in enumerate(rows, start=1):
         whole = next(plain) if isinstance(row["prompt"], str) else in_row(number, of, _conversational, policy, row)
-        found.append(in_row(number, of, _fitted, whole, policy.context_length, loss_on))
-    return found
+        texts.append(in_row(number, of, _truncated, whole, policy.context_length, loss_on))
+    return texts
 
 
 def _plain(policy: Policy, rows: Sequence[Row]) -> list[Demonstration]:
-    """A completion goes on where its prompt ends; an answer is written as the model would write it: with a space
-    before it, unless it begins with one or the prompt ends in one."""
+    """A `completion` follows its prompt directly. An `answer` gets a space before it, unless it begins with one or the
+    prompt ends in one."""
     if not rows:
         return []
     texts = [completion_text(row["answer"]) for row in rows]
@@ -98,9 +98,10 @@ def _plain(policy: Policy, rows: Sequence[Row]) -> list[Demonstration]:
 
 
 def _conversational(policy: Policy, row: Row) -> Demonstration:
-    """Each answer behind the very text that the template gives a child to go on from, and its end behind it.
+    """Each answer after exactly the text that the template gives as its generation prompt.
 
-    An end that the template writes after an earlier answer is learned with it. The last one's end is the model's own.
+    The end token that the template writes after an earlier answer has a loss too. The last answer ends with the model's
+    own end token.
     """
     messages, first = conversation_of(row)
     talk = Conversation.of(policy.tokenizer, messages)
@@ -123,28 +124,28 @@ def _conversational(policy: Policy, row: Row) -> Demonstration:
 
 
 def _as_repeated(text: str, before: str, after: str) -> str:
-    """An earlier answer as the later turns' text has it: whole, or without the space around it."""
+    """An earlier answer as the template repeats it in later turns: unchanged, or without surrounding space."""
     for repeated in (text, text.strip()):
         if after.startswith(before + repeated):
             return repeated
     raise UserError(
-        "the model's chat template does not repeat earlier turns as they were written, so that not all of them can be "
-        "learned in one row: set `model.chat: minted`, or give `prompt` and `completion`"
+        "the model's chat template changes earlier turns, so they cannot all be trained on in one row: set "
+        "`model.chat: minted`, or give `prompt` and `completion`"
     )
 
 
-def _fitted(whole: Demonstration, limit: int | None, loss_on: LossOn) -> Demonstration:
+def _truncated(whole: Demonstration, limit: int | None, loss_on: LossOn) -> Demonstration:
     start = whole.spans[0][0]
     if start == 0:
-        raise UserError("the prompt has no tokens: there is nothing to go on from")
+        raise UserError("the prompt has no tokens: give a prompt")
     if limit is not None and start >= limit:
-        raise UserError(f"the prompt alone, {start} tokens, fills the model's context of {limit}: shorten it")
-    # The first token of a text has nothing before it to be predicted from.
+        raise UserError(f"the prompt has {start} tokens, which fill the model's context of {limit}: shorten it")
+    # The first token of a text cannot be predicted.
     spans = whole.spans if loss_on == "answers" else ((1, len(whole.ids)),)
     if limit is None or len(whole.ids) <= limit:
         return Demonstration(whole.ids, spans)
-    kept = tuple((start, min(stop, limit)) for start, stop in spans if start < limit)
-    return Demonstration(whole.ids[:limit], kept, cut=True)
+    within = tuple((start, min(stop, limit)) for start, stop in spans if start < limit)
+    return Demonstration(whole.ids[:limit], within, cut=True)
 
 
 def _end_id(policy: Policy) -> int:

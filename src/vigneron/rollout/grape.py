@@ -1,9 +1,9 @@
-"""GRAPE's rollout (`rlmt-grape` §6.1): a question's G responses are fresh ones, revisions of the last ones, and the
-dataset's own.
+"""GRAPE's rollout (`rlmt-grape` §6.1): a question's G responses are fresh samples, revisions of earlier responses, and
+the dataset's answer.
 
-A fresh response is drawn under the category's generation prompt, a revision under the question, one of the last
-iteration's responses and what was said of it then. What trains is the question with the response, so the text that a
-response is trained under is not always the one that it was drawn under.
+A fresh response is sampled from the category's generation prompt. A revision is sampled from the question, a
+response of the last iteration and the feedback on it. The policy is trained on the question and the response, so the
+prompt in training can differ from the prompt in sampling.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ from vigneron.rollout.on_policy import OnPolicy, as_completion
 from vigneron.timing import phase
 
 Origin = Literal["fresh", "revised", "demonstrated"]
-# Positions of draws that are not of tokens.
+# Keys of random draws other than tokens, beyond all token positions.
 OF_ORIGIN, OF_EARLIER = 2**40, 2**40 + 1
-# Characters kept of what was said of a response.
-LONGEST_FEEDBACK = 4_000
+# Characters of feedback kept for a response.
+MAX_FEEDBACK_CHARS = 4_000
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """A response of the last iteration, and what was said of it."""
+class EarlierResponse:
+    """A response of the last iteration, and the feedback on it."""
 
     response: str
     feedback: str
@@ -38,8 +38,8 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Mix:
-    """How much of a group is of each origin. by probability: each sample draws its own. by proportion: the same number
-    in every group."""
+    """Share of each origin in a group. `by` probability: every sample draws its origin; by proportion: every group has
+    the same counts."""
 
     fresh: float
     revised: float = 0.0
@@ -48,83 +48,83 @@ class Mix:
 
     @property
     def shares(self) -> dict[Origin, float]:
-        whole = self.fresh + self.revised + self.demonstrated
+        total = self.fresh + self.revised + self.demonstrated
         return {
-            "fresh": self.fresh / whole,
-            "revised": self.revised / whole,
-            "demonstrated": self.demonstrated / whole,
+            "fresh": self.fresh / total,
+            "revised": self.revised / total,
+            "demonstrated": self.demonstrated / total,
         }
 
     def origins(self, draws: Sequence[float]) -> list[Origin]:
-        """Of a group's samples, by a uniform draw for each."""
+        """The origins of a group's samples, given a uniform draw for each."""
         if self.by == "proportion":
-            return proportioned(self.shares, len(draws))
-        return [_drawn(self.shares, draw) for draw in draws]
+            return proportional_origins(self.shares, len(draws))
+        return [_drawn_origin(self.shares, draw) for draw in draws]
 
 
-def proportioned(shares: Mapping[Origin, float], count: int) -> list[Origin]:
-    """Whole numbers that come nearest to the shares, the largest remainders rounded up, the first origin first."""
-    whole: dict[Origin, int] = {origin: int(share * count + 1e-9) for origin, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda origin: whole[origin] - shares[origin] * count)
-    for origin in by_remainder[: count - sum(whole.values())]:
-        whole[origin] += 1
-    return [origin for origin, number in whole.items() for _ in range(number)]
+def proportional_origins(shares: Mapping[Origin, float], count: int) -> list[Origin]:
+    """Origins in proportion to the shares, by the largest-remainder method, in the order of `shares`."""
+    counts: dict[Origin, int] = {origin: int(share * count + 1e-9) for origin, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda origin: counts[origin] - shares[origin] * count)
+    for origin in by_remainder[: count - sum(counts.values())]:
+        counts[origin] += 1
+    return [origin for origin, number in counts.items() for _ in range(number)]
 
 
-def _drawn(shares: Mapping[Origin, float], draw: float) -> Origin:
-    below = 0.0
+def _drawn_origin(shares: Mapping[Origin, float], draw: float) -> Origin:
+    cumulative = 0.0
     for origin, share in shares.items():
-        below += share
-        if draw < below:
+        cumulative += share
+        if draw < cumulative:
             return origin
     return max(shares, key=lambda origin: shares[origin])
 
 
-def _question(row: Row) -> str:
-    """The same words in two categories are two questions: all columns count."""
+def _question_key(row: Row) -> str:
+    """A hash of all columns: the same text in two categories is two questions."""
     return hashlib.sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @dataclass
 class Memory:
-    """The last iteration's responses to each question; a checkpoint keeps it."""
+    """The last iteration's responses to each question. Part of a checkpoint."""
 
-    earlier: dict[str, list[Earlier]] = field(default_factory=dict)
+    earlier: dict[str, list[EarlierResponse]] = field(default_factory=dict)
 
-    def of(self, row: Row) -> list[Earlier]:
-        return self.earlier.get(_question(row), [])
+    def of(self, row: Row) -> list[EarlierResponse]:
+        return self.earlier.get(_question_key(row), [])
 
     def remember(self, batch: Batch, feedback_of: Callable[[Any], str]) -> None:
-        """A step's responses take the place of the question's earlier ones. One without a reward is no ground to build
-        on."""
-        fresh: dict[str, list[Earlier]] = {}
+        """Replace the questions' earlier responses by this step's. Responses without a reward are left out."""
+        latest: dict[str, list[EarlierResponse]] = {}
         rewarded = (~batch.signals.rewards_B.isnan()).tolist()
-        said = batch.samples.extras.get("rubric", (None,) * len(batch))
+        verdicts = batch.samples.extras.get("rubric", (None,) * len(batch))
         for i, prompt in enumerate(batch.samples.prompts):
             if rewarded[i]:
                 row = {"prompt": prompt, **{name: column[i] for name, column in batch.samples.columns.items()}}
-                one = Earlier(completion_text(batch.samples.completions[i]), feedback_of(said[i])[:LONGEST_FEEDBACK])
-                fresh.setdefault(_question(row), []).append(one)
-        self.earlier.update(fresh)
+                feedback = feedback_of(verdicts[i])[:MAX_FEEDBACK_CHARS]
+                response = EarlierResponse(completion_text(batch.samples.completions[i]), feedback)
+                latest.setdefault(_question_key(row), []).append(response)
+        self.earlier.update(latest)
 
     def entries(self) -> Iterator[tuple[str, Any]]:
-        """By question. A question's list is replaced, never changed: a copy of the mapping is enough."""
-        now = dict(self.earlier)
-        return ((key, [[one.response, one.feedback] for one in some]) for key, some in now.items())
+        """Responses by question. Lists are replaced, never changed in place, so a shallow copy is enough."""
+        copy = dict(self.earlier)
+        return ((key, [[one.response, one.feedback] for one in responses]) for key, responses in copy.items())
 
     def load(self, entries: Iterable[tuple[str, Any]]) -> None:
-        self.earlier = {key: [Earlier(*one) for one in some] for key, some in entries}
+        self.earlier = {key: [EarlierResponse(*one) for one in responses] for key, responses in entries}
 
 
 @dataclass(frozen=True)
 class GrapeRollout:
-    """`rollout(rows, step, first)`. What has nothing to revise, or nothing left to show, is fresh."""
+    """`rollout(rows, step, first)`. A sample with nothing to revise or no dataset answer left is fresh."""
 
     on_policy: OnPolicy
     mix: Mix
     memory: Memory
     generation_prompt: Callable[[Row], Any]
-    revision_prompt: Callable[[Row, Earlier], Any]
+    revision_prompt: Callable[[Row, EarlierResponse], Any]
     trained_under: Literal["question", "generation_prompt"] = "question"
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
@@ -145,7 +145,7 @@ class GrapeRollout:
             batch = self.on_policy.of_samples(
                 [repeated[i] for i in drawn], [drawn_ids[i] for i in drawn], step, [names[i] for i in drawn]
             )
-            parts.append(under(batch, [trained_ids[i // size] for i in drawn]))
+            parts.append(with_prompts(batch, [trained_ids[i // size] for i in drawn]))
         if shown:
             parts.append(self._demonstrated([repeated[i] for i in shown], [names[i] for i in shown]))
         whole = concatenate(parts)
@@ -173,28 +173,28 @@ class GrapeRollout:
         )
 
     def _drawn_under(
-        self, rows: Sequence[Row], earlier: Sequence[Earlier | None], origins: Sequence[Origin]
+        self, rows: Sequence[Row], earlier: Sequence[EarlierResponse | None], origins: Sequence[Origin]
     ) -> tuple[str | None, ...]:
-        """The text that the child was given, where it is not the question itself. What is shown was not drawn."""
-        found: list[str | None] = []
+        """The sampling prompt of each sample; None if it is the question itself, or for a dataset answer."""
+        texts: list[str | None] = []
         for row, one, origin in zip(rows, earlier, origins, strict=True):
             revised = origin == "revised" and one is not None
-            asked = self.revision_prompt(row, one) if revised else self.generation_prompt(row)  # type: ignore[arg-type]
-            same = origin == "demonstrated" or asked == row["prompt"]
-            found.append(None if same else prompt_text(asked))
-        return tuple(found)
+            prompt = self.revision_prompt(row, one) if revised else self.generation_prompt(row)  # type: ignore[arg-type]
+            same = origin == "demonstrated" or prompt == row["prompt"]
+            texts.append(None if same else prompt_text(prompt))
+        return tuple(texts)
 
     def _ids(self, prompts: Sequence[Any]) -> list[tuple[int, ...]]:
         return prompts_token_ids(self.on_policy.policy.tokenizer, prompts)
 
-    def _earlier(self, rows: Sequence[Row], step: int, names: Sequence[int]) -> list[Earlier | None]:
-        """For each sample one of the last iteration's responses to its question, by its own draw."""
+    def _earlier(self, rows: Sequence[Row], step: int, names: Sequence[int]) -> list[EarlierResponse | None]:
+        """For each sample a random one of the last iteration's responses to its question."""
         draws = keyed_uniform(self.on_policy.seed, step, torch.tensor(names), OF_EARLIER).tolist()
-        known = [self.memory.of(row) for row in rows]
-        return [some[int(draw * len(some))] if some else None for some, draw in zip(known, draws, strict=True)]
+        candidates = [self.memory.of(row) for row in rows]
+        return [some[int(draw * len(some))] if some else None for some, draw in zip(candidates, draws, strict=True)]
 
     def _origins(
-        self, rows: Sequence[Row], earlier: Sequence[Earlier | None], step: int, names: Sequence[int]
+        self, rows: Sequence[Row], earlier: Sequence[EarlierResponse | None], step: int, names: Sequence[int]
     ) -> list[Origin]:
         draws = keyed_uniform(self.on_policy.seed, step, torch.tensor(names), OF_ORIGIN).tolist()
         size = self.on_policy.group_size
@@ -202,26 +202,26 @@ class GrapeRollout:
         for start in range(0, len(rows), size):
             group = self.mix.origins(draws[start : start + size])
             for i, origin in enumerate(group):
-                nothing = (origin == "revised" and earlier[start + i] is None) or (
+                unavailable = (origin == "revised" and earlier[start + i] is None) or (
                     origin == "demonstrated"
                     and (rows[start].get("answer") in (None, "") or "demonstrated" in origins[start:])
                 )
-                origins.append("fresh" if nothing else origin)
+                origins.append("fresh" if unavailable else origin)
         return origins
 
     def _revised_ids(
         self,
         drawn_ids: list[tuple[int, ...]],
         rows: Sequence[Row],
-        earlier: Sequence[Earlier | None],
+        earlier: Sequence[EarlierResponse | None],
         origins: list[Origin],
     ) -> int:
-        """Puts the texts of revisions in their places. One that does not fit into the model is a fresh response; how
-        many those are."""
+        """Set the prompt ids of revisions in `drawn_ids`. A revision that does not fit into the context becomes fresh;
+        returns the number of those."""
         at = [i for i, origin in enumerate(origins) if origin == "revised"]
-        found = self._ids([self.revision_prompt(rows[i], one) for i in at if (one := earlier[i]) is not None])
+        revision_ids = self._ids([self.revision_prompt(rows[i], one) for i in at if (one := earlier[i]) is not None])
         limit, too_long = self.on_policy.policy.context_length, 0
-        for i, ids in zip(at, found, strict=True):
+        for i, ids in zip(at, revision_ids, strict=True):
             if limit is not None and len(ids) + self.on_policy.max_new_tokens > limit:
                 origins[i] = "fresh"
                 too_long += 1
@@ -229,16 +229,15 @@ class GrapeRollout:
                 drawn_ids[i] = ids
         return too_long
 
-    def _shown(self, row: Row) -> Row:
-        asked = row["prompt"] if self.trained_under == "question" else self.generation_prompt(row)
-        goes_on = {"completion": row["completion"]} if isinstance(row.get("completion"), str) else {}
-        return {"prompt": asked, "answer": row["answer"], **goes_on}
+    def _demonstration(self, row: Row) -> Row:
+        prompt = row["prompt"] if self.trained_under == "question" else self.generation_prompt(row)
+        completion = {"completion": row["completion"]} if isinstance(row.get("completion"), str) else {}
+        return {"prompt": prompt, "answer": row["answer"], **completion}
 
     def _demonstrated(self, rows: Sequence[Row], names: Sequence[int]) -> Batch:
-        """The dataset's answers as if they had been drawn: behind the text that the group trains behind, and nothing
-        but the answer, whatever else the row's conversation holds."""
+        """The dataset's answers as samples after the group's training prompt, without a conversation's other turns."""
         policy, size = self.on_policy.policy, self.on_policy.group_size
-        batch = Demonstrations(policy)([self._shown(row) for row in rows])
+        batch = Demonstrations(policy)([self._demonstration(row) for row in rows])
         return batch.with_samples(
             prompts=tuple(row["prompt"] for row in rows),
             completions=tuple(as_completion(row["prompt"], completion_text(row["answer"])) for row in rows),
@@ -253,16 +252,16 @@ class GrapeRollout:
         )
 
 
-def behind_drawn_text(batch: Batch) -> Batch:
-    """Samples that were drawn, put back behind the text they were drawn under."""
+def with_sampling_prompts(batch: Batch) -> Batch:
+    """The batch with the prompts that its completions were sampled from."""
     assert batch.samples.drawn_ids is not None
-    return under(batch, batch.samples.drawn_ids).with_samples(
+    return with_prompts(batch, batch.samples.drawn_ids).with_samples(
         behaviour_BT=batch.samples.drawn_BT, drawn_BT=batch.samples.drawn_BT
     )
 
 
-def under(batch: Batch, prompt_ids: Sequence[tuple[int, ...]]) -> Batch:
-    """The same completions behind other texts. What a policy thinks of them there is not known yet: NaN."""
+def with_prompts(batch: Batch, prompt_ids: Sequence[tuple[int, ...]]) -> Batch:
+    """The same completions after other prompts. Their log-probs there are not known yet: NaN."""
     same = [now == before for now, before in zip(prompt_ids, batch.samples.prompt_ids, strict=True)]
     known_B = torch.tensor(same, device=batch.samples.behaviour_BT.device)
     spans = tuple(

@@ -1,4 +1,4 @@
-"""The rollout slot of every method that samples: y ~ π(·|x), G samples a prompt."""
+"""The rollout of methods that sample: y ~ π(·|x), G samples per prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from vigneron.timing import phase
 
 @dataclass(frozen=True)
 class OnPolicy:
-    """`rollout(rows, step)`; without `sampling`, greedily. `first` prompts of the step stand before these."""
+    """`rollout(rows, step, first)`: G samples for each row; greedy if `sampling` is None."""
 
     policy: Policy
     sampling: Sampling | None
     max_new_tokens: int
     group_size: int = 1
     seed: int = 0
-    tokens_at_once: int = 65536
+    microbatch_tokens: int = 65536
     mask_truncated: bool = False
     together: bool = False
-    """Whether all ranks are here, and each samples a part."""
+    """Whether all ranks call it and each samples a part."""
 
     @classmethod
     def of(cls, config: Config, policy: Policy, sampling: Sampling | None) -> "OnPolicy":
@@ -35,14 +35,16 @@ class OnPolicy:
             config.max_new_tokens,
             config.group_size,
             config.seed,
-            config.tokens_at_once,
+            config.resolved_microbatch_tokens,
             config.sampling.mask_truncated,
             together=True,
         )
 
     @classmethod
     def greedy(cls, config: Config, policy: Policy) -> "OnPolicy":
-        return cls(policy, None, config.max_new_tokens, tokens_at_once=config.tokens_at_once, together=True)
+        return cls(
+            policy, None, config.max_new_tokens, microbatch_tokens=config.resolved_microbatch_tokens, together=True
+        )
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         repeated = [row for row in rows for _ in range(self.group_size)]
@@ -55,7 +57,8 @@ class OnPolicy:
     def of_samples(
         self, rows: Sequence[Row], prompt_ids: Sequence[tuple[int, ...]], step: int, names: Sequence[int]
     ) -> Batch:
-        """One sample for each row, drawn under the text that is given. Their names say who draws, and their groups."""
+        """One sample for each row, from the given prompt. `names` are the sample numbers: they key the random draws and
+        give the groups."""
         done = (sample_on_all_ranks if self.together else sample)(
             self.policy,
             prompt_ids,
@@ -64,7 +67,7 @@ class OnPolicy:
             seed=self.seed,
             step=step,
             sample_ids=names,
-            tokens_at_once=self.tokens_at_once,
+            microbatch_tokens=self.microbatch_tokens,
         )
         lengths = done.lengths_B.tolist()
         completion_ids = [tuple(ids[:length]) for ids, length in zip(done.ids_BT.tolist(), lengths, strict=True)]
@@ -96,5 +99,5 @@ def sampling_of(config: Config) -> Sampling:
 
 
 def as_completion(prompt: Any, text: str) -> Any:
-    """TRL's form: a string for a plain prompt, messages for a conversation."""
+    """A completion in TRL's format: a string for a plain prompt, messages for a conversation."""
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]

@@ -1,7 +1,7 @@
-"""The rollout slot of methods that learn from preferences: two texts for a prompt, of which one was chosen.
+"""The rollout of methods that train on preference pairs: a chosen and a rejected text for each prompt.
 
-Rows are TRL's: `prompt`, `chosen` and `rejected`, plain or conversational. Without `prompt`, what both texts begin with
-is the prompt.
+Rows have TRL's columns: `prompt`, `chosen` and `rejected`, plain or conversational. Without `prompt`, the common prefix
+of both texts is the prompt.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ SIDES = ("chosen", "rejected")
 
 @dataclass(frozen=True)
 class Pairs:
-    """`rollout(rows, step)`: 2N samples, the chosen text of each pair and next to it the rejected one."""
+    """`rollout(rows, step)`: 2N samples, the chosen text of each pair followed by the rejected one."""
 
     policy: Policy
 
@@ -38,9 +38,9 @@ class Pairs:
 
 @dataclass(frozen=True)
 class OrderedPairs:
-    """`rollout(rows, step)`: 2N samples, both texts of each pair in one sequence, the chosen one first and then second.
+    """`rollout(rows, step)`: 2N samples, both texts of each pair in one sequence, once in each order.
 
-    Seen in both orders, nothing can be learned from the order.
+    So the model cannot learn from the order.
     """
 
     policy: Policy
@@ -51,20 +51,20 @@ class OrderedPairs:
 
 
 def paired_up(batch: Batch) -> Batch:
-    """Pairs made on the spot, by the reward: the best and the worst of each group next to each other, and behind them
-    all others, which are not trained on."""
+    """Preference pairs from rewards: the best and the worst sample of each group as neighbours, then all other samples,
+    which are excluded."""
     pairs = best_and_worst(batch.trained_rewards_B, batch.samples.group_B)
     inside = [sample for pair in pairs for sample in pair]
     order = [*inside, *sorted(set(range(len(batch))) - set(inside))]
-    figures = {"pairs": len(pairs), "groups_without_pair": len(batch.samples.group_B.unique()) - len(pairs)}
+    metrics = {"pairs": len(pairs), "groups_without_pair": len(batch.samples.group_B.unique()) - len(pairs)}
     excluded_B = torch.arange(len(batch), device=batch.signals.rewards_B.device) >= len(inside)
     chosen = batch.rows(order)
-    if chosen.packing.owners is not None:  # a pair is with one rank
-        theirs = chosen.packing.owners
-        owners = tuple(theirs[i - i % 2] if i < len(inside) else owner for i, owner in enumerate(theirs))
+    if chosen.packing.owners is not None:  # both texts of a pair belong to one rank
+        before = chosen.packing.owners
+        owners = tuple(before[i - i % 2] if i < len(inside) else owner for i, owner in enumerate(before))
         chosen = chosen.with_packing(owners=owners)
     return chosen.with_packing(paired=True).with_signals(
-        excluded_B=excluded_B, metrics={**batch.signals.metrics, **figures}
+        excluded_B=excluded_B, metrics={**batch.signals.metrics, **metrics}
     )
 
 
@@ -81,39 +81,39 @@ def orders_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def two_texts(first: Any, second: Any) -> str:
-    """What a preference model reads after the prompt."""
+    """The text after the prompt in a preference model's input."""
     return f"\nFirst: {completion_text(first).strip()}\nSecond: {completion_text(second).strip()}\nBetter:"
 
 
 def sequences_of(policy: Policy, rows: Sequence[Row], of: str, *, joined: bool) -> list[tuple[int, ...]]:
-    """Every sequence of ids that pairs are read as: a text of a pair, or (`joined`) both of them.
+    """The token ids of each text, or with `joined` of both texts of a pair in one sequence.
 
-    One that does not fit into the model's context is refused: cut, two texts could become one.
+    Raises if one does not fit into the model's context: two truncated texts could be equal.
     """
-    found = demonstrations(policy, orders_of(rows) if joined else sides_of(rows), of=of)
-    cut = [number for number, each in enumerate(found) if each.cut]
+    texts = demonstrations(policy, orders_of(rows) if joined else sides_of(rows), of=of)
+    cut = [number for number, text in enumerate(texts) if text.cut]
     if cut:
         raise UserError(
             f"{len(cut)} texts of preference pairs do not fit into the model's context of {policy.context_length} "
             f"tokens (the first is in row {cut[0] // 2 + 1} of {of}): shorten them"
         )
-    return [each.ids for each in found]
+    return [text.ids for text in texts]
 
 
 def read_pairs(rows: Sequence[Row], where: str) -> tuple[list[Row], list[str]]:
-    """Rows with `prompt`, `chosen` and `rejected`; pairs of equal texts are left out, and named in a notice."""
+    """Rows with `prompt`, `chosen` and `rejected`, and a notice about pairs of equal texts, which are left out."""
     check_rows(rows, SIDES, where)
-    made = [_with_prompt(row, f"data: {where}, row {number}") for number, row in enumerate(rows, start=1)]
-    check_rows(made, ["prompt"], where)
-    same = [number for number, row in enumerate(made, start=1) if _text(row, "chosen") == _text(row, "rejected")]
+    pairs = [_with_prompt(row, f"data: {where}, row {number}") for number, row in enumerate(rows, start=1)]
+    check_rows(pairs, ["prompt"], where)
+    same = [number for number, row in enumerate(pairs, start=1) if _text(row, "chosen") == _text(row, "rejected")]
     if not same:
-        return made, []
-    row = made[same[0] - 1]
-    named = f"the first in row {same[0]}: {prompt_text(row['prompt'])[:60]!r}"
+        return pairs, []
+    row = pairs[same[0] - 1]
+    example = f"the first in row {same[0]}: {prompt_text(row['prompt'])[:60]!r}"
     if len(same) == len(rows):
-        raise UserError(f"data: {where}: in all {len(rows)} pairs `chosen` and `rejected` are the same text, {named}")
-    notice = f"{where}: {len(same)} pairs prefer a text to itself and are left out, {named}"
-    return [row for number, row in enumerate(made, start=1) if number not in set(same)], [notice]
+        raise UserError(f"data: {where}: in all {len(rows)} pairs `chosen` and `rejected` are equal, {example}")
+    notice = f"{where}: {len(same)} pairs have equal texts and are left out, {example}"
+    return [row for number, row in enumerate(pairs, start=1) if number not in set(same)], [notice]
 
 
 def _text(row: Row, side: str) -> str:
@@ -123,33 +123,33 @@ def _text(row: Row, side: str) -> str:
 def _with_prompt(row: Row, where: str) -> Row:
     for side in SIDES:
         if not isinstance(row[side], str) and not is_conversation(row[side]):
-            raise UserError(f'{where}: {side} is neither a text nor a list of {{"role": …, "content": …}} messages')
+            raise UserError(f'{where}: {side} is neither a string nor a list of {{"role": …, "content": …}} messages')
     chosen, rejected = row["chosen"], row["rejected"]
     if isinstance(chosen, str) != isinstance(rejected, str):
-        raise UserError(f"{where}: of `chosen` and `rejected` one is a text, the other messages: make them alike")
+        raise UserError(f"{where}: `chosen` and `rejected` must both be strings, or both lists of messages")
     if row.get("prompt") in (None, "", []):
         prompt = _shared_text(chosen, rejected) if isinstance(chosen, str) else _shared_turns(chosen, rejected)
         if not prompt:
-            raise UserError(f"{where} has no 'prompt', and its texts do not begin alike: add the prompt")
+            raise UserError(f"{where} has no 'prompt', and its texts have no common prefix: add the prompt")
         row = {**row, "prompt": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
     for side in SIDES:
         if isinstance(row[side], list) and row[side][-1]["role"] != "assistant":
-            raise UserError(f"{where}: {side} is a turn of role '{row[side][-1]['role']}': it has to be 'assistant'")
+            raise UserError(f"{where}: {side} has the role '{row[side][-1]['role']}': expected 'assistant'")
         if isinstance(row[side], list) and len(row[side]) > 1:
-            raise UserError(f"{where}: {side} has {len(row[side])} messages after the prompt: only one may follow it")
+            raise UserError(f"{where}: {side} has {len(row[side])} messages after the prompt: expected one")
         if not _text(row, side):
             raise UserError(f"{where}: {side} is empty: give both texts")
     return row
 
 
 def _shared_turns(chosen: list[Any], rejected: list[Any]) -> list[Any]:
-    """Messages that both begin with. The last one is an answer, even where both have the same."""
+    """The common first messages. The last message is the answer, even if both are equal."""
     turns = zip(chosen[:-1], rejected[:-1], strict=False)
     return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], turns)]
 
 
 def _shared_text(chosen: str, rejected: str) -> str:
-    """Whole words that both begin with; the space after them is the answers'."""
+    """The common prefix in whole words; the space after it belongs to the answers."""
     letters = enumerate(zip(chosen, rejected, strict=False))
     spaces = [at for at, (one, _) in takewhile(lambda pair: pair[1][0] == pair[1][1], letters) if one.isspace()]
     return chosen[: max(spaces, default=0)]

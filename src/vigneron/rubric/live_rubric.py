@@ -57,8 +57,8 @@ class FixedRubric(LiveRubric):
     def __init__(self, rubric: Rubric, categories: Collection[str]) -> None:
         whole, self.notices = normalised(rubric)
         self.path, self.version = Path(), rubric_version(rubric)
-        kept = {name: category for name, category in whole.categories.items() if name in categories}
-        self.rubric = whole.model_copy(update={"categories": kept})
+        chosen = {name: category for name, category in whole.categories.items() if name in categories}
+        self.rubric = whole.model_copy(update={"categories": chosen})
 
     def refresh(self, check: Callable[[Rubric], None] = lambda rubric: None) -> list[str]:
         return []

@@ -69,13 +69,13 @@ def template_faults(environment: Environment, text: str, names: Collection[str])
     if isinstance(tree, TemplateFault):
         return [tree]
     try:
-        found = [fault for node in _all([tree]) for fault in _node_faults(node, names)]
-        found = [*_unknown_names(tree, names), *found, *_too_long(tree, text)]
-        if not found:
+        faults = [fault for node in _all([tree]) for fault in _node_faults(node, names)]
+        faults = [*_unknown_names(tree, names), *faults, *_too_long(tree, text)]
+        if not faults:
             environment.compile(tree)
     except (TemplateError, SyntaxError, RecursionError, MemoryError) as error:
         return [TemplateFault(1, f"the template cannot be compiled ({type(error).__name__})")]
-    return sorted(dict.fromkeys(found), key=lambda fault: fault.line)
+    return sorted(dict.fromkeys(faults), key=lambda fault: fault.line)
 
 
 def columns_of(environment: Environment, text: str) -> set[str]:
@@ -121,19 +121,19 @@ def _unknown_names(tree: nodes.Template, names: Collection[str]) -> Iterator[Tem
 
 
 def _node_faults(node: nodes.Node, names: Collection[str]) -> Iterator[TemplateFault]:
-    found: Iterable[str] = ()
+    faults: Iterable[str] = ()
     if not isinstance(node, ALLOWED):
         what = {"Assign": "set", "Concat": "~"}.get(type(node).__name__) or getattr(node, "operator", None)
-        found = [f"`{what or type(node).__name__.lower()}` is not allowed: {SUBSET}"]
+        faults = [f"`{what or type(node).__name__.lower()}` is not allowed: {SUBSET}"]
     elif isinstance(node, nodes.Filter):
-        found = _filter_faults(node)
+        faults = _filter_faults(node)
     elif isinstance(node, nodes.Test) and node.name not in TESTS:
-        found = [f"unknown test '{node.name}'{did_you_mean(node.name, TESTS)}"]
+        faults = [f"unknown test '{node.name}'{did_you_mean(node.name, TESTS)}"]
     elif isinstance(node, nodes.For):
-        found = _loop_faults(node, names)
+        faults = _loop_faults(node, names)
     elif isinstance(node, nodes.Getattr | nodes.Getitem):
-        found = _attribute_faults(node)
-    return (TemplateFault(node.lineno or 1, what) for what in found)
+        faults = _attribute_faults(node)
+    return (TemplateFault(node.lineno or 1, what) for what in faults)
 
 
 def _loop_faults(node: nodes.For, names: Collection[str]) -> Iterator[str]:

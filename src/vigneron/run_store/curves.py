@@ -138,9 +138,9 @@ class CurveStore:
             steps, values = recent.get(name, ((), ()))
             part = within(steps, first, last)
             tail = spans_of(steps[part], values[part])
-            width, kept = self._read_blocks(self._ids.get(name), first, last, limit - len(tail))
+            width, blocks = self._read_blocks(self._ids.get(name), first, last, limit - len(tail))
             tail = list(joined_by_width(tail, width).values())
-            curves[name] = Curve.of(joined_to([*kept, *tail], limit))
+            curves[name] = Curve.of(joined_to([*blocks, *tail], limit))
         return curves
 
     def _read_blocks(self, key: int | None, first: float, last: float, limit: int) -> tuple[int, list[Span]]:
@@ -241,9 +241,9 @@ def _up_to_date(folder: RunFolder) -> CurveStore:
     store = CurveStore(folder.path)
     try:
         records = last_records(folder.path / "metrics.jsonl")
-        logged, kept = (records[-1]["step"] if records else -1), store.last_step()
-        if kept != logged:
-            start = store.forget_from(min(logged, -1 if kept is None else kept))
+        logged, indexed = (records[-1]["step"] if records else -1), store.last_step()
+        if indexed != logged:
+            start = store.forget_from(min(logged, -1 if indexed is None else indexed))
             store.add(record for record in folder.metrics() if record["step"] >= start)
     except BaseException:
         store.close()
@@ -316,8 +316,8 @@ def read_log(path: Path) -> CurveLog:
     with _lock:
         at = path.stat()
         mark = (at.st_size, at.st_mtime_ns)
-        kept = _logs.pop(path, None)
-        log = kept[1] if kept is not None and kept[0] == mark else CurveLog(path)
+        cached = _logs.pop(path, None)
+        log = cached[1] if cached is not None and cached[0] == mark else CurveLog(path)
         _logs[path] = (mark, log)
         for oldest in list(_logs)[:-LOGS_KEPT]:
             del _logs[oldest]

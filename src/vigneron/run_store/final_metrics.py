@@ -71,14 +71,14 @@ def rubric_training_keys(records: Records) -> list[str]:
 
 def rubric_held_out_keys(records: Records) -> list[str]:
     keys = all_keys(records)
-    found = [
+    evaluations = [
         *category_rewards(keys, HELD_OUT_PREFIX).values(),
         *(key for key in (f"{HELD_OUT_RUBRIC_PREFIX}reward", LARGEST_CANARY) if key in keys),
         *category_rewards(keys, HELD_OUT_RUBRIC_PREFIX).values(),
         *canaries(keys).values(),
         *_item_keys(keys, HELD_OUT_PREFIX),
     ]
-    return before_and_last(found)
+    return before_and_last(evaluations)
 
 
 def _item_keys(keys: Collection[str], prefix: str) -> list[str]:
@@ -142,23 +142,23 @@ def training_values(records: Records, more: Iterable[str] = ()) -> Values:
     """Means over the last steps; a metric that is not measured at every step over those that have it."""
     steps = [record for record in records if record["step"] > 0]
     last = steps[-final_window(len(steps)) :]
-    found = {key: series(last, key)[1] for key in (*TRAINING, *more)}
-    return {key: statistics.fmean(values) if values else None for key, values in found.items()}
+    curves = {key: series(last, key)[1] for key in (*TRAINING, *more)}
+    return {key: statistics.fmean(values) if values else None for key, values in curves.items()}
 
 
 def held_out_values(records: Records, more: Iterable[str] = ()) -> Values:
     """Before: the evaluation at step 0. Otherwise the last one of a later step."""
-    found: Values = {}
+    values_by_key: Values = {}
     for key in (*HELD_OUT, *more):
         before = key.endswith(BEFORE)
         of = [record for record in records if (record["step"] == 0) == before]
-        found[key] = next(reversed(series(of, key.removesuffix(BEFORE))[1]), None)
-    return found
+        values_by_key[key] = next(reversed(series(of, key.removesuffix(BEFORE))[1]), None)
+    return values_by_key
 
 
 def spreads(arm: Arm) -> dict[str, Spread]:
     """Of every metric that at least one of the arm's runs has."""
     runs = [final_values(run) for run in arm.runs]
     keys = dict.fromkeys(key for values in runs for key in values)
-    found = {key: [v for values in runs if (v := values.get(key)) is not None] for key in keys}
-    return {key: Spread.of(values) for key, values in found.items() if values}
+    values_by_key = {key: [v for values in runs if (v := values.get(key)) is not None] for key in keys}
+    return {key: Spread.of(values) for key, values in values_by_key.items() if values}

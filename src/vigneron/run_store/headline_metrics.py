@@ -25,13 +25,13 @@ def headline_metrics(
     they are loaded (a user's own method is not imported to list runs)."""
     records = list(records)
     hidden = {"eval/reward"} if _part(config, "reward").get("kind") == "binary" else set()  # equals eval/accuracy
-    found = []
+    metrics = []
     for key in headline_keys(config, options):
         values = [record[key] for record in records if is_number(record.get(key))]
         always_zero = key in ("accuracy", "eval/accuracy") and not any(values)
         if values and key not in hidden and not (always_zero and has_open_answers(config)):
-            found.append(metric(key))
-    return found
+            metrics.append(metric(key))
+    return metrics
 
 
 def headline_keys(config: Mapping[str, Any], options: MethodOptions | None = None) -> list[str]:
@@ -41,9 +41,9 @@ def headline_keys(config: Mapping[str, Any], options: MethodOptions | None = Non
 
 def headline_values(config: Mapping[str, Any], values: Mapping[str, Any], limit: int = 3) -> list[tuple[Metric, float]]:
     """The few that represent a run in a list: at most two held-out ones first, then training."""
-    found = headline_metrics(config, [values])
-    held_out = [one for one in found if one.key.startswith("eval/")][:2]
-    training = [one for one in found if not one.key.startswith("eval/")]
+    headline = headline_metrics(config, [values])
+    held_out = [one for one in headline if one.key.startswith("eval/")][:2]
+    training = [one for one in headline if not one.key.startswith("eval/")]
     return [(one, values[one.key]) for one in (*held_out, *training)[:limit]]
 
 

@@ -33,9 +33,9 @@ def records_of(run: Path) -> list[Record]:
                     lines.append(file.readline())
     except OSError:
         return []
-    found = {record["step"]: record for line in lines if (record := _record(line)) is not None}
-    found |= {record["step"]: record for record in last_records(path)}
-    return [found[step] for step in sorted(found)]
+    records = {record["step"]: record for line in lines if (record := _record(line)) is not None}
+    records |= {record["step"]: record for record in last_records(path)}
+    return [records[step] for step in sorted(records)]
 
 
 def _record(line: bytes) -> Record | None:

@@ -33,10 +33,10 @@ def keep_notice(folder: RunFolder, notice: Notice) -> None:
 
 def kept_notices(path: Path) -> list[Notice]:
     """In order. Damaged lines are left out."""
-    found = []
+    notices = []
     for record in last_records(path / NOTICES):
         text = record.get("text")
         if isinstance(text, str):
             kind: NoticeKind = "warning" if record.get("kind") == "warning" else "note"
-            found.append(Notice(record["step"], text, kind, str(record.get("about") or "")))
-    return found
+            notices.append(Notice(record["step"], text, kind, str(record.get("about") or "")))
+    return notices

@@ -97,10 +97,10 @@ class CategoryRow:
 def items_in_order(records: Records, rubric: Rubric | None) -> list[ItemKey]:
     """The items scored, by category, in the rubric's order; items that it no longer has come last."""
     keys = all_keys(records)
-    found = list(dict.fromkeys((*items_of(keys), *items_of(keys, HELD_OUT_PREFIX))))
+    items = list(dict.fromkeys((*items_of(keys), *items_of(keys, HELD_OUT_PREFIX))))
     places = {key: place for place, key in enumerate(_known(rubric))}
-    categories = list(dict.fromkeys(key.category for key in (*places, *found)))
-    return sorted(found, key=lambda key: (categories.index(key.category), places.get(key, len(places))))
+    categories = list(dict.fromkeys(key.category for key in (*places, *items)))
+    return sorted(items, key=lambda key: (categories.index(key.category), places.get(key, len(places))))
 
 
 def _known(rubric: Rubric | None) -> dict[ItemKey, AnyItem]:
@@ -177,8 +177,8 @@ def category_rows(records: Records) -> list[CategoryRow]:
     } | {CANARY_PREFIX: canaries(keys)}
 
     def row(name: str, *columns: str | None) -> CategoryRow:
-        found = [series(records, key)[1] if key is not None else [] for key in columns]
-        return CategoryRow(name, *(ends(values, exact=place > 0) for place, values in enumerate(found)))
+        curves = [series(records, key)[1] if key is not None else [] for key in columns]
+        return CategoryRow(name, *(ends(values, exact=place > 0) for place, values in enumerate(curves)))
 
     names = dict.fromkeys(name for place in by_place.values() for name in place)
     whole = row("all categories", "reward", "eval/reward", f"{HELD_OUT_RUBRIC_PREFIX}reward", None)

@@ -23,15 +23,15 @@ class ItemVerdict:
     why: str | None
 
     @classmethod
-    def of(cls, name: str, kept: Mapping[str, Any]) -> "ItemVerdict":
-        score = kept.get("score")
+    def of(cls, name: str, stored: Mapping[str, Any]) -> "ItemVerdict":
+        score = stored.get("score")
         return cls(
             name,
             score,
-            None if score is None else kept.get("confidence"),
-            kept.get("critique", ""),
-            kept.get("reasoning", ""),
-            kept.get("why"),
+            None if score is None else stored.get("confidence"),
+            stored.get("critique", ""),
+            stored.get("reasoning", ""),
+            stored.get("why"),
         )
 
 
@@ -53,14 +53,14 @@ class Stage:
 
 def stages(store: SampleStore) -> list[Stage]:
     """The best and the worst of each category in the first and in the last step, training and held out."""
-    found = []
+    stages = []
     for kind, title in KINDS.items():
         steps = store.steps(kind)
         for step in dict.fromkeys((*steps[:1], *steps[-1:])):
             samples = best_and_worst(store.page(step=step, kind=kind, limit=MAX_SAMPLES))
             if samples:
-                found.append(Stage(f"{title}, step {step}", samples))
-    return found
+                stages.append(Stage(f"{title}, step {step}", samples))
+    return stages
 
 
 def best_and_worst(samples: Iterable[Sample]) -> list[ShownSample]:
@@ -83,5 +83,5 @@ def _ends(samples: Sequence[Sample], each: int) -> list[ShownSample]:
 
 def _shown(sample: Sample, place: str) -> ShownSample:
     scored = sample.extras["rubric"]
-    verdicts = tuple(ItemVerdict.of(name, kept) for name, kept in scored["items"].items())
+    verdicts = tuple(ItemVerdict.of(name, stored) for name, stored in scored["items"].items())
     return ShownSample(sample, place, scored["category"], scored["version"], sample.extras.get("origin"), verdicts)

@@ -96,12 +96,12 @@ def best_step(
 
 def before_and_after(run: RunDetails) -> list[BeforeAndAfter]:
     """Held-out metrics before training and at the last evaluation."""
-    found = []
+    changes = []
     for metric in run.metrics:
         _, values = series(run.records, metric.key)
         if metric.key.startswith("eval/") and len(values) > 1:
-            found.append(BeforeAndAfter(metric.label, metric.key, values[0], values[-1]))
-    return found
+            changes.append(BeforeAndAfter(metric.label, metric.key, values[0], values[-1]))
+    return changes
 
 
 def details_json(run: RunDetails) -> dict[str, Any]:

@@ -115,8 +115,8 @@ class SampleStore:
 
     def steps(self, kind: Kind) -> list[int]:
         with reading(self._path):
-            found = self._db.execute(f"SELECT DISTINCT step FROM {self._steps} WHERE kind = ? ORDER BY step", (kind,))
-            return [int(step) for (step,) in found]
+            rows = self._db.execute(f"SELECT DISTINCT step FROM {self._steps} WHERE kind = ? ORDER BY step", (kind,))
+            return [int(step) for (step,) in rows]
 
     @property
     def _steps(self) -> str:

@@ -60,10 +60,10 @@ def thinned(xs: Sequence[float], ys: Sequence[float], limit: int = MAX_POINTS) -
     """At most `limit` points: the minimum and the maximum of every chunk, so that spikes stay."""
     if len(xs) <= limit:
         return list(xs), list(ys)
-    kept: list[int] = []
+    indices: list[int] = []
     for chunk in even_ranges(len(xs), limit // 2):
-        kept += sorted({min(chunk, key=ys.__getitem__), max(chunk, key=ys.__getitem__)})
-    return [xs[i] for i in kept], [ys[i] for i in kept]
+        indices += sorted({min(chunk, key=ys.__getitem__), max(chunk, key=ys.__getitem__)})
+    return [xs[i] for i in indices], [ys[i] for i in indices]
 
 
 def thinned_band(band: Band, limit: int = MAX_POINTS) -> Band:

@@ -93,13 +93,13 @@ def run_folders(runs: Path) -> list[Path]:
     """The runs in a folder and in its subfolders (a comparison's), by name; hidden folders are skipped."""
     if not runs.is_dir():
         raise UserError(f"there is no folder '{runs}': train a run first, or set VIGNERON_RUNS to your runs' folder")
-    found: list[Path] = []
+    folders: list[Path] = []
     for path in sorted(p for p in runs.iterdir() if p.is_dir() and not p.name.startswith(".")):
         if (path / "config.yaml").is_file():
-            found.append(path)
+            folders.append(path)
         else:
-            found += sorted(p.parent for p in path.glob("[!.]*/config.yaml"))
-    return found
+            folders += sorted(p.parent for p in path.glob("[!.]*/config.yaml"))
+    return folders
 
 
 def last_records(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
@@ -187,10 +187,10 @@ def saved_checkpoints(run: Path) -> list[SavedCheckpoint]:
     except OSError:
         return []
     named = [path for path in folders if re.fullmatch(r"step-\d+", path.name)]
-    found = [
+    checkpoints = [
         SavedCheckpoint(int(path.name.removeprefix("step-")), bytes_in(path)) for path in named if _has_its_files(path)
     ]
-    return sorted(found, key=lambda saved: saved.step)
+    return sorted(checkpoints, key=lambda saved: saved.step)
 
 
 def _has_its_files(checkpoint: Path) -> bool:

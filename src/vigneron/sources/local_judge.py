@@ -46,9 +46,9 @@ class LocalBackend:
         prompts = self._model.prompts([call.messages for call in calls])
         limit, needed = self._model.policy.context_length, 1 if yes_no else self._config.max_tokens
         fits = [limit is None or len(ids) + needed <= limit for ids in prompts]
-        kept = [i for i, fit in enumerate(fits) if fit]
+        fitting = [i for i, fit in enumerate(fits) if fit]
         reply = self._yes_probabilities if yes_no else self._generated
-        replies = iter(reply([calls[i] for i in kept], [prompts[i] for i in kept]) if kept else [])
+        replies = iter(reply([calls[i] for i in fitting], [prompts[i] for i in fitting]) if fitting else [])
         return [
             next(replies)
             if fit

@@ -96,7 +96,7 @@ class LocalModel:
             max_new_tokens=max_tokens,
             sampling=sampling,
             sample_ids=sample_ids,
-            tokens_at_once=PREFILL_TOKENS[self.policy.device.type],
+            microbatch_tokens=PREFILL_TOKENS[self.policy.device.type],
         )
 
 

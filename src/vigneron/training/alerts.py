@@ -34,8 +34,8 @@ FAILED_STEPS = 3
 def warnings_of(history: Sequence[Record]) -> dict[str, str]:
     """Texts by subject. `history`: the metrics of a run's first and last steps, in order."""
     steps = [record for record in history if record.get("step", 1) > 0]
-    found = {about: check(steps) for about, check in CHECKS.items()}
-    return {about: text for about, text in found.items() if text is not None}
+    texts = {about: check(steps) for about, check in CHECKS.items()}
+    return {about: text for about, text in texts.items() if text is not None}
 
 
 def _zero_std_groups(steps: Sequence[Record]) -> str | None:

@@ -3,7 +3,7 @@
 Step t trains on samples of version max(v, t − k) of the weights, k being the staleness and v the version at which
 prefetching began: the result does not depend on timing. Nothing is prefetched beyond a step after which the run is
 evaluated or saved, so a checkpoint has no samples in flight, and a resumed run equals the uninterrupted one. (After a
-checkpoint that a signal caused in between, prefetching begins anew.)
+checkpoint that a signal caused in between, prefetching starts again.)
 """
 
 import queue
@@ -27,8 +27,8 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class AsyncRollout:
-    """A rollout whose batches are sampled and rewarded in a thread of its own, from weights of `staleness` versions
-    ago at most. It follows the curriculum by itself: the rows that the loop hands it are the same."""
+    """A rollout that samples and rewards batches in a background thread, from weights at most `staleness` versions old.
+    It gets its rows from the curriculum; the rows that the loop passes are the same."""
 
     def __init__(self, rollout: Rollout, curriculum: Curriculum, config: Config, policy: Policy) -> None:
         self._rollout, self._curriculum, self._policy = rollout, curriculum, policy

@@ -1,9 +1,9 @@
-"""Who watches a run: the terminal, a function of a script's, or nobody."""
+"""Views of a run, called by the training loop: the terminal, a user's function, or none."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vigneron.batch import Batch
 from vigneron.config import Config
@@ -13,7 +13,7 @@ from vigneron.training.method import Metrics
 
 
 class RunInfo(Protocol):
-    """What a view may read of the run it watches. `step` counts the steps that are done."""
+    """What a view may read of its run. `step` is the number of finished steps."""
 
     config: Config
     step: int
@@ -23,8 +23,8 @@ class RunInfo(Protocol):
 
 
 class View(Protocol):
-    """Called by the loop. Two more are called where a view has them: `warning(text)`, instead of `notice`, for what is
-    going wrong, and `phase(text)`, for what the run is doing now (None: nothing that has a name)."""
+    """Called by the loop. Two optional methods: `warning(text)` for warnings (default: `notice`), and `phase(text)`
+    for the current phase of the run (None between phases)."""
 
     def notice(self, text: str) -> None: ...
     def step(self, run: RunInfo, metrics: Metrics, batch: Batch, seconds: float) -> None: ...
@@ -37,9 +37,9 @@ class Silent:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a function is told after every step: `vigneron.train("demo", view=lambda now: print(now.step))`.
+    """What a view function gets after every step: `vigneron.train("demo", view=lambda now: print(now.step))`.
 
-    What it raises stops the run, as Ctrl-C would, but without saving.
+    An exception from the function stops the run without saving.
     """
 
     folder: Path
@@ -47,9 +47,9 @@ class Progress:
     steps: int
     metrics: Metrics
     seconds: float
-    """That the step took."""
-    said: tuple[str, ...] = ()
-    """Notes and warnings since the step before."""
+    """Duration of the step."""
+    notices: tuple[str, ...] = ()
+    """Notices and warnings since the previous step."""
 
     @property
     def share(self) -> float:
@@ -57,22 +57,22 @@ class Progress:
 
 
 @dataclass
-class Telling:
-    """A function as a view."""
+class FunctionView:
+    """A view that calls a function after every step."""
 
-    tell: Callable[[Progress], object]
-    _said: list[str] = field(default_factory=list)
+    function: Callable[[Progress], object]
+    _notices: list[str] = field(default_factory=list)
 
     def notice(self, text: str) -> None:
-        self._said.append(text)
+        self._notices.append(text)
 
     def step(self, run: RunInfo, metrics: Metrics, batch: Batch, seconds: float) -> None:
-        said, self._said = tuple(self._said), []
-        self.tell(Progress(run.folder.path, run.step, run.config.steps, dict(metrics), seconds, said))
+        notices, self._notices = tuple(self._notices), []
+        self.function(Progress(run.folder.path, run.step, run.config.steps, dict(metrics), seconds, notices))
 
 
 AnyView = View | Callable[[Progress], object] | None
-"""What `vigneron.train` takes."""
+"""The type of `view` in `vigneron.train`."""
 
 
 def as_view(view: AnyView) -> View:
@@ -81,10 +81,12 @@ def as_view(view: AnyView) -> View:
     if hasattr(view, "notice") and hasattr(view, "step"):
         return view
     if not callable(view):
-        raise TypeError("view: a function that takes a vigneron.Progress, or an object with `notice` and `step`")
-    return Telling(view)
+        raise TypeError(
+            "view: expected a function that takes a vigneron.Progress, or an object with `notice` and `step`"
+        )
+    return FunctionView(view)
 
 
 def tell(view: View, notice: Notice) -> None:
-    said: Any = view
-    (getattr(said, "warning", said.notice) if notice.kind == "warning" else said.notice)(notice.text)
+    show = getattr(view, "warning", view.notice) if notice.kind == "warning" else view.notice
+    show(notice.text)

@@ -37,7 +37,7 @@ def rewarding(method: Method) -> Rollout:
 
 
 def overlaps(reward: Callable[..., Batch]) -> bool:
-    """Whether a reward is asynchronous: it waits for somebody else, and more can be sampled meanwhile."""
+    """Whether a reward is asynchronous: it waits for a server, and sampling can continue meanwhile."""
     return getattr(reward, "overlaps", False)
 
 
@@ -90,8 +90,8 @@ class DynamicSampling:
                 break
             others = self.curriculum.more(rows, step, attempt)[:count]
             more = self.rollout(others, step, attempt * max(len(rows), self.curriculum.prompts_per_step))
-            kept = [i for i, is_idle in enumerate(idle_B.tolist()) if not is_idle]
-            batch = concatenate([batch.rows(kept), more]) if kept else more
+            useful = [i for i, is_idle in enumerate(idle_B.tolist()) if not is_idle]
+            batch = concatenate([batch.rows(useful), more]) if useful else more
             replaced += count
         return batch.with_metrics({"groups_replaced": replaced})
 

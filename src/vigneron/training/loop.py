@@ -78,7 +78,7 @@ def train(run: Run, view: View) -> None:
         reason = str(lost)
         raise lost from error
     finally:
-        saver.settle()
+        saver.wait_ignoring_errors()
         write_status(folder, state, ended=time.time(), error=reason)
 
 
@@ -115,7 +115,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             view.step(run, metrics, batch, seconds)
             output.alert(run.step, metrics, run.warnings(metrics), view)
             output.saver.check()
-            stopping = ranks.any_rank(stop.asked)
+            stopping = ranks.any_rank(stop.signal_number)
             if stopping and run.async_rollout is not None:
                 run.async_rollout.close(timeout_s=60.0)  # the tokenizer is used by one thread at a time
             if last or stopping or (config.save_every and run.step % config.save_every == 0):

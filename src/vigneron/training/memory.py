@@ -1,4 +1,4 @@
-"""Memory: how many tokens fit into a pass of the update, and what to say when there was not enough."""
+"""Memory: how many tokens fit into a forward and backward pass, and the error when memory runs out."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,16 +18,16 @@ from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import scores
 from vigneron.rollout.engine.engine import cache_bytes
 
-# What a pass may take of the memory that is free once optimizer, gradients and the sampler have theirs.
+# Share of the memory left after optimizer, gradients and sampler that a pass may take.
 SHARE = 0.7
-# Tokens of the smaller of two passes that are measured: more than a chunk of the head, whose cost is then in both.
+# Tokens of the smaller of the two measured passes: more than a chunk of the head, so that both include its cost.
 PROBE_TOKENS = 2 * HEAD_CHUNK
 
 
 def find_microbatch_tokens(policy: Policy, longest: int) -> int:
-    """The largest pass that surely fits, up to a size beyond which little gets faster.
+    """The number of tokens that safely fit into a pass, up to a size beyond which speed hardly improves.
 
-    On a CUDA device two small passes are made, forward and back: their peaks give the bytes a token takes.
+    On a CUDA device, the peak memory of two small forward and backward passes gives the bytes per token.
     """
     if policy.device.type != "cuda":
         return DEFAULT_MICROBATCH_TOKENS
@@ -41,14 +41,14 @@ def find_microbatch_tokens(policy: Policy, longest: int) -> int:
     torch.cuda.empty_cache()
     trained = sum(ranks.local_tensor(parameter).nbytes for _, parameter in policy.trainable())
     free, _ = torch.cuda.mem_get_info(policy.device)
-    kept = 3 * trained + 1.5 * cache_bytes(policy.device)  # gradients and AdamW's two moments; the sampler
-    room = SHARE * (free - kept - fixed)
+    reserved = 3 * trained + 1.5 * cache_bytes(policy.device)  # gradients and AdamW's two moments; the sampler
+    room = SHARE * (free - reserved - fixed)
     fits = int(room / per_token) // 256 * 256
     return max(longest, min(DEFAULT_MICROBATCH_TOKENS, fits))
 
 
 def _peak_bytes(policy: Policy, width: int, rows: int) -> int:
-    """What a pass forward and back over `rows` rows takes above what is there before it."""
+    """Peak memory of a forward and backward pass over `rows` rows, above what is allocated before."""
     device = policy.device
     prompt, length = max(1, width // 4), width - max(1, width // 4)
     zeros_BT = torch.zeros(rows, length, device=device)
@@ -85,7 +85,7 @@ def _objective(policy: Policy, batch: Batch) -> Tensor:
 
 @contextmanager
 def explained_memory(config: Config) -> Iterator[None]:
-    """Running out of memory, said with the settings that decide it."""
+    """Turn an out-of-memory error into a `UserError` that names the settings to lower."""
     try:
         yield
     except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
@@ -107,9 +107,9 @@ def _advice(config: Config) -> str:
     settings: list[Any] = [
         f"microbatch_tokens (now {config.microbatch_tokens})",
         f"max_new_tokens ({config.max_new_tokens})",
-        f"samples a step ({samples}: prompts_per_step × group_size)",
+        f"samples per step ({samples}: prompts_per_step × group_size)",
     ]
     switches = [] if config.model.activation_checkpointing else ["model.activation_checkpointing=true"]
     switches += [] if config.model.lora else ["model.lora={}"]
     also = f", or set {' or '.join(switches)}" if switches else ""
-    return f"out of memory; a checkpoint that was written stands. Lower {', '.join(settings)}{also}"
+    return f"out of memory; earlier checkpoints are intact. Lower {', '.join(settings)}{also}"

@@ -79,7 +79,7 @@ def model_card(
         f"## How it was trained\n\n{_training(config, step)}",
         f"## Metrics\n\n{_metrics_table(config, [r for r in metrics if r['step'] <= step])}",
         "## Limits\n\n" + "\n".join(f"- {line}" for line in _limits(config, rows)),
-        "## Versions\n\n" + ", ".join(f"{name} {found}" for name, found in (versions or installed()).items()) + ".",
+        "## Versions\n\n" + ", ".join(f"{name} {number}" for name, number in (versions or installed()).items()) + ".",
         "## Papers\n\n" + "\n".join(f"- {paper}" for paper in _papers(config)),
         f"## Config\n\n```yaml\n{_config_shown(config)}\n```",
     ]
@@ -92,13 +92,13 @@ def _config_shown(config: Config) -> str:
 
 
 def installed() -> dict[str, str]:
-    found = {"Python": platform.python_version()}
+    versions = {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:  # run from source
             continue
-    return found
+    return versions
 
 
 def base_name(name: str) -> str | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vigneron.config import OptimizerConfig
 from vigneron.distributed import ranks
-from vigneron.training.checkpoint.shards import placed
+from vigneron.training.checkpoint.shards import shard_like
 
 
 @dataclass
@@ -61,12 +61,12 @@ class Optimized:
     def load(self, tensors: dict[str, Tensor]) -> None:
         for name, parameter in self.parameters:
             prefix = f"{self.name}.{name}."
-            found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
             # Only a fused optimizer counts its steps on the parameter's device.
             counter = parameter.device if self.optimizer.defaults["fused"] else torch.device("cpu")
             self.optimizer.state[parameter] = {
-                key: value.to(counter).clone() if key == "step" else placed(value, parameter)
-                for key, value in found.items()
+                key: value.to(counter).clone() if key == "step" else shard_like(value, parameter)
+                for key, value in state.items()
             }
 
 

@@ -108,7 +108,7 @@ class RunOutput:
             stack.callback(self.folder.unlock if ranks.is_rank0() else self.folder.remove)
             stack.callback(self.samples.close)
             stack.callback(self._close_trackers, step)
-            stack.callback(self.saver.settle)
+            stack.callback(self.saver.wait_ignoring_errors)
 
     def _close_trackers(self, step: int) -> None:
         warnings = self.trackers.close(at_once=self.stop_immediately) if self.trackers is not None else []

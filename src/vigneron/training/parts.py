@@ -60,7 +60,7 @@ class Parts:
         if not passes:
             return {}
         with torch.no_grad():
-            return map_microbatches(batch, self.config.tokens_at_once, *passes)
+            return map_microbatches(batch, self.config.resolved_microbatch_tokens, *passes)
 
     def kl_previous(self, batch: Batch) -> Term:
         """KL(π₀ ‖ π₁) after the updates: how far the step has moved the policy."""
@@ -95,7 +95,7 @@ class Parts:
             updates_per_step=updates_per_step,
             minibatches=minibatches,
             seed=config.seed,
-            microbatch_tokens=config.tokens_at_once,
+            microbatch_tokens=config.resolved_microbatch_tokens,
             schedule=config.optimizer.schedule,
             warmup_updates=config.optimizer.warmup_steps * per_step,
             measure=measure,

@@ -1,4 +1,4 @@
-"""What is looked at beside a rubric's reward: answers that deserve nothing, and another rubric or judge."""
+"""Audit of a rubric reward at each evaluation: canaries (answers that deserve nothing), a held-out rubric or judge."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -17,43 +17,44 @@ from vigneron.run_store.folder import RunFolder
 from vigneron.sources.placement import IN_PROCESS, ModelPlacement
 from vigneron.training.method import Metrics
 
-# Questions of a category that every canary answers.
+# Questions per category that every canary answers.
 QUESTIONS = 2
-# A canary that earns more than this share of a perfect answer's reward is worth a line.
+# A canary that earns more than this share of a perfect answer's reward causes a warning.
 FOOLED = 0.5
 
 
 @dataclass(frozen=True)
-class SecondLook:
+class RubricAudit:
+    """`audit(batch)`: metrics of the canaries and of the held-out rubric on a batch of held-out completions."""
+
     reward: RubricReward
     questions: Sequence[Row]
     other: ApplyReward | None = None
-    """By `held_out_file` or `held_out_judge`, which nothing is trained on."""
+    """The reward of `held_out_file` or `held_out_judge`, which is not trained on."""
 
     def __call__(self, batch: Batch) -> Metrics:
-        found = self._canaries()
+        metrics = self._canaries()
         if self.other is not None:
-            seen = self.other(
-                batch.with_signals(metrics={})
-            )  # or the trained rubric's figures would count as the other's
-            present = seen.signals.rewards_B[~seen.signals.rewards_B.isnan()]
+            scored = self.other(batch.with_signals(metrics={}))  # without the metrics of the trained rubric
+            present = scored.signals.rewards_B[~scored.signals.rewards_B.isnan()]
             if len(present):
-                found["held_out_rubric/reward"] = float(present.mean())
-            found |= {
-                f"held_out_rubric/{name.removeprefix('reward/')}": value for name, value in seen.signals.metrics.items()
+                metrics["held_out_rubric/reward"] = float(present.mean())
+            metrics |= {
+                f"held_out_rubric/{name.removeprefix('reward/')}": value
+                for name, value in scored.signals.metrics.items()
             }
-        return found
+        return metrics
 
     def _canaries(self) -> Metrics:
-        """What they earn of a perfect answer's reward: the mean of each category, and the most of all."""
+        """Rewards of the canaries as shares of a perfect answer's: the mean per category, and the largest."""
         texts = self.reward.live_rubric.rubric.canaries
         rows = [row for row in self.questions for _ in texts]
-        said = [text for _ in self.questions for text in texts]
+        answers = [text for _ in self.questions for text in texts]
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: [row.get(name) for row in rows] for name in names if name != "prompt"}
         earned: defaultdict[str, list[float]] = defaultdict(list)
         for category, reward in (
-            self.reward.normalised_rewards([row["prompt"] for row in rows], said, columns) if rows else []
+            self.reward.normalised_rewards([row["prompt"] for row in rows], answers, columns) if rows else []
         ):
             if reward is not None:
                 earned[category].append(reward)
@@ -63,7 +64,7 @@ class SecondLook:
         return {**means, "canary/largest": max(max(values) for values in earned.values())}
 
 
-def second_look(
+def build_rubric_audit(
     config: Config,
     reward: Any,
     data: Data,
@@ -71,7 +72,8 @@ def second_look(
     *,
     notice: Callable[[str], None] = lambda text: None,
     placement: ModelPlacement = IN_PROCESS,
-) -> SecondLook | None:
+) -> RubricAudit | None:
+    """The audit of a rubric reward; None for other rewards."""
     if not isinstance(reward, RubricReward) or not isinstance(config.reward, RubricRewardConfig):
         return None
     options, rubric = config.reward, reward.live_rubric.rubric
@@ -92,15 +94,15 @@ def second_look(
             placement=placement,
         )
         other = ApplyReward(built, missing_limit=1.0)
-    return SecondLook(reward, [row for rows in by_category.values() for row in rows[:QUESTIONS]], other)
+    return RubricAudit(reward, [row for rows in by_category.values() for row in rows[:QUESTIONS]], other)
 
 
 def explain_canaries(metrics: Metrics) -> tuple[str, ...]:
-    """A judge that pays for nothing pays for anything."""
+    """A warning if a canary earns too much: the judge cannot be trusted."""
     largest = metrics.get("eval/canary/largest")
     if largest is None or largest <= FOOLED:
         return ()
     return (
-        f"an answer that deserves nothing earns more than {FOOLED:.0%} of a perfect one's reward (eval/canary/… has "
-        "the categories): look at the rubric's judged items before you trust their scores",
+        f"an answer that deserves nothing earns more than {FOOLED:.0%} of a perfect answer's reward (by category: "
+        "eval/canary/…): check the rubric's judged items before you trust their scores",
     )

@@ -24,15 +24,15 @@ from vigneron.run_store.metrics_file import records_of
 from vigneron.run_store.notices import Notice
 from vigneron.training.async_rollout import AsyncRollout
 from vigneron.training.callbacks import View
-from vigneron.training.checkpoint.manifest import damage_explained
+from vigneron.training.checkpoint.manifest import explain_damage
 from vigneron.training.checkpoint.read import State, checkpoint_step, load_checkpoint, load_weights
-from vigneron.training.checkpoint.shards import placed
+from vigneron.training.checkpoint.shards import shard_like
 from vigneron.training.checkpoint.snapshot import take_snapshot
 from vigneron.training.method import Method, Metrics
 from vigneron.training.metrics import batch_metrics, evaluate
 from vigneron.training.model_card import Rows, model_card
 from vigneron.training.output import RunOutput, dump_batch
-from vigneron.training.rubric_audit import SecondLook, explain_canaries
+from vigneron.training.rubric_audit import RubricAudit, explain_canaries
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Run:
     check: Check
     output: RunOutput
     origin: Origin
-    audit: SecondLook | None = None
+    audit: RubricAudit | None = None
     """A rubric's canaries, and a second rubric that nothing is trained on."""
     remote: RemoteWorkers | None = None
     async_rollout: AsyncRollout | None = None
@@ -133,7 +133,7 @@ class Run:
         if self.policy.sharding is None:
             saver.save(snapshot)
         else:
-            saver.save_together(snapshot, shards)
+            saver.save_sharded(snapshot, shards)
 
     def card(self) -> str:
         rows = Rows(len(self.data.train), len(self.data.held_out))
@@ -144,11 +144,11 @@ class Run:
         """A checkpoint's state, or its weights alone."""
         if not weights_only:
             state = load_checkpoint(saved, self.policy, base=self.origin.base, places=self._places())
-            with damage_explained(saved):
+            with explain_damage(saved):
                 self._load(state)
             self._load_curriculum(state)
             return
-        with damage_explained(saved):
+        with explain_damage(saved):
             load_weights(saved, self.policy)
         self.step = checkpoint_step(saved)
         self.method.update.begin_at(self.step)
@@ -170,7 +170,7 @@ class Run:
             self.method.memory.load(state.memory())
         with torch.no_grad():
             for name, weight in self._critic().items():
-                weight.copy_(placed(state.tensors[name], weight))
+                weight.copy_(shard_like(state.tensors[name], weight))
         self.skipped = state.scalars.get("skipped", 0)
         self.step = state.step
 

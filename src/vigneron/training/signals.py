@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the step is finished and saved, then the process ends; a second signal ends it at once."""
+"""Ctrl-C and SIGTERM: finish and save the step, then exit; a second signal exits immediately."""
 
 import signal
 import threading
@@ -9,34 +9,34 @@ from typing import Any
 
 
 class Stopped(SystemExit):
-    """Training ended because it was asked to; the exit code is the shell's for the signal."""
+    """Training stopped on a signal; the exit code is 128 + the signal's number."""
 
     finished: Path | None = None
-    """The run's folder, where the step that was waited for was its last."""
+    """The run's folder, if that step was its last."""
 
 
 class StopRequest:
-    """While active, the first signal sets `asked`; the second one has its ordinary effect."""
+    """While active, the first signal sets `signal_number`; a second one has its default effect."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self.asked: int | None = None
-        self._tell = tell
+    def __init__(self, notice: Callable[[str], None]) -> None:
+        self.signal_number: int | None = None
+        self._notice = notice
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        # Python delivers signals to the main thread only; in another one there is nothing to catch.
+        # Python delivers signals to the main thread only.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._restore()
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = number
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.signal_number = number
         self._restore()
-        self._tell("stopping: this step is finished and saved first; once more stops at once")
+        self._notice("stopping after this step is finished and saved; press Ctrl-C again to stop immediately")
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
@@ -44,5 +44,5 @@ class StopRequest:
         self._before = {}
 
     def leave(self, number: int) -> None:
-        """By a signal that this process was sent, or another one of its run."""
+        """Exit as for this signal, which this process or another rank has received."""
         raise Stopped(128 + number)

@@ -1,4 +1,4 @@
-"""The update slot by trust region (eq. 10): one step along the natural gradient, as long as KL(π₀ ‖ π₁) ≤ δ allows."""
+"""Trust-region update (eq. 10): one natural-gradient step, the longest with KL(π₀ ‖ π₁) ≤ δ."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from vigneron.training.method import Metrics
 from vigneron.training.update import GradientUpdate, Measured, Term, check_finite
 
 
-class Looked(NamedTuple):
-    """A policy as it is now, on the step's samples: the surrogate, and KL(π₀ ‖ it) over tokens."""
+class PolicyMeasures(NamedTuple):
+    """The surrogate and KL(π₀ ‖ π₁) over tokens of the current policy π₁ on the step's samples."""
 
     surrogate: float
     kl_mean: float
@@ -30,7 +30,7 @@ class Looked(NamedTuple):
 class TrustRegionUpdate:
     """`update(batch)`: the actor by trust region, then the critic by gradient.
 
-    `score` gives KL(π₀ ‖ π₁) with the rest, and `product` multiplies with the Fisher matrix.
+    `score` includes the exact KL(π₀ ‖ π₁); `product` multiplies a vector with the Fisher matrix.
     """
 
     policy: Policy
@@ -57,12 +57,12 @@ class TrustRegionUpdate:
         with phase("conjugate gradient"):
             step_P = self._longest_step(batch, gradient_P)
         start_P = self._weights()
-        before = after = self._look(batch)
+        before = after = self._measure(batch)
 
         def evaluate(share: float) -> tuple[float, float]:
             nonlocal after
             self._set(start_P + share * step_P)
-            after = self._look(batch)
+            after = self._measure(batch)
             return after.surrogate, after.kl_max if self.options.over == "max" else after.kl_mean
 
         with phase("line search"):
@@ -82,7 +82,7 @@ class TrustRegionUpdate:
         }
 
     def _differentiate(self, batch: Batch) -> Metrics:
-        """The surrogate's gradient, added to the weights'; and the metrics of the policy that sampled."""
+        """Accumulate the surrogate's gradient in the weights, and return the metrics of the sampling policy."""
 
         def terms(part: Batch) -> list[Term]:
             now = self.score(part)
@@ -91,7 +91,7 @@ class TrustRegionUpdate:
         return {name: value for name, value, _ in self.critic.accumulate(batch, terms)}
 
     @torch.no_grad()
-    def _look(self, batch: Batch) -> Looked:
+    def _measure(self, batch: Batch) -> PolicyMeasures:
         largest = 0.0
 
         def terms(part: Batch) -> list[Term]:
@@ -100,17 +100,17 @@ class TrustRegionUpdate:
             largest = max(largest, float(torch.where(part.trained_BT, now.exact_kl_BT, 0.0).max()))
             return [self.surrogate(part, now), Term("kl", now.exact_kl_BT)]
 
-        found = {name: value for name, value, _ in self.critic.accumulate(batch, terms)}
-        return Looked(found["loss/policy"], found["kl"], ranks.all_reduce_max(largest))
+        sums = {name: value for name, value, _ in self.critic.accumulate(batch, terms)}
+        return PolicyMeasures(sums["loss/policy"], sums["kl"], ranks.all_reduce_max(largest))
 
     def _longest_step(self, batch: Batch, gradient_P: Tensor) -> Tensor:
-        """−F⁻¹g, as far as the region reaches by its second-order approximation."""
+        """−F⁻¹g, scaled to the boundary of the trust region in its second-order approximation."""
         damping = self.options.damping
 
         def product(vector_P: Tensor) -> Tensor:
             return self.product(batch, vector_P) + damping * vector_P
 
-        # Of the direction alone: the gradient's own size says nothing about when to stop.
+        # Of the unit vector: the stopping criterion must not depend on the size of the gradient.
         unit_P = -gradient_P / gradient_P.norm().clamp(min=1e-30)
         direction_P = conjugate_gradient(product, unit_P, iterations=self.options.iterations)
         curvature = float(direction_P @ product(direction_P))
@@ -118,8 +118,8 @@ class TrustRegionUpdate:
 
     def _take_gradient(self) -> Tensor:
         weights = [weight for _, weight in self.policy.trainable()]
-        found = [torch.zeros_like(w) if w.grad is None else w.grad.detach() for w in weights]
-        gradient_P = torch.cat([g.flatten() for g in found])
+        gradients = [torch.zeros_like(w) if w.grad is None else w.grad.detach() for w in weights]
+        gradient_P = torch.cat([g.flatten() for g in gradients])
         for weight in weights:
             weight.grad = None
         return gradient_P

@@ -221,6 +221,6 @@ def check_finite(measured: Sequence[Measured]) -> None:
     broken = [one.name for one in measured if not math.isfinite(one.value)]
     if broken:
         raise NonFinite(
-            f"{', '.join(broken)}: not finite. This update was not made, and the last checkpoint stands; "
-            "a lower learning rate or temperature usually helps"
+            f"{', '.join(broken)}: not finite. The update was not applied, and earlier checkpoints are intact: "
+            "try a lower learning rate or temperature"
         )

@@ -30,17 +30,17 @@ class Runs:
                 run_folders(place)  # raises
 
     def folders(self) -> dict[str, Path]:
-        found: dict[str, Path] = {}
+        folders: dict[str, Path] = {}
         for place in self._places:
             if (place / "config.yaml").is_file():
-                _add(found, place.resolve().name, place)
+                _add(folders, place.resolve().name, place)
                 continue
             try:
                 for path in run_folders(place):
-                    _add(found, path.relative_to(place).as_posix(), path)
+                    _add(folders, path.relative_to(place).as_posix(), path)
             except (UserError, OSError):  # deleted meanwhile
                 continue
-        return {name: path for name, path in found.items() if _is_self_contained(path)}
+        return {name: path for name, path in folders.items() if _is_self_contained(path)}
 
     def folder(self, name: str) -> Path:
         try:
@@ -53,9 +53,9 @@ class Runs:
         mark = (*(_changed(path / name) for name in ("config.yaml", STATUS, "metrics.jsonl", LOCK)),)
         alive = RunFolder(path).is_locked()
         with self._lock:
-            kept = self._statuses.get(path)
-        if kept is not None and kept[0] == (mark, alive):
-            return kept[1]
+            cached = self._statuses.get(path)
+        if cached is not None and cached[0] == (mark, alive):
+            return cached[1]
         status = status_of(path)
         with self._lock:
             self._statuses[path] = ((mark, alive), status)
@@ -81,13 +81,13 @@ def _is_self_contained(path: Path) -> bool:
         return False
 
 
-def _add(found: dict[str, Path], name: str, path: Path) -> None:
+def _add(folders: dict[str, Path], name: str, path: Path) -> None:
     """Add a run; a number is appended to a name that exists in another folder."""
     number, key = 1, name
-    while key in found:
+    while key in folders:
         number += 1
         key = f"{name} ({number})"
-    found[key] = path
+    folders[key] = path
 
 
 def _changed(path: Path) -> tuple[int, int] | None:

@@ -59,16 +59,16 @@ def own_names(host: str, port: int) -> list[str]:
 def own_addresses() -> set[str]:
     """This machine's addresses in its network. Safe as host names: no other site can have one."""
     try:
-        found = {str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+        addresses = {str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
     except OSError:
-        found = set()
+        addresses = set()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing; selects the outgoing address
-            found.add(str(probe.getsockname()[0]))
+            addresses.add(str(probe.getsockname()[0]))
         except OSError:
             pass
-    return found
+    return addresses
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -22,7 +22,7 @@ from vigneron.web.runs import NoSuchRun, Runs, differences, read_config, written
 from vigneron.web.serve import page, static_routes
 
 MAX_RUNS = 12
-"""In one plot: more cannot be told apart."""
+"""Runs in one plot: more cannot be distinguished."""
 MAX_METRICS = 100
 PAGE_SIZE = 50
 
@@ -148,8 +148,8 @@ class _Viewer:
         with SampleSearch(folder) as store:
             kinds = store.kinds()
             steps = store.steps_around(kind, whole(request, "step"))
-            found = None if steps.at is None else store.find(SampleQuery(steps.at, **query))
-        return {"kinds": kinds, "steps": steps, "found": found, "page": PAGE_SIZE}
+            results = None if steps.at is None else store.find(SampleQuery(steps.at, **query))
+        return {"kinds": kinds, "steps": steps, "found": results, "page": PAGE_SIZE}
 
     def history(self, request: Request) -> Any:
         """The samples of one sample's prompt in all steps."""

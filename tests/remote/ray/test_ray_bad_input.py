@@ -30,14 +30,14 @@ ENDPOINT = {"kind": "rubric", "file": "r.yaml", "judge": {"kind": "endpoint", "m
     ("changes", "line"),
     [
         ({**DPO, "scale": RAY}, "`scale.sampling` has no effect with `method: dpo`, which samples nothing"),
-        ({"scale": {"embedding": {}}}, "`scale.embedding` has no effect: this reward asks no local embedder"),
+        ({"scale": {"embedding": {}}}, "`scale.embedding` has no effect: this reward uses no local embedder"),
         (
             {"scale": {"embedding": {}}, "reward": {"kind": "semantic", "embedder": "text-embedding-3-small"}},
-            "`scale.embedding` has no effect: this reward asks no local embedder",
+            "`scale.embedding` has no effect: this reward uses no local embedder",
         ),
         (
             {"scale": {"judging": {}}, "reward": ENDPOINT},
-            "`scale.judging` has no effect: this reward asks no local judge",
+            "`scale.judging` has no effect: this reward uses no local judge",
         ),
         ({"scale": {"ray_address": "auto"}}, "`ray_address` has no effect: no part of this config uses Ray"),
     ],

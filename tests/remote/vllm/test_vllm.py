@@ -61,8 +61,8 @@ class Served:
     def misbehave(self, how: str = "", times: int = 1, folder: Path | None = None) -> None:
         self.http.request("/misbehave", {"how": how, "times": times, "folder": folder and str(folder)})
 
-    def asked(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.http.request("/asked")
+    def requests(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.http.request("/requests")
         return found
 
 
@@ -221,8 +221,8 @@ def test_none_is_lost_and_none_counted_twice(tiny_folder: Path, served: Served, 
         served.misbehave(how, times=4)
         again = sampler.sample(request(Sampling(), PROMPTS * 3))
         assert torch.equal(whole.ids_BT, again.ids_BT)
-        assert len(served.asked()) == 12 + 4
-        assert len({body["seed"] for body in served.asked()}) == 12
+        assert len(served.requests()) == 12 + 4
+        assert len({body["seed"] for body in served.requests()}) == 12
 
 
 def start(tmp_path: Path, folder: Path, url: str, **changes: Any) -> Run:
@@ -262,7 +262,7 @@ def test_a_run_samples_by_it(tmp_path: Path, tiny_folder: Path, served: Served, 
     sampler = run.policy.sampler
     assert isinstance(sampler, VllmSampler)
     assert sampler.version == 3  # what was evaluated at the end
-    sampled = [body for body in served.asked() if body.get("return_token_ids") and body["temperature"] > 0]
+    sampled = [body for body in served.requests() if body.get("return_token_ids") and body["temperature"] > 0]
     assert len({body["seed"] for body in sampled if body["max_tokens"] > 1}) == 3 * 8
     run.close()
     assert not (run.folder.path / "vllm").exists()

@@ -192,7 +192,7 @@ def test_prompts_of_like_length_go_through_the_model_together(monkeypatch: pytes
     sample(policy, [[5] * size for size in sizes], max_new_tokens=2, sampling=Sampling())
     assert seen == [[20, 19, 11], [4, 3], [2]]
     seen.clear()
-    sample(policy, [[5] * size for size in sizes], max_new_tokens=2, sampling=Sampling(), tokens_at_once=40)
+    sample(policy, [[5] * size for size in sizes], max_new_tokens=2, sampling=Sampling(), microbatch_tokens=40)
     assert seen == [[20, 19], [11], [4, 3], [2]]
 
 

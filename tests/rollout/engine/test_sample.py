@@ -47,7 +47,7 @@ def test_neighbours_buckets_and_order_never_change_what_a_sample_gets(
         seed=3,
         step=9,
         sample_ids=some,
-        tokens_at_once=budget,
+        microbatch_tokens=budget,
     )
     for row, which in enumerate(some):
         length = int(whole.lengths_B[which])

@@ -17,7 +17,7 @@ from vigneron.training.callbacks import Silent
 from vigneron.training.checkpoint import write as saving
 from vigneron.training.checkpoint.read import checkpoints
 from vigneron.training.checkpoint.snapshot import take_snapshot
-from vigneron.training.checkpoint.write import best_checkpoint, save_checkpoint, sweep
+from vigneron.training.checkpoint.write import best_checkpoint, delete_drafts, save_checkpoint
 from vigneron.training.run import Run
 from vigneron.training.setup.start import start_run
 
@@ -110,7 +110,7 @@ def test_leftovers_are_swept(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     for name in (".config.yaml.draft", "checkpoints/.best.json.draft", "checkpoints/.step-9.draft/state/a", "kept"):
         (tmp_path / name).touch()
-    sweep(tmp_path)
+    delete_drafts(tmp_path)
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["checkpoints", "data", "kept"]
 
 

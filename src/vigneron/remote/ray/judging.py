@@ -15,7 +15,7 @@ from vigneron.sources.local_model import weights_name
 
 KEY = "scale.judging"
 
-Asked = tuple[LocalJudgeConfig, str]
+JudgeSpec = tuple[LocalJudgeConfig, str]
 """A judge's config, and the key that errors name."""
 
 
@@ -24,9 +24,9 @@ class JudgingActor(PoolActor):
         self._device = device
         self._backends: list[LocalBackend] = []
 
-    def load(self, asked: Sequence[Asked]) -> list[str]:
+    def load(self, specs: Sequence[JudgeSpec]) -> list[str]:
         """What identifies the weights of each judge."""
-        for config, where in asked[len(self._backends) :]:
+        for config, where in specs[len(self._backends) :]:
             backend = LocalBackend(config, weights_name(config.model, where), self._device, where)
             backend.check()
             self._backends.append(backend)
@@ -40,14 +40,14 @@ class JudgePool:
     """Judges that share one pool of actors. Each is loaded on every actor before it is used."""
 
     def __init__(self, cluster: Cluster, options: PoolConfig) -> None:
-        self._options, self._asked, self._sources = options, list[Asked](), list[str]()
+        self._options, self._specs, self._sources = options, list[JudgeSpec](), list[str]()
         self.device = "cuda" if options.gpus else "cpu"
         self.pool = Pool(cluster, PoolSpec(KEY, options), actors_of(cluster, JudgingActor, options, self.device))
 
     def backend(self, config: LocalJudgeConfig, source: str, where: str) -> "PooledBackend":
-        self._asked.append((config, where))
+        self._specs.append((config, where))
         self._sources.append(source)
-        return PooledBackend(self, len(self._asked) - 1, source)
+        return PooledBackend(self, len(self._specs) - 1, source)
 
     @property
     def actors(self) -> int:
@@ -55,13 +55,13 @@ class JudgePool:
 
     @property
     def key(self) -> int:
-        return len(self._asked)
+        return len(self._specs)
 
     def send(self, member: Member) -> Any:
-        return member.handle.load.remote(list(self._asked))
+        return member.handle.load.remote(list(self._specs))
 
     def check(self, answer: list[str], member: Member) -> bool:
-        for (config, where), here, there in zip(self._asked, self._sources, answer, strict=False):
+        for (config, where), here, there in zip(self._specs, self._sources, answer, strict=False):
             if here != there:
                 raise UserError(f"{where}: the files of '{config.model}' differ on {member.name}: copy the same ones")
         return True

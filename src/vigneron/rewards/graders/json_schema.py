@@ -145,16 +145,16 @@ def _validator_class() -> Any:
 
     def pattern_properties(validator: Any, patterns: Any, value: Any, schema: Any) -> Iterator[Any]:
         for wanted, part in patterns.items() if validator.is_type(value, "object") else ():
-            for name, found in value.items():
+            for name, member in value.items():
                 if _search(wanted)(name, timeout=REGEX_S):
-                    yield from validator.descend(found, part, path=name, schema_path=wanted)
+                    yield from validator.descend(member, part, path=name, schema_path=wanted)
 
     def additional_properties(validator: Any, additional: Any, value: Any, schema: Any) -> Iterator[Any]:
         patterns = schema.get("patternProperties", {})
-        for name, found in value.items() if validator.is_type(value, "object") else ():
+        for name, member in value.items() if validator.is_type(value, "object") else ():
             known = name in schema.get("properties", {})
             if not known and not any(_search(wanted)(name, timeout=REGEX_S) for wanted in patterns):
-                yield from validator.descend(found, additional, path=name)
+                yield from validator.descend(member, additional, path=name)
 
     own = {"pattern": pattern, "patternProperties": pattern_properties, "additionalProperties": additional_properties}
     return validators.extend(Draft202012Validator, own)

@@ -151,9 +151,9 @@ class Engine:
         token_R, logprob_R = choose(self._model.logits(hidden_RH), state.key, state.written, sampling)
         self.state.write(slice(0, count), token_R, logprob_R, self.ends)
 
-    def compact(self, kept: Sequence[int]) -> None:
-        """Move the kept rows to the front."""
-        source = to_device(kept, self.device)
+    def compact(self, rows: Sequence[int]) -> None:
+        """Move these rows to the front."""
+        source = to_device(rows, self.device)
         self.state.move(source)
         for layer_KRHSD in self._cache.unbind(1):  # layer by layer: each move makes a copy
-            layer_KRHSD[:, : len(kept)] = layer_KRHSD[:, source]
+            layer_KRHSD[:, : len(rows)] = layer_KRHSD[:, source]

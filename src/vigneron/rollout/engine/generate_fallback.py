@@ -29,7 +29,7 @@ class GenerateSampler:
     def sample(self, request: Request) -> Completions:
         completions = blank_completions(request, self._policy)
         lengths = [len(ids) + request.max_new_tokens for ids in request.prompt_ids]
-        for rows in length_buckets(lengths, request.tokens_at_once):
+        for rows in length_buckets(lengths, request.microbatch_tokens):
             with phase("generate"):
                 self._sample_rows(request, rows, completions)
         return completions

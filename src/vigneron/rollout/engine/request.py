@@ -22,7 +22,7 @@ class Request:
     seed: int
     step: int
     sample_ids: Sequence[int]
-    tokens_at_once: int
+    microbatch_tokens: int
     """Maximum prompt tokens in one prefill pass."""
 
 

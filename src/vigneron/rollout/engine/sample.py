@@ -26,7 +26,7 @@ def sample(
     seed: int = 0,
     step: int = 0,
     sample_ids: Sequence[int] | None = None,
-    tokens_at_once: int = 65536,
+    microbatch_tokens: int = 65536,
 ) -> Completions:
     """Sample one completion per prompt from the policy's current weights; greedy without `sampling`.
 
@@ -35,7 +35,7 @@ def sample(
     """
     check_lengths(policy, prompt_ids, max_new_tokens)
     names = list(sample_ids) if sample_ids is not None else list(range(len(prompt_ids)))
-    request = Request(prompt_ids, max_new_tokens, sampling, seed, step, names, tokens_at_once)
+    request = Request(prompt_ids, max_new_tokens, sampling, seed, step, names, microbatch_tokens)
     return sampler_of(policy).sample(request).trimmed()
 
 

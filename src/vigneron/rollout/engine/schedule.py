@@ -40,7 +40,7 @@ class Decoder(Protocol):
     def share_prompt(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None: ...
     def logits(self, hidden_NH: Tensor) -> Tensor: ...
     def decode(self, count: int, sampling: Sampling | None) -> None: ...
-    def compact(self, kept: Sequence[int]) -> None: ...
+    def compact(self, rows: Sequence[int]) -> None: ...
 
 
 class Schedule:
@@ -85,11 +85,11 @@ class Schedule:
         if self.waiting:
             self._admit(free)
         elif live and smaller < self.size:
-            kept = [row for row, owner in enumerate(self.owner) if owner is not None]
-            self.engine.compact(kept)
+            rows = [row for row, owner in enumerate(self.owner) if owner is not None]
+            self.engine.compact(rows)
             spare = smaller - live
-            self.owner = [*(self.owner[row] for row in kept), *[None] * spare]
-            self.left = [*(self.left[row] for row in kept), *[0] * spare]
+            self.owner = [*(self.owner[row] for row in rows), *[None] * spare]
+            self.left = [*(self.left[row] for row in rows), *[0] * spare]
             self.state.running[live:smaller] = False
             self.size = smaller
 
@@ -119,7 +119,7 @@ class Schedule:
     def _fits_beside(self, group: Group, others: list[Group]) -> bool:
         """Whether its prompt is more than half as long as the longest, and the padded batch within the token limit."""
         longest = len(others[0].prompt)
-        return 2 * len(group.prompt) > longest and longest * (len(others) + 1) <= self.request.tokens_at_once
+        return 2 * len(group.prompt) > longest and longest * (len(others) + 1) <= self.request.microbatch_tokens
 
     def _start(self, groups: list[tuple[Group, list[int]]]) -> None:
         request, device = self.request, self.device

@@ -105,13 +105,13 @@ def _text_of(message: Any) -> tuple[str, str]:
     if not isinstance(message, Mapping):
         raise NoCounterpart("its `input` is not a list of messages")
     content = message.get("content")
-    found = []
+    parts = []
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") in PARTS else part
         if not isinstance(text, str):
             raise NoCounterpart("it has a message that is not text")
-        found.append(text)
-    return str(message.get("role")), "\n".join(found)
+        parts.append(text)
+    return str(message.get("role")), "\n".join(parts)
 
 
 def _judge_item(name: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
@@ -120,15 +120,15 @@ def _judge_item(name: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any] |
     pattern = re.escape(BODY.format(name="@1", description="@2", question=QUESTION, response=ANSWER))
     pattern = pattern.replace("@1", ".+?", 1).replace("@2", "(?P<description>.+?)", 1)
     truth = r"(?:\n\n<truth>\n\{\{ item\.(?P<truth>\w+) \}\}\n</truth>)?"
-    found = re.fullmatch(rf"{pattern}{truth}\n\n{re.escape(ASK)}", texts[-1][1], re.DOTALL)
-    if found is None:
+    match = re.fullmatch(rf"{pattern}{truth}\n\n{re.escape(ASK)}", texts[-1][1], re.DOTALL)
+    if match is None:
         return None
-    common = {"name": name, "description": found["description"]}
+    common = {"name": name, "description": match["description"]}
     score = texts[-2][1]
-    if found["truth"] is not None and len(texts) == 2:
+    if match["truth"] is not None and len(texts) == 2:
         own = {} if score == COMPARE else {"score": to_vigneron(score)}
-        return {**common, "flow": "verify", "truth": found["truth"], **own}
-    if found["truth"] is None and len(texts) == 3 and texts[0][0] == "system" and texts[0][1].startswith(CRITIC):
+        return {**common, "flow": "verify", "truth": match["truth"], **own}
+    if match["truth"] is None and len(texts) == 3 and texts[0][0] == "system" and texts[0][1].startswith(CRITIC):
         own = {} if score == SCORE else {"score": to_vigneron(score)}
         return {**common, "flow": "judge", "critique": to_vigneron(texts[0][1].removeprefix(CRITIC)), **own}
     return None

@@ -1,1 +1,1 @@
-"""Checkpoints: format, reading, writing, retention."""
+"""Checkpoints: format, reading, writing, deletion of old ones."""

@@ -1,7 +1,7 @@
-"""A checkpoint's files against its manifest. What is read is listed there, lies in the folder, and is what was written.
+"""Check a checkpoint's files against its manifest: each is listed, lies inside the folder and has the recorded hash.
 
-A checkpoint may come from somebody else, with a manifest that fits: the hashes say that it is whole, not that it is
-good. So what is read of it is safetensors and JSON, and whatever is wrong with those is one line.
+The hashes detect damage, not tampering: a checkpoint from another person may come with a matching manifest. So only
+safetensors and JSON are read, and every error in them becomes a one-line `UserError`.
 """
 
 from collections.abc import Iterator
@@ -14,28 +14,28 @@ from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json, sha256_of
 
 MANIFEST = "manifest.json"
-LARGEST_MANIFEST = 2**22
+MAX_MANIFEST_BYTES = 2**22
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 TENSORS, SCALARS, MEMORY = "state/tensors.safetensors", "state/scalars.json", "state/memory.jsonl"
 
 
 def fault_of(path: Path, *, weights_only: bool = False) -> str | None:
-    """What is wrong with a checkpoint's files, in a few words; None where every one is what was written."""
+    """What is wrong with a checkpoint's files, in a few words; None if it is intact."""
     try:
         with (path / MANIFEST).open("rb") as file:
-            manifest = parse_json(file.read(LARGEST_MANIFEST))
+            manifest = parse_json(file.read(MAX_MANIFEST_BYTES))
     except (OSError, ValueError):
         return f"{MANIFEST} cannot be read"
     if not isinstance(manifest, dict):
-        return f"{MANIFEST} is no list of files"
+        return f"{MANIFEST} is not a list of files"
     if not set(WEIGHTS) & set(manifest):
-        return f"{MANIFEST} names no weights"
-    there = [name for name in WEIGHTS if (path / name).exists()]
-    for name in dict.fromkeys([*manifest, *there, *(() if weights_only else (TENSORS, SCALARS))]):
+        return f"{MANIFEST} lists no weights"
+    present = [name for name in WEIGHTS if (path / name).exists()]
+    for name in dict.fromkeys([*manifest, *present, *(() if weights_only else (TENSORS, SCALARS))]):
         if weights_only and name.startswith("state/"):
             continue
-        if not _lies_within(path, name):
-            return f"{name} is not a file of its own"
+        if not _is_inside(path, name):
+            return f"{name} is not a file inside the checkpoint"
         if not (path / name).exists():
             return f"{name} is missing"
         try:
@@ -43,28 +43,28 @@ def fault_of(path: Path, *, weights_only: bool = False) -> str | None:
         except OSError:
             return f"{name} cannot be read"
         if not same:
-            return f"{name} is not what was written"
+            return f"{name} does not match its hash"
     return None
 
 
-def _lies_within(path: Path, name: str) -> bool:
-    """A file, and not a link to somewhere else."""
+def _is_inside(path: Path, name: str) -> bool:
+    """Whether it is a file of the folder, not a link to another place."""
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or name.startswith("/"):
         return False
     try:
         file = path / name
         return not file.exists() or (file.is_file() and file.resolve().is_relative_to(path.resolve()))
-    except (OSError, ValueError, RuntimeError):  # no name of a file; links in a circle
+    except (OSError, ValueError, RuntimeError):  # not a file name; a loop of links
         return False
 
 
 @contextmanager
-def damage_explained(path: Path) -> Iterator[None]:
-    """Around everything that is made of a checkpoint's files."""
+def explain_damage(path: Path) -> Iterator[None]:
+    """Turn errors in code that reads a checkpoint's files into a one-line `UserError`."""
     try:
         yield
     except (UserError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # the edge to somebody's files: they can be broken in any way
+    except Exception as error:  # untrusted files: they can be broken in any way
         raise UserError(f"the checkpoint '{path}' is damaged: {first_line(error)}") from error

@@ -1,6 +1,6 @@
-"""State of which every rank has a part, written by all of them: torch's DCP, in safetensors with JSON in their heads.
+"""Sharded state, written by all ranks with torch's distributed checkpoint (DCP) in safetensors.
 
-What is read again is whole, whatever number of ranks wrote it.
+It can be read by any number of ranks.
 """
 
 import warnings
@@ -21,43 +21,47 @@ SHARDS = "state/shards"
 
 
 def write_shards(draft: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Every rank its parts, at the same time."""
+    """Write this rank's shards. A collective operation: every rank must call it."""
     writer = HuggingFaceStorageWriter(str(draft / SHARDS), save_distributed=True)
     dcp.save(dict(tensors), storage_writer=writer)
 
 
-def check_there(draft: Path) -> None:
+def check_shared_folder(draft: Path) -> None:
     if not draft.is_dir():
-        raise UserError(f"'{draft.parent}' is not there: weights that ranks share need a folder that all nodes see")
+        raise UserError(
+            f"'{draft.parent}' does not exist on this node: sharded weights need a run folder that all nodes share"
+        )
 
 
 def read_shards(path: Path, places: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """This rank's part of each, where the tensor of that name, or the weight that it is about, is in parts.
+    """The tensors by name: this rank's shard where the tensor of that name in `places`, or its weight, is sharded.
 
-    Nothing, where nothing was shared.
+    Empty if the checkpoint has no shards.
     """
     if not (path / SHARDS).is_dir():
         return {}
-    known = HuggingFaceStorageReader(str(path / SHARDS)).read_metadata().state_dict_metadata
-    found = {name: _empty(one, places.get(name, places.get(name.rpartition(".")[0]))) for name, one in known.items()}
+    metadata = HuggingFaceStorageReader(str(path / SHARDS)).read_metadata().state_dict_metadata
+    tensors = {
+        name: _empty(one, places.get(name, places.get(name.rpartition(".")[0]))) for name, one in metadata.items()
+    }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this rank reads by itself
-        dcp.load(found, storage_reader=HuggingFaceStorageReader(str(path / SHARDS)), no_dist=True)
-    return found
+        warnings.simplefilter("ignore")  # about reading without a process group
+        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path / SHARDS)), no_dist=True)
+    return tensors
 
 
-def _empty(known: Any, place: Tensor | None) -> Tensor:
-    if place is not None and ranks.is_sharded(place) and place.shape == known.size:
-        return torch.empty_like(place, dtype=known.properties.dtype, requires_grad=False)
-    return torch.empty(known.size, dtype=known.properties.dtype)
+def _empty(metadata: Any, place: Tensor | None) -> Tensor:
+    if place is not None and ranks.is_sharded(place) and place.shape == metadata.size:
+        return torch.empty_like(place, dtype=metadata.properties.dtype, requires_grad=False)
+    return torch.empty(metadata.size, dtype=metadata.properties.dtype)
 
 
-def placed(value: Tensor, like: Tensor) -> Tensor:
-    """A tensor as this rank holds another one: whole, or its part; its own memory, unless it was read as a part."""
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
+    """A copy of `value` on the device of `like`, sharded if `like` is. A sharded `value` is returned as it is."""
     if ranks.is_sharded(value):
         return value
     if not ranks.is_sharded(like):
         return value.to(like.device, copy=True)
     value = value.to(like.device)
-    own = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
-    return own.clone()  # not a view that keeps the whole
+    shard = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    return shard.clone()  # a view would keep the full tensor in memory

@@ -1,4 +1,4 @@
-"""A run's state at one step, copied to the host: what is trained on meanwhile changes nothing in it."""
+"""A copy of a run's state at one step in host memory, so that training continues while it is written."""
 
 import json
 import random
@@ -14,13 +14,13 @@ from torch import Tensor
 from vigneron.distributed import ranks
 from vigneron.policy.model import Policy
 
-# Of the host's memory that is free, this much may be taken by a copy. With less the state is written as it stands.
-SHARE = 0.5
+# Share of the free host memory that the copy may take. If it needs more, training waits while the state is written.
+MAX_MEMORY_SHARE = 0.5
 
 
 @dataclass
 class Snapshot:
-    """`weights` are the model's state dict, `tensors` and `scalars` (JSON) the rest; `memory` is by question."""
+    """`weights` is the model's state dict; `tensors` and `scalars` (JSON) are the other state; `memory` is GRAPE's."""
 
     step: int
     weights: dict[str, Tensor]
@@ -30,7 +30,7 @@ class Snapshot:
     card: str
     """The model card."""
     copied: bool
-    """False: the tensors are the live ones. Training waits until they are written."""
+    """False: the tensors are the live ones, and training waits until they are written."""
 
 
 def take_snapshot(
@@ -41,13 +41,13 @@ def take_snapshot(
     memory: Iterator[tuple[str, Any]] | None = None,
     card: str = "",
 ) -> Snapshot:
-    """All of it now, with every generator of random numbers. Weights that are never trained are not copied."""
-    weights = policy.model.state_dict() if policy.sharding is None else _gathered(policy)
+    """Copy the state, with that of all random number generators. Frozen weights are not copied."""
+    weights = policy.model.state_dict() if policy.sharding is None else _gather_weights(policy)
     trained = {name for name, _ in policy.trainable()} if hasattr(policy.model, "peft_config") else set(weights)
     state = {**tensors, **_rng_tensors()}
     text = json.dumps({"step": step, "rng": _rng_scalars(), **scalars})
     size = sum(t.nbytes for t in state.values()) + sum(weights[name].nbytes for name in trained if name in weights)
-    copied = size < SHARE * free_host_memory()
+    copied = size < MAX_MEMORY_SHARE * free_host_memory()
     if copied:
         copies: dict[Any, Tensor] = {}
         weights = {name: _copy(t, copies) if name in trained else t for name, t in weights.items()}
@@ -55,18 +55,18 @@ def take_snapshot(
     return Snapshot(step, weights, state, text, memory, card, copied)
 
 
-def _gathered(policy: Policy) -> dict[str, Tensor]:
-    """All weights, on the first rank: the others take part, and keep nothing of it."""
-    found = {}
+def _gather_weights(policy: Policy) -> dict[str, Tensor]:
+    """All weights on rank 0, nothing on the others. A collective operation."""
+    weights = {}
     for name, tensor in policy.model.state_dict().items():
-        one = ranks.full_tensor(tensor)
+        full = ranks.full_tensor(tensor)
         if ranks.is_rank0():
-            found[name] = one.cpu() if ranks.is_sharded(tensor) else one
-    return found
+            weights[name] = full.cpu() if ranks.is_sharded(tensor) else full
+    return weights
 
 
 def _copy(tensor: Tensor, copies: dict[Any, Tensor]) -> Tensor:
-    """Tensors that are one (tied weights) are one in the copy."""
+    """A copy in host memory. Tied weights stay tied."""
     tensor = tensor.detach()
     key = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
     if key not in copies or not tensor.numel():
@@ -75,7 +75,7 @@ def _copy(tensor: Tensor, copies: dict[Any, Tensor]) -> Tensor:
 
 
 def free_host_memory() -> float:
-    """Bytes that can be had without swapping, of the machine and of the container; infinite where nobody says."""
+    """Bytes that can be allocated without swapping, in this machine and container; infinite if unknown."""
     return min(_free_of_machine(), _free_of_container(Path("/sys/fs/cgroup")))
 
 
@@ -88,12 +88,12 @@ def _free_of_machine() -> float:
 
 
 def _free_of_container(group: Path) -> float:
-    """What a control group may still take: files that it has cached are given up before it is stopped."""
+    """What the cgroup may still allocate. Cached files count as free: the kernel reclaims them first."""
     try:
         limit = int((group / "memory.max").read_text())
-        taken = int((group / "memory.current").read_text())
+        used = int((group / "memory.current").read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return float(limit - taken + int(stat["inactive_file"]))
+        return float(limit - used + int(stat["inactive_file"]))
     except (OSError, ValueError, KeyError):
         return float("inf")
 
@@ -112,7 +112,7 @@ def _rng_scalars() -> dict[str, Any]:
 
 
 def restore_rng(tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
-    """A user's reward may draw from any of these."""
+    """Restore all generators: a user's reward may draw from any of them."""
     torch.set_rng_state(tensors.pop("rng.torch"))
     cuda = tensors.pop("rng.cuda", None)
     if cuda is not None and torch.cuda.is_available():

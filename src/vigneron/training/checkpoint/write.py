@@ -1,4 +1,4 @@
-"""Writing checkpoints off the training thread: one at a time, whole or not there."""
+"""Write checkpoints in a background thread, one at a time and atomically, and delete old ones."""
 
 import json
 import math
@@ -21,28 +21,33 @@ from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.model import Policy
 from vigneron.run_store.metric_table import lower_is_better
 from vigneron.training.checkpoint.read import MANIFEST, MEMORY, SCALARS, TENSORS, checkpoint_step, checkpoints
-from vigneron.training.checkpoint.shards import check_there, write_shards
+from vigneron.training.checkpoint.shards import check_shared_folder, write_shards
 from vigneron.training.checkpoint.snapshot import Snapshot
 
 BEST = "best.json"
 
 
 @dataclass(frozen=True)
-class Keep:
+class Retention:
+    """Which checkpoints are kept: the newest `last`, and the best by a metric."""
+
     last: int
     best: str | None = None
-    """The name of a figure, as in metrics.jsonl."""
+    """Name of a metric, as in metrics.jsonl."""
 
 
-def best_checkpoint(folder: Path, figure: str) -> tuple[Path, float] | None:
-    """The best of those that are there and were evaluated, the earlier of equal ones. Each carries its figures: a kill
-    between a save and a look back loses nothing."""
-    sign = -1 if lower_is_better(figure) else 1
-    found = [(path, value) for path in checkpoints(folder) if (value := _figure(path, figure)) is not None]
-    return max(found, key=lambda pair: (sign * pair[1], -checkpoint_step(pair[0])), default=None)
+def best_checkpoint(folder: Path, metric: str) -> tuple[Path, float] | None:
+    """The best of the evaluated checkpoints that exist, the earliest of equal ones, with its value.
+
+    Every checkpoint stores its own metrics, so that a kill between a save and this call loses nothing.
+    """
+    sign = -1 if lower_is_better(metric) else 1
+    scored = [(path, value) for path in checkpoints(folder) if (value := _metric(path, metric)) is not None]
+    return max(scored, key=lambda pair: (sign * pair[1], -checkpoint_step(pair[0])), default=None)
 
 
-def prune(folder: Path, keep: Keep) -> None:
+def prune(folder: Path, keep: Retention) -> None:
+    """Delete the checkpoints that are not kept, and record the best one."""
     best = best_checkpoint(folder, keep.best) if keep.best is not None else None
     if keep.best is not None and best is not None:
         record = {"step": checkpoint_step(best[0]), "figure": keep.best, "value": best[1]}
@@ -50,17 +55,17 @@ def prune(folder: Path, keep: Keep) -> None:
             write_atomically(folder / BEST, json.dumps(record) + "\n")
     for old in checkpoints(folder)[: -keep.last]:
         if best is None or old != best[0]:
-            # Under a name that is swept, should the process end in the middle.
-            going = old.with_name(f".{old.name}.draft")
-            shutil.rmtree(going, ignore_errors=True)
-            old.rename(going)
-            shutil.rmtree(going, ignore_errors=True)
+            # Renamed first: if the process is killed here, the next start deletes drafts.
+            draft = old.with_name(f".{old.name}.draft")
+            shutil.rmtree(draft, ignore_errors=True)
+            old.rename(draft)
+            shutil.rmtree(draft, ignore_errors=True)
 
 
-def _figure(path: Path, figure: str) -> float | None:
+def _metric(path: Path, name: str) -> float | None:
     try:
         scalars: Any = json.loads((path / SCALARS).read_text(encoding="utf-8"))
-        value = float(scalars["figures"][figure])
+        value = float(scalars["figures"][name])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return value if math.isfinite(value) else None
@@ -68,31 +73,31 @@ def _figure(path: Path, figure: str) -> float | None:
 
 @dataclass
 class Saver:
-    """`save` gives back as soon as the one before is done; what a save met is raised by whoever looks next."""
+    """Saves in the background. `save` waits only for the previous save; an error is raised by the next call."""
 
     folder: Path
     policy: Policy
-    keep: Keep
+    keep: Retention
     _thread: threading.Thread | None = field(default=None, repr=False)
     _error: Exception | None = field(default=None, repr=False)
 
     def save(self, snapshot: Snapshot) -> None:
         self.wait()
-        # The tokenizer is written here: it can be used by one thread at a time only.
-        draft = _begun(self.folder, snapshot.step, self.policy)
-        # A daemon: asked to stop at once, the process does not wait for it, and the draft is swept later.
+        # The tokenizer is written in this thread: it is not thread-safe.
+        draft = _begin_draft(self.folder, snapshot.step, self.policy)
+        # A daemon: a process that stops immediately does not wait for it. The next start deletes the draft.
         self._thread = threading.Thread(target=self._write, args=(draft, snapshot), name="checkpoint", daemon=True)
         self._thread.start()
         if not snapshot.copied:
             self.wait()
 
-    def save_together(self, snapshot: Snapshot, shards: Mapping[str, Tensor]) -> None:
-        """By all ranks, which wait for it: each writes its own part of `shards`, the first one the rest."""
-        draft = ranks.run_on_rank0(lambda: _begun(self.folder, snapshot.step, self.policy))
-        ranks.run_on_all_ranks(lambda: check_there(draft))
+    def save_sharded(self, snapshot: Snapshot, shards: Mapping[str, Tensor]) -> None:
+        """Save in the foreground: every rank writes its shards, rank 0 the rest. A collective operation."""
+        draft = ranks.run_on_rank0(lambda: _begin_draft(self.folder, snapshot.step, self.policy))
+        ranks.run_on_all_ranks(lambda: check_shared_folder(draft))
         try:
             write_shards(draft, shards)
-        except CheckpointException as error:  # of all ranks, whichever it was that could not write
+        except CheckpointException as error:  # raised on all ranks if one cannot write
             raise _failed(draft, next(iter(error.failures.values()))[0]) from error
         ranks.run_on_rank0(lambda: self._finish(draft, snapshot))
 
@@ -103,11 +108,11 @@ class Saver:
     def _write(self, draft: Path, snapshot: Snapshot) -> None:
         try:
             self._finish(draft, snapshot)
-        except Exception as error:  # of another thread: kept for the one that trains
+        except Exception as error:  # raised later in the training thread
             self._error = error
 
     def check(self) -> None:
-        """Raise what the last save met, if it is over."""
+        """Raise the error of the last save, if it has ended with one."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
 
@@ -119,28 +124,28 @@ class Saver:
             error, self._error = self._error, None
             raise error
 
-    def settle(self) -> None:
-        """Wait while something else is being raised, which is what is to be said."""
+    def wait_ignoring_errors(self) -> None:
+        """Wait for the save without raising its error: another error is being raised."""
         if self._thread is not None:
             self._thread.join()
         self.abandon()
 
     def abandon(self) -> None:
-        """Do not wait: the process ends at once."""
+        """Do not wait for the save: the process exits immediately."""
         self._thread = self._error = None
 
 
 def save_checkpoint(folder: Path, policy: Policy, snapshot: Snapshot) -> Path:
-    """All of it in this thread."""
-    return finish_checkpoint(_begun(folder, snapshot.step, policy), policy, snapshot)
+    """Save in this thread."""
+    return finish_checkpoint(_begin_draft(folder, snapshot.step, policy), policy, snapshot)
 
 
-def draft_of(folder: Path, step: int) -> Path:
+def draft_path(folder: Path, step: int) -> Path:
     return folder / f".step-{step}.draft"
 
 
-def sweep(folder: Path) -> None:
-    """What a kill has left half written, of checkpoints and of the run's other files."""
+def delete_drafts(folder: Path) -> None:
+    """Delete the drafts of checkpoints and other files that a killed process has left."""
     for draft in (folder / "checkpoints").glob(".step-*.draft"):
         shutil.rmtree(draft, ignore_errors=True)
     for draft in (*folder.glob(".*.draft"), *(folder / "checkpoints").glob(".*.draft")):
@@ -148,20 +153,20 @@ def sweep(folder: Path) -> None:
             draft.unlink(missing_ok=True)
 
 
-def _begun(folder: Path, step: int, policy: Policy) -> Path:
-    draft = draft_of(folder, step)
+def _begin_draft(folder: Path, step: int, policy: Policy) -> Path:
+    draft = draft_path(folder, step)
     try:
         shutil.rmtree(draft, ignore_errors=True)
         (draft / "state").mkdir(parents=True)
         with quiet_transformers():
             policy.tokenizer.save_pretrained(draft)
-    except Exception as error:  # tokenizers has no class of its own for a full disk
+    except Exception as error:  # tokenizers raises a plain Exception on a full disk
         raise _failed(draft, error) from error
     return draft
 
 
 def finish_checkpoint(draft: Path, policy: Policy, snapshot: Snapshot) -> Path:
-    """Weights and state into a begun draft, the manifest last, then its name."""
+    """Write weights, state and manifest into the draft, then rename it."""
     target = draft.with_name(f"step-{snapshot.step}")
     try:
         with quiet_transformers():
@@ -179,7 +184,7 @@ def finish_checkpoint(draft: Path, policy: Policy, snapshot: Snapshot) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)
         sync(target.parent)
-    except (OSError, SafetensorError) as error:  # a full disk is either, by who was writing
+    except (OSError, SafetensorError) as error:  # a full disk raises either
         raise _failed(draft, error) from error
     return target
 

@@ -1,4 +1,4 @@
-"""A run put together: its reward, its models, its method."""
+"""Build a run from its config: reward, models, method."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -33,59 +33,59 @@ from vigneron.timing import phase
 from vigneron.training.async_rollout import AsyncRollout
 from vigneron.training.callbacks import View
 from vigneron.training.checkpoint.read import weights_identity
-from vigneron.training.checkpoint.write import Keep, Saver
+from vigneron.training.checkpoint.write import Retention, Saver
 from vigneron.training.collect import collecting, rewarding
 from vigneron.training.importance_weights import WeightedAdvantage
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
 from vigneron.training.method import Method, unchanged
 from vigneron.training.output import RunOutput
 from vigneron.training.parts import Parts
-from vigneron.training.rubric_audit import SecondLook, second_look
+from vigneron.training.rubric_audit import RubricAudit, build_rubric_audit
 from vigneron.training.run import Origin, Run
 from vigneron.training.setup.resolve import newest_weights
 from vigneron.training.setup.resume_checks import data_record
 
 
-def lengths(config: Config, policy: Policy, data: Data, reward: Any = None) -> tuple[int, str | None]:
-    """Tokens of the longest sequence; and what is to be said of demonstrations that were cut.
+def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any = None) -> tuple[int, str | None]:
+    """The longest sequence in tokens, and a notice if demonstrations are truncated.
 
-    A prompt that does not fit into the model is found here, not after hours.
+    Raises for a prompt that does not fit into the context, before training starts.
     """
-    longest, cut = 1, None
+    longest, truncation = 1, None
     for rows, of in ((data.train, "the training data"), (data.held_out, "the held-out part")):
         if not rows:
             continue
         if config.method.reads == "pairs":
             ids = sequences_of(policy, rows, of, joined=config.method.joins_pairs)
         elif config.method.reads == "demonstrations" and rows is data.train:
-            shown = demonstrations(policy, rows, of=of)
-            ids = [each.ids for each in shown]
-            numbers = [number for number, each in enumerate(shown, start=1) if each.cut]
+            texts = demonstrations(policy, rows, of=of)
+            ids = [text.ids for text in texts]
+            numbers = [number for number, text in enumerate(texts, start=1) if text.cut]
             if numbers:
-                cut = (
+                truncation = (
                     f"{len(numbers)} of {len(rows)} demonstrations are longer than the model's context of "
-                    f"{policy.context_length} tokens and are cut there, the first in row {numbers[0]} of {of}"
+                    f"{policy.context_length} tokens and are truncated, the first in row {numbers[0]} of {of}"
                 )
         else:
-            for prompts, what in asked_of(config, rows, reward):
+            for prompts, what in sampling_prompts(config, rows, reward):
                 ids = prompts_token_ids(policy.tokenizer, prompts, of + what)
                 check_lengths(policy, ids, config.max_new_tokens, of + what)
                 longest = max(longest, config.max_new_tokens + max(map(len, ids)))
             if config.method.shows_answers and rows is data.train:
-                shown = demonstrations(policy, [row for row in rows if row.get("answer")], of=of)
-                longest = max(longest, *(len(each.ids) for each in shown))
+                texts = demonstrations(policy, [row for row in rows if row.get("answer")], of=of)
+                longest = max(longest, *(len(text.ids) for text in texts))
         longest = max(longest, *map(len, ids))
-    return longest, cut
+    return longest, truncation
 
 
-def asked_of(config: Config, rows: Sequence[Row], reward: Any) -> Iterator[tuple[list[Any], str]]:
-    """The prompts that completions are drawn under: bare, and as a rubric's categories say."""
+def sampling_prompts(config: Config, rows: Sequence[Row], reward: Any) -> Iterator[tuple[list[Any], str]]:
+    """The prompts that are sampled from: the rows' own, and with the generation prompts of a rubric's categories."""
     yield [row["prompt"] for row in rows], ""
     if config.method.needs_rubric:
         rubric = reward.live_rubric.rubric
-        of = [rubric.categories[category_of(rubric, row, n, "the data")] for n, row in enumerate(rows, start=1)]
-        made = [generation_prompt(category, row["prompt"]) for category, row in zip(of, rows, strict=True)]
-        yield made, ", with its category's `generate` prompt"
+        categories = [rubric.categories[category_of(rubric, row, n, "the data")] for n, row in enumerate(rows, start=1)]
+        prompts = [generation_prompt(category, row["prompt"]) for category, row in zip(categories, rows, strict=True)]
+        yield prompts, ", with its category's `generate` prompt"
 
 
 Build = Callable[[Parts], Method]
@@ -95,36 +95,34 @@ def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view:
     with explained_memory(config):
         remote = ranks.run_on_all_ranks(lambda: RemoteWorkers(config, here=ranks.is_rank0()))
         try:
-            return _put_together(config, folder, data, build, view, remote)
+            return _build(config, folder, data, build, view, remote)
         except BaseException:  # Ctrl-C too
             remote.close()
             raise
 
 
-def _put_together(
-    config: Config, folder: RunFolder, data: Data, build: Build, view: View, remote: RemoteWorkers
-) -> Run:
-    function, audit, policy = ranks.run_on_all_ranks(lambda: _loaded(config, folder, data, view, remote))
+def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: View, remote: RemoteWorkers) -> Run:
+    function, audit, policy = ranks.run_on_all_ranks(lambda: _load(config, folder, data, view, remote))
     local_reward = ApplyReward(function, missing_limit=config.reward.missing_limit)
     reward = local_reward if ranks.world_size() == 1 else Rank0Reward(local_reward)
-    origin = Origin(_base(config, policy), data_record(data))
+    origin = Origin(_base_identity(config, policy), data_record(data))
     shard_policy(policy, config.scale.shard)
-    torch.set_rng_state(
-        ranks.run_on_rank0(torch.get_rng_state)
-    )  # a first weight may have been drawn on the first alone
+    # Rank 0 alone may have drawn initial weights.
+    torch.set_rng_state(ranks.run_on_rank0(torch.get_rng_state))
     reference = Reference.of(policy)
-    # Sharded weights come and go during a pass, at addresses that no graph knows.
-    one = config.scale.shard == 1
-    speed_up(policy, reference, graphs=config.model.graphs and one, compiled=config.model.compile is True and one)
+    # Sharded weights are gathered at changing addresses during a pass, which a CUDA graph cannot follow.
+    unsharded = config.scale.shard == 1
+    graphs, compiled = config.model.graphs and unsharded, config.model.compile is True and unsharded
+    speed_up(policy, reference, graphs=graphs, compiled=compiled)
     remote.attach_sampler(policy, folder)
-    longest, truncation = lengths(config, policy, data, function)
+    longest, truncation = check_data_lengths(config, policy, data, function)
     if config.microbatch_tokens == "auto":
         with phase("see what fits into memory"):
-            found = -int(ranks.all_reduce_max(-find_microbatch_tokens(policy, longest)))
-        config = config.model_copy(update={"microbatch_tokens": found})
+            microbatch_tokens = -int(ranks.all_reduce_max(-find_microbatch_tokens(policy, longest)))
+        config = config.model_copy(update={"microbatch_tokens": microbatch_tokens})
         folder.write_config(config)
     parts = Parts.of(config, policy, reference, reward, data.train)
-    method, async_rollout = wrapped(build(parts), parts)
+    method, async_rollout = wrap_method(build(parts), parts)
     samples = config.method.trains == "policy" and config.method.reads != "pairs"
     known = {notice.key for notice in kept_notices(folder.path)}
     for text in (truncation, *method.notices, sampler_of(policy).notice if samples else None):
@@ -132,7 +130,7 @@ def _put_together(
             view.notice(text)
             if text not in known:
                 keep_notice(folder, Notice(0, text))
-    saver = Saver(folder.checkpoints, policy, Keep(config.keep_last, config.keep_best))
+    saver = Saver(folder.checkpoints, policy, Retention(config.keep_last, config.keep_best))
     return Run(
         config=config,
         data=data,
@@ -150,8 +148,8 @@ def _put_together(
     )
 
 
-def wrapped(method: Method, parts: Parts) -> tuple[Method, AsyncRollout | None]:
-    """The method's slots as the loop calls them: rewards that overlap, importance weights, sampling ahead."""
+def wrap_method(method: Method, parts: Parts) -> tuple[Method, AsyncRollout | None]:
+    """Add reward overlap, importance weights and asynchronous rollout to the method, as the config asks."""
     config, policy = parts.config, parts.policy
     method = collecting(method, parts.curriculum)
     if config.method.reads == "prompts" and (config.scale.staleness or not sampler_of(policy).exact):
@@ -164,11 +162,11 @@ def wrapped(method: Method, parts: Parts) -> tuple[Method, AsyncRollout | None]:
     return replace(method, rollout=async_rollout, reward=unchanged), async_rollout
 
 
-def _loaded(
+def _load(
     config: Config, folder: RunFolder, data: Data, view: View, remote: RemoteWorkers
-) -> tuple[Any, SecondLook | None, Policy]:
-    """What comes of files, each of which may be missing on some node."""
-    built = build_reward(
+) -> tuple[Any, RubricAudit | None, Policy]:
+    """Reward, audit and policy: everything read from files, which may be missing on some node."""
+    reward = build_reward(
         config.reward,
         load_checker(checker_name(config)),
         cache=folder.path / "embeddings.sqlite",
@@ -179,15 +177,15 @@ def _loaded(
         check=partial(check_rubric_data, data=data),
         placement=remote.placement,
     )
-    look = second_look(config, built, data, folder, notice=view.notice, placement=remote.placement)
+    audit = build_rubric_audit(config, reward, data, folder, notice=view.notice, placement=remote.placement)
     remote.check_used()
     seed_everything(config.seed)
     with phase("load the model"):
-        return built, look, policy_from_config(config, shared=config.scale.shard > 1)
+        return reward, audit, policy_from_config(config, shared=config.scale.shard > 1)
 
 
-def _base(config: Config, policy: Policy) -> dict[str, str]:
-    """What the weights are of which the run begins: the same on every rank that has some."""
+def _base_identity(config: Config, policy: Policy) -> dict[str, str]:
+    """Name and hash of the base weights. Raises if they differ between ranks."""
     own = weights_identity(config.model.name, policy) if config.scale.shard == 1 or ranks.is_rank0() else None
     first = ranks.run_on_rank0(lambda: own)
     assert first is not None
@@ -195,7 +193,7 @@ def _base(config: Config, policy: Policy) -> dict[str, str]:
     def compare() -> None:
         if own not in (None, first):
             raise UserError(
-                f"model: '{config.model.name}' has other weights here than on rank 0: give all nodes the same"
+                f"model: '{config.model.name}' has other weights than on rank 0: copy the same files to every node"
             )
 
     ranks.run_on_all_ranks(compare)

@@ -1,4 +1,4 @@
-"""What a config means here: devices, paths, the checkpoints that names stand for."""
+"""Resolve a config on this machine: `auto` values, devices, paths, and runs to their checkpoints."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from vigneron.recipe import recipe_names
 from vigneron.run_data.load import Data
 from vigneron.run_store.folder import RunFolder, default_runs_folder
 from vigneron.sources.client import base_url
-from vigneron.training.checkpoint.read import checkpoint_to_look_at, checkpoints
+from vigneron.training.checkpoint.read import checkpoint_to_load, checkpoints
 
-# Compiling takes half a minute: shorter runs are over sooner without.
+# Compiling takes half a minute: shorter runs are faster without it.
 COMPILE_FROM_STEPS = 200
 
 
 def resolved(config: Config) -> Config:
-    """What `auto` means here, and paths that do not depend on where a command is started."""
+    """The config with `auto` replaced by values for this machine, and with absolute paths."""
     device = resolve_device(config.model.device)
     dtype = "bfloat16" if resolve_compute_dtype(config.model.dtype, device) == torch.bfloat16 else "float32"
     wanted = config.steps >= COMPILE_FROM_STEPS if config.model.compile == "auto" else config.model.compile
@@ -56,29 +56,29 @@ def resolved(config: Config) -> Config:
 
 
 def newest_weights(name: str, key: str = "model") -> str:
-    """For the folder of a run, its newest checkpoint; else the name of a model, a path made absolute.
+    """The newest checkpoint if `name` is a run's folder; otherwise the model's name, or its absolute path.
 
-    `runs/NAME` is also found where runs are kept, wherever that is.
+    `runs/NAME` also refers to a run in the default folder of runs.
     """
     path = user_path(name)
     if path.parts[:1] == ("runs",) and not path.exists():
         path = default_runs_folder().joinpath(*path.parts[1:])
         if not path.exists():
             recipe = path.name if path.name in recipe_names() else "RECIPE"
-            raise UserError(f"{key}: there is no run '{name}' yet: `vigneron train {recipe} --name {path.name}` first")
+            raise UserError(f"{key}: there is no run '{name}': run `vigneron train {recipe} --name {path.name}` first")
     if not (path / "config.yaml").is_file():
         return absolute(name)
     if not checkpoints(RunFolder.open(path).checkpoints):
-        raise UserError(f"{key}: the run '{name}' has no checkpoint yet")
-    return absolute(str(checkpoint_to_look_at(path)))
+        raise UserError(f"{key}: the run '{name}' has no checkpoint yet: train it first")
+    return absolute(str(checkpoint_to_load(path)))
 
 
 def check_held_out(config: Config, data: Data) -> None:
     if config.keep_best is not None and not data.held_out:
-        raise UserError(f"keep_best: '{config.keep_best}' needs a held-out part: give data.held_out")
+        raise UserError(f"keep_best: '{config.keep_best}' needs held-out data: set data.held_out")
 
 
 def absolute(name: str) -> str:
-    """A path that exists, made absolute; a name of something else as it is."""
+    """The absolute path if it exists; otherwise the name unchanged."""
     path = user_path(name)
     return str(path.resolve()) if path.exists() else name

@@ -1,4 +1,4 @@
-"""How a run begins, and how it goes on."""
+"""Start a new run, or resume one from its newest intact checkpoint."""
 
 import tempfile
 from dataclasses import dataclass
@@ -23,9 +23,15 @@ from vigneron.trackers.tracking import check_trackers, missing_trackers
 from vigneron.training.alerts import History
 from vigneron.training.async_rollout import check_staleness
 from vigneron.training.callbacks import View
-from vigneron.training.checkpoint.manifest import damage_explained
-from vigneron.training.checkpoint.read import SCALARS, checkpoint_step, checkpoint_to_resume, read_scalars, set_aside
-from vigneron.training.checkpoint.write import sweep
+from vigneron.training.checkpoint.manifest import explain_damage
+from vigneron.training.checkpoint.read import (
+    SCALARS,
+    checkpoint_step,
+    checkpoint_to_resume,
+    read_scalars,
+    rename_damaged,
+)
+from vigneron.training.checkpoint.write import delete_drafts
 from vigneron.training.run import Run
 from vigneron.training.setup.build import Build, build_run
 from vigneron.training.setup.resolve import check_held_out, resolved
@@ -35,14 +41,14 @@ Files = dict[str, str]
 
 
 def files_of(folder: RunFolder) -> Files:
-    """What a rank needs of a run's folder to build the run, by path."""
+    """The files of a run's folder that every rank needs to build the run, by path."""
     names = ("config.yaml", "data/train.jsonl", "data/held_out.jsonl", folder.rubric.name, folder.held_out_rubric.name)
     paths = [folder.path / name for name in names]
     return {str(p.relative_to(folder.path)): p.read_text(encoding="utf-8") for p in paths if p.is_file()}
 
 
 def scratch_folder(files: Files) -> RunFolder:
-    """A folder that goes when the rank does."""
+    """A temporary run folder for a rank other than 0."""
     path = Path(tempfile.mkdtemp(prefix="vigneron-rank-"))
     for name, text in files.items():
         (path / name).parent.mkdir(exist_ok=True)
@@ -52,19 +58,19 @@ def scratch_folder(files: Files) -> RunFolder:
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """What a resumed run begins with."""
+    """What a resumed run starts from."""
 
     config: Config
     data: Data
     saved: Path | None
-    """The checkpoint; None where there is none yet."""
+    """The checkpoint; None if there is none yet."""
     notices: tuple[str, ...]
 
 
 def start_run(config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> Run:
-    """A new run, from the base model. What can fail fails before a model is loaded, and leaves no folder.
+    """Start a new run from the base model. Most errors are raised before a model is loaded; none leaves a folder.
 
-    Of several ranks the first one begins it, and tells the others.
+    Rank 0 creates the folder and sends its files to the other ranks.
     """
     _join(config)
     folder: RunFolder | None = None
@@ -84,7 +90,7 @@ def start_run(config: Config, runs: Path, build: Build, *, name: str | None = No
         chosen, data, files = ranks.run_on_rank0(begin)
         folder = folder or scratch_folder(files)
         return build_run(chosen, folder, data, build, view)
-    except BaseException:  # Ctrl-C too: a run that never began leaves its name free; raised on
+    except BaseException:  # Ctrl-C too: the name is free again
         if folder is not None:
             folder.remove()
         raise
@@ -101,8 +107,8 @@ def resume_run(
     allow_changes: bool = False,
     view: View,
 ) -> Run:
-    """Go on from the newest whole checkpoint, or from the start where there is none yet; by another config or rubric if
-    one is given. `weights_only`: with new optimizers, and whatever else a checkpoint's state holds."""
+    """Resume from the newest intact checkpoint, or from step 0 if there is none. A given config or rubric replaces the
+    run's. `weights_only`: load the weights, and start with new optimizers and no other state."""
     _join(config or folder.config(user_code=True), device)
 
     def begin() -> ResumePlan:
@@ -124,7 +130,7 @@ def resume_run(
         if ranks.is_rank0():
             _restore_folder(run, plan, new_config=config is not None, view=view)
         return run
-    except BaseException:  # whatever it was: raised on
+    except BaseException:  # unlock and re-raise
         folder.unlock()
         raise
 
@@ -140,17 +146,17 @@ def _join(config: Config, device: str | None = None) -> None:
 
 
 def _prepare(config: Config, runs: Path, name: str | None, view: View) -> tuple[Config, Data]:
-    """What a run begins with, its parent's answers among it."""
+    """The resolved config, and the data with the parent's answers."""
     if config.model.compile is True and config.scale.shard > 1:
-        raise UserError("model.compile: true has no effect on weights that ranks share: leave it out")
+        raise UserError("model.compile: true has no effect on sharded weights: leave it out, or set scale.shard=1")
     if config.model.compile is True and not can_compile(resolve_device(config.model.device)):
-        raise UserError("model.compile: true has an effect on a CUDA device only: leave it out here")
+        raise UserError("model.compile: true needs a CUDA device: leave it out")
     check_trackers(config.trackers)
     config = resolved(config)
     check_scale(config)
     data = load_data(config)
     check_held_out(config, data)
-    RunFolder.check_can_be_created(runs)  # before a parent is asked for minutes
+    RunFolder.check_can_be_created(runs)  # before minutes of requests to the parent
     if name is not None:
         RunFolder.refuse_taken(runs, name)
     with phase("ask the parent"):
@@ -167,33 +173,35 @@ def _prepare_resume(
     allow_changes: bool,
     view: View,
 ) -> ResumePlan:
-    """What a run goes on with, and what is to be said of it."""
-    sweep(folder.path)
+    """Check a resume and collect its notices."""
+    delete_drafts(folder.path)
     config = new or folder.config(user_code=True)
     if rubric is not None and config.reward.kind != "rubric":
-        raise UserError("--rubric: this run's reward is no rubric")
+        raise UserError("--rubric: this run has no rubric reward")
     if device is not None:
         config = resolved(config.model_copy(update={"model": config.model.model_copy(update={"device": device})}))
     if missing := missing_trackers(config.trackers):
         view.notice(
-            f"goes on without {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+            f"resuming without {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
         )
     data = folder.data(config)
     check_held_out(config, data)
     saved, notices = checkpoint_to_resume(folder.path, weights_only=weights_only)
-    scalars = known_state(folder, saved, weights_only=weights_only)
-    with damage_explained(saved or folder.path):
+    scalars = saved_scalars(folder, saved, weights_only=weights_only)
+    with explain_damage(saved or folder.path):
         notices += check_changes(folder.path, scalars, config, data, allow=allow_changes)
     done = 0 if saved is None else checkpoint_step(saved)
     if config.steps < done:
-        raise UserError(f"steps: {done} are done already, which is more than {config.steps}")
+        raise UserError(f"steps: {config.steps} is less than the {done} steps that are done: set {done} or more")
     if rubric is not None:
         if saved is not None and done == config.steps:
-            raise UserError(f"--rubric: the run is finished, at step {config.steps}: nothing would go by it")
+            raise UserError(
+                f"--rubric: the run is finished (step {config.steps}): give more `steps` to train with another rubric"
+            )
         check_rubric_data(read_rubric(rubric), data)
-        notices.append(f"goes on by the rubric '{rubric}'")
+        notices.append(f"resuming with the rubric '{rubric}'")
     if weights_only and saved is not None:
-        notices.append("weights only: optimizers, and what else a checkpoint keeps beside weights, begin anew")
+        notices.append("weights only: optimizers and all other state of the checkpoint start fresh")
     for text in notices:
         view.notice(text)
     return ResumePlan(config, data, saved, tuple(notices))
@@ -206,19 +214,19 @@ def _rebuild(plan: ResumePlan, folder: RunFolder, build: Build, *, weights_only:
         if (saved := plan.saved) is not None:
             ranks.run_on_all_ranks(lambda: run.restore(saved, weights_only=weights_only))
             run.policy.version = run.step
-    except BaseException:  # whatever it was: raised on
+    except BaseException:  # close and re-raise
         run.close()
         raise
     return run
 
 
 def _restore_folder(run: Run, plan: ResumePlan, *, new_config: bool, view: View) -> None:
-    """The run's folder as it was at the checkpoint, with what was done to the run since."""
+    """Roll the run's folder back to the checkpoint, and add the new config and notices."""
     folder, saved = run.folder, plan.saved
     if new_config:
         folder.write_config(run.config)
     if saved is not None:
-        set_aside(saved)
+        rename_damaged(saved)
     folder.forget_after(run.step if saved else -1)
     run.output.samples.forget_after(run.step if saved else -1)
     for text in plan.notices:
@@ -226,15 +234,15 @@ def _restore_folder(run: Run, plan: ResumePlan, *, new_config: bool, view: View)
     run.output.notified = {notice.key for notice in kept_notices(folder.path)}
     run.output.history = History(folder.records("metrics.jsonl"))
     if run.step == run.config.steps:
-        view.notice(f"finished already, at step {run.step}")
+        view.notice(f"already finished at step {run.step}")
     else:
         view.notice(f"resuming after step {run.step} of {run.config.steps}")
 
 
-def known_state(folder: RunFolder, saved: Path | None, *, weights_only: bool) -> dict[str, Any]:
-    """What a run is compared with before it goes on: a checkpoint's scalars, or its config where there is none yet.
+def saved_scalars(folder: RunFolder, saved: Path | None, *, weights_only: bool) -> dict[str, Any]:
+    """The state that a resume is checked against: the checkpoint's scalars, or the config if there is no checkpoint.
 
-    With weights alone, state that cannot be read is none.
+    Empty with `weights_only` if the scalars cannot be read.
     """
     if saved is None:
         return {"config": folder.config(user_code=True).model_dump(mode="json")}
