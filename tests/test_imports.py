@@ -27,7 +27,7 @@ LAYERS = [
     {"remote"},
     {"training"},
     {"methods", "report"},
-    {"api"},
+    {"api", "extend"},
     {"labels"},
     {"web"},
     {"commands"},

@@ -1,0 +1,90 @@
+"""Fixtures that every test folder shares."""
+
+import gc
+import json
+import random
+import shutil
+from functools import lru_cache
+from pathlib import Path
+
+import httpcore2
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from support import shape_checks  # noqa: F401
+from support.browser import browser, browser_page  # noqa: F401
+from support.resuming import trained_once  # noqa: F401
+from support.tiny_models import VOCABULARY, byte_tokenizer, tiny_model, tiny_policy
+from vigneron.policy.model import Policy
+
+# For speed alone: what was imported is no garbage, and the machine's certificates are read once, not for every client.
+gc.collect()
+gc.freeze()
+gc.set_threshold(20_000, 20, 50)
+httpcore2.default_ssl_context = lru_cache(httpcore2.default_ssl_context)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws does not depend on those before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["gpt2", "llama", "qwen"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return tiny_policy(request.param)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama as a transformers folder, for everything that loads a model by name."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    tiny_model("llama").save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def obliging_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that answers `xy` to everything. With its layers at zero a GPT-2 is a table: x is followed by y, y by the
+    end, all else by x."""
+    tokenizer = byte_tokenizer()
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=256,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=False,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    x, y = (tokenizer(letter)["input_ids"][0] for letter in "xy")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.transformer.ln_f.weight.fill_(1.0)
+        model.transformer.wte.weight[:, 0] = 1.0
+        model.transformer.wte.weight[x] = torch.eye(8)[1]
+        model.transformer.wte.weight[y] = torch.eye(8)[2]
+        for follows, feature in ((x, 0), (y, 1), (0, 2)):
+            model.lm_head.weight[follows, feature] = 1.0
+    folder = tmp_path_factory.mktemp("models") / "obliging"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def roomy_folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """The tiny model with room for a revision's text, which is long in bytes."""
+    folder = tmp_path_factory.mktemp("models") / "roomy"
+    shutil.copytree(tiny_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    return folder
