@@ -298,7 +298,7 @@ def test_a_terminal_shows_how_it_goes(tmp_path: Path, recipe: Path) -> None:
     assert re.search(r"step 2/2   [\d.]+ samples/s   0:00 left", last)
     for figure in ("reward", "accuracy", "entropy", "KL", "held-out accuracy"):
         assert re.search(rf"{figure} +-?\d\.\d{{3}} +[▁▂▃▄▅▆▇█]+", last), figure
-    assert re.search(r"prompt +completion +parent +reward", last)
+    assert re.search(r"prompt +completion +reference +reward", last)
     samples = re.findall(r"│ +([a-f]) +['\"].*['\"] +([A-F]) +\d\.\d\d", last)
     assert len(samples) == 3
     assert all(prompt.upper() == parent for prompt, parent in samples)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.critics import recorded_critics
 from support.tiny_models import tiny_policy
 from vigneron.batch import Batch, Samples, Signals
 from vigneron.methods import build_method
@@ -66,9 +67,9 @@ class Setting:
         with torch.no_grad():
             for parameter in self.policy.model.parameters():
                 parameter += 0.05 * torch.randn_like(parameter)
-        self.method: Method = build_method(Parts.of(config(**method), self.policy, self.reference, lambda b: b))
-        assert self.method.critic is not None
-        head = self.method.critic.head.double()
+        with recorded_critics() as critics:
+            self.method: Method = build_method(Parts.of(config(**method), self.policy, self.reference, lambda b: b))
+        head = self.critic_head = critics[0].head.double()
         with torch.no_grad():
             head.linear.weight.normal_()
             head.linear.bias.fill_(0.3)
@@ -130,7 +131,7 @@ def test_losses_gradients_and_step_are_those_of_the_algorithm(faithful: bool) ->
     for name, value in expected.items():
         assert sums[name] == pytest.approx(value.item(), abs=1e-10), name
     assert sums["loss/kl"] == pytest.approx(expected["kl"].item(), abs=1e-10)
-    for ours, plain in ((setting.policy.model, setting.model), (setting.method.critic.head, setting.head)):  # type: ignore[union-attr]
+    for ours, plain in ((setting.policy.model, setting.model), (setting.critic_head, setting.head)):
         ours_grad, plain_grad = gradients(ours), gradients(plain)
         assert ours_grad.keys() == plain_grad.keys()
         for name, grad in plain_grad.items():
@@ -140,7 +141,7 @@ def test_losses_gradients_and_step_are_those_of_the_algorithm(faithful: bool) ->
     update._step()
     for ours, plain, rate in (
         (setting.policy.model, setting.model, 1e-2),
-        (setting.method.critic.head, setting.head, 3e-2),  # type: ignore[union-attr]
+        (setting.critic_head, setting.head, 3e-2),
     ):
         assert torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5) > 0.5, "clipping should be at work"
         torch.optim.AdamW(plain.parameters(), lr=rate, weight_decay=0.1).step()
@@ -238,8 +239,7 @@ def test_a_missing_reward_leaves_loss_and_gradient_as_if_the_sample_were_not_the
 
 
 def _module(setting: Setting, name: str) -> torch.nn.Module:
-    assert setting.method.critic is not None
-    return setting.policy.model if name == "policy" else setting.method.critic.head
+    return setting.policy.model if name == "policy" else setting.critic_head
 
 
 @pytest.mark.parametrize("budget", [1, 5, 12, 1000])

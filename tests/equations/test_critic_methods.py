@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.critics import recorded_critics
 from support.tiny_models import tiny_policy
 from vigneron.batch import Batch, Samples, Signals
 from vigneron.methods import build_method
@@ -48,17 +49,19 @@ class Setting:
             },
             "test",
         )
-        self.method = build_method(Parts.of(config, self.policy, reference, lambda b: b))
+        with recorded_critics() as critics:
+            self.method = build_method(Parts.of(config, self.policy, reference, lambda b: b))
+        self.critic = critics[0] if critics else None
         for player in getattr(self.method.update, "optimized", ()):
             player.optimizer = torch.optim.SGD([parameter for _, parameter in player.parameters], lr=RATE)
             player.learning_rate = RATE
         self.head, self.network = None, None
-        if self.method.critic is not None:
+        if self.critic is not None:
             with torch.no_grad():
-                self.method.critic.head.linear.weight += 0.3 * torch.randn_like(self.method.critic.head.linear.weight)
-            self.head = deepcopy(self.method.critic.head.linear)
-            if self.method.critic.network is not None:
-                self.network = deepcopy(self.method.critic.network.model)
+                self.critic.head.linear.weight += 0.3 * torch.randn_like(self.critic.head.linear.weight)
+            self.head = deepcopy(self.critic.head.linear)
+            if self.critic.network is not None:
+                self.network = deepcopy(self.critic.network.model)
         self.model, self.start = deepcopy(self.policy.model), reference.policy.model
         self.before = deepcopy(self.model)
         with torch.no_grad():
@@ -117,7 +120,7 @@ class Setting:
                     if parameter.grad is not None:
                         parameter -= RATE * parameter.grad
                         parameter.grad = None
-        critic = self.method.critic
+        critic = self.critic
         pairs = [(self.policy.model, self.model)]
         pairs += [(critic.head.linear, self.head)] if critic else []
         pairs += [(critic.network.model.transformer, self.network.transformer)] if self.network is not None else []

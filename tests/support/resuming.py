@@ -70,7 +70,7 @@ def lose_optimizers(run: Any) -> None:
 
 
 def lose_critic(run: Any) -> None:
-    torch.nn.init.zeros_(run.method.critic.head.linear.weight)
+    torch.nn.init.zeros_(run.method.update.weights()["critic.head.linear.weight"])
 
 
 def lose_controller(run: Any) -> None:

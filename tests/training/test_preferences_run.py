@@ -255,4 +255,4 @@ def test_pairs_of_equal_texts_are_said_to_be_left_out(tmp_path: Path, tiny_folde
 
     run = api.train(config, runs=tmp_path, name="run", view=Ear())
     assert any("1 pairs have equal texts and are left out, the first in row 9" in text for text in said)
-    assert len(RunFolder(run.folder).data().train) == 8
+    assert len(RunFolder(run.folder).data(run.config).train) == 8
