@@ -40,6 +40,7 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def address(runs: Path) -> Iterator[str]:
+    """Name it before the page: the page, which asks for news, is then closed first."""
     with served(view_app([runs])) as address:
         yield address
 
@@ -97,9 +98,10 @@ def test_a_run_goes_live_while_it_trains(browser_page: Any, tmp_path: Path, tiny
             training.wait()
         page.get_by_role("link", name="samples").click()
         page.get_by_text("1 to 4 of 4 samples of step 40").wait_for()
+        page.goto("about:blank")  # before the server, which it asks for news, is gone
 
 
-def test_several_runs_in_one_figure_and_a_reload_keeps_it(browser_page: Any, address: str) -> None:
+def test_several_runs_in_one_figure_and_a_reload_keeps_it(address: str, browser_page: Any) -> None:
     page = browser_page
     page.goto(address)
     for name in ("first", "second"):
@@ -131,7 +133,7 @@ def zoom_into(page: Any, name: str) -> None:
     page.mouse.up()
 
 
-def test_the_items_of_a_rubric(browser_page: Any, address: str) -> None:
+def test_the_items_of_a_rubric(address: str, browser_page: Any) -> None:
     page = browser_page
     page.goto(page_of(address, "/curves?run=first"))
     page.get_by_text("Rubric items").click()
@@ -142,7 +144,7 @@ def test_the_items_of_a_rubric(browser_page: Any, address: str) -> None:
     until(lambda: points_of(page, "reward/sums/right/score") == 31)
 
 
-def test_samples_are_filtered_and_a_reload_keeps_it(browser_page: Any, address: str) -> None:
+def test_samples_are_filtered_and_a_reload_keeps_it(address: str, browser_page: Any) -> None:
     page = browser_page
     page.goto(page_of(address, "/samples?run=first"))
     page.get_by_text("1 to 8 of 8 samples of step 30").wait_for()
@@ -170,7 +172,7 @@ def numbers(page: Any) -> list[str]:
     return page.eval_on_selector_all(".sample", "cards => cards.map(card => card.dataset.sample)")
 
 
-def test_what_a_model_wrote_stays_text(browser_page: Any, address: str) -> None:
+def test_what_a_model_wrote_stays_text(address: str, browser_page: Any) -> None:
     """At the end `browser_page` finds no dialog and no error."""
     page = browser_page
     page.goto(page_of(address, "/samples?run=first&search=alert"))
@@ -185,7 +187,7 @@ def test_what_a_model_wrote_stays_text(browser_page: Any, address: str) -> None:
     assert page.locator("main script, main img").count() == 0
 
 
-def test_a_run_that_is_not_there_is_said(browser_page: Any, address: str) -> None:
+def test_a_run_that_is_not_there_is_said(address: str, browser_page: Any) -> None:
     browser_page.goto(page_of(address, "/curves?run=../secret"))
     browser_page.get_by_text("there is no run '../secret'").wait_for()
     (complaint,) = browser_page.complaints
