@@ -201,34 +201,35 @@ def test_a_reward_that_is_not_finite_is_passed_over_by_all_ranks(place: Path) ->
 
 
 def test_bad_input_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(*arguments: str, by_ranks: bool = False) -> str:
+    def said(*arguments: str) -> str:
         """In this process, where no ranks are started."""
-        if by_ranks:
-            _, err = vigneron(place, *arguments, code=2)
-        else:
-            answer = command_line.vigneron(*arguments)
-            assert answer.code == 2
-            err = answer.err
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1, err
-        return err
+        answer = command_line.vigneron(*arguments)
+        assert answer.code == 2
+        assert answer.err.startswith("error: ")
+        assert answer.err.count("\n") == 1, answer.err
+        return answer.err
 
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(str(place))
     assert "17 ranks have only 16 samples per step" in said("train", "tiny.yaml", "--nproc", "17")
     assert "scale.shard: 3 ranks are not a multiple of 2" in said("train", "tiny.yaml", "--nproc", "3", "scale.shard=2")
     constraint = ("method={name: trpo, form: constraint}", "optimizer={}", "scale.shard=2")
-    assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2", by_ranks=True)
+    assert "differentiates twice" in said("train", "tiny.yaml", *constraint, "--nproc", "2")
     assert "staleness" in said("train", "tiny.yaml", "scale.staleness=1")
-    # Found by a rank that has joined the others.
-    compiled = said("train", "tiny.yaml", "model.compile=true", "scale.shard=2", "--nproc", "2", by_ranks=True)
-    assert "no effect on sharded weights" in compiled
+
+
+@pytest.mark.slow
+def test_bad_input_that_ranks_find_is_one_line(place: Path) -> None:
+    """After they have joined each other."""
+    _, err = vigneron(place, "train", "tiny.yaml", "model.compile=true", "scale.shard=2", "--nproc", "2", code=2)
+    assert err.startswith("error: model.compile: true has no effect on sharded weights")
+    assert err.count("\n") == 1, err
 
 
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("none", None),
+        pytest.param("none", None, marks=pytest.mark.slow),
         ("model", "rank 1: model: the folder"),
         pytest.param("weights", "has other weights than on rank 0", marks=AT_LENGTH),
         pytest.param(
