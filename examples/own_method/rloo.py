@@ -54,7 +54,7 @@ def build(parts: Parts, options: RlooOptions) -> Method:
         rewards_B, group_B = batch.signals.rewards_B, batch.samples.group_B
         size_B = group_sizes(rewards_B, group_B)
         advantages_B = group_relative(rewards_B, group_B) * size_B / (size_B - 1).clamp(min=1)
-        return with_advantages(batch, advantages_B, **parts.measure(batch, *kl.passes))
+        return with_advantages(batch, advantages_B, **parts.precompute(batch, *kl.passes))
 
     def score(batch: Batch) -> Scores:
         return parts.score(batch, exact_kl=kl.exact)
@@ -64,7 +64,7 @@ def build(parts: Parts, options: RlooOptions) -> Method:
         surrogate_BT = policy_gradient(now.logprobs_BT, batch.signals.advantages_BT)
         return [Term("loss/policy", surrogate_BT, 1.0), *policy_metrics(batch, now), *kl.terms(batch, now)]
 
-    update = parts.gradient_update(score, loss, measure=parts.kl_previous, controller=kl.controller)
+    update = parts.gradient_update(score, loss, after_update=parts.kl_previous, controller=kl.controller)
     return Method(parts.rollout, parts.reward, advantage, update)
 
 

@@ -223,7 +223,7 @@ def test_idle_samples_are_left_out_of_the_pass_and_not_of_the_mean() -> None:
         )[1]
         if not skipping:
             method.update.idle = None
-        method.update.measure = None
+        method.update.after_update = None
         method.update(method.advantage(batch))
         assert sorted(passed) == ([40, 41, 44, 45] if skipping else [40, 41, 42, 43, 44, 45])
         ends.append(torch.cat([p.detach().flatten() for p in policy.model.parameters()]))

@@ -25,7 +25,7 @@ def build(parts: Parts, options: ActorCriticConfig) -> Method:
 
     def advantage(batch: Batch) -> Batch:
         """A = R − V   (Algorithm 1, lines 4 and 7-10)."""
-        before = parts.measure(batch, *kl.passes, partial(values_before, parts.policy, critic=critic))
+        before = parts.precompute(batch, *kl.passes, partial(values_before, parts.policy, critic=critic))
         return with_advantages(batch, batch.signals.rewards_B - before["values_B"], **before)
 
     def score(batch: Batch) -> Scores:
@@ -53,7 +53,7 @@ def build(parts: Parts, options: ActorCriticConfig) -> Method:
         loss,
         critic=critic,
         updates_per_step=options.updates_per_step,
-        measure=parts.kl_previous,
+        after_update=parts.kl_previous,
         controller=kl.controller,
     )
     notices = clip_notice(options.updates_per_step, options.clip_epsilon, options.kl)

@@ -5,14 +5,13 @@ recorded preferences, or the best and the worst of a prompt's samples by any rew
 """
 
 import torch
-from torch import Tensor
 
 from vigneron.batch import Batch
 from vigneron.config import DpoConfig
 from vigneron.core.losses import dpo
 from vigneron.core.masked import masked_sum
 from vigneron.methods.terms import pair_term, sides
-from vigneron.policy.logprobs import Scores, reference_view
+from vigneron.policy.logprobs import Scores
 from vigneron.rollout.pairs import paired_up
 from vigneron.training.method import Method, Metrics, unchanged
 from vigneron.training.parts import Parts
@@ -28,13 +27,10 @@ def build(parts: Parts, options: DpoConfig) -> Method:
         count = int(batch.trained_BT.any(1).sum())
         before_BT = torch.zeros_like(batch.samples.behaviour_BT)
         if count and not options.reference_free:
-            measured_BT = parts.measure(batch.rows(range(count)), reference_pass)["reference_BT"]
+            measured_BT = parts.precompute(batch.rows(range(count)), parts.reference_pass)["reference_BT"]
             before_BT = before_BT.to(measured_BT.dtype)
             before_BT[:count, : measured_BT.shape[1]] = measured_BT
         return batch.with_signals(reference_BT=before_BT)
-
-    def reference_pass(batch: Batch) -> dict[str, Tensor]:
-        return reference_view(parts.reference, batch, parts.sampling, keep_hidden=False)
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −log σ{β log(π₁(w)/π₀(w)) − β log(π₁(l)/π₀(l))}   (§4.9), of whole texts w and l."""

@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from vigneron.batch import Batch
 from vigneron.config import GrapeConfig
 from vigneron.data.prompts import Row
@@ -55,14 +52,8 @@ def build(parts: Parts, options: GrapeConfig) -> Method:
     def advantage(batch: Batch) -> Batch:
         """A = R − mean of the group, after eq. 15; with log π₀ after the training prompt."""
         rollout.memory.remember(batch, _feedback)
-        batch = plain.advantage(
-            score_after_training_prompt(batch, policy_pass, parts.config.resolved_microbatch_tokens)
-        )
+        batch = plain.advantage(score_after_training_prompt(batch, parts))
         return batch if options.correction == "none" else corrected(batch)
-
-    @torch.no_grad()
-    def policy_pass(batch: Batch) -> dict[str, Tensor]:
-        return {"behaviour_BT": parts.score(batch).logprobs_BT}
 
     notices = plain.notices
     if options.trained_under == "generation_prompt":

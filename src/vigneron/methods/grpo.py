@@ -19,13 +19,13 @@ from vigneron.training.update import Term
 
 def build(parts: Parts, options: GroupRelativeConfig) -> Method:
     has_kl = options.kl.coefficient > 0
-    kl = KlPenalty(parts, options.kl, measured=has_kl, penalised=has_kl, exact_metric=True)
+    kl = KlPenalty(parts, options.kl, logged=has_kl, penalised=has_kl, exact_metric=True)
 
     def advantage(batch: Batch) -> Batch:
         """A = R − mean of the group   (eq. 13), the same for every token of a sample."""
         rewards_B, group_B = batch.signals.rewards_B, batch.samples.group_B
         advantages_B = group_relative(rewards_B, group_B, scale="std" if options.scale_by_std else "none")
-        return with_advantages(batch, advantages_B, **parts.measure(batch, *kl.passes))
+        return with_advantages(batch, advantages_B, **parts.precompute(batch, *kl.passes))
 
     def score(batch: Batch) -> Scores:
         return parts.score(batch, exact_kl=kl.exact)
@@ -42,7 +42,7 @@ def build(parts: Parts, options: GroupRelativeConfig) -> Method:
         score,
         loss,
         updates_per_step=options.updates_per_step,
-        measure=parts.kl_previous,
+        after_update=parts.kl_previous,
         controller=kl.controller if has_kl else None,
         # Without a KL a sample whose advantage is 0 has no gradient, and needs no pass.
         idle=None if has_kl else lambda batch: (batch.signals.advantages_BT == 0).all(1),

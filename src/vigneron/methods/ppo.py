@@ -27,7 +27,7 @@ def build(parts: Parts, options: PpoConfig) -> Method:
 
     def advantage(batch: Batch) -> Batch:
         """A from R' = R − β k1   (eq. 12): at each token by itself, or through GAE."""
-        before = parts.measure(batch, policy_pass, *kl.passes)
+        before = parts.precompute(batch, policy_pass, *kl.passes)
         penalty_BT = kl.coefficient * k1(before.pop("untruncated_BT"), before["reference_BT"])
         rewards_B, values_BT, mask_BT = batch.signals.rewards_B, before["values_BT"], batch.samples.mask_BT
         if options.advantage == "eq_12":
@@ -54,7 +54,7 @@ def build(parts: Parts, options: PpoConfig) -> Method:
 
     updates, minibatches = options.updates_per_step, options.minibatches
     update = parts.gradient_update(
-        score, loss, critic, updates, minibatches, measure=parts.kl_previous, controller=kl.controller
+        score, loss, critic, updates, minibatches, after_update=parts.kl_previous, controller=kl.controller
     )
     notices = one_update_notice(updates * minibatches, ["clip_epsilon"])
     return Method(parts.rollout, parts.reward, advantage, update, notices=notices)

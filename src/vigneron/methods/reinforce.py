@@ -28,7 +28,7 @@ def build(parts: Parts, options: ReinforceConfig) -> Method:
 
     def advantage(batch: Batch) -> Batch:
         """A = R − b   (eq. 4 where b is the critic's)."""
-        batch = batch.with_signals(**parts.measure(batch, *kl.passes, *critic_pass))
+        batch = batch.with_signals(**parts.precompute(batch, *kl.passes, *critic_pass))
         rewards_B = batch.signals.rewards_B
         returns_BT = rewards_B[:, None].expand(batch.samples.completion_BT.shape)
         if critic is not None:
@@ -50,5 +50,5 @@ def build(parts: Parts, options: ReinforceConfig) -> Method:
             *([value_term(options.critic, batch, now)] if critic is not None else []),
         ]
 
-    update = parts.gradient_update(score, loss, critic=critic, measure=parts.kl_previous, controller=running)
+    update = parts.gradient_update(score, loss, critic=critic, after_update=parts.kl_previous, controller=running)
     return Method(parts.rollout, parts.reward, advantage, update)

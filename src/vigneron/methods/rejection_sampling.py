@@ -8,12 +8,11 @@ import math
 
 from vigneron.batch import Batch
 from vigneron.config import RejectionSamplingConfig
-from vigneron.core.draws import Sampling
 from vigneron.core.losses import nll
 from vigneron.core.selection import best_of_group
 from vigneron.data.prompts import completion_text
 from vigneron.methods.terms import with_advantages
-from vigneron.policy.logprobs import Scores, score
+from vigneron.policy.logprobs import Scores
 from vigneron.training.method import Method, Metrics
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
@@ -28,9 +27,6 @@ def build(parts: Parts, options: RejectionSamplingConfig) -> Method:
         kept = with_advantages(batch, kept_B.to(batch.samples.behaviour_BT.dtype), excluded_B=~kept_B)
         return kept.with_metrics(kept_metrics(batch, kept_B.tolist()))
 
-    def score_all(batch: Batch) -> Scores:
-        return score(parts.policy, batch, Sampling())
-
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −log π(y | x)   (eq. 2), on the samples that were kept   (§3, step 5)."""
         return [
@@ -38,7 +34,7 @@ def build(parts: Parts, options: RejectionSamplingConfig) -> Method:
             Term("entropy", now.entropy_BT.detach(), first_update_only=True),
         ]
 
-    update = parts.gradient_update(score_all, loss, updates_per_step=options.updates_per_round)
+    update = parts.gradient_update(parts.score_untruncated, loss, updates_per_step=options.updates_per_round)
     return Method(parts.rollout, parts.reward, advantage, update, explain=explain)
 
 

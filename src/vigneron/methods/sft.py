@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from vigneron.batch import Batch
 from vigneron.config import SftConfig
-from vigneron.core.draws import Sampling
 from vigneron.core.losses import nll
 from vigneron.data.prompts import Row
-from vigneron.policy.logprobs import Scores, score
+from vigneron.policy.logprobs import Scores
 from vigneron.training.method import Method, Metrics, unchanged
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
@@ -16,9 +15,6 @@ from vigneron.training.update import Term
 def build(parts: Parts, options: SftConfig) -> Method:
     policy, rollout = parts.policy, parts.rollout
 
-    def score_all(batch: Batch) -> Scores:
-        return score(policy, batch, Sampling())
-
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −log π(aₜ | sₜ)   (eq. 1), on the answers' tokens, or on all of the text's but the first."""
         return [
@@ -26,7 +22,7 @@ def build(parts: Parts, options: SftConfig) -> Method:
             Term("entropy/demonstrated", now.entropy_BT.detach()),
         ]
 
-    update = parts.gradient_update(score_all, loss)
+    update = parts.gradient_update(parts.score_untruncated, loss)
 
     def held_out_loss(rows: Sequence[Row]) -> Metrics:
         """Of the held-out answers: it rises where the model overfits its demonstrations."""

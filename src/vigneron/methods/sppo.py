@@ -40,6 +40,6 @@ def build(parts: Parts, options: SppoConfig) -> Method:
         return [Term("loss/sppo", values_B, 1.0, "samples"), *policy_metrics(batch, now)]
 
     update = parts.gradient_update(
-        parts.score, loss, updates_per_step=options.updates_per_step, measure=parts.kl_previous
+        parts.score, loss, updates_per_step=options.updates_per_step, after_update=parts.kl_previous
     )
     return Method(parts.rollout, parts.reward, advantage, update)

@@ -4,35 +4,29 @@ The difference between the log-probs after the two prompts is logged (`drawn/gap
 forward pass with itself, so a few samples are also scored after their sampling prompt (`drawn/mismatch`).
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from vigneron.batch import Batch
-from vigneron.policy.rank_batches import map_microbatches
 from vigneron.rollout.grape import with_sampling_prompts
+from vigneron.training.parts import Parts
 
-PolicyPass = Callable[[Batch], dict[str, Tensor]]
 # Samples of a step that are scored after their sampling prompt.
 MISMATCH_SAMPLES = 8
 
 
-def score_after_training_prompt(batch: Batch, policy_pass: PolicyPass, microbatch_tokens: int) -> Batch:
-    """Fill in `behaviour_BT` of the responses that were sampled from another prompt, or not sampled at all.
-
-    `policy_pass` computes it as `behaviour_BT`.
-    """
+def score_after_training_prompt(batch: Batch, parts: Parts) -> Batch:
+    """Fill in `behaviour_BT` of the responses that were sampled from another prompt, or not sampled at all."""
     unknown = batch.samples.behaviour_BT.isnan().any(1).nonzero()[:, 0].tolist()
     if not unknown:
         return batch
     part = batch.rows(unknown)
-    logprobs_BT = map_microbatches(part, microbatch_tokens, policy_pass)["behaviour_BT"]
+    logprobs_BT = parts.precompute(part, parts.policy_pass)["behaviour_BT"]
     behaviour_BT = batch.samples.behaviour_BT.clone()
     behaviour_BT[unknown] = 0.0
     behaviour_BT[unknown, : logprobs_BT.shape[1]] = logprobs_BT
     return batch.with_samples(behaviour_BT=behaviour_BT).with_signals(
-        metrics={**batch.signals.metrics, **_metrics(part, logprobs_BT, policy_pass)}
+        metrics={**batch.signals.metrics, **_metrics(part, logprobs_BT, parts)}
     )
 
 
@@ -50,13 +44,14 @@ def corrected(batch: Batch) -> Batch:
     return batch.with_signals(advantages_BT=batch.signals.advantages_BT * weight_BT, metrics=metrics)
 
 
-def _metrics(batch: Batch, trained_BT: Tensor, policy_pass: PolicyPass) -> dict[str, float]:
+@torch.no_grad()
+def _metrics(batch: Batch, trained_BT: Tensor, parts: Parts) -> dict[str, float]:
     drawn = (~batch.samples.drawn_BT.isnan().any(1)).nonzero()[:, 0].tolist()
     if not drawn:
         return {}
     gap_BT = (batch.samples.drawn_BT - trained_BT).abs()[drawn]
     few = with_sampling_prompts(batch.rows(drawn[:MISMATCH_SAMPLES]))
-    mismatch_BT = (policy_pass(few)["behaviour_BT"] - few.samples.drawn_BT).abs()
+    mismatch_BT = (parts.policy_pass(few)["behaviour_BT"] - few.samples.drawn_BT).abs()
     return {
         "drawn/gap": float(gap_BT[batch.samples.mask_BT[drawn]].mean()),
         "drawn/mismatch": float(mismatch_BT[few.samples.mask_BT].mean()),

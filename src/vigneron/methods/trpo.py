@@ -35,7 +35,7 @@ def build(parts: Parts, options: TrpoConfig) -> Method:
         """Aₜ = R − V(sₜ)   (eq. 4), and π₀'s states, for the KL from it."""
         previous.follow(policy)
         critic_pass = partial(values_before, policy, critic=critic)
-        batch = batch.with_signals(**parts.measure(batch, critic_pass, *kl.passes, previous_pass))
+        batch = batch.with_signals(**parts.precompute(batch, critic_pass, *kl.passes, previous_pass))
         returns_BT = batch.signals.rewards_B[:, None].expand(batch.samples.completion_BT.shape)
         return with_returns(batch.with_signals(advantages_BT=returns_BT - batch.signals.values_BT), returns_BT)
 
@@ -71,7 +71,7 @@ def build(parts: Parts, options: TrpoConfig) -> Method:
     if options.form == "penalty":
         updates = options.updates_per_step
         update = parts.gradient_update(
-            score, loss, critic=critic, updates_per_step=updates, measure=kl_previous, controller=kl.controller
+            score, loss, critic=critic, updates_per_step=updates, after_update=kl_previous, controller=kl.controller
         )
         notices = one_update_notice(updates, ["penalty"])
     else:

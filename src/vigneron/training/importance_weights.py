@@ -36,7 +36,7 @@ class WeightedAdvantage:
     def __call__(self, batch: Batch) -> Batch:
         behaviour_BT = batch.samples.behaviour_BT
         with phase("importance"):
-            now_BT = self.parts.measure(batch, self._policy_pass)["behaviour_BT"]
+            now_BT = self.parts.precompute(batch, self.parts.policy_pass)["behaviour_BT"]
         weights_BT, metrics = importance(now_BT, behaviour_BT, batch.trained_BT, self.limit)
         known_BT = torch.where(behaviour_BT.isnan(), behaviour_BT, now_BT)  # unknown stays unknown
         # The hidden states after the prompts are the behaviour policy's too.
@@ -45,9 +45,6 @@ class WeightedAdvantage:
         if batch.signals.advantages_BT is None or len(weights_BT) != len(batch):
             return batch
         return batch.with_signals(advantages_BT=batch.signals.advantages_BT * weights_BT)
-
-    def _policy_pass(self, batch: Batch) -> dict[str, Tensor]:
-        return {"behaviour_BT": self.parts.score(batch).logprobs_BT}
 
 
 def importance(

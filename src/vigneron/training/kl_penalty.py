@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from vigneron.batch import Batch
 from vigneron.config import AdaptiveKlConfig, KlConfig, PenaltyConfig, RewardKlConfig
 from vigneron.core import kl
 from vigneron.core.losses import AggregateMode
-from vigneron.policy.logprobs import ExactKl, Scores, reference_view
+from vigneron.policy.logprobs import ExactKl, Scores
 from vigneron.training.method import Metrics
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
@@ -55,7 +56,7 @@ class KlController:
 class KlPenalty:
     """β · D_KL(π ‖ reference) as a method uses it.
 
-    `measured`: the reference scores the samples, and the KL is logged. `penalised`: it is a term of the loss.
+    `logged`: the reference scores the samples, and the KL is logged. `penalised`: it is a term of the loss.
     """
 
     def __init__(
@@ -63,11 +64,11 @@ class KlPenalty:
         parts: Parts,
         options: KlConfig | RewardKlConfig | PenaltyConfig,
         *,
-        measured: bool = True,
+        logged: bool = True,
         penalised: bool = False,
         exact_metric: bool = False,
     ) -> None:
-        self._parts, self._options, self._measured, self._penalised = parts, options, measured, penalised
+        self._parts, self._options, self._logged, self._penalised = parts, options, logged, penalised
         self.controller = KlController.of(options)
         is_exact = penalised and isinstance(options, KlConfig) and options.estimator == "exact"
         self.exact = ExactKl(parts.reference) if is_exact else None
@@ -80,20 +81,15 @@ class KlPenalty:
 
     @property
     def passes(self) -> list[Callable[[Batch], dict[str, Tensor]]]:
-        """For `parts.measure`: the reference's pass, where it is needed."""
-        return [self._reference_pass] if self._measured else []
-
-    def _reference_pass(self, batch: Batch) -> dict[str, Tensor]:
-        """The reference's log-probs, and its hidden states where the exact KL needs them."""
-        parts, keep = self._parts, self.exact is not None
-        return reference_view(parts.reference, batch, parts.sampling, keep_hidden=keep)
+        """For `parts.precompute`: the reference's pass, where it is needed."""
+        return [partial(self._parts.reference_pass, keep_hidden=self.exact is not None)] if self._logged else []
 
     def terms(self, batch: Batch, now: Scores, mode: AggregateMode = "tokens") -> list[Term]:
         """The penalty, and the metric `kl`."""
         terms = []
         if self._penalised:
             terms.append(Term("loss/kl", self._values(batch, now), self.coefficient, mode))
-        return [*terms, self._metric(batch, now)] if self._measured else terms
+        return [*terms, self._metric(batch, now)] if self._logged else terms
 
     def _values(self, batch: Batch, now: Scores) -> Tensor:
         """A value per token of the KL that the options name, to the reference or to the policy that sampled."""

@@ -14,7 +14,7 @@ from vigneron.core import kl
 from vigneron.core.draws import Sampling
 from vigneron.data.curriculum import Curriculum, build_curriculum
 from vigneron.data.prompts import Row
-from vigneron.policy.logprobs import Critic, ExactKl, Scores, score
+from vigneron.policy.logprobs import Critic, ExactKl, Scores, reference_view, score
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.rank_batches import map_microbatches
 from vigneron.rollout.build import Rollout, build_rollout
@@ -52,10 +52,23 @@ class Parts:
         return sampling_of(self.config)
 
     def score(self, batch: Batch, *, critic: Critic | None = None, exact_kl: ExactKl | None = None) -> Scores:
-        """Log-probs, entropy and values of given completions under the policy as it is now."""
+        """Log-probs, entropy and values of given completions under the policy as it is now, as it samples."""
         return score(self.policy, batch, self.sampling, critic=critic, exact_kl=exact_kl)
 
-    def measure(self, batch: Batch, *passes: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Any]:
+    def score_untruncated(self, batch: Batch) -> Scores:
+        """The same at temperature 1, without top-k and top-p: for texts that are given, not sampled."""
+        return score(self.policy, batch, Sampling())
+
+    def policy_pass(self, batch: Batch) -> dict[str, Tensor]:
+        """For `precompute`: log-probs under the policy as it is now, as `behaviour_BT`."""
+        return {"behaviour_BT": self.score(batch).logprobs_BT}
+
+    def reference_pass(self, batch: Batch, *, keep_hidden: bool = False) -> dict[str, Tensor]:
+        """For `precompute`: log-probs under the reference as `reference_BT`, and its hidden states if an exact KL needs
+        them."""
+        return reference_view(self.reference, batch, self.sampling, keep_hidden=keep_hidden)
+
+    def precompute(self, batch: Batch, *passes: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Any]:
         """Signals that passes over microbatches compute before the step's updates, without gradient."""
         if not passes:
             return {}
@@ -81,7 +94,7 @@ class Parts:
         minibatches: int = 1,
         *,
         optimizers: list[Optimized] | None = None,
-        measure: Callable[[Batch], Term] | None = None,
+        after_update: Callable[[Batch], Term] | None = None,
         controller: Any = None,
         idle: Callable[[Batch], Tensor] | None = None,
     ) -> GradientUpdate:
@@ -98,8 +111,8 @@ class Parts:
             microbatch_tokens=config.resolved_microbatch_tokens,
             schedule=config.optimizer.schedule,
             warmup_updates=config.optimizer.warmup_steps * per_step,
-            measure=measure,
-            measure_every=config.successive_kl_every,
+            after_update=after_update,
+            after_update_every=config.successive_kl_every,
             controller=controller,
             idle=idle,
         )

@@ -15,7 +15,7 @@ from vigneron.policy.logprobs import Scores
 from vigneron.policy.model import Policy
 from vigneron.timing import phase
 from vigneron.training.method import Metrics
-from vigneron.training.update import GradientUpdate, Measured, Term, check_finite
+from vigneron.training.update import GradientUpdate, Term, TermValue, check_finite
 
 
 class PolicyMeasures(NamedTuple):
@@ -53,7 +53,7 @@ class TrustRegionUpdate:
             if batch.packing.owners is not None:
                 ranks.sum_gradients(weight for _, weight in self.policy.trainable())
         gradient_P = self._take_gradient()
-        check_finite([Measured("grad_norm/actor", float(gradient_P.norm()))])
+        check_finite([TermValue("grad_norm/actor", float(gradient_P.norm()))])
         with phase("conjugate gradient"):
             step_P = self._longest_step(batch, gradient_P)
         start_P = self._weights()

@@ -38,7 +38,7 @@ class Term:
     """A metric of the policy that sampled: of a step's several updates, the first one's."""
 
 
-class Measured(NamedTuple):
+class TermValue(NamedTuple):
     """A term over the whole batch."""
 
     name: str
@@ -48,8 +48,8 @@ class Measured(NamedTuple):
 
 @dataclass
 class GradientUpdate:
-    """`update(batch)`: `score` and `loss` are the method's, and `loss` is given what `score` returns; `measure` looks
-    at the policy after the step's updates.
+    """`update(batch)`: `score` and `loss` are the method's, and `loss` is given what `score` returns. `after_update` is
+    a metric of the policy after the step's updates.
 
     Several updates are passes over the batch, each of them cut into `minibatches` of samples, drawn by (seed, updates
     done).
@@ -65,8 +65,8 @@ class GradientUpdate:
     microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS
     schedule: Shape = "constant"
     warmup_updates: int = 0
-    measure: Callable[[Batch], Term] | None = None
-    measure_every: int = 1
+    after_update: Callable[[Batch], Term] | None = None
+    after_update_every: int = 1
     controller: Any = None
     idle: Callable[[Batch], Tensor] | None = None
     """1 on samples that no term has a gradient for: they count, and are not passed through the model."""
@@ -81,10 +81,10 @@ class GradientUpdate:
         updates = [self._one_update(part) for _ in range(self.updates_per_step) for part in self._cut(batch)]
         metrics = _mean_over_updates(updates, self.minibatches)
         step = self.done // a_step
-        if self.measure is not None and self.measure_every and step % self.measure_every == 0:
-            measure = self.measure
+        if self.after_update is not None and self.after_update_every and step % self.after_update_every == 0:
+            after_update = self.after_update
             with torch.no_grad(), phase("successive KL"):
-                metrics |= {name: value for name, value, _ in self.accumulate(batch, lambda p: [measure(p)])}
+                metrics |= {name: value for name, value, _ in self.accumulate(batch, lambda p: [after_update(p)])}
         if self.controller is not None:
             metrics |= self.controller.observe(metrics)
         return metrics
@@ -108,22 +108,22 @@ class GradientUpdate:
         batch = assign_ranks(batch) if batch.packing.owners is None else batch
         return {name: value for name, value, _ in self.accumulate(batch, lambda p: self.loss(p, self.score(p)))}
 
-    def _one_update(self, batch: Batch) -> list[Measured]:
+    def _one_update(self, batch: Batch) -> list[TermValue]:
         """The gradient of the whole batch, part by part, then one clipped step of each optimizer."""
         with phase("gradient"):
-            measured = self.accumulate(batch, lambda part: self.loss(part, self.score(part)))
+            values = self.accumulate(batch, lambda part: self.loss(part, self.score(part)))
             if batch.packing.owners is not None:
                 ranks.sum_gradients(weight for each in self.optimized for _, weight in each.parameters)
         try:
-            check_finite(measured)
+            check_finite(values)
             with phase("optimizer"):
-                return [*measured, *self._step()]
+                return [*values, *self._step()]
         except NonFinite:
             for each in self.optimized:
                 each.optimizer.zero_grad(set_to_none=True)  # the next step's gradient begins at 0
             raise
 
-    def accumulate(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> list[Measured]:
+    def accumulate(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> list[TermValue]:
         """Each term over the whole batch; what has a coefficient is differentiated on the way.
 
         Samples that are not trained on, and idle ones, need no pass.
@@ -146,7 +146,7 @@ class GradientUpdate:
             if objective.requires_grad:
                 objective.backward()
         on_host = _on_host(list(sums.values()), over_ranks=batch.packing.owners is not None)
-        return [Measured(name, value, sampler) for (name, sampler), value in zip(sums, on_host, strict=True)]
+        return [TermValue(name, value, sampler) for (name, sampler), value in zip(sums, on_host, strict=True)]
 
     def _to_pass(self, batch: Batch) -> Batch:
         """The samples that have a gradient; those that are trained on where none has, for the metrics."""
@@ -159,15 +159,15 @@ class GradientUpdate:
                 return batch.rows(chosen_B.nonzero()[:, 0].tolist())
         return batch
 
-    def _step(self) -> list[Measured]:
+    def _step(self) -> list[TermValue]:
         factor = learning_rate_factor(self.done, self.total_updates, shape=self.schedule, warmup=self.warmup_updates)
         values = _on_host([each.clip() for each in self.optimized])
-        norms = [Measured(f"grad_norm/{p.name}", value) for p, value in zip(self.optimized, values, strict=True)]
+        norms = [TermValue(f"grad_norm/{p.name}", value) for p, value in zip(self.optimized, values, strict=True)]
         check_finite(norms)
         for each in self.optimized:
             each.step(factor)
         self.done += 1
-        return [*norms, Measured("learning_rate", self.optimized[0].learning_rate * factor)]
+        return [*norms, TermValue("learning_rate", self.optimized[0].learning_rate * factor)]
 
     def begin_at(self, step: int) -> None:
         """As if the steps before it had made all of their updates: the learning rate goes by them."""
@@ -206,10 +206,10 @@ def _on_host(values: Sequence[Tensor], *, over_ranks: bool = False) -> list[floa
     return [float(value) for value in (ranks.all_reduce_sum(stacked) if over_ranks else stacked).tolist()]
 
 
-def _mean_over_updates(updates: Sequence[Sequence[Measured]], in_first_pass: int) -> Metrics:
+def _mean_over_updates(updates: Sequence[Sequence[TermValue]], in_first_pass: int) -> Metrics:
     """Means. Metrics of the policy that sampled are the first pass's, where π₁ is, or is nearly, still π₀."""
 
-    def mean(one: Measured) -> float:
+    def mean(one: TermValue) -> float:
         some = updates[:in_first_pass] if one.first_update_only else updates
         values = [other.value for update in some for other in update if other.name == one.name]
         return sum(values) / len(values)
@@ -217,8 +217,8 @@ def _mean_over_updates(updates: Sequence[Sequence[Measured]], in_first_pass: int
     return {one.name: mean(one) for one in updates[0]}
 
 
-def check_finite(measured: Sequence[Measured]) -> None:
-    broken = [one.name for one in measured if not math.isfinite(one.value)]
+def check_finite(values: Sequence[TermValue]) -> None:
+    broken = [one.name for one in values if not math.isfinite(one.value)]
     if broken:
         raise NonFinite(
             f"{', '.join(broken)}: not finite. The update was not applied, and earlier checkpoints are intact: "
