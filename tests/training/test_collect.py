@@ -1,0 +1,43 @@
+"""Dynamic sampling: which groups are replaced, and under which numbers the new ones come."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from support.small_batch import make_batch
+from vigneron.batch import Batch
+from vigneron.data.curriculum import Curriculum
+from vigneron.training.collect import DynamicSampling, trains_nothing
+
+
+def test_which_groups_train_nothing() -> None:
+    """Equal rewards; all truncated and masked. A truncated sample's reward still counts in its group's mean."""
+    rewards_B = torch.tensor([1.0, 0.0, 0.5, 0.5, 1.0, 0.0, 1.0, 0.0])
+    excluded_B = torch.tensor([True, False, False, False, True, True, False, False])
+    batch = make_batch([1] * 8, [2] * 8, rewards_B=rewards_B, excluded_B=excluded_B)
+    assert trains_nothing(batch).tolist() == [False, False, True, True, True, True, False, False]
+
+
+def test_new_groups_have_numbers_of_their_own() -> None:
+    """Also where a curriculum gives more rows than `prompts_per_step`: draws are keyed by these numbers."""
+
+    class Generous(Curriculum):
+        def at(self, step: int) -> list[Any]:
+            return list(self.rows[:3])
+
+    seen: list[int] = []
+
+    def rollout(rows: Sequence[Any], step: int = 0, first: int = 0) -> Batch:
+        numbers = list(range(first, first + len(rows)))
+        seen.extend(numbers)
+        rewards = [1.0 if row["prompt"] == "varied" and sample else 0.0 for row in rows for sample in range(2)]
+        group_B = torch.tensor(numbers).repeat_interleave(2)
+        return make_batch([1] * len(rewards), [2] * len(rewards), rewards_B=torch.tensor(rewards), group_B=group_B)
+
+    rows = [{"prompt": "varied"}, *({"prompt": "equal"} for _ in range(9))]
+    curriculum = Generous(rows, prompts_per_step=2, seed=0)
+    batch = DynamicSampling(rollout, curriculum, attempts=2)(curriculum.at(0))
+    assert len(set(seen)) == len(seen) == 3 + 2 + 2
+    assert len(batch.samples.group_B.unique()) == 3
+    assert batch.signals.metrics["groups_replaced"] == 4
