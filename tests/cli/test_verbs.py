@@ -256,6 +256,7 @@ def test_runs_without_a_name_are_numbered(tmp_path: Path, recipe: Path, monkeypa
     assert sorted(path.name for path in (tmp_path / "chosen").iterdir()) == ["my", "my-2"]
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_writes_plain_lines(tmp_path: Path, recipe: Path) -> None:
     log, words = tmp_path / "log", ["train", str(recipe), "steps=2", "--runs", str(tmp_path)]
     given = {"COLUMNS": "40", "TERM": "xterm-256color"}

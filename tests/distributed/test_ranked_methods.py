@@ -7,6 +7,8 @@ import pytest
 from support.ranked_comparison import CaseResults, check_near, check_the_same, of_ranks
 from support.ranked_methods import CASES, IN_HALVES, measured
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> CaseResults:

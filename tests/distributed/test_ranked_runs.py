@@ -24,7 +24,6 @@ from support import SUPPORT, command_line, fault_runs
 from support.processes import begun, vigneron
 from support.tiny_runs import tiny_recipe, write_data
 
-AT_LENGTH = [pytest.mark.slow, pytest.mark.cluster]
 REWARD = """
 import os, signal
 from pathlib import Path
@@ -95,6 +94,7 @@ def check_the_same(run: Path, other: Path) -> None:
                 assert value == pytest.approx(theirs[name], rel=5e-3, abs=5e-4), (mine["step"], name)
 
 
+@pytest.mark.slow
 def test_two_processes_end_as_one_does(place: Path) -> None:
     one(place, "train", "tiny.yaml", "--name", "one")
     out, err = vigneron(place, "train", "tiny.yaml", "--name", "two", "--nproc", "2")
@@ -226,14 +226,17 @@ def test_bad_input_that_ranks_find_is_one_line(place: Path) -> None:
     assert err.count("\n") == 1, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        pytest.param("none", None, marks=pytest.mark.slow),
+        ("none", None),
         ("model", "rank 1: model: the folder"),
-        pytest.param("weights", "has other weights than on rank 0", marks=AT_LENGTH),
+        pytest.param("weights", "has other weights than on rank 0", marks=pytest.mark.cluster),
         pytest.param(
-            "shapes", "weight names or shapes differ from those on rank 0: model.embed_tokens.weight", marks=AT_LENGTH
+            "shapes",
+            "weight names or shapes differ from those on rank 0: model.embed_tokens.weight",
+            marks=pytest.mark.cluster,
         ),
     ],
 )
@@ -271,6 +274,7 @@ def train_with_odd_version(log: str, words: list[str]) -> None:
     fault_runs.command(log, words)
 
 
+@pytest.mark.slow
 def test_a_rank_with_another_version_of_a_package(place: Path) -> None:
     words = ["train", "tiny.yaml", "steps=1", "eval_every=0", "--name", "odd"]
     logs = [place / f"rank-{rank}.log" for rank in range(2)]

@@ -17,6 +17,8 @@ from vigneron.errors import UserError
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.status import status_of
 
+pytestmark = pytest.mark.slow
+
 NOBODY = 65534
 
 

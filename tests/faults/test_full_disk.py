@@ -15,6 +15,8 @@ from vigneron.errors import UserError
 from vigneron.run_store.status import status_of
 from vigneron.training.checkpoint.read import checkpoints, fault_of
 
+pytestmark = pytest.mark.slow
+
 SIZE = 1_500_000
 
 

@@ -16,13 +16,12 @@ from vigneron.run_store.samples import SampleStore
 from vigneron.run_store.status import status_of
 from vigneron.training.checkpoint.read import checkpoints
 
-QUICK = (("grape", "at a step"), ("ppo", "in a save"))
+pytestmark = pytest.mark.slow
+
 CASES = [(method, when) for method in fault_runs.METHODS for when in ("at a step", "in a save")]
 
 
-@pytest.mark.parametrize(
-    ("method", "when"), [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize(("method", "when"), CASES)
 def test_row_1_and_2_killed_at_any_step_or_in_a_save(
     method: str, when: str, tmp_path: Path, roomy_folder: Path, trained_once: TrainedOnce
 ) -> None:

@@ -15,6 +15,8 @@ from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.status import status_of
 from vigneron.training.checkpoint.read import checkpoints
 
+pytestmark = pytest.mark.slow
+
 
 def wait_for(log: Path, text: str) -> None:
     deadline = time.monotonic() + 90

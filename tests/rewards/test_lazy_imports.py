@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 LAZY = ("vigneron.rewards.graders", "vigneron.rubric.formats")
 PYTHON_REWARD = """
 import vigneron.api

@@ -17,6 +17,8 @@ from vigneron.errors import UserError
 from vigneron.run_store.samples import SampleStore
 from vigneron.sources import client as client_module
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -50,11 +50,14 @@ def recipe_file(folder: Path, tiny: Path, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kill_at", "model_changes", "changes"),
     [
         (6, {}, {}),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, {}, {}), (9, LORA, {}), (6, {}, GRPO))),
+        (3, {}, {}),
+        (9, LORA, {}),
+        (6, {}, GRPO),
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(
@@ -104,6 +107,7 @@ def test_every_part_of_grpos_state_is_needed(
     check_third_arm(trained_once("grpo", config_in), tmp_path, lose)
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=1)
     run = start_run(config, tmp_path, build_method, name="run", view=Silent())

@@ -16,6 +16,8 @@ from vigneron.remote.ray.cluster import FREE_PERIOD, FREE_PERIOD_MS, Cluster, Po
 from vigneron.remote.ray.pool import Pool
 from vigneron.remote.ray.sampler import pieces, sample_pieces
 
+pytestmark = pytest.mark.slow
+
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 

@@ -34,6 +34,8 @@ from vigneron.training.loop import train
 from vigneron.training.run import Run
 from vigneron.training.setup.start import start_run
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[20, 30, 40], [50], [60, 70], [20, 30, 40]]
 NARROW = Sampling(0.7, top_k=20, top_p=0.8)
 
