@@ -24,9 +24,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt Makefile
 demo: setup
 	$(BIN)/vigneron demo
 
-# Two processes, one thread each. The tests of a file share what its fixtures train, so a file stays in one process; the longest
+# Three processes for two cores, one thread each, because tests also wait. The tests of a file share what its fixtures train, so a file stays in one process; the longest
 # files come first (tests/conftest.py).
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 12
 
 test: setup
 	$(PYTEST) -m "not slow"

@@ -72,7 +72,8 @@ def rewards_of(tmp_path: Path, model: Path, name: str, reward: Any, steps: int) 
     return [record["reward"] for record in run.folder.metrics()], run
 
 
-@pytest.mark.parametrize("name", marked(DEAR | {"ppo", "trpo, penalty", "trpo, constraint", "reinforce, critic"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHOD_OPTIONS)
 def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path, name: str) -> None:
     """With the update's sign turned, vowels would become rarer: from a start of about 0.04 they could not reach 0.2."""
     steps = 20 if name.startswith("trpo, ") and name != "trpo, penalty" else 40

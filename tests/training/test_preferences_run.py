@@ -102,6 +102,7 @@ SAMPLED_METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED_METHODS)
 def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path, name: str) -> None:
     changes = SAMPLED | {"method": SAMPLED_METHODS[name], "steps": 40, "save_every": 0}

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.routing import Route
 
 from support.browser import served
+
+pytestmark = pytest.mark.slow
 
 
 async def page(request: Any) -> HTMLResponse:

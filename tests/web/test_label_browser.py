@@ -18,6 +18,8 @@ from vigneron.recipe import check_config
 from vigneron.run_store.folder import RunFolder
 from vigneron.web.label import label_app
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = " <script>alert(1)</script>\u202e"
 
 

@@ -138,6 +138,7 @@ def labelling(*words: Any) -> Iterator[tuple[subprocess.Popen[str], httpx.Client
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_nothing_and_a_second_one_is_refused(tmp_path: Path) -> None:
     source, out = write_comparisons(tmp_path), tmp_path / "pairs.jsonl"
     with labelling(source, "--out", out, "--as", "ann") as (process, client):

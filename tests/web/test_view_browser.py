@@ -18,6 +18,8 @@ from support.browser import served
 from support.view_data import IMAGE, SCRIPT, write_run
 from vigneron.web.view import view_app
 
+pytestmark = pytest.mark.slow
+
 PACED = """
 import sys, time
 from vigneron import api

@@ -29,6 +29,8 @@ from vigneron.rewards.graders.sandbox import REFUSED, SOCKET, Container, Limits,
 from vigneron.rubric.model import CodeItem
 from vigneron.sources.verdict import GraderInput, Verdict
 
+pytestmark = pytest.mark.slow
+
 try:
     find_sandbox()
     WHY_NOT = ""
