@@ -53,7 +53,7 @@ class _Watch:
         if self.folder is None:
             return
         if event in RUNS_SOMETHING:
-            if "rendering_inside.py" not in repr(arguments[:2]):  # the process in which templates are rendered
+            if "chat_template_worker.py" not in repr(arguments[:2]):  # the process in which templates are rendered
                 self._refuse(f"{event} {arguments[:2]!r:.200}")
         elif event == "open":
             path, mode, flags = arguments
