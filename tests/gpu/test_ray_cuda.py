@@ -71,7 +71,7 @@ def test_a_run_ends_without_a_word_of_torch_s(tmp_path: Path, roomy_folder: Path
         roomy_folder,
         write_data(tmp_path),
         model={"name": str(roomy_folder), "device": "cuda"},
-        reward={"kind": "semantic", "embedder": "lexical", "form": "shift", "clean": "none"},
+        reward={"kind": "binary"},
         scale=TWO_ACTORS,
         steps=2,
     )
