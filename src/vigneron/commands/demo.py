@@ -26,7 +26,7 @@ def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> N
         load_config("demo", [*overrides, "recipe=demo-binary", "reward=binary"]),
     ]
     model = arms[0].model.name
-    say(console, f"{model} learns antonyms from recorded answers of a parent model: PGSRM, then the binary reward.")
+    say(console, f"{model} learns antonyms from reference answers: PGSRM, then the binary reward.")
     folders = []
     for config in arms:
         say(console, f"\n{config.recipe}")

@@ -37,10 +37,12 @@ class KlConfig(Strict):
     coefficient: NotNegative = 5e-5
     """β, the weight of the KL in the loss."""
     estimator: Literal["exact", "k1", "k2", "k3"] = "exact"
-    """exact and k2 have the reverse KL's gradient; k1 has none in expectation, k3 the forward KL's."""
+    """exact: over the vocabulary; k1, k2, k3: from the sampled token. exact and k2 have the gradient of
+    KL(π ‖ reference), k3 that of KL(reference ‖ π); k1's is 0 in expectation: it does not hold the policy back."""
     against: Literal["reference", "previous"] = "reference"
     """The policy at the run's start, or the one that sampled; for the latter name k2 or another estimator."""
     adaptive: AdaptiveKlConfig | None = None
+    """Changes the coefficient so that the KL stays near a target; unset: the coefficient is fixed."""
 
     @model_validator(mode="after")
     def starts_within_its_bounds(self) -> "KlConfig":

@@ -3,15 +3,17 @@
 The weights go through Ray's object store, once for all actors. Actors on the trainer's GPU read them through CUDA IPC.
 """
 
+import atexit
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from vigneron.errors import UserError
@@ -41,6 +43,17 @@ def open_handles(handles: Sequence[Handle]) -> list[Tensor]:
     device = torch.cuda.current_device()
     local: list[Any] = [(*handle[:DEVICE_FIELD], device, *handle[DEVICE_FIELD + 1 :]) for handle in handles]
     return [rebuild_cuda_tensor(*handle) for handle in local]
+
+
+_SHARED_MODELS: WeakSet[nn.Module] = WeakSet()
+
+
+@atexit.register
+def _free_shared_memory() -> None:
+    """Torch warns when a process exits with memory that it has shared and not freed."""
+    for model in _SHARED_MODELS:
+        for parameter in model.parameters():
+            parameter.untyped_storage().resize_(0)
 
 
 KEY = "scale.sampling"
@@ -136,6 +149,7 @@ class WeightSender:
         handles: list[Handle] | None = None
         if not member.has_handles:
             try:
+                _SHARED_MODELS.add(self._policy.model)
                 handles = ipc_handles([entry.tensor for entry in self.packer.entries])
             except Exception:  # CUDA IPC can fail in many ways: fall back to the object store
                 member.same_gpu = False
