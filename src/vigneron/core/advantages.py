@@ -30,6 +30,17 @@ def group_relative(
     return advantages_B.to(rewards_B.dtype)
 
 
+def optimal_value(rewards_PG: Float[Tensor, "P G"], *, beta: float = 0.5) -> Float[Tensor, " P"]:
+    """V* = β log mean_i e^{rᵢ/β} over the reference's samples of each prompt   (A*-PO), missing rewards left out.
+
+    A prompt without any reward has NaN.
+    """
+    present_PG = ~rewards_PG.isnan()
+    scaled_PG = torch.where(present_PG, rewards_PG / beta, -torch.inf)
+    value_P = beta * (scaled_PG.logsumexp(1) - present_PG.sum(1).to(rewards_PG.dtype).log())
+    return torch.where(present_PG.any(1), value_P, torch.nan)
+
+
 def gae(
     rewards_BT: Float[Tensor, "B T"],
     values_BT: Float[Tensor, "B T"],

@@ -1,7 +1,7 @@
 """Losses: one tensor to be minimised, a value per token, and the one `aggregate` that reduces it.
 
-Nothing is detached inside: the caller decides what carries gradient. Equation numbers are those of
-`rlmt-grape`; Algorithm 1 and sections are those of `pgsrm`.
+Nothing is detached inside, where a docstring does not say "without gradient": the caller decides what carries
+gradient. Equation numbers are those of `rlmt-grape`; Algorithm 1 and sections are those of `pgsrm`.
 """
 
 from typing import Literal
@@ -14,6 +14,7 @@ from torch.nn.functional import logsigmoid
 from vigneron.core.masked import LOG_RATIO_CAP, masked_sum, where_finite
 
 AggregateMode = Literal["tokens", "samples", "sum_over_samples"]
+ClipLevel = Literal["token", "sequence", "geometric"]
 
 
 def nll(logprobs_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -44,18 +45,21 @@ def clipped_ratio(
     mask_BT: Shaped[Tensor, "B T"],
     *,
     epsilon: float = 0.2,
-    level: Literal["token", "sequence"] = "token",
+    epsilon_high: float | None = None,
+    level: ClipLevel = "token",
 ) -> Float[Tensor, "B T"]:
-    """−min(r·A, clip(r, 1−ε, 1+ε)·A) with r = π₁/π₀   (eq. 11, 14, 17; pgsrm §3.3).
+    """−min(r·A, clip(r, 1−ε, 1+ε_high)·A) with r = π₁/π₀   (eq. 11, 14, 17; pgsrm §3.3). π₀ is the policy that sampled.
 
-    level "token": rₜ is the ratio of token t. level "sequence": r is the ratio of the whole text's
-    probabilities, the same for all its tokens, and each token carries an equal share of the sample's loss, so
-    that a row's masked sum is the sample's loss. π₀ is the policy that sampled.
+    `epsilon_high`: DAPO's clip-higher; ε without it. level "token": rₜ is the ratio of token t. "sequence": r is the
+    ratio of the whole text's probabilities, and each token carries an equal share of the sample's loss, so that a row's
+    masked sum is the sample's loss. "geometric": r is GSPO's (π₁/π₀)^{1/length}, and each token carries the sample's
+    loss, which is a row's masked mean.
     """
+    high = epsilon if epsilon_high is None else epsilon_high
 
     def loss(log_ratio: Tensor, advantages: Tensor) -> Tensor:
         ratio = log_ratio.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP).exp()
-        return -torch.minimum(ratio * advantages, ratio.clamp(1 - epsilon, 1 + epsilon) * advantages)
+        return -torch.minimum(ratio * advantages, ratio.clamp(1 - epsilon, 1 + high) * advantages)
 
     log_ratio_BT = where_finite(torch.sub, logprobs_BT, behaviour_BT)
     if level == "token":
@@ -63,7 +67,10 @@ def clipped_ratio(
     mask_BT = mask_BT.bool()
     tokens_B = mask_BT.sum(1).clamp(min=1)
     log_ratio_B = masked_sum(log_ratio_BT, mask_BT)
-    share_BT = loss(log_ratio_B[:, None], torch.where(mask_BT, advantages_BT, 0.0)) / tokens_B[:, None]
+    advantages_BT = torch.where(mask_BT, advantages_BT, 0.0)
+    if level == "geometric":
+        return torch.where(mask_BT, loss((log_ratio_B / tokens_B)[:, None], advantages_BT), 0.0)
+    share_BT = loss(log_ratio_B[:, None], advantages_BT) / tokens_B[:, None]
     return torch.where(mask_BT, share_BT, 0.0)
 
 
@@ -74,19 +81,40 @@ def clipped(
     mask_BT: Shaped[Tensor, "B T"],
     *,
     epsilon: float = 0.2,
-    level: Literal["token", "sequence"] = "token",
+    epsilon_high: float | None = None,
+    level: ClipLevel = "token",
 ) -> Float[Tensor, "B T"]:
     """1 where the ratio is clipped and passes no gradient, else 0: a metric of `clipped_ratio`."""
+    high = epsilon if epsilon_high is None else epsilon_high
 
     def is_clipped(log_ratio: Tensor, advantages: Tensor) -> Tensor:
         ratio = log_ratio.exp()
-        up, down = (ratio > 1 + epsilon) & (advantages > 0), (ratio < 1 - epsilon) & (advantages < 0)
+        up, down = (ratio > 1 + high) & (advantages > 0), (ratio < 1 - epsilon) & (advantages < 0)
         return (up | down).to(log_ratio.dtype)
 
     log_ratio_BT = where_finite(torch.sub, logprobs_BT, behaviour_BT)
-    if level == "sequence":
-        log_ratio_BT = masked_sum(log_ratio_BT, mask_BT.bool())[:, None].expand_as(log_ratio_BT)
+    if level != "token":
+        log_ratio_B = masked_sum(log_ratio_BT, mask_BT.bool())
+        if level == "geometric":
+            log_ratio_B = log_ratio_B / mask_BT.bool().sum(1).clamp(min=1)
+        log_ratio_BT = log_ratio_B[:, None].expand_as(log_ratio_BT)
     return where_finite(is_clipped, log_ratio_BT, advantages_BT).detach()
+
+
+def cispo(
+    logprobs_BT: Float[Tensor, "B T"],
+    behaviour_BT: Float[Tensor, "B T"],
+    advantages_BT: Float[Tensor, "B T"],
+    *,
+    maximum: float = 5.0,
+) -> Float[Tensor, "B T"]:
+    """−min(r, maximum) · A · log π, with r = π/π₀ without gradient (CISPO; 5 is ScaleRL's): no token is dropped."""
+
+    def loss(logprobs: Tensor, behaviour: Tensor, advantages: Tensor) -> Tensor:
+        log_ratio = (logprobs - behaviour).clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP)
+        return -log_ratio.exp().clamp(max=maximum).detach() * advantages * logprobs
+
+    return where_finite(loss, logprobs_BT, behaviour_BT, advantages_BT)
 
 
 def bradley_terry(chosen_N: Float[Tensor, " N"], rejected_N: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
@@ -142,6 +170,101 @@ def sppo(
         return 0.5 * (logps - previous - eta * (win_rate - 0.5)) ** 2
 
     return where_finite(loss, logps_N, previous_N, win_rate_N)
+
+
+def ipo(
+    chosen_N: Float[Tensor, " N"],
+    rejected_N: Float[Tensor, " N"],
+    ref_chosen_N: Float[Tensor, " N"],
+    ref_rejected_N: Float[Tensor, " N"],
+    *,
+    beta: float = 0.1,
+) -> Float[Tensor, " N"]:
+    """(Δ − 1/(2β))² with Δ = log(π/π_ref)(text_w) − log(π/π_ref)(text_l)   (IPO, Azar et al. 2023).
+
+    Of whatever log-probs are given: IPO's authors and TRL pass means over tokens.
+    """
+
+    def loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
+        return (chosen - ref_chosen - (rejected - ref_rejected) - 1 / (2 * beta)) ** 2
+
+    return where_finite(loss, chosen_N, rejected_N, ref_chosen_N, ref_rejected_N)
+
+
+def simpo(
+    chosen_N: Float[Tensor, " N"],
+    rejected_N: Float[Tensor, " N"],
+    chosen_length_N: Shaped[Tensor, " N"],
+    rejected_length_N: Shaped[Tensor, " N"],
+    *,
+    beta: float = 2.0,
+    gamma: float = 1.0,
+) -> Float[Tensor, " N"]:
+    """−log σ(β · (mean log π(text_w) − mean log π(text_l)) − γ)   (SimPO, Meng et al. 2024), of summed log-probs.
+
+    No reference. A text without a token counts as one of length 1.
+    """
+    lengths = [length_N.clamp(min=1) for length_N in (chosen_length_N, rejected_length_N)]
+    return bradley_terry(beta * chosen_N / lengths[0] - gamma, beta * rejected_N / lengths[1])
+
+
+def topr(
+    logps_N: Float[Tensor, " N"], behaviour_N: Float[Tensor, " N"], rewards_N: Float[Tensor, " N"]
+) -> Float[Tensor, " N"]:
+    """−w · R · log π(y), w = 1 where R ≥ 0, else min(1, π/μ) without gradient   (TOPR, Le Roux et al. 2025).
+
+    Of whole texts; μ is the policy that wrote them. What is bad is pushed down only as far as the policy still says it.
+    """
+
+    def loss(logps: Tensor, behaviour: Tensor, rewards: Tensor) -> Tensor:
+        ratio = (logps - behaviour).clamp(-LOG_RATIO_CAP, 0.0).exp().detach()
+        return -torch.where(rewards >= 0, 1.0, ratio) * rewards * logps
+
+    return where_finite(loss, logps_N, behaviour_N, rewards_N)
+
+
+def a_star(
+    logps_N: Float[Tensor, " N"],
+    reference_N: Float[Tensor, " N"],
+    value_N: Float[Tensor, " N"],
+    rewards_N: Float[Tensor, " N"],
+    *,
+    beta: float = 1e-3,
+) -> Float[Tensor, " N"]:
+    """(β log π/π_ref + V* − r)², of summed log-probs   (A*-PO); V* is `advantages.optimal_value` of the prompt."""
+
+    def loss(logps: Tensor, reference: Tensor, value: Tensor, rewards: Tensor) -> Tensor:
+        return (beta * (logps - reference) + value - rewards) ** 2
+
+    return where_finite(loss, logps_N, reference_N, value_N, rewards_N)
+
+
+def oreo(
+    logprobs_BT: Float[Tensor, "B T"],
+    reference_BT: Float[Tensor, "B T"],
+    values_BT: Float[Tensor, "B T"],
+    rewards_B: Float[Tensor, " B"],
+    mask_BT: Shaped[Tensor, "B T"],
+    *,
+    beta: float = 0.03,
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """OREO's squared path-consistency errors of policy and value, with ρₜ = log π/π_ref and Vₜ before token t:
+
+    policy   (Vₜ + β [ρₜ + Σ_{i>t} ρᵢ] − R)², gradient through ρₜ alone
+    value    (Vₜ + β Σ_{i≥t} ρᵢ − R)²,        gradient through Vₜ alone
+    """
+    mask_BT = mask_BT.bool()
+    rho_BT = torch.where(mask_BT, where_finite(torch.sub, logprobs_BT, reference_BT), 0.0)
+    fixed_BT = rho_BT.detach()
+    onward_BT = fixed_BT.flip(1).cumsum(1).flip(1)  # Σ_{i≥t}
+
+    def error(values: Tensor, path: Tensor, rewards: Tensor) -> Tensor:
+        return (values + beta * path - rewards) ** 2
+
+    own_BT = rho_BT + (onward_BT - fixed_BT)
+    policy_BT = where_finite(error, values_BT.detach(), own_BT, rewards_B[:, None])
+    value_BT = where_finite(error, values_BT, onward_BT, rewards_B[:, None])
+    return torch.where(mask_BT, policy_BT, 0.0), torch.where(mask_BT, value_BT, 0.0)
 
 
 def squared_error(values: Float[Tensor, "*B"], returns: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
