@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from vigneron.config.values import NotNegative, Positive, Share, Strict, Url
 
-CHECKER_NAMES = ("equality", "sentiment_inversion")
+CHECKER_NAMES = ("equality", "last_line", "sentiment_inversion")
 
 
 TASK_PARTS = ("held_out", "tuning")
@@ -77,7 +77,8 @@ class DataConfig(Strict):
     """The dataset: a built-in `task`, or files, `train` and `held_out`."""
 
     task: str | None = None
-    """Built-in task: `antonyms`, `categories`, `colors`, `copying`, `instructions`, `rubric` or `sentiment`."""
+    """Built-in task: `antonyms`, `categories`, `colors`, `copying`, `instructions`, `ladder`, `ladder-steps`, `rubric` or
+    `sentiment`."""
     train: str | None = None
     """A .jsonl or .csv file in one of TRL's formats: `prompt`, with a reference `answer` if the reward needs one;
     `prompt` and `completion`; `messages`; or preference pairs `prompt`, `chosen` and `rejected`."""
@@ -88,8 +89,9 @@ class DataConfig(Strict):
     """Prompt template over the row's columns, as in `The opposite of '{word}' is`. null: the task's, or the column
     `prompt`."""
     checker: Annotated[str, AfterValidator(_known_checker)] | None = None
-    """Decides whether a completion is correct: `equality` (after normalisation), `sentiment_inversion`, or
-    `module:function`, a reward function that returns 0 or 1. null: the task's own, or `equality`."""
+    """Decides whether a completion is correct: `equality` (after normalisation), `last_line` (equality of the last lines),
+    `sentiment_inversion`, or `module:function`, a reward function that returns 0 or 1. null: the task's own, or
+    `equality`."""
 
     @model_validator(mode="after")
     def one_source(self) -> "DataConfig":

@@ -25,6 +25,8 @@ class Task:
     checker: str = "equality"
     answer: str = "answer"
     """Column of the task's file with the answer."""
+    file: str | None = None
+    """Name of the file in `task_files`. None: the task's name."""
 
     def rows(self, split: str, template: str | None = None) -> list[Row]:
         """Prompts with the `input` and the parent's `answer`; `split` is `train`, `tuning` or `held_out`."""
@@ -32,7 +34,7 @@ class Task:
         try:
             return [
                 {"prompt": prompt.format(**row), "input": self.input.format(**row), **row, "answer": row[self.answer]}
-                for row in _recorded(self.name)
+                for row in _recorded(self.file or self.name)
                 if row["split"] == split
             ]
         except (KeyError, IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
@@ -201,7 +203,37 @@ Rules:
 """,
 )
 
-TASKS = {task.name: task for task in (COLORS, ANTONYMS, CATEGORIES, COPYING, SENTIMENT, INSTRUCTIONS, RUBRIC)}
+LADDER = Task(
+    name="ladder",
+    about="a sum of 1 to 5 terms (the column `level`), answered with its result",
+    child_prompt="{terms} =",
+    input="{terms}",
+    answer="result",
+    reads="text",
+    parent_instruction="""\
+You add numbers. The INPUT is a sum. Answer with its result in digits and nothing else.
+""",
+)
+
+LADDER_STEPS = Task(
+    name="ladder-steps",
+    about="a sum of 1 to 5 terms, answered with the running sums, one per line",
+    child_prompt="{terms} =\n",
+    input="{terms}",
+    checker="last_line",
+    answer="steps",
+    file="ladder",
+    reads="text",
+    parent_instruction="""\
+You add numbers step by step. The INPUT is a sum. Answer with the running sum after each term, one number per line; the last line
+is the result. For example: "7 + 12 + 5" → three lines, 7, 19 and 24. Nothing else.
+""",
+)
+
+TASKS = {
+    task.name: task
+    for task in (COLORS, ANTONYMS, CATEGORIES, COPYING, SENTIMENT, INSTRUCTIONS, RUBRIC, LADDER, LADDER_STEPS)
+}
 
 
 def load_task(name: str) -> Task:

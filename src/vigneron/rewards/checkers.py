@@ -32,8 +32,28 @@ def exact_reward(
     ]
 
 
-CHECKERS: dict[str, RewardFunction] = {"equality": exact_reward, "sentiment_inversion": inversion_reward}
-NEEDS = {"equality": "answer", "sentiment_inversion": "input"}
+def last_line(text: str) -> str:
+    """The last line that is not blank."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def last_line_reward(
+    prompts: Sequence[Any], completions: Sequence[Any], *, answer: Sequence[Any], **columns: Any
+) -> list[float | None]:
+    """Equality of the last lines: for answers that end with their result."""
+    return exact_reward(
+        prompts,
+        [last_line(completion_text(completion)) for completion in completions],
+        answer=[None if wanted is None else last_line(completion_text(wanted)) for wanted in answer],
+    )
+
+
+CHECKERS: dict[str, RewardFunction] = {
+    "equality": exact_reward,
+    "last_line": last_line_reward,
+    "sentiment_inversion": inversion_reward,
+}
+NEEDS = {"equality": "answer", "last_line": "answer", "sentiment_inversion": "input"}
 """The column that a built-in checker needs."""
 
 Check = Callable[[Batch], Batch]
