@@ -176,8 +176,9 @@ class Run:
 
     def _load_curriculum(self, state: State) -> None:
         """Its state, unless the checkpoint is of another curriculum."""
-        before, now = state.scalars["config"].get("curriculum") or {}, self.config.curriculum
-        if before.get("name") != (now and now.name):
+        before = state.scalars["config"].get("curriculum") or {}
+        now = {} if self.config.curriculum is None else self.config.curriculum.model_dump(mode="json")
+        if any(before.get(key) != now.get(key) for key in ("name", "by")):
             return
         try:
             self.curriculum.load(state.scalars.get("curriculum", {}))
