@@ -309,6 +309,12 @@ class Config(Strict):
                 f"`curriculum.by: success` needs rewards, but {_named(self.method)} samples nothing: use `by: loss` or "
                 "`by: level`"
             )
+        verdicts = isinstance(curriculum, SuccessCurriculumConfig) and curriculum.measure == "verdict"
+        if verdicts and getattr(self.method, "resamples", 0):
+            raise ValueError(
+                "`curriculum.measure: verdict` has no verdicts of the groups that `method.resample` replaces: use "
+                "`measure: reward`"
+            )
         if isinstance(curriculum, LossCurriculumConfig) and self.scale.staleness:
             raise ValueError(
                 "`curriculum.by: loss` measures all rows with the current weights: set `scale.staleness` to 0"

@@ -46,7 +46,7 @@ class LossCurriculumConfig(CurriculumOptions):
     training rows are measured every few steps."""
 
     by: Literal["loss"]
-    start: Annotated[float, Field(gt=0, le=1)] = 0.25
+    start: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """Share of the rows, those with the lowest loss, that training begins with."""
     growth: Annotated[float, Field(gt=1)] = 1.3
     """The share is multiplied by this at every measurement, up to 1: λ is the largest loss in it."""

@@ -183,6 +183,7 @@ class BySuccess(Curriculum):
         self._orders: dict[int, list[int]] = {}
         self._waiting: dict[int, list[int]] = {}
         """The rows of steps whose rewards are not there yet."""
+        self._replaced: dict[int, list[dict[str, list[float]]]] = {}
         self._index = {id(row): index for index, row in enumerate(rows)}
         self._with_prompt: dict[str, list[int]] = {}
         for index, row in enumerate(rows):
@@ -203,17 +204,25 @@ class BySuccess(Curriculum):
     def describe(self, rows: Sequence[Row]) -> dict[str, float]:
         drawn = [self._index[id(row)] for row in rows]
         kinds = {"solved": self._solved(), "hopeless": self._hopeless(), "unseen": ~self.seen_N}
+        kinds["between"] = ~(kinds["solved"] | kinds["hopeless"] | kinds["unseen"])
         shares = {name: float(kind_N[drawn].double().mean()) for name, kind_N in kinds.items()}
-        shares["between"] = float((~sum(kinds.values(), torch.zeros_like(self.seen_N)))[drawn].double().mean())
-        return {f"curriculum/{name}": share for name, share in shares.items()}
+        return {f"curriculum/success/{name}": share for name, share in shares.items()}
 
     def observe(self, batch: Batch) -> dict[str, float]:
-        self._waiting.pop(min(self._waiting, default=-1), None)
-        values: dict[str, list[float]] = {}
-        origins = batch.samples.extras.get("origin", (None,) * len(batch))
-        for prompt, value, origin in zip(batch.samples.prompts, self._success(batch), origins, strict=True):
-            if origin != "demonstrated":
-                values.setdefault(_key(prompt), []).append(value)
+        step = min(self._waiting, default=0)  # steps are observed in their order
+        self._waiting.pop(step, None)
+        for earlier in sorted(at for at in tuple(self._replaced) if at <= step):
+            for values in self._replaced.pop(earlier):
+                self._take(values)
+        self._take(_by_prompt(batch, self._success(batch)))
+        return {}
+
+    def replaced(self, batch: Batch, step: int) -> None:
+        """Kept until the step is observed, in the training thread."""
+        values = batch.signals.rewards_B.tolist() if self.options.measure == "reward" else [math.nan] * len(batch)
+        self._replaced.setdefault(step, []).append(_by_prompt(batch, values))
+
+    def _take(self, values: dict[str, list[float]]) -> None:
         for key, of_prompt in values.items():
             if key not in self._with_prompt:
                 raise UserError(
@@ -221,7 +230,6 @@ class BySuccess(Curriculum):
                     "them in `Samples.prompts`, or use `by: level`"
                 )
             self._update(self._with_prompt[key], [value for value in of_prompt if not math.isnan(value)])
-        return {}
 
     def scalars(self) -> dict[str, Any]:
         means = self.mean_N.tolist()
@@ -277,6 +285,16 @@ class BySuccess(Curriculum):
 @lru_cache(maxsize=64)
 def _order(seed: int, key: int, size: int) -> list[int]:
     return keyed_permutation(seed, key, size)
+
+
+def _by_prompt(batch: Batch, values: Sequence[float]) -> dict[str, list[float]]:
+    """The values of each prompt's samples, without demonstrations."""
+    by_prompt: dict[str, list[float]] = {}
+    origins = batch.samples.extras.get("origin", (None,) * len(batch))
+    for prompt, value, origin in zip(batch.samples.prompts, values, origins, strict=True):
+        if origin != "demonstrated":
+            by_prompt.setdefault(_key(prompt), []).append(value)
+    return by_prompt
 
 
 def _key(prompt: Any) -> str:

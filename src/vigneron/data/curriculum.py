@@ -48,6 +48,12 @@ class Curriculum:
         """Metrics of a step's rows to log. Called for every step, before its rewards are observed."""
         return {}
 
+    def replaced(self, batch: Batch, step: int) -> None:
+        """Called with the rewarded groups that dynamic sampling drops from a step, which `observe` does not see.
+
+        With `scale.staleness` it is called in another thread than `observe`.
+        """
+
     def observe(self, batch: Batch) -> dict[str, float]:
         """Called with every step's rewarded batch, on every rank. Returns metrics to log."""
         return {}

@@ -24,7 +24,9 @@ def one_step(run: Run) -> tuple[Batch, Metrics]:
     (`wrapped` in training/setup/build.py)."""
     rows, method = run.curriculum.at(run.step), run.method
     with phase("rollout"):
-        batch = method.rollout(rows, run.step).with_metrics(run.curriculum.describe(rows))  # y ~ π(·|x), or a demonstration, or a preference pair
+        batch = method.rollout(rows, run.step).with_metrics(
+            run.curriculum.describe(rows)
+        )  # y ~ π(·|x), or a demonstration, or a preference pair
     with phase("reward"):
         batch = check_and_observe(run, method.reward(batch))  # R(x, y)
     with phase("advantage"):
