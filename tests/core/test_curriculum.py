@@ -51,6 +51,6 @@ def test_a_weighted_order_is_a_permutation(weights: list[float], seed: int, data
 def test_weights_are_the_chance_to_come_first() -> None:
     """Weights 1, 1 and 0.1: the last one comes first in 0.1/2.1 of the draws."""
     weights, first = torch.tensor([1.0, 1.0, 0.1]).double(), torch.zeros(3, dtype=torch.bool)
-    orders = [weighted_order(weights, first, keyed_uniform(0, t, torch.arange(3), 0)).tolist() for t in range(4000)]
+    orders = [weighted_order(weights, first, keyed_uniform(0, t, torch.arange(3), 0)).tolist() for t in range(1500)]
     shares = [sum(order[0] == i for order in orders) / len(orders) for i in range(3)]
-    assert shares == pytest.approx([1 / 2.1, 1 / 2.1, 0.1 / 2.1], abs=0.02)
+    assert shares == pytest.approx([1 / 2.1, 1 / 2.1, 0.1 / 2.1], abs=0.03)

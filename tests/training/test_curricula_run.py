@@ -183,7 +183,7 @@ def test_success_goes_with_dynamic_sampling(tmp_path: Path, tiny_folder: Path) -
     assert 1.0 in state["means"].values()
     shares = [sum(v for k, v in record.items() if k.startswith("curriculum/success/")) for record in records]
     assert shares == pytest.approx([1.0, 1.0])
-    with pytest.raises(UserError, match="has no verdicts of the groups that `method.resample` replaces"):
+    with pytest.raises(UserError, match=r"has no verdicts of the groups that `method.resample` replaces"):
         grpo_config(tmp_path, tiny_folder, SUCCESS | {"measure": "verdict"}, **options)
 
 
@@ -268,7 +268,7 @@ def test_bad_options_get_one_line(tmp_path: Path, changes: dict[str, Any], line:
 
 
 def test_success_needs_rewards(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="`curriculum.by: success` needs rewards, but `method: dpo` samples nothing"):
+    with pytest.raises(UserError, match=r"`curriculum.by: success` needs rewards, but `method: dpo` samples nothing"):
         texts_config(tmp_path, tmp_path, "dpo", SUCCESS)
 
 

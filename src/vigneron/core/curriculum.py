@@ -47,7 +47,7 @@ def draw_levels(probabilities_K: Float[Tensor, " K"], uniform_N: Float[Tensor, "
 def easiest(losses_N: Float[Tensor, " N"], share: float, tie_N: Float[Tensor, " N"]) -> Int[Tensor, " M"]:
     """The ⌈share · N⌉ rows with the lowest losses; those of equal loss by the lower `tie_N`. NaN counts as the largest.
 
-    Self-paced learning (Kumar et al. 2010, eq. 4) takes a row where its loss is below λ: here λ is the quantile `share`.
+    Self-paced learning (Kumar et al. 2010) takes a row where its loss is below λ: here λ is the quantile `share`.
     """
     order_N = tie_N.argsort(stable=True)
     hardest_last_N = losses_N.nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -45,8 +45,8 @@ class ByLevel(Curriculum):
     """E2H: each row's level is drawn with `level_probabilities` at progress t/T, then a row of the level, in shuffled
     order, without repeats until the level is used up.
 
-    A function of (seed, T, step). T is the number of steps when the run started, and the checkpoint keeps it: a run that
-    is resumed with more `steps` stays at the schedule's end.
+    A function of (seed, T, step). T is the number of steps when the run started, and the checkpoint keeps it: a run
+    that is resumed with more `steps` stays at the schedule's end.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class ByLoss(Curriculum):
 class BySuccess(Curriculum):
     """By each prompt's running mean of success. Rows with the same prompt share it.
 
-    A step's order of all rows is fixed when its rows are first drawn, and dynamic sampling goes on in it: so asynchronous
-    rollouts see the same rows whatever the timing. The checkpoint keeps the means by the rows' indices.
+    A step's order of all rows is fixed when its rows are first drawn, and dynamic sampling continues in it, so that
+    the rows of asynchronous rollouts do not depend on timing. The checkpoint keeps the means by the rows' indices.
     """
 
     def __init__(

@@ -208,8 +208,8 @@ METRICS = (
 
     Metric("eval/accuracy", "held-out accuracy", "up", "", HELD_OUT,
            "Share of held-out prompts whose greedy completion the checker accepts, or of held-out pairs ranked right."),
-    Metric("eval/accuracy/level/LEVEL", "held-out accuracy, level LEVEL", "up", "accuracy by level (held out)", HELD_OUT,
-           "`eval/accuracy` of the held-out rows of one level (`curriculum.by: level`)."),
+    Metric("eval/accuracy/level/LEVEL", "held-out accuracy, level LEVEL", "up", "accuracy by level (held out)",
+           HELD_OUT, "`eval/accuracy` of the held-out rows of one level (`curriculum.by: level`)."),
     Metric("eval/rewards/accuracies/level/LEVEL", "held-out pair accuracy, level LEVEL", "up",
            "pair accuracy by level (held out)", HELD_OUT,
            "`eval/rewards/accuracies` of the held-out pairs of one level (`curriculum.by: level`)."),

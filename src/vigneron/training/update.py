@@ -111,7 +111,7 @@ class GradientUpdate:
 
     @torch.no_grad()
     def sample_losses(self, batch: Batch) -> Float[Tensor, " B"]:
-        """The loss of each sample under the policy as it is now; the mean over its tokens where it has one per token."""
+        """The loss of each sample under the policy as it is now: the mean over its tokens where each has one."""
 
         def losses(part: Batch) -> dict[str, Tensor]:
             terms = [term for term in self.loss(part, self.score(part)) if term.coefficient]
