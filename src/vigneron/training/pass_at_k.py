@@ -10,6 +10,7 @@ from vigneron.core.pass_at_k import bootstrap_interval, pass_at_k
 from vigneron.data.prompts import Row
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
+from vigneron.rewards.apply import with_seen
 from vigneron.rewards.checkers import NEEDS, build_check
 from vigneron.rollout.build import sampling_rollout
 from vigneron.run_data.load import checker_name
@@ -41,7 +42,8 @@ def measure_pass_at_k(
         raise UserError("pass@k: no rows to evaluate on: set data.held_out, or give --file")
     name = checker_name(config)
     seed = config.seed if seed is None else seed
-    batch = build_check(name)(sampling_rollout(config, policy, group_size=samples, seed=seed)(rows))
+    batch = sampling_rollout(config, policy, group_size=samples, seed=seed)(rows)
+    batch = build_check(name)(with_seen(batch, config.reward.delimiter) if config.reward.sees == "answer" else batch)
     by_prompt: dict[int, list[bool | None]] = {}
     for group, verdict in zip(batch.samples.group_B.tolist(), batch.signals.correct or (), strict=True):
         by_prompt.setdefault(group, []).append(verdict)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from vigneron.data.prompts import Row
 from vigneron.errors import UserError
+from vigneron.policy.rank_batches import assign_ranks
 from vigneron.rollout.build import evaluation_rollout
 from vigneron.timing import phase
 from vigneron.training.method import Method
@@ -28,7 +29,7 @@ def row_losses(parts: Parts, method: Method) -> Callable[[Sequence[Row]], list[f
 
     def of_texts(rows: Sequence[Row]) -> list[float]:
         assert isinstance(update, GradientUpdate)
-        loss_B = update.sample_losses(method.advantage(method.rollout(rows)))
+        loss_B = update.sample_losses(method.advantage(assign_ranks(method.rollout(rows))))
         return loss_B.unflatten(0, (len(rows), -1)).mean(1).tolist()
 
     def measure(rows: Sequence[Row]) -> list[float]:
