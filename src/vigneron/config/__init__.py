@@ -314,8 +314,8 @@ class Config(Strict):
                 f"`curriculum.by: success` needs rewards, but {_named(self.method)} samples nothing: use `by: loss` or "
                 "`by: level`"
             )
-        verdicts = isinstance(curriculum, SuccessCurriculumConfig) and curriculum.measure == "verdict"
-        if verdicts and getattr(self.method, "resamples", 0):
+        replaces = getattr(self.method, "resamples", 0) > 0
+        if isinstance(curriculum, SuccessCurriculumConfig) and curriculum.measure == "verdict" and replaces:
             raise ValueError(
                 "`curriculum.measure: verdict` has no verdicts of the groups that `method.resample` replaces: use "
                 "`measure: reward`"

@@ -121,7 +121,7 @@ def evaluate_levels(config: Config, evaluate: Callable[[Sequence[Row]], Metrics]
     metrics = evaluate(rows)
     if not isinstance(config.curriculum, LevelCurriculumConfig):
         return metrics
-    of_levels = {}
+    of_levels: Metrics = {}
     for level, indices in split_by_level(rows, config.curriculum.column).items():
         of_level = evaluate([rows[i] for i in indices])
         names = [name for name in ("accuracy", "rewards/accuracies") if name in of_level]
