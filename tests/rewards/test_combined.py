@@ -88,6 +88,14 @@ def test_parts_are_logged_and_a_missing_one_is_missing() -> None:
     assert batch.samples.extras["reward_python_2"] == (0.0, 0.0, 1.0, 0.0)
 
 
+def test_it_can_be_called_as_trl_does() -> None:
+    reward = CombinedReward([("letters", letters), ("vowel", ends_in_a_vowel)], [1.0, 1.0], "normalised")
+    values = reward(["p", "p", "q", "q"], ["a", "b", "aaa", "b"], answer=["", "", "", ""])
+    root = math.sqrt(0.5) + 1e-4
+    assert values[:2] == pytest.approx([0.5 / root, -0.5 / root])
+    assert values[2] == pytest.approx(1 / (math.sqrt(2) + 1e-4) + 0.5 / root)
+
+
 def test_an_asynchronous_part_overlaps_and_a_failing_one_is_named() -> None:
     assert CombinedReward([("a", slowly), ("b", letters)], [1, 1], "sum").overlaps
     both = ApplyReward(CombinedReward([("slow", slowly), ("letters", letters)], [1, 1], "sum"))
