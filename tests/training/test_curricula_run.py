@@ -21,9 +21,10 @@ from vigneron.data.curricula import ByLevel, ByLoss, BySuccess
 from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.recipe import check_config
-from vigneron.report.figures import panels_of
+from vigneron.report.figures import comparison_figure, panels_of
 from vigneron.report.html import write_report
 from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.metric_table import metric
 from vigneron.training.async_rollout import AsyncRollout
 from vigneron.training.callbacks import Silent
 from vigneron.training.collect import DynamicSampling
@@ -121,6 +122,10 @@ def test_each_level_is_evaluated_and_drawn(tmp_path: Path, tiny_folder: Path, tr
     titles = {panel.title: [label for label, _ in panel.members] for panel in panels_of([records])}
     assert titles["share of each level in the step's rows"] == ["1", "2", "3"]
     assert titles["accuracy by level (held out)"] == ["1", "2", "3"]
+    assert metric("curriculum/level/3").section == "Curriculum"  # its group in `view`
+    figure = comparison_figure({"one": [records], "two": [records]}, panels=panels_of([records]), columns=4)
+    legends = [axis.get_legend() for axis in figure.axes]
+    assert [[text.get_text() for text in one.get_texts()] for one in legends if one] == [["1", "2", "3"]] * 2
     page = write_report([folder], tmp_path / "report.html").read_text()
     assert "share of each level in the step" in page
     metrics = api.load_run(folder).evaluate()

@@ -20,8 +20,8 @@ from vigneron.run_store.series import Records, over_runs, series, smoothed, thin
 
 # Distinguishable with colour blindness (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-Dashes = Literal["-", "--", ":", "-."]
-DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.")
+Dashes = Literal["-", "--", ":", "-."] | tuple[int, tuple[int, ...]]
+DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)))
 """For further lines, when all colours are used."""
 SMOOTHED_FROM = 30
 """A line of more points is drawn faint, with the smoothed line in front."""
