@@ -21,8 +21,10 @@ from vigneron.run_store.series import Records, over_runs, series, smoothed, thin
 # Distinguishable with colour blindness (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 Dashes = Literal["-", "--", ":", "-."] | tuple[int, tuple[int, ...]]
-DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)))
+DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.")
 """For further lines, when all colours are used."""
+MEMBER_DASHES: tuple[Dashes, ...] = (*DASHES, (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)))
+"""For the lines of one arm, where colours stand for arms."""
 SMOOTHED_FROM = 30
 """A line of more points is drawn faint, with the smoothed line in front."""
 DOTS_UP_TO = 50
@@ -172,7 +174,7 @@ def _draw_members(axis: Axes, panel: Panel, runs: Sequence[Records], x: str, col
     """A line for each member: in colours of their own, or where the colour is the arm's, in dashes of their own."""
     handles = []
     for place, ((label, key), style) in enumerate(zip(panel.members, _styles(len(panel.members)), strict=True)):
-        own = style if colour is None else (colour, DASHES[place % len(DASHES)])
+        own = style if colour is None else (colour, MEMBER_DASHES[place % len(MEMBER_DASHES)])
         _draw(axis, Panel(panel.title, key, measured=panel.measured), runs, x, *own)
         handles.append(
             Line2D([], [], color=own[0] if colour is None else "grey", linestyle=own[1], label=_label(label))
