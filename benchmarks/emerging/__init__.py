@@ -1,0 +1,1 @@
+"""Experiments with the methods of section 5: docs/results/emerging.md."""
