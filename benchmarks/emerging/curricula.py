@@ -20,17 +20,19 @@ at level 5 minus hard_only's lies above 0. It is worth its column if the interva
 shuffled's lies above 0. Otherwise the page says that no difference was measured.
 """
 
-import argparse
 import json
-import math
 import shutil
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-RECORDS = "curricula.jsonl"
-LEVELS = (1, 2, 3, 4, 5)
+from benchmarks.emerging.records import Record, Records, arguments, table
+from vigneron.errors import UserError
+
+NAME = "curricula"
+FIGURES = (*(f"level_{level}" for level in (1, 2, 3, 4, 5)), "mean")
+DIFFERENCES = {"level_5 − hard_only": ("level_5", "hard_only"), "mean − shuffled": ("mean", "shuffled")}
 SCHEDULES = ("cosine", "gaussian", "balanced", "classical")
 ARMS: dict[str, dict[str, Any] | None] = {
     **{name: {"by": "level", "schedule": name} for name in SCHEDULES},
@@ -40,7 +42,6 @@ ARMS: dict[str, dict[str, Any] | None] = {
 }
 DEFAULT_ARMS = tuple(name for name in ARMS if name != "success")
 EASY_ENOUGH = 0.7
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
 
 def base_model(out: Path, small: bool) -> tuple[str, int]:
@@ -80,11 +81,11 @@ def by_level(trained: Any, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     verdicts: dict[int, list[bool]] = {}
     for sample in samples:
         verdicts.setdefault(level_of[sample.prompt], []).append(bool(sample.correct))
-    accuracies = {f"level_{level}": statistics.mean(of) for level, of in sorted(verdicts.items())}
-    return {**accuracies, "mean": statistics.mean(accuracies.values())}
+    accuracies = {f"level_{level}": mean(of) for level, of in sorted(verdicts.items())}
+    return {**accuracies, "mean": mean(accuracies.values())}
 
 
-def train_arm(arm: str, seed: int, base: str, out: Path, small: bool) -> dict[str, Any]:
+def train_arm(arm: str, seed: int, base: str, out: Path, small: bool) -> Record:
     from vigneron import api
     from vigneron.run_store.folder import RunFolder
 
@@ -108,10 +109,10 @@ def train_arm(arm: str, seed: int, base: str, out: Path, small: bool) -> dict[st
     shutil.rmtree(trained.folder)  # gigabytes of optimizer state
     samples = keys["steps"] * keys["prompts_per_step"] * keys["group_size"]
     rewards = [record["reward"] for record in records if "reward" in record]
-    return {"arm": arm, "seed": seed, **figures, "samples": samples, "reward": rewards, "seconds": seconds}
+    return {**figures, "samples": samples, "reward": rewards, "seconds": seconds}
 
 
-def base_figures(base: str, step: int, small: bool) -> dict[str, Any]:
+def base_figures(base: str, step: int, small: bool) -> Record:
     """The base before any arm has trained it."""
     from vigneron.api import Trained
     from vigneron.policy.from_config import policy_from_config
@@ -121,7 +122,7 @@ def base_figures(base: str, step: int, small: bool) -> dict[str, Any]:
     config = load_config("grpo-ladder", keys=model_keys(base, small))
     policy = policy_from_config(config)
     trained = Trained(Path(base), config, 0, policy, Reference.of(policy))
-    return {"arm": "base", "seed": 0, **by_level(trained, held_out_rows(small)), "sft_steps": step}
+    return {**by_level(trained, held_out_rows(small)), "sft_steps": step}
 
 
 def model_keys(base: str, small: bool) -> dict[str, Any]:
@@ -136,76 +137,30 @@ def held_out_rows(small: bool) -> list[dict[str, Any]]:
     return rows[::9] if small else rows
 
 
-def read_records(out: Path) -> list[dict[str, Any]]:
-    file = out / RECORDS
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+def with_differences(records: Sequence[Record]) -> list[Record]:
+    """With the two differences of the decision rule, to the run of the same seed."""
+    by_run = {(record["arm"], record["seed"]): record for record in records}
+
+    def difference(record: Record, figure: str, other: str) -> float | None:
+        against = by_run.get((other, record["seed"]))
+        return None if against is None or record["arm"] in (other, "base") else record[figure] - against[figure]
+
+    return [{**record, **{name: difference(record, *of) for name, of in DIFFERENCES.items()}} for record in records]
 
 
-def run(out: Path, seeds: Sequence[int], arms: Sequence[str], small: bool) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    base, step = base_model(out, small)
-
-    def add(record: dict[str, Any]) -> None:
-        with (out / RECORDS).open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        print(json.dumps({key: value for key, value in record.items() if key != "reward"}), flush=True)
-
-    done = {(record["arm"], record["seed"]) for record in read_records(out)}
-    if ("base", 0) not in done:
-        add(base_figures(base, step, small))
-    for seed in seeds:
-        for arm in arms:
-            if (arm, seed) not in done:
-                add(train_arm(arm, seed, base, out, small))
-
-
-def interval(values: Sequence[float]) -> str:
-    """Mean ± half of the 95 % interval of Student's t over seeds."""
-    if len(values) < 2:
-        return f"{statistics.mean(values):.3f}"
-    half = T_95[min(len(values), max(T_95))] * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.mean(values):.3f} ± {half:.3f}"
-
-
-def table(records: Sequence[dict[str, Any]]) -> str:
-    """Accuracy by arm and level, then the two differences of the decision rule, paired by seed."""
-    figures = [*(f"level_{level}" for level in LEVELS), "mean"]
-    by_arm: dict[str, dict[int, dict[str, Any]]] = {}
-    for record in records:
-        by_arm.setdefault(record["arm"], {})[record["seed"]] = record
-
-    def difference(arm: str, other: str, figure: str) -> str:
-        seeds = sorted(set(by_arm[arm]) & set(by_arm.get(other, {})))
-        if arm in (other, "base") or not seeds:
-            return ""
-        return interval([by_arm[arm][seed][figure] - by_arm[other][seed][figure] for seed in seeds])
-
-    heads = ["arm", "seeds", *figures, "level_5 − hard_only", "mean − shuffled"]
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for arm, of in by_arm.items():
-        values = [interval([one[figure] for one in of.values() if figure in one]) for figure in figures]
-        cells = [
-            arm,
-            str(len(of)),
-            *values,
-            difference(arm, "hard_only", "level_5"),
-            difference(arm, "shuffled", "mean"),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("run", "table"), default="run")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(DEFAULT_ARMS))
-    parser.add_argument("--small", action="store_true", help="a tiny random model on the CPU, in seconds")
-    options = parser.parse_args(arguments)
+def main(given: Sequence[str] | None = None) -> None:
+    options = arguments(__doc__, given)
+    records, arms = Records(options.out, NAME), options.arms or DEFAULT_ARMS
+    if unknown := set(arms) - set(ARMS):
+        raise UserError(f"--arms: unknown {', '.join(sorted(unknown))}: expected {', '.join(ARMS)}")
     if options.what == "run":
-        run(options.out, options.seeds, options.arms, options.small)
-    print(table(read_records(options.out)))
+        base, step = base_model(options.out, options.small)
+        records.add_missing([("base", 0)], lambda arm, seed: base_figures(base, step, options.small))
+        records.add_missing(
+            [(arm, seed) for seed in options.seeds for arm in arms],
+            lambda arm, seed: train_arm(arm, seed, base, options.out, options.small),
+        )
+    print(table(with_differences(records.read()), (*FIGURES, *DIFFERENCES)))
 
 
 if __name__ == "__main__":
