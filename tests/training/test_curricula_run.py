@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from support import fault_runs
 from support.command_line import vigneron
 from support.judged_data import write_pairs
 from support.resuming import TrainedOnce, check_third_arm, lose_nothing
 from support.small_batch import make_batch
-from support.tiny_runs import held_out_of, tiny_config, tiny_recipe, write_data
+from support.tiny_runs import final_state, held_out_of, tiny_config, tiny_recipe, write_data
 from vigneron import api
 from vigneron.batch import Batch
 from vigneron.config import SuccessCurriculumConfig
@@ -100,6 +102,20 @@ def test_a_resumed_run_on_given_texts_is_the_same(
     name = f"{method} {curriculum['by']}"
     whole = trained_once(name, lambda place: texts_config(place, tiny_folder, method, curriculum))
     check_third_arm(whole, tmp_path, lose_nothing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("curriculum", [LEVEL, LOSS, SUCCESS])
+def test_a_killed_and_resumed_run_is_the_same(
+    tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, curriculum: dict[str, Any]
+) -> None:
+    whole = trained_once(curriculum["by"], lambda place: grpo_config(place, tiny_folder, curriculum))
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text((whole / "config.yaml").read_text())
+    killed = fault_runs.exit_code(fault_runs.killed_at_step, str(recipe), str(tmp_path), "killed", 6)
+    assert killed == -signal.SIGKILL
+    api.resume(tmp_path / "killed")
+    assert final_state(tmp_path / "killed") == final_state(whole)
 
 
 def test_training_longer_stays_at_the_schedules_end(tmp_path: Path, tiny_folder: Path) -> None:
