@@ -234,6 +234,8 @@ METRICS = (
     Metric("eval/loss", "held-out loss", "down", "", HELD_OUT, "Loss of a reward or preference model."),
     Metric("eval/loss/nll", "held-out NLL", "down", "", HELD_OUT, "Negative log-likelihood of demonstrations."),
     Metric("eval/loss/dpo", "held-out DPO loss", "down", "", HELD_OUT, "DPO loss of held-out pairs."),
+    Metric("eval/loss/kto", "held-out KTO loss", "down", "", HELD_OUT, "KTO loss of held-out texts."),
+    Metric("eval/loss/flow", "held-out flow balance", "down", "", HELD_OUT, "Flow balance of held-out answers."),
     Metric("eval/margin", "held-out margin", "up", "", HELD_OUT, "Score margin of held-out pairs."),
     Metric("eval/rewards/margins", "held-out reward margin", "up", "", HELD_OUT, "Reward margin of held-out pairs."),
     Metric("eval/score_error", "held-out score error", "down", "", HELD_OUT, "Mean |predicted − recorded score|."),
