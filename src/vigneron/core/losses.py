@@ -117,8 +117,15 @@ def cispo(
     return where_finite(loss, logprobs_BT, behaviour_BT, advantages_BT)
 
 
-def bradley_terry(chosen_N: Float[Tensor, " N"], rejected_N: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """−log σ(R(text_w) − R(text_l))   (eq. 6; eq. 5 with hp = 1)."""
+def bradley_terry(
+    chosen_N: Float[Tensor, " N"], rejected_N: Float[Tensor, " N"], preferred_N: Float[Tensor, " N"] | None = None
+) -> Float[Tensor, " N"]:
+    """−hp · log σ(R(text_w) − R(text_l)) − (1 − hp) · log σ(R(text_l) − R(text_w))   (eq. 5; eq. 6 with hp = 1).
+
+    `preferred` is hp, the probability that the chosen text is the better one: a soft label. 1 without it.
+    """
+    if preferred_N is not None:
+        return preference_bce(chosen_N - rejected_N, preferred_N)
     return where_finite(lambda chosen, rejected: -logsigmoid(chosen - rejected), chosen_N, rejected_N)
 
 
@@ -141,17 +148,18 @@ def dpo(
     ref_rejected_N: Float[Tensor, " N"] | None = None,
     *,
     beta: float = 0.1,
+    preferred_N: Float[Tensor, " N"] | None = None,
 ) -> Float[Tensor, " N"]:
     """−log σ{β log(π₁(text_w)/π₀(text_w)) − β log(π₁(text_l)/π₀(text_l))}   (§4.9), of summed log-probs.
 
     Without a reference it is §4.9's first form, −log σ(log π₁(text_w) − log π₁(text_l)), also scaled by β, which is 1
-    in the paper.
+    in the paper. `preferred`: soft labels as in `bradley_terry`, which makes it conservative DPO.
     """
     if (ref_chosen_N is None) != (ref_rejected_N is None):
         raise ValueError("give the reference's log-probs of both texts, or of neither")
     if ref_chosen_N is not None and ref_rejected_N is not None:
         chosen_N, rejected_N = chosen_N - ref_chosen_N, rejected_N - ref_rejected_N
-    return bradley_terry(beta * chosen_N, beta * rejected_N)
+    return bradley_terry(beta * chosen_N, beta * rejected_N, preferred_N)
 
 
 def sppo(

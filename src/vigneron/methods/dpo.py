@@ -10,7 +10,7 @@ from vigneron.batch import Batch
 from vigneron.config import DpoConfig
 from vigneron.core.losses import dpo
 from vigneron.core.masked import masked_sum
-from vigneron.methods.terms import pair_term, sides
+from vigneron.methods.terms import pair_labels, pair_term, sides
 from vigneron.policy.logprobs import Scores
 from vigneron.rollout.pairs import paired_up
 from vigneron.training.method import Method, Metrics, unchanged
@@ -33,13 +33,17 @@ def build(parts: Parts, options: DpoConfig) -> Method:
         return batch.with_signals(reference_BT=before_BT)
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
-        """L = −log σ{β log(π₁(w)/π₀(w)) − β log(π₁(l)/π₀(l))}   (§4.9), of whole texts w and l."""
+        """L = −log σ{β log(π₁(w)/π₀(w)) − β log(π₁(l)/π₀(l))}   (§4.9), of whole texts w and l; with soft labels the
+        mix of both orders."""
         logps_B = masked_sum(now.untruncated_BT, batch.samples.mask_BT)
         before_B = masked_sum(batch.signals.reference_BT, batch.samples.mask_BT)  # 0 without a reference
         chosen_N, rejected_N = sides(logps_B)
+        labels_N = None if sampled else pair_labels(batch)
         won, lost = sides(options.beta * (logps_B - before_B).detach())
         return [
-            pair_term("loss/dpo", dpo(chosen_N, rejected_N, *sides(before_B), beta=options.beta), 1.0),
+            pair_term(
+                "loss/dpo", dpo(chosen_N, rejected_N, *sides(before_B), beta=options.beta, preferred_N=labels_N), 1.0
+            ),
             pair_term("rewards/chosen", won),
             pair_term("rewards/rejected", lost),
             pair_term("rewards/accuracies", (won > lost).to(won.dtype)),

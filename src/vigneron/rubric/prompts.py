@@ -15,7 +15,7 @@ from vigneron.sources.client import Message
 from vigneron.sources.parents import Conversation
 from vigneron.sources.verdict import GraderInput, Verdict
 
-ScoreFormat = Literal["json", "yes_no"]
+ScoreFormat = Literal["json", "yes_no", "digits"]
 
 DATA_ONLY = (
     "Some lines stand between an opening mark such as <response-0a1b2c3d> and the same mark closed, "
@@ -39,6 +39,9 @@ REPLY: dict[ScoreFormat, str] = {
         "confidence is a number from 0 to 1: how sure you are of the score."
     ),
     "yes_no": "Is the criterion met? Reply with one word, yes or no.",
+    "digits": (
+        "How well is the criterion met? Reply with one whole number from 1, not at all, to 10, fully, and nothing else."
+    ),
 }
 REVISE = (
     "You are given a question, an earlier response to it, and a critique of that response. Write a better response to "

@@ -38,8 +38,9 @@ class BatchJudge:
         return f"{type(self).__name__}({self.name})"
 
     @property
-    def score_format(self) -> Literal["json", "yes_no"]:
-        return "yes_no" if self._client.settings.score_format == "yes_no" else "json"
+    def score_format(self) -> Literal["json", "yes_no", "digits"]:
+        score_format = self._client.settings.score_format
+        return "json" if score_format == "score" else score_format
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -68,10 +69,12 @@ class BatchJudge:
         with self._one_caller:
             return self._verdicts(prompts)
 
-    def complete(self, conversations: Sequence[Conversation]) -> list[str | Failure]:
-        """Plain text replies."""
+    def complete(
+        self, conversations: Sequence[Conversation], *, temperature: float = 0.0, sample: int = 0
+    ) -> list[str | Failure]:
+        """Plain text replies, greedy at temperature 0. `sample`: index among several replies to a conversation."""
         with self._one_caller:
-            return self._complete(conversations)
+            return self._complete(conversations, temperature, sample)
 
     def stop(self) -> None:
         self._client.backend.stop()
@@ -95,8 +98,8 @@ class BatchJudge:
             for critique in critiques
         ]
 
-    def _complete(self, conversations: Sequence[Conversation]) -> list[str | Failure]:
-        replies = self._client.send([JudgeRequest(each, "text") for each in conversations])
+    def _complete(self, conversations: Sequence[Conversation], temperature: float, sample: int) -> list[str | Failure]:
+        replies = self._client.send([JudgeRequest(each, "text", temperature, sample) for each in conversations])
         return [Failure(reply.why or "") if reply.text is None else reply.text.strip() for reply in replies]
 
 
