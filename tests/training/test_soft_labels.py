@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.tiny_models import tiny_policy
-from support.tiny_runs import tiny_config
 from vigneron.api import train
 from vigneron.core.losses import bradley_terry, dpo
 from vigneron.errors import UserError
 from vigneron.methods.preference_model import hp
+from vigneron.recipe import check_config
 from vigneron.rollout.pairs import OrderedPairs, Pairs, read_pairs, soft_labels
 
 
@@ -94,18 +94,17 @@ def test_a_method_trains_on_them(method: str, tmp_path: Path, tiny_folder: Path)
     def losses(name: str, rows: list[dict[str, Any]]) -> list[float]:
         file = tmp_path / f"{name}.jsonl"
         file.write_text("".join(json.dumps(each) + "\n" for each in rows))
-        config = tiny_config(
-            tiny_folder,
-            file,
-            method={"name": method},
-            data={"train": str(file), "held_out": str(file)},
-            reward=None,
-            optimizer={"actor_lr": 1e-3},
-            steps=3,
-            group_size=1,
-            eval_every=3,
-        )
-        folder = train(config, name=name, runs=tmp_path / "runs").folder
+        recipe = {
+            "recipe": "soft",
+            "method": {"name": method},
+            "model": {"name": str(tiny_folder), "device": "cpu"},
+            "data": {"train": str(file), "held_out": str(file)},
+            "optimizer": {"actor_lr": 1e-3},
+            "steps": 3,
+            "prompts_per_step": 4,
+            "eval_every": 3,
+        }
+        folder = train(check_config(recipe, "soft"), name=name, runs=tmp_path / "runs").folder
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         return [line[LOSSES[method]] for line in lines if LOSSES[method] in line]
 

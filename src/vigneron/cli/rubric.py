@@ -5,12 +5,11 @@ from typing import Annotated
 
 import typer
 
-from vigneron.cli.options import RunPath, SampleStep, console
+from vigneron.cli.options import JUDGE_HELP, RunPath, SampleStep, console
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, try, convert, refine and review rubrics.")
 
 RubricFile = Annotated[str, typer.Argument(help="A .yaml or .json file, or the name of a built-in example.")]
-JUDGE_HELP = "Judge model: a reward.judge mapping in YAML or JSON, or a recipe or config file that has one."
 
 
 @app.command()

@@ -17,6 +17,7 @@ Sampler = Callable[[Any, int, int], list[str]]
 
 TRIES = 4
 NEW_TOKENS = 128
+PROMPTS_TOGETHER = 64
 
 
 def prompts_of(path: Path) -> list[Any]:
@@ -46,6 +47,32 @@ def load_sampler(name: str, *, temperature: float, max_new_tokens: int | None) -
         return [completion_text(completion) for completion in rollout([{"prompt": prompt}]).samples.completions]
 
     return sample
+
+
+def sample_groups(
+    name: str, prompts: Sequence[Any], *, count: int, temperature: float, max_new_tokens: int | None, seed: int
+) -> list[list[str]]:
+    """`count` completions of each prompt, from a run's trained model or a model by name, many prompts together."""
+    from vigneron.core.draws import Sampling
+    from vigneron.data.prompts import completion_text
+    from vigneron.policy.load import load_policy
+    from vigneron.rollout.on_policy import OnPolicy
+
+    tokens = max_new_tokens
+    if (Path(name).expanduser() / "config.yaml").is_file():
+        from vigneron.api import load_run
+
+        trained = load_run(name)
+        policy, tokens = trained.policy, tokens or trained.config.max_new_tokens
+    else:
+        policy = load_policy(name)
+    rollout = OnPolicy(policy, Sampling(temperature=temperature), tokens or NEW_TOKENS, count, seed)
+    groups: list[list[str]] = []
+    for start in range(0, len(prompts), PROMPTS_TOGETHER):
+        rows = [{"prompt": prompt} for prompt in prompts[start : start + PROMPTS_TOGETHER]]
+        texts = [completion_text(text) for text in rollout(rows, first=start).samples.completions]
+        groups += [texts[at : at + count] for at in range(0, len(texts), count)]
+    return groups
 
 
 def sample_for(

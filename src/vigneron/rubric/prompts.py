@@ -93,10 +93,10 @@ def generation_prompt(category: Category, prompt: str | Sequence[Message]) -> st
     """The policy's prompt for a first answer (step 1): the category's system prompt, then the question."""
     if category.generate is None:
         return prompt if isinstance(prompt, str) else list(prompt)
-    system = _rendered(category.generate, "generate", {"question": _split(prompt)[1]})
+    system = _rendered(category.generate, "generate", {"question": split_prompt(prompt)[1]})
     if isinstance(prompt, str):
         return f"{system}\n\n{prompt}"
-    own, rest = _without_system(prompt)
+    own, rest = without_system(prompt)
     return [{"role": "system", "content": _joined(system, own)}, *rest]
 
 
@@ -105,7 +105,7 @@ def revision_prompt(
 ) -> str | list[Message]:
     """The policy's prompt for a revised answer (step 2), given an answer and the feedback on it (`feedback_on`). A
     plain prompt gives plain text, a conversation gives messages."""
-    own, question = _split(prompt)
+    own, question = split_prompt(prompt)
     given = {"question": question, "response": response, "critique": feedback}
     system = REVISE if category.revise is None else _rendered(category.revise, "revise", given)
     fences = "\n\n".join(fenced(name, text) for name, text in given.items())
@@ -132,18 +132,18 @@ def _joined(ours: str, own: str) -> str:
     return f"{ours}\n\n{own}" if own else ours
 
 
-def _without_system(messages: Sequence[Message]) -> tuple[str, list[Message]]:
+def without_system(messages: Sequence[Message]) -> tuple[str, list[Message]]:
     """The content of a conversation's system message, and the other messages."""
     if messages and messages[0]["role"] in ("system", "developer"):
         return str(messages[0]["content"]), list(messages[1:])
     return "", list(messages)
 
 
-def _split(prompt: Any) -> tuple[str, str]:
+def split_prompt(prompt: Any) -> tuple[str, str]:
     """The system message, and the rest as text: the content of one message, or `role: content` lines of several."""
     if isinstance(prompt, str):
         return "", prompt
-    own, rest = _without_system(prompt)
+    own, rest = without_system(prompt)
     if len(rest) == 1:
         return own, str(rest[0]["content"])
     return own, "\n".join(f"{message['role']}: {message['content']}" for message in rest)
