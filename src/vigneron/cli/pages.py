@@ -57,7 +57,12 @@ def label(
         Path | None, typer.Option(help="With --sample: file with a column `prompt` (.jsonl, .csv).")
     ] = None,
     group: Annotated[
-        int | None, typer.Option(min=2, max=9, help="With --sample --best: completions of each prompt. Default: 4.")
+        int | None,
+        typer.Option(
+            min=2,
+            max=9,
+            help="With --sample and --best or --judge: completions of each prompt. Default: 4; with --judge, 2.",
+        ),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.01, help="With --sample: sampling temperature. Default: 1.")

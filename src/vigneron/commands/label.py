@@ -72,8 +72,8 @@ class LabelOptions:
             raise UserError("--sample samples new completions: leave out the source, --scores and --step")
         elif self.prompts is None:
             raise UserError("--sample needs --prompts: a file with a column `prompt` (.jsonl, .csv)")
-        elif self.group is not None and not self.best:
-            raise UserError("--group needs --best: pairs have two completions")
+        elif self.group is not None and not self.best and self.judge is None:
+            raise UserError("--group needs --best or --judge: pairs have two completions")
 
     def _check_source(self) -> None:
         if self.source is None:

@@ -50,7 +50,7 @@ class EndpointJudgeConfig(ModelJudgeConfig):
 
     kind: Literal["endpoint"]
     reads: Literal["json", "digits"] = "json"
-    """json: parse the reply. digits: the score is the expected digit of 1 to 10, from the log-probs of the reply's first
+    """json: parse the reply. digits: the score is the expected digit of 1 to 10 by the log-probs of the reply's first
     token (d-RLAIF), rescaled to 0 to 1."""
     url: Url | None = None
     """Base URL. null: OPENAI_BASE_URL, or OpenAI's."""

@@ -1,7 +1,7 @@
 """Labels of preference pairs by a judge (RLAIF): both orders averaged, ties kept soft, people's labels first.
 
-With a checker (HRLAIF, Li et al. 2024) the final answers decide where only one of them is right, the judge decides among
-right ones, and a pair of wrong ones is left out.
+With a checker (HRLAIF, Li et al. 2024) the final answers decide where only one of them is right, the judge decides
+among right ones, and a pair of wrong ones is left out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,9 +41,7 @@ class LabelledPairs:
 def pair_row(prompt: Any, completions: Sequence[Any], probability: float, by: By, **more: Any) -> Row:
     """The better text is `chosen`; of a tie, the first one. `preferred` is its probability."""
     first, second = completions
-    chosen, rejected, label = (
-        (first, second, probability) if probability >= 0.5 else (second, first, 1 - probability)
-    )
+    chosen, rejected, label = (first, second, probability) if probability >= 0.5 else (second, first, 1 - probability)
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected, PREFERRED: label, "labelled_by": by, **more}
 
 
@@ -84,9 +82,7 @@ def label_pairs(
             found.why = found.why or preference.why
             continue
         named: Mapping[str, str] = {} if principle is None else {"principle": principle.name}
-        found.rows.append(
-            pair_row(item.prompt, item.completions, round(preference.probability, 6), "judge", **named)
-        )
+        found.rows.append(pair_row(item.prompt, item.completions, round(preference.probability, 6), "judge", **named))
     return found
 
 

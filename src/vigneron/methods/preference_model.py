@@ -29,7 +29,7 @@ def build(parts: Parts, options: PreferenceModelConfig) -> Method:
         return scores(policy, batch)
 
     def loss(batch: Batch, logit_B: Tensor) -> list[Term]:
-        """L = −hp · log p − (1 − hp) · log(1 − p)   (§3), hp = 1 where the chosen text stands first, or its soft label."""
+        """L = −hp · log p − (1 − hp) · log(1 − p)   (§3), hp = 1 where the chosen text stands first; or soft."""
         chosen_first_B = torch.tensor(
             [first == "chosen" for first in batch.samples.columns["first"]], device=logit_B.device
         )

@@ -21,8 +21,8 @@ COMPARE_REPLY: dict[ScoreFormat, str] = {
     "json": (
         "Reply with one JSON object and nothing else:\n"
         '{"reasoning": "<why, in one or two sentences>", "score": <number>, "confidence": <number>}\n'
-        "reasoning comes first. score is a number from 0 to 1: 1 where the first response is clearly better, 0 where the "
-        "second is, 0.5 where they are equal. confidence is a number from 0 to 1: how sure you are of the score."
+        "reasoning comes first. score is a number from 0 to 1: 1 where the first response is clearly better, 0 where "
+        "the second is, 0.5 where they are equal. confidence is a number from 0 to 1: how sure you are of the score."
     ),
     "yes_no": "Is the first response better than the second? Reply with one word, yes or no.",
     "digits": (
@@ -43,7 +43,9 @@ PROPOSE = (
 
 
 def critique_request(principle: Principle, prompt: Any, response: str) -> Conversation:
-    return _asked([CRITIC, DATA_ONLY], principle, prompt, {"response": response}, principle.critique or CRITIQUE_REQUEST)
+    return _asked(
+        [CRITIC, DATA_ONLY], principle, prompt, {"response": response}, principle.critique or CRITIQUE_REQUEST
+    )
 
 
 def revision_request(principle: Principle, prompt: Any, response: str, critique: str) -> Conversation:

@@ -1,10 +1,10 @@
 """Principles (a constitution): what answers are criticised, revised and compared by. YAML or JSON, one file.
 
-    principles:
-      - name: honest
-        text: The answer says only what is true.
-        critique: Name every claim that is not true.        # optional: the request for a critique
-        revise: Rewrite the answer without these claims.    # optional: the request for a revision
+principles:
+  - name: honest
+    text: The answer says only what is true.
+    critique: Name every claim that is not true.        # optional: the request for a critique
+    revise: Rewrite the answer without these claims.    # optional: the request for a revision
 """
 
 from collections.abc import Sequence
