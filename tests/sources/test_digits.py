@@ -15,6 +15,7 @@ from support.servers import Seen, Sent, chat, serving
 from support.tiny_models import byte_tokenizer, smollm2_tokenizer
 from vigneron.config.judges import EndpointJudgeConfig, LocalJudgeConfig
 from vigneron.errors import UserError
+from vigneron.rewards.graders.models import JudgeGrader
 from vigneron.rubric.model import JudgeItem
 from vigneron.rubric.prompts import score_messages
 from vigneron.sources.answer_cache import AnswerCache
@@ -204,6 +205,16 @@ def test_the_prompt_asks_for_a_number() -> None:
     item = JudgeItem(name="kind", description="It is kind.", flow="judge", critique="You are a critic.")
     *_, (_, asked) = score_messages(item, GraderInput("q", "r"), "c", score_format="digits")
     assert asked.endswith("Reply with one whole number from 1, not at all, to 10, fully, and nothing else.")
+
+
+def test_an_item_without_a_critique_is_scored_directly(tmp_path: Path) -> None:
+    """d-RLAIF: one request, whose prompt speaks of no critique."""
+    item = JudgeItem(name="kind", description="It is kind.", flow="judge")
+    with serving(lambda seen, n: digits({"7": 0.5, "8": 0.5})) as server:
+        (found,) = JudgeGrader(item, endpoint(server.url, tmp_path))([GraderInput("q", "r")])
+        assert found.score == pytest.approx(6.5 / 9)
+        (seen,) = server.seen
+        assert "critique" not in json.dumps(seen.body["messages"])
 
 
 # ------------------------------------------------------------------------------------------------ for all inputs

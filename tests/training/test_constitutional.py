@@ -25,6 +25,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_both_phases_on_a_tiny_model(tmp_path: Path, roomy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path / "cache"))

@@ -9,7 +9,7 @@ Levels 1 and 2 need no label: the guides decide.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from vigneron.data.prompts import Row
 from vigneron.labels.by_judge import By, pair_row
@@ -50,8 +50,9 @@ def graded_pairs(
     by = [drawn(principles, seed, number) for number in range(len(prompts))]
 
     def answers(side: str) -> list[str | Failure]:
-        if side == "good" or side == "bad":
-            return model.complete([guided_request(p, prompt, side) for p, prompt in zip(by, prompts, strict=True)])
+        guide: Literal["good", "bad"] | None = "good" if side == "good" else "bad" if side == "bad" else None
+        if guide is not None:
+            return model.complete([guided_request(p, prompt, guide) for p, prompt in zip(by, prompts, strict=True)])
         sample = 2 * seed + (side == "other")
         return model.complete([conversation(None, p) for p in prompts], temperature=temperature, sample=sample)
 
@@ -62,7 +63,7 @@ def graded_pairs(
         for number, (one, two) in enumerate(zip(*(texts_of[side] for side in SIDES[level]), strict=True)):
             if isinstance(one, Failure) or isinstance(two, Failure):
                 found.missing += 1
-                found.why = found.why or (one.why if isinstance(one, Failure) else two.why)  # type: ignore[union-attr]
+                found.why = found.why or (one.why if isinstance(one, Failure) else two.why)
             elif one.strip() == two.strip():
                 found.equal += 1
             else:

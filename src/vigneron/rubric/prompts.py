@@ -26,6 +26,10 @@ SCORE = (
     "You score one response to a question, for one criterion only. Read the question, the response and the critique. "
     "The critique can be wrong: look for yourself. Score only what the response really does."
 )
+SCORE_DIRECTLY = (
+    "You score one response to a question, for one criterion only. Read the question and the response. Score only what "
+    "the response really does."
+)
 COMPARE = (
     "You compare a response with the known right answer, the truth, for one criterion only. Other words with the same "
     "meaning are right too. A response that is empty, or does not say what the truth says, is wrong."
@@ -51,6 +55,7 @@ REVISE = (
 
 
 def critique_messages(item: JudgeItem, sample: GraderInput) -> Conversation:
+    assert item.critique is not None
     system = render_prompt(item.critique, sample, item, "critique")
     task = "Write your critique of the response, for this criterion only."
     return _conversation([system, DATA_ONLY], item, _question_and_response(sample), task)
@@ -59,12 +64,13 @@ def critique_messages(item: JudgeItem, sample: GraderInput) -> Conversation:
 def score_messages(
     item: JudgeItem, sample: GraderInput, critique: str, *, score_format: ScoreFormat = "json"
 ) -> Conversation:
-    system = SCORE
+    """Without a critique where the item has no prompt for one."""
+    direct = item.critique is None
+    system = SCORE_DIRECTLY if direct else SCORE
     if item.score is not None:
         system = render_prompt(item.score, sample, item, "score", critique=critique)
-    return _conversation(
-        [system, DATA_ONLY], item, [*_question_and_response(sample), fenced("critique", critique)], REPLY[score_format]
-    )
+    texts = [*_question_and_response(sample), *([] if direct else [fenced("critique", critique)])]
+    return _conversation([system, DATA_ONLY], item, texts, REPLY[score_format])
 
 
 def verify_messages(item: VerifyItem, sample: GraderInput, *, score_format: ScoreFormat = "json") -> Conversation:
