@@ -14,9 +14,12 @@ from support.tiny_models import tiny_policy
 from vigneron.api import train
 from vigneron.core.losses import bradley_terry, dpo
 from vigneron.errors import UserError
+from vigneron.methods.dpo import soft, turned
 from vigneron.methods.preference_model import hp
+from vigneron.methods.terms import pair_term, sides
 from vigneron.recipe import check_config
 from vigneron.rollout.pairs import OrderedPairs, Pairs, read_pairs, soft_labels
+from vigneron.training.update import Term
 
 
 def test_the_loss_of_a_soft_label_by_hand() -> None:
@@ -27,8 +30,14 @@ def test_the_loss_of_a_soft_label_by_hand() -> None:
     assert float(bradley_terry(chosen, rejected, label)) == pytest.approx(wanted)
     # β = 0.5 and a reference that moves both: the margin is 0.5 · ((2 − 1) − (0.5 − 1.5)) = 1.
     reference = torch.tensor([1.0], dtype=torch.float64), torch.tensor([1.5], dtype=torch.float64)
-    soft = dpo(chosen, rejected, *reference, beta=0.5, preferred_N=label)
-    assert float(soft) == pytest.approx(0.8 * math.log(1 + math.exp(-1)) + 0.2 * math.log(1 + math.exp(1)))
+    both = torch.stack([chosen, rejected], 1).reshape(-1), torch.stack(reference, 1).reshape(-1)
+
+    def terms(logps_B: torch.Tensor, before_B: torch.Tensor) -> list[Term]:
+        return [pair_term("loss/dpo", dpo(*sides(logps_B), *sides(before_B), beta=0.5), 1.0)]
+
+    (term,) = soft(terms(*both), terms(*map(turned, both)), label.expand(2))
+    wanted = 0.8 * math.log(1 + math.exp(-1)) + 0.2 * math.log(1 + math.exp(1))
+    torch.testing.assert_close(term.values, torch.full((2,), wanted, dtype=torch.float64))
 
 
 @given(st.floats(-20, 20), st.floats(-20, 20), st.floats(0, 1))
@@ -83,11 +92,17 @@ def test_pairs_that_are_ties_only_are_refused() -> None:
     assert str(caught.value) == "data: 'file': all 2 pairs are ties (`preferred` is 0.5): nothing can be learned"
 
 
-LOSSES = {"dpo": "loss/dpo", "reward_model": "loss/bradley_terry", "preference_model": "loss/preference"}
-
-
-@pytest.mark.parametrize("method", LOSSES)
-def test_a_method_trains_on_them(method: str, tmp_path: Path, tiny_folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "loss"),
+    [
+        ({"name": "dpo"}, "loss/dpo"),
+        ({"name": "dpo", "loss": "ipo"}, "loss/ipo"),
+        ({"name": "reward_model"}, "loss/bradley_terry"),
+        ({"name": "preference_model"}, "loss/preference"),
+    ],
+    ids=["dpo", "ipo", "reward_model", "preference_model"],
+)
+def test_a_method_trains_on_them(method: dict[str, str], loss: str, tmp_path: Path, tiny_folder: Path) -> None:
     """A pair the other way round with 1 − p is the same pair; p = 1 is a pair without a label."""
     texts = [("x", "yy"), ("abc", "d"), ("up", "down"), ("to", "from")]
 
@@ -96,7 +111,7 @@ def test_a_method_trains_on_them(method: str, tmp_path: Path, tiny_folder: Path)
         file.write_text("".join(json.dumps(each) + "\n" for each in rows))
         recipe = {
             "recipe": "soft",
-            "method": {"name": method},
+            "method": method,
             "model": {"name": str(tiny_folder), "device": "cpu"},
             "data": {"train": str(file), "held_out": str(file)},
             "optimizer": {"actor_lr": 1e-3},
@@ -106,7 +121,7 @@ def test_a_method_trains_on_them(method: str, tmp_path: Path, tiny_folder: Path)
         }
         folder = train(check_config(recipe, "soft"), name=name, runs=tmp_path / "runs").folder
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        return [line[LOSSES[method]] for line in lines if LOSSES[method] in line]
+        return [line[loss] for line in lines if loss in line]
 
     soft = losses("soft", [row(a, b, preferred=0.7) for a, b in texts])
     turned = losses("turned", [row(b, a, preferred=0.3) for a, b in texts])

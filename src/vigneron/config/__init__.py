@@ -25,6 +25,7 @@ from vigneron.config.methods import (
     ActorCriticConfig,
     ConstraintConfig,
     DpoConfig,
+    KtoConfig,
     MethodConfig,
     PpoConfig,
     ReinforceConfig,
@@ -48,8 +49,10 @@ from vigneron.config.parts import (
 )
 from vigneron.config.rewards import (
     BinaryRewardConfig,
+    CombinedRewardConfig,
     GuardsConfig,
     ModelRewardConfig,
+    OverlongConfig,
     PreferenceRewardConfig,
     PythonRewardConfig,
     RewardConfig,
@@ -76,6 +79,7 @@ __all__ = [
     "ActorCriticConfig",
     "AdaptiveKlConfig",
     "BinaryRewardConfig",
+    "CombinedRewardConfig",
     "Config",
     "ConstraintConfig",
     "DataConfig",
@@ -90,6 +94,7 @@ __all__ = [
     "HereSamplingConfig",
     "JudgeConfig",
     "KlConfig",
+    "KtoConfig",
     "LocalJudgeConfig",
     "LocalParentConfig",
     "LoraConfig",
@@ -98,6 +103,7 @@ __all__ = [
     "ModelConfig",
     "ModelRewardConfig",
     "OptimizerConfig",
+    "OverlongConfig",
     "ParentConfig",
     "PenaltyConfig",
     "PoolConfig",
@@ -253,13 +259,12 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def a_group_can_be_compared(self) -> "Config":
-        if self.method.reads != "prompts" and self.reward.kind == "preference":
-            raise ValueError(
-                f"`reward: preference` compares samples, but {_named(self.method)} samples nothing: use another"
-            )
-        least = max(self.method.smallest_group, 2 if self.reward.kind == "preference" else 1)
+        compared, reward = self.reward.smallest_group, f"`reward: {self.reward.kind}`"
+        if self.method.reads != "prompts" and compared > 1:
+            raise ValueError(f"{reward} compares samples, but {_named(self.method)} samples nothing: use another")
+        least = max(self.method.smallest_group, compared)
         if self.group_size < least:
-            who = _named(self.method) if self.method.smallest_group == least else "`reward: preference`"
+            who = _named(self.method) if self.method.smallest_group == least else reward
             raise ValueError(
                 f"{who} compares the samples of a prompt with each other: "
                 f"set `group_size` to {least} or more (8 is usual)"
