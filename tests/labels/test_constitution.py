@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from support.command_line import vigneron, write_jsonl
 from support.servers import Seen, Sent, chat, refusal, serving
@@ -305,6 +307,39 @@ def test_a_stopped_command_pays_for_nothing_twice(house: Path) -> None:
         assert made.code == 0, made.err
         assert len(server.seen) == paid + 5, "the preflight and four revisions"
         assert "4 replies from the cache" in made.out
+
+
+def test_a_local_model_criticises_and_revises(house: Path, obliging_folder: Path) -> None:
+    """It says `xy` to everything, with our engine; the second time nothing is computed."""
+    model = AutoModelForCausalLM.from_pretrained(obliging_folder, n_positions=4096, ignore_mismatched_sizes=True)
+    torch.nn.init.zeros_(model.transformer.wpe.weight)
+    model.save_pretrained(house / "model")
+    AutoTokenizer.from_pretrained(obliging_folder).save_pretrained(house / "model")
+    write_jsonl(house / "rows.jsonl", [json.dumps({"prompt": p}) for p in "ab"])
+    words = ["revise", "rows.jsonl", "--principles", "ladder", "--model", "{kind: local, model: model, max_tokens: 4}"]
+    made = vigneron(*words, "--out", "sft.jsonl")
+    assert made.code == 0, made.err
+    assert [row["completion"] for row in read(house / "sft.jsonl")] == [" xy", " xy"]
+    assert "6 calls" in made.out
+    again = vigneron(*words, "--out", "again.jsonl")
+    assert "0 calls" in again.out
+    assert read(house / "again.jsonl") == read(house / "sft.jsonl")
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_critique_that_was_cut_is_used_and_a_revision_is_not(house: Path, cut: bool) -> None:
+    """The limit of tokens ends one of the two: of a cut critique the revision is kept, of a cut revision the answer."""
+
+    def script(seen: Seen, before: int) -> Sent:
+        is_revision = "<critique-" in seen.body["messages"][1]["content"]
+        return chat("revised" if is_revision else "Say m", "length" if is_revision != cut else "stop")
+
+    with serving(script) as server:
+        config = EndpointJudgeConfig(kind="endpoint", model="m", url=server.url, retries=0)
+        model = build_judge(config, cache=AnswerCache(house / "answers.sqlite"))
+        found = revise(model, ["p"], ["first"], PRINCIPLES, revisions=1, seed=0)
+        model.stop()
+    assert (found.rows[0].answer, found.failed) == (("revised", 0) if cut else ("first", 1))
 
 
 @pytest.mark.parametrize(

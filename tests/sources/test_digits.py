@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFa
 
 from support.servers import Seen, Sent, chat, serving
 from support.tiny_models import byte_tokenizer, smollm2_tokenizer
+from support.tiny_runs import tiny_config, write_data
+from vigneron.api import train
 from vigneron.config.judges import EndpointJudgeConfig, LocalJudgeConfig
 from vigneron.errors import UserError
 from vigneron.rewards.graders.models import JudgeGrader
@@ -35,7 +37,7 @@ def digit_model(folder: Path, tokenizer: PreTrainedTokenizerFast, weights: dict[
     """A GPT-2 with its layers at zero is a table: after anything, the tokens have these logits (times SCALE); after 1,
     the token 0 has ZERO_AFTER_ONE and all others 0."""
     config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=512, n_embd=WIDTH, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
+        vocab_size=len(tokenizer), n_positions=2048, n_embd=WIDTH, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
         tie_word_embeddings=False,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
@@ -215,6 +217,34 @@ def test_an_item_without_a_critique_is_scored_directly(tmp_path: Path) -> None:
         assert found.score == pytest.approx(6.5 / 9)
         (seen,) = server.seen
         assert "critique" not in json.dumps(seen.body["messages"])
+
+
+def test_a_run_is_rewarded_with_the_expected_digit(tmp_path: Path, tiny_folder: Path) -> None:
+    """The model's digits are the same for every answer, so every reward is the same: the expected digit."""
+    (tmp_path / "rubric.yaml").write_text(
+        "category_column: null\ncategories: {all: {items: [{name: kind, description: It is kind., flow: judge}]}}"
+    )
+    judge = {
+        "kind": "local",
+        "model": str(digit_model(tmp_path / "judge", byte_tokenizer(), WEIGHTS)),
+        "reads": "digits",
+    }
+    reward = {"kind": "rubric", "file": str(tmp_path / "rubric.yaml"), "judge": judge, "normalise": True}
+    config = tiny_config(
+        tiny_folder,
+        write_data(tmp_path),
+        method={"name": "grpo"},
+        optimizer={"actor_lr": 1e-3},
+        reward=reward,
+        steps=2,
+        eval_every=0,
+        save_every=0,
+    )
+    folder = train(config, name="digits", runs=tmp_path / "runs").folder
+    (found,) = local(tmp_path / "judge", tmp_path).verdicts([QUESTION])
+    rewards = [json.loads(line)["reward"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rewards == pytest.approx([found.score] * 2, abs=1e-5)
+    assert "reads: digits" in (folder / "config.yaml").read_text()
 
 
 # ------------------------------------------------------------------------------------------------ for all inputs

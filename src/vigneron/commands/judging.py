@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vigneron.commands.rubric_try import parse_judge
+from vigneron.config.judges import LocalJudgeConfig
 from vigneron.data.dataset import check_rows, read_rows
 from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.prompts import Row
@@ -19,14 +20,18 @@ from vigneron.report.terminal import say
 from vigneron.run_data.load import load_data
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import Judge, build_judge
+from vigneron.training.setup.resolve import newest_weights
 
 DATA_SUFFIXES = (".jsonl", ".csv")
 
 
 @contextmanager
 def open_judge(console: Console, option: str, flag: str = "--judge") -> Iterator[Judge]:
-    """Checked before anything is requested. Replies are cached: a command that was stopped pays for nothing twice."""
+    """Checked before anything is requested. Replies are cached: a command that was stopped pays for nothing twice. A
+    local model may be a run's folder."""
     config = parse_judge(option, flag)
+    if isinstance(config, LocalJudgeConfig):
+        config = config.model_copy(update={"model": newest_weights(config.model, f"{flag}.model")})
     judge = build_judge(config, cache=AnswerCache(cache_folder() / "judges.sqlite"), device="auto", where=flag)
     judge.preflight()
     if judge.notice is not None:

@@ -19,7 +19,7 @@ from vigneron.rubric.comparing import Compared, compare
 from vigneron.rubric.principle_prompts import guided_request
 from vigneron.rubric.principles import Principle
 from vigneron.sources.client import Failure
-from vigneron.sources.judges import Judge
+from vigneron.sources.judges import Judge, TextRequest
 from vigneron.sources.parents import conversation
 
 SIDES = {1: ("good", "bad"), 2: ("good", "random"), 3: ("random", "other")}
@@ -53,8 +53,8 @@ def graded_pairs(
         guide: Literal["good", "bad"] | None = "good" if side == "good" else "bad" if side == "bad" else None
         if guide is not None:
             return model.complete([guided_request(p, prompt, guide) for p, prompt in zip(by, prompts, strict=True)])
-        sample = 2 * seed + (side == "other")
-        return model.complete([conversation(None, p) for p in prompts], temperature=temperature, sample=sample)
+        random = TextRequest(temperature, sample=2 * seed + (side == "other"))
+        return model.complete([conversation(None, p) for p in prompts], random)
 
     texts_of = {side: answers(side) for side in dict.fromkeys(side for level in levels for side in SIDES[level])}
     found = GradedPairs()

@@ -14,7 +14,7 @@ from vigneron.rollout.demonstrations import continuation
 from vigneron.rubric.principle_prompts import critique_request, revision_request
 from vigneron.rubric.principles import Principle
 from vigneron.sources.client import Failure
-from vigneron.sources.judges import Judge
+from vigneron.sources.judges import Judge, TextRequest
 from vigneron.sources.parents import conversation
 
 MOST_REVISIONS = 4
@@ -76,7 +76,9 @@ def revise(
     }
     for revision in range(revisions):
         by = {number: drawn(principles, seed, number, revision) for number in rows}
-        critiques = model.complete([critique_request(by[n], row.prompt, row.answer) for n, row in rows.items()])
+        critiques = model.complete(
+            [critique_request(by[n], row.prompt, row.answer) for n, row in rows.items()], TextRequest(cut=True)
+        )
         whys += [critique.why for critique in critiques if isinstance(critique, Failure)]
         criticised = {n: text for n, text in zip(rows, critiques, strict=True) if not isinstance(text, Failure)}
         better = model.complete(

@@ -25,6 +25,19 @@ class JudgePrompts:
     score: Callable[[str], Conversation]
 
 
+@dataclass(frozen=True)
+class TextRequest:
+    """How plain text is requested: greedy at temperature 0. `sample` is the index among several replies to one
+    conversation. `cut`: a reply that reached the length limit is used too, as a critique may be."""
+
+    temperature: float = 0.0
+    sample: int = 0
+    cut: bool = False
+
+
+GREEDY = TextRequest()
+
+
 class BatchJudge:
     """Sends requests batch by batch: all critiques, then all scores."""
 
@@ -69,12 +82,10 @@ class BatchJudge:
         with self._one_caller:
             return self._verdicts(prompts)
 
-    def complete(
-        self, conversations: Sequence[Conversation], *, temperature: float = 0.0, sample: int = 0
-    ) -> list[str | Failure]:
-        """Plain text replies, greedy at temperature 0. `sample`: index among several replies to a conversation."""
+    def complete(self, conversations: Sequence[Conversation], how: TextRequest = GREEDY) -> list[str | Failure]:
+        """Plain text replies."""
         with self._one_caller:
-            return self._complete(conversations, temperature, sample)
+            return self._complete(conversations, how)
 
     def stop(self) -> None:
         self._client.backend.stop()
@@ -98,8 +109,9 @@ class BatchJudge:
             for critique in critiques
         ]
 
-    def _complete(self, conversations: Sequence[Conversation], temperature: float, sample: int) -> list[str | Failure]:
-        replies = self._client.send([JudgeRequest(each, "text", temperature, sample) for each in conversations])
+    def _complete(self, conversations: Sequence[Conversation], how: TextRequest) -> list[str | Failure]:
+        form: Literal["critique", "text"] = "critique" if how.cut else "text"
+        replies = self._client.send([JudgeRequest(each, form, how.temperature, how.sample) for each in conversations])
         return [Failure(reply.why or "") if reply.text is None else reply.text.strip() for reply in replies]
 
 

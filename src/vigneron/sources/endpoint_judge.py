@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from vigneron.config.judges import EndpointJudgeConfig
 from vigneron.errors import UserError
-from vigneron.sources.batch_judge import BatchJudge, JudgePrompts
+from vigneron.sources.batch_judge import GREEDY, BatchJudge, JudgePrompts, TextRequest
 from vigneron.sources.client import ChatReply, Client, Failure, Message, base_url
 from vigneron.sources.judge_client import JudgeCall, JudgeClient, JudgeReply, JudgeRequest
 from vigneron.sources.parents import Conversation
@@ -168,10 +168,8 @@ class EndpointJudge(BatchJudge):
     def verdicts(self, prompts: Sequence[JudgePrompts]) -> list[Verdict]:
         return self._map(lambda each: self._verdicts([each])[0], prompts, Verdict.missing(NOT_SENT))
 
-    def complete(
-        self, conversations: Sequence[Conversation], *, temperature: float = 0.0, sample: int = 0
-    ) -> list[str | Failure]:
-        return self._map(lambda each: self._complete([each], temperature, sample)[0], conversations, Failure(NOT_SENT))
+    def complete(self, conversations: Sequence[Conversation], how: TextRequest = GREEDY) -> list[str | Failure]:
+        return self._map(lambda each: self._complete([each], how)[0], conversations, Failure(NOT_SENT))
 
     def stop(self) -> None:
         """Requests in flight finish and are cached, unless the process ends first; the rest is not sent and missing."""

@@ -9,14 +9,14 @@ from typing import Literal, Protocol
 from vigneron.config.judges import EndpointJudgeConfig, LocalJudgeConfig, PythonJudgeConfig
 from vigneron.errors import UserError
 from vigneron.sources.answer_cache import AnswerCache
-from vigneron.sources.batch_judge import BatchJudge, JudgePrompts
+from vigneron.sources.batch_judge import BatchJudge, JudgePrompts, TextRequest
 from vigneron.sources.client import ChatReply, Failure
 from vigneron.sources.judge_client import JudgeBackend, JudgeCall, JudgeClient, JudgeSettings
 from vigneron.sources.parents import Conversation
 from vigneron.sources.verdict import Verdict
 from vigneron.user_code import python_function
 
-__all__ = ["Conversation", "Judge", "JudgePrompts", "build_judge"]
+__all__ = ["Conversation", "Judge", "JudgePrompts", "TextRequest", "build_judge"]
 
 
 class Judge(Protocol):
@@ -47,9 +47,7 @@ class Judge(Protocol):
     def notice(self) -> str | None: ...
     def preflight(self) -> None: ...
     def verdicts(self, prompts: Sequence[JudgePrompts]) -> list[Verdict]: ...
-    def complete(
-        self, conversations: Sequence[Conversation], *, temperature: float = 0.0, sample: int = 0
-    ) -> list[str | Failure]: ...
+    def complete(self, conversations: Sequence[Conversation], how: TextRequest = ...) -> list[str | Failure]: ...
     def stop(self) -> None: ...
 
 
