@@ -39,7 +39,7 @@ def revise(
     limit: Limit = None,
     seed: Seed = 0,
 ) -> None:
-    """Criticise and revise answers by principles, for SFT: revise DATA --principles FILE --model M --out sft.jsonl"""
+    """Criticise and revise answers by principles, as data for SFT."""
     from vigneron.commands.revise import ReviseOptions, revise_rows
 
     options = ReviseOptions(
@@ -59,7 +59,7 @@ def pairs(
     limit: Limit = None,
     seed: Seed = 0,
 ) -> None:
-    """Write preference pairs from easy to hard: guided good and bad answers, then random ones (column `level`)."""
+    """Write preference pairs from easy to hard. Guided good and bad answers, then random ones: the column `level`."""
     from vigneron.commands.graded_pairs import write_graded_pairs
 
     write_graded_pairs(
