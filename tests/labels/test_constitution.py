@@ -349,7 +349,10 @@ def test_a_critique_that_was_cut_is_used_and_a_revision_is_not(house: Path, cut:
         ("", "p.yaml: a file of principles must be a mapping of keys to values"),
         ("principles:\n  - name: kind\n", "p.yaml, line 2: 'principles[0].text' is missing"),
         ("principles:\n  - name: kind\n    text: '  '\n", "p.yaml, line 3: principles[0].text: "),
-        ("principles:\n  - {name: a, text: b}\n  - {name: a, text: c}\n", "p.yaml, line 1: "),
+        (
+            "principles:\n  - {name: a, text: b}\n  - {name: a, text: c}\n",
+            "p.yaml, line 3: principles[1].name: two principles are named 'a'",
+        ),
         (
             "principles:\n  - name: a\n    text: b\n    critic: c\n",
             "p.yaml, line 4: unknown key 'principles[0].critic' (did you mean 'critique'?)",

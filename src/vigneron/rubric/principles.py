@@ -7,20 +7,21 @@ principles:
     revise: Rewrite the answer without these claims.    # optional: the request for a revision
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from vigneron.errors import UserError, did_you_mean
 from vigneron.files import user_path
 from vigneron.recipe import config_text
 from vigneron.rubric.model import Described, Name
 from vigneron.rubric.read import SUFFIXES, error_lines, read_mapping, validated
+from vigneron.validation import FieldError
 
 
 def _not_blank(text: str) -> str:
@@ -49,14 +50,6 @@ class Principles(Described):
     version: Annotated[str, Field(min_length=1, max_length=60)] = "1"
     principles: Annotated[list[Principle], Field(min_length=1, max_length=1_000)]
 
-    @model_validator(mode="after")
-    def names_differ(self) -> "Principles":
-        names = [principle.name for principle in self.principles]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"two principles are named {repeated[0]!r}")
-        return self
-
 
 def bundled_principles() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in _bundled().iterdir() if entry.name.endswith(".yaml"))
@@ -82,9 +75,23 @@ def parse_principles(text: str, where: str, *, json: bool = False) -> Principles
     """Every error with its line."""
     read, given = read_mapping(text, where, "a file of principles", json=json)
     principles, invalid = validated(Principles, given, "the file")
-    if principles is None:
+    invalid += _repeated_names(given)
+    if principles is None or invalid:
         raise UserError(error_lines(where, [(read.line(fault.path), fault.line) for fault in invalid]))
     return principles
+
+
+def _repeated_names(given: Mapping[str, Any]) -> list[FieldError]:
+    """At the line of the second principle of a name."""
+    listed = given.get("principles")
+    names = [
+        each.get("name") if isinstance(each, Mapping) else None for each in (listed if isinstance(listed, list) else [])
+    ]
+    return [
+        FieldError(("principles", place, "name"), f"principles[{place}].name: two principles are named {name!r}")
+        for place, name in enumerate(names)
+        if isinstance(name, str) and name in names[:place]
+    ]
 
 
 def principles_text(principles: Sequence[Principle], notes: Sequence[str]) -> str:

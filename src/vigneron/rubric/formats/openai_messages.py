@@ -129,6 +129,9 @@ def _judge_item(name: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any] |
     if match["truth"] is not None and len(texts) == 2:
         own = {} if score == COMPARE else {"score": to_vigneron(score)}
         return {**common, "flow": "verify", "truth": match["truth"], **own}
+    if match["truth"] is None and len(texts) == 2:
+        own = {} if score == SCORE_DIRECTLY else {"score": to_vigneron(score)}
+        return {**common, "flow": "judge", **own}
     if match["truth"] is None and len(texts) == 3 and texts[0][0] == "system" and texts[0][1].startswith(CRITIC):
         own = {} if score == SCORE else {"score": to_vigneron(score)}
         return {**common, "flow": "judge", "critique": to_vigneron(texts[0][1].removeprefix(CRITIC)), **own}
