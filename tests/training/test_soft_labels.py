@@ -10,8 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.resuming import TrainedOnce, check_third_arm, lose_nothing
 from support.tiny_models import tiny_policy
 from vigneron.api import train
+from vigneron.config import Config
 from vigneron.core.losses import bradley_terry, dpo
 from vigneron.errors import UserError
 from vigneron.methods.dpo import soft, turned
@@ -19,6 +21,7 @@ from vigneron.methods.preference_model import hp
 from vigneron.methods.terms import pair_term, sides
 from vigneron.recipe import check_config
 from vigneron.rollout.pairs import OrderedPairs, Pairs, read_pairs, soft_labels
+from vigneron.run_store.folder import RunFolder
 from vigneron.training.update import Term
 
 
@@ -92,6 +95,22 @@ def test_pairs_that_are_ties_only_are_refused() -> None:
     assert str(caught.value) == "data: 'file': all 2 pairs are ties (`preferred` is 0.5): nothing can be learned"
 
 
+TEXTS = [("x", "yy"), ("abc", "d"), ("up", "down"), ("to", "from")]
+
+
+def soft_config(place: Path, model: Path, rows: list[dict[str, Any]], name: str = "soft", **keys: Any) -> Config:
+    file = place / f"{name}.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    recipe = {
+        "recipe": "soft",
+        "model": {"name": str(model), "device": "cpu"},
+        "data": {"train": str(file), "held_out": str(file)},
+        "optimizer": {"actor_lr": 1e-3},
+        "prompts_per_step": 4,
+    }
+    return check_config(recipe | keys, "soft")
+
+
 @pytest.mark.parametrize(
     ("method", "loss"),
     [
@@ -104,28 +123,30 @@ def test_pairs_that_are_ties_only_are_refused() -> None:
 )
 def test_a_method_trains_on_them(method: dict[str, str], loss: str, tmp_path: Path, tiny_folder: Path) -> None:
     """A pair the other way round with 1 − p is the same pair; p = 1 is a pair without a label."""
-    texts = [("x", "yy"), ("abc", "d"), ("up", "down"), ("to", "from")]
 
     def losses(name: str, rows: list[dict[str, Any]]) -> list[float]:
-        file = tmp_path / f"{name}.jsonl"
-        file.write_text("".join(json.dumps(each) + "\n" for each in rows))
-        recipe = {
-            "recipe": "soft",
-            "method": method,
-            "model": {"name": str(tiny_folder), "device": "cpu"},
-            "data": {"train": str(file), "held_out": str(file)},
-            "optimizer": {"actor_lr": 1e-3},
-            "steps": 3,
-            "prompts_per_step": 4,
-            "eval_every": 3,
-        }
-        folder = train(check_config(recipe, "soft"), name=name, runs=tmp_path / "runs").folder
+        config = soft_config(tmp_path, tiny_folder, rows, name, method=method, steps=3, eval_every=3)
+        folder = train(config, name=name, runs=tmp_path / "runs").folder
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         return [line[loss] for line in lines if loss in line]
 
-    soft = losses("soft", [row(a, b, preferred=0.7) for a, b in texts])
-    turned = losses("turned", [row(b, a, preferred=0.3) for a, b in texts])
+    soft = losses("soft", [row(a, b, preferred=0.7) for a, b in TEXTS])
+    turned = losses("turned", [row(b, a, preferred=0.3) for a, b in TEXTS])
     assert soft == pytest.approx(turned, rel=1e-4)
-    plain = losses("plain", [row(a, b) for a, b in texts])
-    assert losses("certain", [row(a, b, preferred=1) for a, b in texts]) == pytest.approx(plain, rel=1e-6)
+    plain = losses("plain", [row(a, b) for a, b in TEXTS])
+    assert losses("certain", [row(a, b, preferred=1) for a, b in TEXTS]) == pytest.approx(plain, rel=1e-6)
     assert soft[1:] != pytest.approx(plain[1:], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dpo", "reward_model", "preference_model"])
+def test_they_go_on_bit_by_bit_and_in_microbatches(
+    tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, name: str
+) -> None:
+    """Every pair has another label, so that one beside the wrong pair would be seen."""
+    rows = [row(a, b, preferred=0.6 + number / 10) for number, (a, b) in enumerate(TEXTS)]
+    keys = {"method": {"name": name}, "steps": 8, "prompts_per_step": 3, "eval_every": 4, "save_every": 4}
+    whole = trained_once(name, lambda place: soft_config(place, tiny_folder, rows, **keys))
+    check_third_arm(whole, tmp_path, lose_nothing)
+    parts = soft_config(tmp_path, tiny_folder, rows, **keys, microbatch_tokens=20)
+    split = RunFolder(train(parts, name="parts", runs=tmp_path).folder).metrics()
+    assert split[-1] == pytest.approx(RunFolder(whole).metrics()[-1], rel=1e-3, abs=1e-5)
