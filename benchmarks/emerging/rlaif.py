@@ -3,6 +3,8 @@
     python -m benchmarks.emerging.rlaif --out FOLDER [--seeds 0 1 2] [--small]     what is not in the folder yet
     python -m benchmarks.emerging.rlaif table --out FOLDER                         the table alone
 
+`--steps` and `--lr` change GRPO's: choose them with the clean labels of one seed, in another folder.
+
 Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder: of its checkpoints the first one that gets
 35 % of the tuning sums right (greedy), or the last one. The labeller is a rule: is the last line the sum? Its label is
 flipped with the probability 0, 0.2 or 0.4, the same way whenever it sees the same texts, as a greedy judge would be
@@ -12,7 +14,7 @@ wrong.
                (30 steps of 32 pairs); GRPO with its score as the reward
     direct     GRPO with the flipped label of each sample as the reward (d-RLAIF's direct feedback)
 
-GRPO on ladder-steps for both: 20 steps of 16 prompts with 8 samples, learning rate 1e-5, no KL, from the same base.
+GRPO on ladder-steps for both: 16 steps of 32 prompts with 8 samples, learning rate 2e-5, no KL, from the same base.
 Measured: greedy accuracy on the held-out sums; and the reward model's accuracy on pairs of the tuning sums with right
 labels.
 
@@ -38,6 +40,7 @@ ARMS = ("model", "direct")
 MIDDLING = 0.35
 SAMPLES = 8
 PAIRS_A_PROMPT = 2
+STEPS, LR = 16, 2e-5
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
 Row = dict[str, Any]
@@ -193,7 +196,7 @@ def train_reward_model(name: str, noise: float, seed: int, base: str, out: Path,
     return folder, {"pairs": len(pairs), "reward_model": tested[-1]}
 
 
-def train_arm(arm: str, noise: float, seed: int, base: str, out: Path, small: bool) -> Row:
+def train_arm(arm: str, noise: float, seed: int, base: str, out: Path, small: bool, steps: int, lr: float) -> Row:
     from vigneron import api
     from vigneron.run_store.folder import RunFolder
 
@@ -210,8 +213,9 @@ def train_arm(arm: str, noise: float, seed: int, base: str, out: Path, small: bo
         if scorer is None
         else {"kind": "model", "model": str(scorer)},
         "seed": seed,
-        "steps": 2 if small else 20,
-        "prompts_per_step": 4 if small else 16,
+        "optimizer": {"actor_lr": lr},
+        "steps": steps,
+        "prompts_per_step": 4 if small else 32,
         "group_size": 2 if small else 8,
         "max_new_tokens": 4 if small else 32,
         "eval_every": 0,
@@ -226,7 +230,8 @@ def train_arm(arm: str, noise: float, seed: int, base: str, out: Path, small: bo
     for made in (trained.folder, scorer):
         if made is not None:
             shutil.rmtree(made)  # gigabytes of weights and optimizer state
-    return {"arm": arm, "noise": noise, "seed": seed, **figures, "reward": rewards, "seconds": seconds}
+    settings = {"steps": steps, "lr": lr, "seconds": seconds, "reward": rewards}
+    return {"arm": arm, "noise": noise, "seed": seed, **figures, **settings}
 
 
 def read_records(out: Path) -> list[Row]:
@@ -234,7 +239,7 @@ def read_records(out: Path) -> list[Row]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
-def run(out: Path, seeds: Sequence[int], small: bool) -> None:
+def run(out: Path, seeds: Sequence[int], small: bool, steps: int = STEPS, lr: float = LR) -> None:
     out.mkdir(parents=True, exist_ok=True)
     base, step = base_model(out, small)
 
@@ -251,7 +256,7 @@ def run(out: Path, seeds: Sequence[int], small: bool) -> None:
         for noise in NOISES:
             for arm in ARMS:
                 if (arm, noise, seed) not in done:
-                    add(train_arm(arm, noise, seed, base, out, small))
+                    add(train_arm(arm, noise, seed, base, out, small, 2 if small else steps, lr))
 
 
 def interval(values: Sequence[float]) -> str:
@@ -295,10 +300,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("what", nargs="?", choices=("run", "table"), default="run")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--small", action="store_true", help="A tiny random model, for a test on a CPU.")
     options = parser.parse_args(arguments)
     if options.what == "run":
-        run(options.out, options.seeds, options.small)
+        run(options.out, options.seeds, options.small, options.steps, options.lr)
     print(table(read_records(options.out)))
 
 
