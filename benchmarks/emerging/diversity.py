@@ -11,9 +11,9 @@ a few are popular. All are equally right.
     grpo       from the sft model, reward 1 for a right answer: any right answer will do
 
 Every arm has 40 steps of 32 rows (grpo: 8 questions x 16 samples). Measured on 64 samples per question at temperature
-1: the share of right answers; `answers`, the effective number of different right answers per question (e to the entropy,
-at most 8); `most`, the share of the most frequent one among the right ones (1/8 if all are equally likely; the records
-have 0.37).
+1: the share of right answers; `answers`, the effective number of different right answers per question (e to the
+entropy, at most 8); `most`, the share of the most frequent one among the right ones (1/8 if all are equally likely; the
+records have 0.37).
 
 Decision rule, before the runs. Flower shows its worth if its number of answers is above sft's by an interval of paired
 differences that excludes 0, with a share of right answers no more than 0.05 below sft's.

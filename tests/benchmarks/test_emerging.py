@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from benchmarks.emerging import circular, diversity
 from benchmarks.emerging.records import Records, interval
 

@@ -1,4 +1,4 @@
-"""Flow balance: flows by hand; the balanced policy samples in proportion to the scores; a run gets there and resumes."""
+"""Flow balance: flows by hand; the balanced policy samples in proportion to the scores; a run that resumes."""
 
 import json
 import math
