@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vigneron.cli import constitution as constitution_commands
 from vigneron.cli import pages as pages_commands
 from vigneron.cli import rubric as rubric_commands
 from vigneron.cli import runs as runs_commands
@@ -265,6 +266,7 @@ def compare(
 
 
 pages_commands.add_to(app)
+constitution_commands.add_to(app)
 runs_commands.add_to(app)
 
 
