@@ -51,6 +51,7 @@ from vigneron.config.rewards import (
     GuardsConfig,
     ModelRewardConfig,
     PreferenceRewardConfig,
+    ProcessRewardConfig,
     PythonRewardConfig,
     RewardConfig,
     RubricRewardConfig,
@@ -66,7 +67,7 @@ from vigneron.config.scale import (
     ScaleConfig,
     VllmSamplingConfig,
 )
-from vigneron.config.scorers import PreferenceModelConfig, RewardModelConfig, ScoreModelConfig
+from vigneron.config.scorers import PreferenceModelConfig, ProcessModelConfig, RewardModelConfig, ScoreModelConfig
 from vigneron.config.values import Positive, Strict, plain_url
 
 __all__ = [
@@ -104,6 +105,8 @@ __all__ = [
     "PpoConfig",
     "PreferenceModelConfig",
     "PreferenceRewardConfig",
+    "ProcessModelConfig",
+    "ProcessRewardConfig",
     "PythonJudgeConfig",
     "PythonRewardConfig",
     "RaySamplingConfig",
@@ -263,6 +266,16 @@ class Config(Strict):
             raise ValueError(
                 f"{who} compares the samples of a prompt with each other: "
                 f"set `group_size` to {least} or more (8 is usual)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def step_rewards_are_used(self) -> "Config":
+        at_steps = isinstance(self.reward, ProcessRewardConfig) and self.reward.rewards_at == "steps"
+        if at_steps and self.method.imported and not self.method.takes_step_rewards:
+            raise ValueError(
+                f"`reward.rewards_at: steps` has no effect with {_named(self.method)}: it needs `method: ppo` with "
+                "`advantage: gae`"
             )
         return self
 

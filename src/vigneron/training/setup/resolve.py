@@ -38,7 +38,7 @@ def resolved(config: Config) -> Config:
         if any(name and is_api_embedder(name) for name in (config.reward.embedder, second)):
             reward["url"] = base_url(config.reward.url, "reward.url")
         changes["reward"] = config.reward.model_copy(update=reward)
-    if config.reward.kind == "model" or config.reward.kind == "preference":
+    if config.reward.kind in ("model", "preference", "process"):
         changes["reward"] = config.reward.model_copy(
             update={"model": newest_weights(config.reward.model, "reward.model")}
         )
