@@ -91,11 +91,14 @@ def _ends(
         characters = list(accumulate(map(len, pieces)))
         return [bisect_left(characters, stop + shift) for stop in stops]
 
-    def covers(count: int, stop: int) -> bool:
-        beginning = texts_of(tokenizer, [ids[: count + 1]], skip_special=skip_special)[0]
-        return len(whole) >= stop + shift and beginning.startswith(whole[: stop + shift])
+    def first_that_covers(stop: int) -> int:
+        def covers(token: int) -> bool:
+            beginning = texts_of(tokenizer, [ids[: token + 1]], skip_special=skip_special)[0]
+            return len(whole) >= stop and beginning.startswith(whole[:stop])
 
-    return [bisect_left(range(len(ids)), True, key=lambda count, stop=stop: covers(count, stop)) for stop in stops]
+        return bisect_left(range(len(ids)), True, key=covers)
+
+    return [first_that_covers(stop + shift) for stop in stops]
 
 
 def with_step_texts(rows: Sequence[Row], where: str, labels: StepLabels) -> list[Row]:

@@ -140,11 +140,11 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
                 raise UserError(f"data: '{path}', row {number}: the answer has no letters: set `reward.clean: none`")
             if demonstrations and not completion_text(row["answer"]).strip():
                 raise UserError(f"data: '{path}', row {number}: the answer is empty: remove the row or fill it in")
-    notices: list[str] = []
+    unlabelled: list[str] = []
     if steps is not None:
-        rows, notices = with_step_labels(rows, f"'{path}'", steps)
-    distinct, more = distinct_rows(rows, f"'{path}'", one_answer=recorded and not demonstrations)
-    return distinct, [*notices, *more]
+        rows, unlabelled = with_step_labels(rows, f"'{path}'", steps)
+    distinct, notices = distinct_rows(rows, f"'{path}'", one_answer=recorded and not demonstrations)
+    return distinct, [*unlabelled, *notices]
 
 
 def _with_scores(rows: Sequence[Row], column: str, path: str | Path) -> list[Row]:
