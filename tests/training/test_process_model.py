@@ -123,7 +123,6 @@ def test_it_learns_which_steps_are_right_and_is_a_reward(tmp_path: Path, tiny_fo
     right, late, early, empty = reward(["name hot:"] * 4, texts)
     assert right > 0.6 > 0.4 > max(late, early)
     assert 0 < empty < 1
-    assert reward(["name hot:"], texts[2:3], combine="last")[0] > 0.5
     # Another separator: the text is one step, read at its end.
     assert reward(["name hot:"], texts[2:3], separator=";") == reward(["name hot:"], texts[2:3], combine="last")
     outcome = api.train(config_in(tmp_path, tiny_folder, {"steps": "last"}), name="outcome", runs=tmp_path)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vigneron.cli import pages as pages_commands
+from vigneron.cli import process as process_commands
 from vigneron.cli import rubric as rubric_commands
 from vigneron.cli import runs as runs_commands
 from vigneron.cli.options import Overrides, Processes, Recipe, RunPath, Runs, Step, console, is_main_process
@@ -29,6 +30,7 @@ app = typer.Typer(
     "scores, or reference answers.",
 )
 app.add_typer(rubric_commands.app, name="rubric")
+app.add_typer(process_commands.app, name="process")
 
 Name = Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")]
 
@@ -177,8 +179,19 @@ def evaluate(
         Path | None, typer.Option(help="Rows to evaluate on (.jsonl, .csv). Default: the held-out rows.")
     ] = None,
     show: Annotated[int, typer.Option(help="Number of completions to show.")] = 10,
+    best_of: Annotated[
+        int | None, typer.Option(min=2, help="Draw so many samples of each prompt; --by chooses one of them.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="With --best-of: run or folder of a process, reward or preference model.")
+    ] = None,
+    combine: Annotated[
+        str, typer.Option(help="With --best-of and a process model: min, last, product or mean over steps.")
+    ] = "min",
 ) -> None:
     """Evaluate a run on held-out prompts, with greedy completions."""
+    if (best_of is None) != (by is None):
+        raise UserError("--best-of N and --by MODEL belong together: give both")
     rows = None
     if file is not None:
         from vigneron.run_data.reference_answers import load_evaluation_rows
@@ -187,6 +200,14 @@ def evaluate(
         rows = load_evaluation_rows(
             RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {visible(text)}")
         )
+    if best_of is not None and by is not None:
+        from vigneron.commands.best_of import best_of as best_of_samples
+        from vigneron.commands.best_of import print_best_of
+
+        if combine not in ("min", "last", "product", "mean"):
+            raise UserError(f"--combine: expected min, last, product or mean, not '{combine}'")
+        print_best_of(console(), best_of_samples(run, by, best_of, rows, step=step, combine=combine), by)
+        return
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 

@@ -50,6 +50,20 @@ def step_ends(
     ]
 
 
+def prefix_lengths(
+    tokenizer: Any, ids: Sequence[Sequence[int]], texts: Sequence[str], separator: str | None
+) -> list[list[int]]:
+    """For each step but the last, the number of tokens of a text up to where the next step begins: with the separator,
+    so that a continuation begins a new step. A token that has both steps belongs to the prefix."""
+    begins = [[begin + 1 for begin, _ in step_spans(text, separator)[1:]] for text in texts]
+    starts = token_ends(tokenizer, [row[:-1] for row in ids], texts, begins, skip_special=False)
+    ends = step_ends(tokenizer, ids, texts, separator, [False] * len(texts))
+    return [
+        [max(start, end + 1) for start, end in zip(row_starts, row_ends, strict=False)]
+        for row_starts, row_ends in zip(starts, ends, strict=True)
+    ]
+
+
 def token_ends(
     tokenizer: Any,
     ids: Sequence[Sequence[int]],
