@@ -118,7 +118,9 @@ def test_the_command_writes_what_a_process_model_reads(tmp_path: Path, obliging_
     assert again.code == 2
     assert "exists" in again.err
     sampled = write(tmp_path / "prompts.jsonl", [{"prompt": "p", "answer": "xy"}])
-    answer = vigneron("process", "label", obliging_folder, sampled, "--out", tmp_path / "s.jsonl", "--solutions", 2)
+    answer = vigneron(
+        "process", "label", obliging_folder, sampled, "--out", tmp_path / "s.jsonl", "--solutions", 2, *options
+    )
     assert "2 solutions, 2 steps" in answer.out
     assert "no solution has two steps" in answer.out
 
