@@ -82,7 +82,7 @@ class Trained:
             rubric=RunFolder(self.folder).rubric,
             weights=partial(newest_weights, key="reward.file"),
         )
-        reward = ApplyReward(built, missing_limit=self.config.reward.missing_limit)
+        reward = ApplyReward.of(self.config, built)
         try:
             batch, metrics = evaluate(self.config, self.policy, reward, build_check(name), rows)
         finally:

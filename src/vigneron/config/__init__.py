@@ -25,6 +25,7 @@ from vigneron.config.methods import (
     ActorCriticConfig,
     ConstraintConfig,
     DpoConfig,
+    KtoConfig,
     MethodConfig,
     PpoConfig,
     ReinforceConfig,
@@ -48,8 +49,10 @@ from vigneron.config.parts import (
 )
 from vigneron.config.rewards import (
     BinaryRewardConfig,
+    CombinedRewardConfig,
     GuardsConfig,
     ModelRewardConfig,
+    OverlongConfig,
     PreferenceRewardConfig,
     ProcessRewardConfig,
     PythonRewardConfig,
@@ -77,6 +80,7 @@ __all__ = [
     "ActorCriticConfig",
     "AdaptiveKlConfig",
     "BinaryRewardConfig",
+    "CombinedRewardConfig",
     "Config",
     "ConstraintConfig",
     "DataConfig",
@@ -91,6 +95,7 @@ __all__ = [
     "HereSamplingConfig",
     "JudgeConfig",
     "KlConfig",
+    "KtoConfig",
     "LocalJudgeConfig",
     "LocalParentConfig",
     "LoraConfig",
@@ -99,6 +104,7 @@ __all__ = [
     "ModelConfig",
     "ModelRewardConfig",
     "OptimizerConfig",
+    "OverlongConfig",
     "ParentConfig",
     "PenaltyConfig",
     "PoolConfig",
@@ -256,13 +262,12 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def a_group_can_be_compared(self) -> "Config":
-        if self.method.reads != "prompts" and self.reward.kind == "preference":
-            raise ValueError(
-                f"`reward: preference` compares samples, but {_named(self.method)} samples nothing: use another"
-            )
-        least = max(self.method.smallest_group, 2 if self.reward.kind == "preference" else 1)
+        compared, reward = self.reward.smallest_group, f"`reward: {self.reward.kind}`"
+        if self.method.reads != "prompts" and compared > 1:
+            raise ValueError(f"{reward} compares samples, but {_named(self.method)} samples nothing: use another")
+        least = max(self.method.smallest_group, compared)
         if self.group_size < least:
-            who = _named(self.method) if self.method.smallest_group == least else "`reward: preference`"
+            who = _named(self.method) if self.method.smallest_group == least else reward
             raise ValueError(
                 f"{who} compares the samples of a prompt with each other: "
                 f"set `group_size` to {least} or more (8 is usual)"
@@ -271,6 +276,8 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def step_rewards_are_used(self) -> "Config":
+        if any(isinstance(part, ProcessRewardConfig) and part.rewards_at == "steps" for part in self.reward.parts):
+            raise ValueError("`rewards_at: steps` has no effect in a combined reward: leave it out")
         at_steps = isinstance(self.reward, ProcessRewardConfig) and self.reward.rewards_at == "steps"
         if at_steps and self.method.imported and not self.method.takes_step_rewards:
             raise ValueError(

@@ -13,7 +13,7 @@ from vigneron.training.parts import Parts
 
 def token_rewards(parts: Parts, batch: Batch) -> Tensor:
     """R on the last token; or each of the rewards that were logged as `step_rewards` on the token that completes its
-    characters, the last of them on the last token."""
+    characters, and the rest of R on the last token: they sum to R, whatever was added to it."""
     samples, rewards_B = batch.samples, batch.signals.rewards_B
     rewards_BT = on_last_token(rewards_B, samples.mask_BT)
     logged = samples.extras.get(STEP_REWARDS)
@@ -24,7 +24,7 @@ def token_rewards(parts: Parts, batch: Batch) -> Tensor:
     ends = token_ends(parts.policy.tokenizer, ids, texts, stops)
     placed = torch.zeros(rewards_BT.shape, dtype=torch.float64)
     for row, (given, tokens) in enumerate(zip(logged, ends, strict=True)):
-        for (_, reward), token in zip(given or (), [*tokens, len(ids[row]) - 1], strict=False):
+        for (_, reward), token in zip(given or (), tokens, strict=False):
             placed[row, min(token, len(ids[row]) - 1)] += float(reward)
-    at_steps_B = torch.tensor([bool(given) for given in logged], device=rewards_B.device)
-    return torch.where(at_steps_B[:, None], placed.to(rewards_BT), rewards_BT)
+    placed_BT = placed.to(rewards_BT)
+    return placed_BT + on_last_token(rewards_B - placed_BT.sum(1), samples.mask_BT)

@@ -30,6 +30,7 @@ ABOUT_REWARD = {
     "preference": "The reward is how often a preference model prefers the text to the others of its group.",
     "process": "The reward combines a process model's probabilities that each step is right.",
     "rubric": "The reward is a rubric: weighted items, scored by programs or by a judge.",
+    "combined": "The reward combines several rewards; the config below has their weights.",
 }
 
 LIMITS = {
