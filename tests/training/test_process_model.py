@@ -205,6 +205,7 @@ def test_trls_stepwise_rows_are_read(tmp_path: Path, tiny_folder: Path) -> None:
     [
         ({"rewards_at": "steps"}, {"name": "grpo"}, "`reward.rewards_at: steps` has no effect with `method: grpo`"),
         ({"rewards_at": "steps"}, {"name": "ppo", "advantage": "eq_12"}, "it needs `method: ppo`"),
+        ({"rewards_at": "steps", "sees": "answer"}, {"name": "ppo"}, "needs the whole completion"),
         ({"shape": "pspo", "combine": "min"}, {"name": "grpo"}, "`combine` has no effect with `shape: pspo`"),
         ({"combine": "sum"}, {"name": "grpo"}, "reward.combine"),
     ],
@@ -213,6 +214,19 @@ def test_options_without_an_effect(reward: dict[str, Any], method: dict[str, Any
     given = {"reward": {"kind": "process", "model": "m", **reward}, "method": method}
     with pytest.raises(UserError, match=line):
         check_config({**given, "group_size": 2, "data": {"task": "ladder-steps"}}, "t")
+
+
+def test_a_part_of_a_combined_reward_has_one_reward_a_text() -> None:
+    part = {"kind": "process", "model": "m"}
+    given: dict[str, Any] = {"method": {"name": "ppo"}, "data": {"task": "ladder-steps"}}
+    for rewards_at in ("end", "steps"):
+        parts = [{"kind": "binary"}, {**part, "rewards_at": rewards_at}]
+        given["reward"] = {"kind": "combined", "rewards": parts}
+        if rewards_at == "end":
+            check_config(given, "t")
+        else:
+            with pytest.raises(UserError, match="has no effect in a combined reward"):
+                check_config(given, "t")
 
 
 def test_ppo_with_rewards_at_step_ends(tmp_path: Path, tiny_folder: Path) -> None:

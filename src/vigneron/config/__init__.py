@@ -276,9 +276,9 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def step_rewards_are_used(self) -> "Config":
-        if any(isinstance(part, ProcessRewardConfig) and part.rewards_at == "steps" for part in self.reward.parts):
+        at_steps = [part for part in self.reward.parts if getattr(part, "rewards_at", None) == "steps"]
+        if at_steps and self.reward not in at_steps:
             raise ValueError("`rewards_at: steps` has no effect in a combined reward: leave it out")
-        at_steps = isinstance(self.reward, ProcessRewardConfig) and self.reward.rewards_at == "steps"
         if at_steps and self.method.imported and not self.method.takes_step_rewards:
             raise ValueError(
                 f"`reward.rewards_at: steps` has no effect with {_named(self.method)}: it needs `method: ppo` with "
