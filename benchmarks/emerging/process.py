@@ -131,7 +131,7 @@ class Bench:
         from vigneron.policy.load import load_policy
         from vigneron.rollout.on_policy import OnPolicy
 
-        policy = load_policy(self.base(), **({"device": "cpu"} if self.small else {}))
+        policy = load_policy(self.base(), device="cpu" if self.small else "auto")
         tokens = 4 if self.small else 32
         texts = OnPolicy(policy, Sampling(), tokens, count, seed)(rows).samples.completions
         if self.small:  # a random model writes no sums: one term is changed instead
@@ -189,7 +189,11 @@ class Bench:
         solutions = self.solutions("train", self.per_prompt, seed)
         self.measure("best_of", "mean of samples", seed, lambda: self.chosen(None, seed))
         for arm in ("outcome", "process"):
-            self.measure("best_of", arm, seed, lambda arm=arm: self.chosen(self.model(arm, solutions, seed), seed))
+
+            def figures(arm: str = arm) -> dict[str, float]:
+                return self.chosen(self.model(arm, solutions, seed), seed)
+
+            self.measure("best_of", arm, seed, figures)
 
     def model(self, arm: str, solutions: Sequence[Row], seed: int) -> Path:
         return self.scorer(f"{arm}-{seed}", solutions, seed, outcome=arm == "outcome")
@@ -243,13 +247,13 @@ class Bench:
 
 
 def scores_of(run: Path, prompts: Sequence[str], texts: Sequence[str], *, small: bool) -> list[float]:
-    from vigneron.commands.best_of import reward_of
     from vigneron.policy.reward_model import load_reward_model
+    from vigneron.rewards.process import ranking_reward
     from vigneron.training.setup.resolve import newest_weights
 
-    device = {"device": "cpu"} if small else {}
-    scorer = load_reward_model(newest_weights(str(run)), start=False, dtype="float32", **device)  # type: ignore[arg-type]
-    return list(reward_of(scorer)(prompts=list(prompts), completions=list(texts)))
+    device = "cpu" if small else "auto"
+    scorer = load_reward_model(newest_weights(str(run)), start=False, device=device, dtype="float32")
+    return list(ranking_reward(scorer)(prompts=list(prompts), completions=list(texts)))
 
 
 def final_metrics(run: Path) -> dict[str, float]:

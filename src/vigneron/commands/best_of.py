@@ -13,12 +13,10 @@ from vigneron.api import load_run
 from vigneron.batch import Batch
 from vigneron.data.prompts import Row
 from vigneron.errors import UserError
-from vigneron.policy.model import Policy
-from vigneron.policy.reward_model import load_reward_model, reward_model_kind
+from vigneron.policy.reward_model import load_reward_model
 from vigneron.rewards.apply import RewardFunction
 from vigneron.rewards.checkers import build_check
-from vigneron.rewards.model import ModelReward, PreferenceReward
-from vigneron.rewards.process import ProcessReward
+from vigneron.rewards.process import ranking_reward
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.run_data.load import checker_name
 from vigneron.run_store.folder import RunFolder
@@ -64,15 +62,7 @@ def best_of(
     scorer = load_reward_model(newest_weights(by, "--by"), start=False, device=device, dtype="float32", key="--by")
     rollout = OnPolicy(trained.policy, sampling_of(trained.config), trained.config.max_new_tokens, count, seed)
     batch = build_check(checker_name(trained.config))(rollout(rows))
-    return ranked(batch, reward_of(scorer, combine), count)
-
-
-def reward_of(scorer: Policy, combine: Any = "min") -> RewardFunction:
-    """By the model's kind: a process model's steps combined, a reward model's score, a preference model's win rate."""
-    kind = reward_model_kind(scorer)
-    if kind == "process":
-        return ProcessReward(scorer, combine=combine)
-    return PreferenceReward(scorer) if kind == "first_is_better" else ModelReward(scorer)
+    return ranked(batch, ranking_reward(scorer, combine), count)
 
 
 def ranked(batch: Batch, reward: RewardFunction, count: int) -> BestOf:

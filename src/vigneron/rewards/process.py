@@ -14,9 +14,9 @@ from vigneron.data.steps import step_ends, step_spans
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.policy.rank_batches import map_microbatches
-from vigneron.policy.reward_model import scores_at, spread_scores, step_separator
-from vigneron.rewards.apply import STEP_REWARDS
-from vigneron.rewards.model import MICROBATCH_TOKENS
+from vigneron.policy.reward_model import reward_model_kind, scores_at, spread_scores, step_separator
+from vigneron.rewards.apply import STEP_REWARDS, RewardFunction
+from vigneron.rewards.model import MICROBATCH_TOKENS, ModelReward, PreferenceReward
 from vigneron.rollout.demonstrations import Demonstrations
 
 Shape = Literal["none", "pspo", "pspo_released"]
@@ -101,3 +101,12 @@ def padded(steps: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
         torch.tensor([[*row, *[1.0] * (most - len(row))] for row in steps], dtype=torch.float64),
         torch.tensor([len(row) for row in steps]),
     )
+
+
+def ranking_reward(scorer: Policy, combine: process.Combine = "min") -> RewardFunction:
+    """What a model ranks completions by: a process model's steps combined, a reward model's score, a preference model's
+    win rate."""
+    kind = reward_model_kind(scorer)
+    if kind == "process":
+        return ProcessReward(scorer, combine=combine)
+    return PreferenceReward(scorer) if kind == "first_is_better" else ModelReward(scorer)
