@@ -32,7 +32,7 @@ def test_an_unknown_key_is_named_by_its_path_with_the_nearest_known_one(
 
 def test_an_unknown_key_like_no_other_lists_what_there_is() -> None:
     line = line_of(sampling={"zzz": 1})
-    assert line == "my.yaml: unknown key 'sampling.zzz' (available: temperature, top_k, top_p, mask_truncated)"
+    assert line == "my.yaml: unknown key 'sampling.zzz' (available: temperature, top_k, top_p, mask_truncated, prompt)"
 
 
 def test_a_key_of_another_reward_is_unknown() -> None:
@@ -276,9 +276,11 @@ def test_guards_are_for_rewards_from_zero_up() -> None:
 
 
 def test_names_with_a_form_are_refused_in_words() -> None:
-    line = line_of(data={"task": "antonyms", "checker": "nonsense"})
-    kinds = "equality, last_line, sentiment_inversion"
-    assert line == f"my.yaml: data.checker: should be one of {kinds}, or module:function, not 'nonsense'"
+    wanted = (
+        "my.yaml: data.checker: should be one of equality, last_line, sentiment_inversion, or module:function, "
+        "not 'nonsense'"
+    )
+    assert line_of(data={"task": "antonyms", "checker": "nonsense"}) == wanted
     reward = {"kind": "python", "function": "no_colon"}
     assert line_of(reward=reward) == "my.yaml: reward.function: should have the form module:function, not 'no_colon'"
 

@@ -1,1 +1,1 @@
-"""Experiments on section 5 of the RLMT paper: docs/results/emerging.md."""
+"""Experiments with the methods of section 5: docs/results/emerging.md."""

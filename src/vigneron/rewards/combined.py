@@ -1,5 +1,6 @@
 """Several rewards in one: their weighted sum, the smallest of them, or each normalised in its group first."""
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
@@ -28,15 +29,21 @@ class CombinedReward:
         self._parts = list(zip(names, (function for _, function in parts), strict=True))
         self._weights, self._combine = list(weights), combine
 
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """With TRL's signature: completions of the same prompt are a group."""
+        numbers: dict[str, int] = {}
+        groups = [numbers.setdefault(json.dumps(prompt, sort_keys=True), len(numbers)) for prompt in prompts]
+        columns = {"log_extra": ignore, "log_metric": ignore} | columns
+        logs = {name: columns.pop(name) for name in ("log_extra", "log_metric")}
+        arguments = {"prompts": prompts, "completions": completions, **columns}
+        return self.finish(self.begin(**arguments)(), groups, **arguments, **logs)
+
     @property
     def overlaps(self) -> bool:
         return any(is_async(function) for _, function in self._parts)
 
     def begin(self, **arguments: Any) -> Callable[[], list[tuple[float | None, ...]]]:
         count = len(arguments["completions"])
-
-        def ignore(name: str, value: Any) -> None:
-            """A part's own `log_extra` and `log_metric` have no place here."""
 
         def start(name: str, function: RewardFunction) -> Any:
             call = lambda: started(function(**arguments, log_extra=ignore, log_metric=ignore))  # noqa: E731
@@ -70,6 +77,10 @@ class CombinedReward:
         return {}
 
     def load(self, scalars: dict[str, Any]) -> None: ...
+
+
+def ignore(name: str, value: Any) -> None:
+    """In place of `log_extra` and `log_metric`: a part's own logs are not kept."""
 
 
 def combined(
