@@ -10,17 +10,17 @@ sum. A rule labels each line: right if it is the running sum of as many terms. M
     best_of   A process model (every line's label) and an outcome model (whether the last line is right) of the same
               2,160 solutions. Of eight samples of each held-out sum each chooses one: its accuracy, against the mean of
               the samples and pass@8, and among right choices the share with a wrong line (trace errors).
-    active    Process models of 128, 256 and 512 labelled solutions. The first 128 are random; the others are random
-              too, or the most convincing wrong answers by the model of the first 128 (80 %) and the most convincing of
-              the rest (20 %). Measured: best-of-8 accuracy, and accuracy of labels of lines of other sums.
-    pspo      GRPO for 30 steps with the process model's reward as the smallest probability (min), in PSPO's bounded
+    active    Process models of 128 and 384 labelled solutions. The first 128 are random; the others are random too, or
+              the most convincing wrong answers by the model of the first 128 (80 %) and the most convincing of the rest
+              (20 %). Measured: best-of-8 accuracy, and accuracy of labels of lines of other sums.
+    pspo      GRPO for 24 steps with the process model's reward as the smallest probability (min), in PSPO's bounded
               form (pspo) and in the released, unbounded one (pspo_released); up to 64 tokens. Measured on held-out
               sums: lines and tokens of greedy answers, and accuracy.
 
 Decision rule, before the runs, by 95 % intervals of paired differences over seeds. The process model is better at
 choosing if its best-of-8 accuracy minus the outcome model's lies above 0, and more reliable if its trace errors minus
-the outcome model's lie below 0. Active learning saves labels if at 256 or at 512 solutions its best-of-8 accuracy minus
-that of random choice lies above 0. PSPO's released form rewards length if its answers have more lines than those of
+the outcome model's lie below 0. Active learning saves labels if with 384 solutions its best-of-8 accuracy minus that of
+random choice lies above 0. PSPO's released form rewards length if its answers have more lines than those of
 `min` by an interval above 0; a form is worth having if its accuracy minus that of `min` lies above 0.
 """
 
@@ -29,6 +29,7 @@ import json
 import math
 import random
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -37,7 +38,7 @@ from typing import Any
 RECORDS = "process.jsonl"
 PARTS = ("best_of", "active", "pspo")
 SHAPES = ("min", "pspo", "pspo_released")
-COUNTS = (128, 256, 512)
+COUNTS = (128, 384)
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 Row = dict[str, Any]
 
@@ -65,8 +66,8 @@ class Bench:
 
     def __init__(self, out: Path, *, small: bool) -> None:
         self.out, self.small, self.runs = out, small, out / "runs"
-        self.counts = (8, 12, 16) if small else COUNTS
-        self.per_prompt, self.steps, self.batch = (2, 1, 8) if small else (4, 100, 64)
+        self.counts = (8, 16) if small else COUNTS
+        self.per_prompt, self.steps, self.batch = (2, 1, 8) if small else (4, 70, 64)
         out.mkdir(parents=True, exist_ok=True)
 
     def records(self) -> list[dict[str, Any]]:
@@ -75,13 +76,17 @@ class Bench:
 
     def measure(self, part: str, arm: str, seed: int, figures: Callable[[], dict[str, float]]) -> None:
         """Unless the record is there already."""
-        key = {"part": part, "arm": arm, "seed": seed}
-        if any(all(record[name] == value for name, value in key.items()) for record in self.records()):
+        if self.has(part, arm, seed):
             return
-        record = {**key, **figures()}
+        key = {"part": part, "arm": arm, "seed": seed}
+        began = time.perf_counter()
+        record = {**key, **figures(), "seconds": round(time.perf_counter() - began, 1)}
         with (self.out / RECORDS).open("a") as file:
             file.write(json.dumps(record) + "\n")
         print(json.dumps(record), flush=True)
+
+    def has(self, part: str, arm: str, seed: int) -> bool:
+        return any((r["part"], r["arm"], r["seed"]) == (part, arm, seed) for r in self.records())
 
     def rows(self, split: str) -> list[Row]:
         from vigneron.data.tasks import load_task
@@ -194,13 +199,21 @@ class Bench:
                 return self.chosen(self.model(arm, solutions, seed), seed)
 
             self.measure("best_of", arm, seed, figures)
+        self.free(f"outcome-{seed}")
 
     def model(self, arm: str, solutions: Sequence[Row], seed: int) -> Path:
         return self.scorer(f"{arm}-{seed}", solutions, seed, outcome=arm == "outcome")
 
+    def free(self, name: str) -> None:
+        """Weights that nothing needs any more: a checkpoint has 1.6 GB."""
+        shutil.rmtree(self.runs / name / "checkpoints", ignore_errors=True)
+
     def active(self, seed: int) -> None:
         from vigneron.labels.active import most_convincing_first
 
+        wanted = [f"random {self.counts[0]}", *(f"{arm} {n}" for n in self.counts[1:] for arm in ("random", "active"))]
+        if all(self.has("active", arm, seed) for arm in wanted):
+            return
         pool = self.solutions("train", self.per_prompt, seed)
         random.Random(seed).shuffle(pool)
         first, rest = pool[: self.counts[0]], pool[self.counts[0] :]
@@ -218,12 +231,17 @@ class Bench:
                     return self.chosen(self.scorer(name, labelled, seed), seed)
 
                 self.measure("active", f"{arm} {count}", seed, figures)
+                self.free(name)
+        self.free(start.name)
 
     def pspo(self, seed: int) -> None:
+        missing = [shape for shape in SHAPES if not self.has("pspo", shape, seed)]
+        if not missing:
+            return
         scorer = self.model("process", self.solutions("train", self.per_prompt, seed), seed)
-        for shape in SHAPES:
+        for shape in missing:
             shaped = {"combine": "min"} if shape == "min" else {"shape": shape}
-            steps, tokens = (1, 8) if self.small else (30, 64)
+            steps, tokens = (1, 8) if self.small else (24, 64)
             keys = {
                 "method": {"name": "grpo", "kl": {"coefficient": 0}},
                 "data": {"task": "ladder-steps"},
@@ -244,6 +262,7 @@ class Bench:
                 return {short: logged[name] for short, name in names.items()}
 
             self.measure("pspo", shape, seed, figures)
+            self.free(f"{shape}-{seed}")
 
 
 def scores_of(run: Path, prompts: Sequence[str], texts: Sequence[str], *, small: bool) -> list[float]:
@@ -287,7 +306,7 @@ COLUMNS = {
 }
 DIFFERENCES = {
     "best_of": (("process", "outcome", "accuracy"), ("process", "outcome", "trace_errors")),
-    "active": (("active 256", "random 256", "accuracy"), ("active 512", "random 512", "accuracy")),
+    "active": (("active 384", "random 384", "accuracy"), ("active 384", "random 384", "eval/accuracy")),
     "pspo": (
         ("pspo_released", "min", "lines"),
         ("pspo", "min", "lines"),

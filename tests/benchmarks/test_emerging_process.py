@@ -23,7 +23,7 @@ def test_all_parts_run_and_what_is_there_is_not_run_again(tmp_path: Path, capsys
     small = ["--out", str(tmp_path), "--seeds", "0", "--small"]
     process.main(small)
     records = (tmp_path / process.RECORDS).read_text()
-    assert records.count("\n") == 3 + 5 + 3
+    assert records.count("\n") == 3 + 3 + 3
     out = capsys.readouterr().out
     assert "process − outcome, accuracy" in out
     assert "pspo_released − min, lines" in out
