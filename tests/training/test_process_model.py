@@ -9,6 +9,7 @@ import torch
 
 from support.judged_data import process_config as config_in
 from support.judged_data import score_config, score_rows
+from support.minimal_recipe import again
 from support.resuming import TrainedOnce, check_third_arm, lose_nothing, lose_optimizers, lose_schedule
 from support.tiny_models import tiny_scorer
 from support.tiny_runs import final_state, tiny_recipe, write_data
@@ -214,6 +215,13 @@ def test_options_without_an_effect(reward: dict[str, Any], method: dict[str, Any
     given = {"reward": {"kind": "process", "model": "m", **reward}, "method": method}
     with pytest.raises(UserError, match=line):
         check_config({**given, "group_size": 2, "data": {"task": "ladder-steps"}}, "t")
+
+
+@pytest.mark.parametrize("options", [{"shape": "pspo"}, {"combine": "last"}, {"rewards_at": "steps"}])
+def test_a_config_is_read_as_it_was_written(options: dict[str, Any]) -> None:
+    reward = {"kind": "process", "model": "m", **options}
+    config = check_config({"method": {"name": "ppo"}, "data": {"task": "ladder-steps"}, "reward": reward}, "t")
+    assert again(config) == config
 
 
 def test_a_part_of_a_combined_reward_has_one_reward_a_text() -> None:
