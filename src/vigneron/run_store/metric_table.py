@@ -212,8 +212,8 @@ METRICS = (
     Metric("kl_coefficient", "KL coefficient", None, "", OPTIMIZER, "Coefficient of the KL penalty in this step."),
 
     Metric("eval/accuracy", "held-out accuracy", "up", "", HELD_OUT,
-           "Share of held-out prompts whose greedy completion the checker accepts, of held-out pairs ranked right, or of "
-           "held-out labels predicted right."),
+           "Share of held-out prompts whose greedy completion the checker accepts, of held-out pairs ranked right, or "
+           "of held-out labels predicted right."),
     Metric("eval/rewards/accuracies", "held-out pair accuracy", "up", "", HELD_OUT,
            "Share of held-out pairs whose chosen text has the higher implicit reward."),
     Metric("eval/reward", "held-out reward", "up", "reward (held out, greedy)", HELD_OUT,
