@@ -188,10 +188,21 @@ def evaluate(
     combine: Annotated[
         str, typer.Option(help="With --best-of and a process model: min, last, product or mean over steps.")
     ] = "min",
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Measure pass@k instead, from this many sampled completions per prompt.")
+    ] = None,
+    k: Annotated[
+        str | None, typer.Option("--k", help="With --samples: values of k, as 1,4,8. Default: 1, 2, 4, … up to it.")
+    ] = None,
 ) -> None:
-    """Evaluate a run on held-out prompts, with greedy completions."""
+    """Evaluate a run on held-out prompts, with greedy completions; or pass@k, with sampled ones."""
+    from vigneron.commands.pass_at_k import chosen_k
+
+    ks = chosen_k(k, samples)
     if (best_of is None) != (by is None):
         raise UserError("--best-of N and --by MODEL belong together: give both")
+    if best_of is not None and samples is not None:
+        raise UserError("--best-of and --samples exclude each other: give one")
     rows = None
     if file is not None:
         from vigneron.run_data.reference_answers import load_evaluation_rows
@@ -211,10 +222,15 @@ def evaluate(
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 
-    metrics, samples = load_run(run, step=step).evaluate_samples(rows)
-    out = console()
-    if show and samples:
-        out.print(samples_table(samples[:show]))
+    out, loaded = console(), load_run(run, step=step)
+    if samples is not None:
+        from vigneron.commands.pass_at_k import pass_table
+
+        out.print(pass_table(loaded.pass_at_k(ks, samples=samples, rows=rows)))
+        return
+    metrics, completions = loaded.evaluate_samples(rows)
+    if show and completions:
+        out.print(samples_table(completions[:show]))
     out.print(metrics_table(metrics))
 
 

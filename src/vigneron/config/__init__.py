@@ -17,6 +17,13 @@ from pydantic import (
     model_validator,
 )
 
+from vigneron.config.curricula import (
+    CurriculumConfig,
+    CurriculumOptions,
+    LevelCurriculumConfig,
+    LossCurriculumConfig,
+    SuccessCurriculumConfig,
+)
 from vigneron.config.custom import USER_CODE, SlotOptions, with_user_options
 from vigneron.config.group import GrapeConfig, GroupRelativeConfig, GrpoConfig
 from vigneron.config.judges import EndpointJudgeConfig, JudgeConfig, LocalJudgeConfig, PythonJudgeConfig
@@ -84,6 +91,8 @@ __all__ = [
     "CombinedRewardConfig",
     "Config",
     "ConstraintConfig",
+    "CurriculumConfig",
+    "CurriculumOptions",
     "DataConfig",
     "DpoConfig",
     "EndpointJudgeConfig",
@@ -98,9 +107,11 @@ __all__ = [
     "JudgeConfig",
     "KlConfig",
     "KtoConfig",
+    "LevelCurriculumConfig",
     "LocalJudgeConfig",
     "LocalParentConfig",
     "LoraConfig",
+    "LossCurriculumConfig",
     "MethodConfig",
     "MethodOptions",
     "ModelConfig",
@@ -132,6 +143,7 @@ __all__ = [
     "SlotOptions",
     "SppoConfig",
     "Strict",
+    "SuccessCurriculumConfig",
     "TokenCriticConfig",
     "TrpoConfig",
     "VllmSamplingConfig",
@@ -187,8 +199,8 @@ class Config(Strict):
     """Steps between measurements of KL(π₀ ‖ π₁) after the updates, each a forward pass; 0: never."""
     rollout: SerializeAsAny[Slot] | None = None
     """Where samples come from, if not from the method's own rollout: `name: "module:function"`, and its options."""
-    curriculum: SerializeAsAny[Slot] | None = None
-    """In which order prompts come, if not shuffled: `name: "module:function"`, and its options."""
+    curriculum: SerializeAsAny[CurriculumConfig] | None = None
+    """Which rows a step works on, if not shuffled epochs: by level, loss or success, or `name: "module:function"`."""
     scale: ScaleConfig = ScaleConfig()
     trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(default_factory=list)
     """Trackers that receive every step's metrics too."""
@@ -312,6 +324,26 @@ class Config(Strict):
         if self.method.needs_rubric and self.rollout is not None:
             raise ValueError(
                 f"`rollout` has no effect with {_named(self.method)}, which has its own rollout: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def a_curriculum_can_measure(self) -> "Config":
+        curriculum = self.curriculum
+        if isinstance(curriculum, SuccessCurriculumConfig) and self.method.imported and self.method.reads != "prompts":
+            raise ValueError(
+                f"`curriculum.by: success` needs rewards, but {_named(self.method)} samples nothing: use `by: loss` or "
+                "`by: level`"
+            )
+        replaces = getattr(self.method, "resamples", 0) > 0
+        if isinstance(curriculum, SuccessCurriculumConfig) and curriculum.measure == "verdict" and replaces:
+            raise ValueError(
+                "`curriculum.measure: verdict` has no verdicts of the groups that `method.resample` replaces: use "
+                "`measure: reward`"
+            )
+        if isinstance(curriculum, LossCurriculumConfig) and self.scale.staleness:
+            raise ValueError(
+                "`curriculum.by: loss` measures all rows with the current weights: set `scale.staleness` to 0"
             )
         return self
 
