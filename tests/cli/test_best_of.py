@@ -53,6 +53,8 @@ def test_by_a_process_and_an_outcome_model(runs: tuple[Path, Path, Path]) -> Non
     [
         (["--best-of", 4], "belong together"),
         (["--by", "x"], "belong together"),
+        (["--combine", "last"], "--combine needs --best-of"),
+        (["--best-of", 4, "--by", "MODEL", "--samples", 4], "exclude each other"),
         (["--best-of", 4, "--by", "MODEL", "--combine", "sum"], "expected min, last, product or mean"),
         (["--best-of", 4, "--by", "runs/nowhere"], "--by: there is no run"),
     ],

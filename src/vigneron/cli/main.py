@@ -186,8 +186,8 @@ def evaluate(
         str | None, typer.Option(help="With --best-of: run or folder of a process, reward or preference model.")
     ] = None,
     combine: Annotated[
-        str, typer.Option(help="With --best-of and a process model: min, last, product or mean over steps.")
-    ] = "min",
+        str | None, typer.Option(help="With --best-of: min (the default), last, product or mean over steps.")
+    ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Measure pass@k instead, from this many sampled completions per prompt.")
     ] = None,
@@ -201,6 +201,8 @@ def evaluate(
     ks = chosen_k(k, samples)
     if (best_of is None) != (by is None):
         raise UserError("--best-of N and --by MODEL belong together: give both")
+    if combine is not None and best_of is None:
+        raise UserError("--combine needs --best-of")
     if best_of is not None and samples is not None:
         raise UserError("--best-of and --samples exclude each other: give one")
     rows = None
@@ -215,6 +217,7 @@ def evaluate(
         from vigneron.commands.best_of import best_of as best_of_samples
         from vigneron.commands.best_of import print_best_of
 
+        combine = combine or "min"
         if combine not in ("min", "last", "product", "mean"):
             raise UserError(f"--combine: expected min, last, product or mean, not '{combine}'")
         print_best_of(console(), best_of_samples(run, by, best_of, rows, step=step, combine=combine), by)
