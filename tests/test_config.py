@@ -122,11 +122,9 @@ def test_a_task_brings_its_own_held_out_part() -> None:
 
 
 def test_a_kind_that_is_missing_or_given_short() -> None:
-    assert (
-        line_of(reward={"embedder": "lexical"})
-        == "my.yaml: 'reward.kind' is missing: one of 'semantic', 'binary', 'python', 'model', 'preference', 'rubric', "
-        "'combined'"
-    )
+    kinds = ("semantic", "binary", "python", "model", "preference", "process", "rubric", "combined")
+    wanted = f"my.yaml: 'reward.kind' is missing: one of {', '.join(map(repr, kinds))}"
+    assert line_of(reward={"embedder": "lexical"}) == wanted
     assert "reward.kind: one of" in line_of(reward="nosuch")
     line = line_of(scale={"sampling": {"kid": "ray"}})
     assert line == "my.yaml: 'scale.sampling.kind' is missing: one of 'here', 'ray', 'vllm' (instead of 'kid'?)"

@@ -61,9 +61,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "reward_model": {"name": "reward_model"},
     "preference_model": {"name": "preference_model"},
     "score_model": {"name": "score_model", "score": "score"},
+    "process_model": {"name": "process_model"},
 }
 OF_PAIRS = ("dpo", "reward_model", "preference_model")
-WITHOUT_SAMPLES = (*OF_PAIRS, "sft", "score_model")
+OF_LABELS = ("score_model", "process_model")
+WITHOUT_SAMPLES = (*OF_PAIRS, *OF_LABELS, "sft")
 
 
 def drawing_reward(completions: list[str], **columns: Any) -> list[float]:
@@ -93,11 +95,14 @@ def write_recipe(folder: Path, model: Path, name: str, **changes: Any) -> Path:
 
 def _data_for(folder: Path, name: str) -> Path:
     data = write_data(folder)
-    if name in OF_PAIRS or name == "score_model":
+    if name in OF_PAIRS or name in OF_LABELS:
         for file in (data, held_out_of(data)):
             rows = [yaml.safe_load(line) for line in file.read_text().splitlines()]
             for number, row in enumerate(rows):
-                row |= {"score": number / 10} if name == "score_model" else {"chosen": row["answer"], "rejected": "no"}
+                if name in OF_LABELS:
+                    row |= {"score": number / 10, "answer": f"{row['answer']}\nso", "labels": [number / 10, number % 2]}
+                else:
+                    row |= {"chosen": row["answer"], "rejected": "no"}
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return data
 

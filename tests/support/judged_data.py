@@ -1,6 +1,7 @@
 """Preference pairs and scored texts, and configs that train on them."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,39 @@ def score_config(tmp_path: Path, model: Path, train: list[dict[str, Any]], **cha
     for key in ("reward", "group_size", "max_new_tokens"):
         given.pop(key)
     return check_config(given, "tiny")
+
+
+def step_rows(prompt: str) -> list[dict[str, Any]]:
+    """A step is right where it ends in a full stop; one in three solutions has an unclear step."""
+    rows = []
+    for number, (word, ends) in enumerate(product(WORDS, ("..", ".!", "!.", "!!"))):
+        labels: list[Any] = [end == "." for end in ends]
+        if number % 3 == 2:
+            labels[0] = None
+        text = "\n".join(word + end for end in ends)
+        rows.append({"prompt": prompt.format(word), "completion": text, "labels": labels})
+    return rows
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def process_config(folder: Path, model: Path, method: dict[str, Any] | None = None, **changes: Any) -> Any:
+    train = changes.pop("rows", step_rows("say {}:"))
+    data = {"train": str(write_rows(folder / "steps.jsonl", train))}
+    if changes.pop("held_out", True):
+        data["held_out"] = str(write_rows(folder / "held-out-steps.jsonl", step_rows("name {}:")))
+    given = {
+        "recipe": "tiny",
+        "method": {"name": "process_model", **(method or {})},
+        "model": {"name": str(model), "device": "cpu"},
+        "data": data,
+        "optimizer": {"actor_lr": 3e-3, "schedule": "cosine"},
+        "steps": 8,
+        "prompts_per_step": 4,
+        "eval_every": 4,
+        "save_every": 4,
+    }
+    return check_config(given | changes, "tiny")

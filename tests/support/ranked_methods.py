@@ -34,7 +34,10 @@ from vigneron.training.row_losses import row_losses
 from vigneron.training.trust_region import TrustRegionUpdate
 
 WORDS = ("hot", "a cold day", "x", "small", "upwards", "dry land", "q")
-ROWS = [{"prompt": f"say {word}:", "answer": f"{word} it is", "score": i / 8} for i, word in enumerate(WORDS)]
+ROWS = [
+    {"prompt": f"say {word}:", "answer": f"{word} it is", "score": i / 8, "labels": [i / 8 if i % 3 else None, i % 2]}
+    for i, word in enumerate(WORDS)
+]
 PAIRS = [{"prompt": f"say {word}:", "chosen": word, "rejected": f"not {word} at all"} for word in WORDS]
 KL = {"coefficient": 0.05}
 
@@ -61,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "reward_model": {"name": "reward_model"},
     "preference_model": {"name": "preference_model"},
     "score_model": {"name": "score_model"},
+    "process_model": {"name": "process_model", "separator": " it "},
     "sft, by loss": {"name": "sft"},
     "reward_model, by loss": {"name": "reward_model"},
     "grpo, by loss": {"name": "grpo", "kl": KL},
@@ -76,7 +80,8 @@ def paid(completions: list[str], **columns: Any) -> list[float | None]:
 
 def config_of(case: str, place: Path, shard: int) -> Config:
     method = CASES[case]
-    sampled = method["name"] not in ("sft", "reward_model", "preference_model", "score_model") and case != "dpo"
+    unsampled = ("sft", "reward_model", "preference_model", "score_model", "process_model")
+    sampled = method["name"] not in unsampled and case != "dpo"
     given: dict[str, Any] = {
         "method": method,
         "data": {"train": "rows.jsonl"},

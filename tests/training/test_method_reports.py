@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.judged_data import pairs_config, score_config, score_rows
+from support.judged_data import pairs_config, process_config, score_config, score_rows
 from support.tiny_runs import tiny_config, tiny_recipe, write_data
 from vigneron import api
 from vigneron.recipe import check_config, load_config
@@ -105,6 +105,8 @@ def quick(method: str, folder: Path, model: Path) -> Any:
     if method == "score_model":
         config = score_config(folder, model, score_rows("say {}:"))
         return config.model_copy(update=short)
+    if method == "process_model":
+        return process_config(folder, model, **short)
     if method == "sft":
         given = tiny_recipe(model, write_data(folder), method={"name": "sft"}, **short)
         return check_config({k: v for k, v in given.items() if k not in ("reward", "group_size", "optimizer")}, "tiny")
@@ -124,6 +126,7 @@ def quick(method: str, folder: Path, model: Path) -> Any:
         ("reward_model", ["Bradley-Terry loss", "margin", "held-out accuracy before"], ["reward", "entropy"]),
         ("preference_model", ["cross-entropy", "held-out accuracy before"], ["reward", "KL"]),
         ("score_model", ["cross-entropy", "score error", "held-out score error before"], ["reward", "KL"]),
+        ("process_model", ["cross-entropy", "score error", "held-out score error before"], ["reward", "KL"]),
         ("rejection_sampling", ["reward", "NLL", "kept reward", "entropy", "held-out reward before"], ["KL"]),
         ("grpo", ["reward", "entropy", "KL", "zero-std groups", "held-out reward before"], ["NLL"]),
         ("ppo", ["reward", "entropy", "KL", "held-out reward before"], ["NLL"]),

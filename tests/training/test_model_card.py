@@ -48,7 +48,7 @@ def test_every_recipe_has_a_card(name: str) -> None:
 
 def test_every_method_and_reward_has_its_words() -> None:
     assert all(of.card and of.description for of in METHODS.values())
-    assert set(ABOUT_REWARD) == {"semantic", "binary", "python", "model", "preference", "rubric"}
+    assert set(ABOUT_REWARD) == {"semantic", "binary", "python", "model", "preference", "process", "rubric", "combined"}
 
 
 def test_figures_are_those_up_to_the_step() -> None:

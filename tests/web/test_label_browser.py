@@ -194,3 +194,43 @@ def test_scores_are_given_by_keyboard_and_the_review_compares_them(browser_page:
     assert line[8] == "6"
     # The judge gave 1, .8, .6, .4, .2, 0; the person 1, 0, .6, .4, .2, 1.
     assert float(line[9]) == pytest.approx((0.8 + 1.0) / 6)
+
+
+def test_steps_are_labelled_by_keyboard_and_a_process_model_trains_on_them(
+    browser_page: Any, tmp_path: Path, tiny_folder: Path
+) -> None:
+    rows = [{"prompt": f"sum {n} =\n", "completion": f"{n}\n{HOSTILE}{n}\n{n}.\n"} for n in range(4)]
+    out = tmp_path / "steps.jsonl"
+    session = session_of(write_rows(tmp_path / "in.jsonl", rows), out, steps=True)
+    with opened(browser_page, session, "steps") as page:
+        assert page.locator("#steps li").count() == 3
+        assert "<script>alert(1)</script>" in page.locator("#steps li .text").nth(1).inner_text()
+        page.keyboard.press("Enter")  # nothing is marked yet
+        for key in ("1", "0", "?"):
+            page.keyboard.press(key)
+        press(page, "Enter", "1 of 4")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("f")  # the second step is the first error
+        press(page, "Enter", "2 of 4")
+        page.keyboard.press("a")
+        page.locator("#steps li").nth(2).locator("[data-mark=wrong]").click()
+        assert page.locator("#steps [aria-pressed=true]").count() == 3
+        press(page, "Enter", "3 of 4")
+        press(page, "u", "2 of 4")
+        page.keyboard.press("a")
+        press(page, "Enter", "3 of 4")
+        press(page, "s", "4 of 4, 1 skipped")
+        assert page.locator("#done").is_visible()
+    labels = [row["labels"] for row in read_jsonl(out)]
+    assert sorted(map(str, labels)) == ["[1, 0, None]", "[1, 0, None]", "[1, 1, 1]"]
+    config = check_config(
+        {
+            "method": {"name": "process_model"},
+            "model": {"name": str(tiny_folder), "device": "cpu"},
+            "data": {"train": str(out)},
+            "steps": 2,
+            "prompts_per_step": 2,
+        },
+        "tiny",
+    )
+    assert api.train(config, name="steps", runs=tmp_path).step == 2

@@ -12,6 +12,7 @@ import typer
 
 from vigneron.cli import constitution as constitution_commands
 from vigneron.cli import pages as pages_commands
+from vigneron.cli import process as process_commands
 from vigneron.cli import rubric as rubric_commands
 from vigneron.cli import runs as runs_commands
 from vigneron.cli.options import Overrides, Processes, Recipe, RunPath, Runs, Step, console, is_main_process
@@ -30,6 +31,7 @@ app = typer.Typer(
     "scores, or reference answers.",
 )
 app.add_typer(rubric_commands.app, name="rubric")
+app.add_typer(process_commands.app, name="process")
 
 Name = Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")]
 
@@ -178,6 +180,15 @@ def evaluate(
         Path | None, typer.Option(help="Rows to evaluate on (.jsonl, .csv). Default: the held-out rows.")
     ] = None,
     show: Annotated[int, typer.Option(help="Number of completions to show.")] = 10,
+    best_of: Annotated[
+        int | None, typer.Option(min=2, help="Draw so many samples of each prompt; --by chooses one of them.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="With --best-of: run or folder of a process, reward or preference model.")
+    ] = None,
+    combine: Annotated[
+        str | None, typer.Option(help="With --best-of: min (the default), last, product or mean over steps.")
+    ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Measure pass@k instead, from this many sampled completions per prompt.")
     ] = None,
@@ -189,6 +200,12 @@ def evaluate(
     from vigneron.commands.pass_at_k import chosen_k
 
     ks = chosen_k(k, samples)
+    if (best_of is None) != (by is None):
+        raise UserError("--best-of N and --by MODEL belong together: give both")
+    if combine is not None and best_of is None:
+        raise UserError("--combine needs --best-of")
+    if best_of is not None and samples is not None:
+        raise UserError("--best-of and --samples exclude each other: give one")
     rows = None
     if file is not None:
         from vigneron.run_data.reference_answers import load_evaluation_rows
@@ -197,6 +214,15 @@ def evaluate(
         rows = load_evaluation_rows(
             RunFolder.open(run).config(), file, lambda text: typer.echo(f"note: {visible(text)}")
         )
+    if best_of is not None and by is not None:
+        from vigneron.commands.best_of import best_of as best_of_samples
+        from vigneron.commands.best_of import print_best_of
+
+        combine = combine or "min"
+        if combine not in ("min", "last", "product", "mean"):
+            raise UserError(f"--combine: expected min, last, product or mean, not '{combine}'")
+        print_best_of(console(), best_of_samples(run, by, best_of, rows, step=step, combine=combine), by)
+        return
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 

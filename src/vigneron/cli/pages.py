@@ -38,7 +38,7 @@ def label(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="File to write. Default: ./pairs.jsonl, ./best.jsonl, or RUN/people.csv with --scores."),
+        typer.Option(help="File to write. Default: ./pairs.jsonl, ./best.jsonl, ./steps.jsonl, or RUN/people.csv."),
     ] = None,
     labeller: Annotated[
         str | None, typer.Option("--as", help="Name of the labeller. Default: the user's account name.")
@@ -49,6 +49,16 @@ def label(
     scores: Annotated[
         bool, typer.Option("--scores", help="Score answers of a rubric run, the judge's least confident first.")
     ] = False,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Label the steps of solutions, as data for a process model.")
+    ] = False,
+    by: Annotated[
+        str | None,
+        typer.Option(help="With --steps: run of a process model; the most convincing wrong answers come first."),
+    ] = None,
+    separator: Annotated[
+        str | None, typer.Option(help="With --steps: what stands between steps. Default: a line break.")
+    ] = None,
     agreement: Annotated[
         bool, typer.Option("--agreement", help="Print the agreement between labellers and exit.")
     ] = False,
@@ -96,7 +106,7 @@ def label(
 
     options = LabelOptions(
         source, out, labeller, best, scores, sample, prompts, group, temperature, max_new_tokens, step, limit, seed,
-        judge, principles, principle, people, checker,
+        judge, principles, principle, people, checker, steps, by, separator,
     )  # fmt: skip
     if agreement:
         typer.echo(agreement_line(options))

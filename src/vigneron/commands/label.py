@@ -1,6 +1,7 @@
 """`vigneron label`: collect the items to label and serve the labelling page until Ctrl-C."""
 
 import getpass
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,12 @@ from vigneron.labels.journal import Journal, Labels, journal_of, read_entries
 from vigneron.labels.session import Session
 
 DEFAULT_LIMIT = 200
-SUFFIXES: dict[Kind, tuple[str, ...]] = {"pairs": (".jsonl",), "best": (".jsonl",), "scores": (".csv", ".jsonl")}
+SUFFIXES: dict[Kind, tuple[str, ...]] = {
+    "pairs": (".jsonl",),
+    "best": (".jsonl",),
+    "scores": (".csv", ".jsonl"),
+    "steps": (".jsonl",),
+}
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,13 @@ class LabelOptions:
     principle: str | None = None
     people: Path | None = None
     checker: str | None = None
+    steps: bool = False
+    by: str | None = None
+    separator: str | None = None
 
     @property
     def kind(self) -> Kind:
-        return "scores" if self.scores else "best" if self.best else "pairs"
+        return "steps" if self.steps else "scores" if self.scores else "best" if self.best else "pairs"
 
     @property
     def file(self) -> Path:
@@ -56,12 +65,18 @@ class LabelOptions:
         for name in ("principles", "principle", "people", "checker"):
             if self.judge is None and getattr(self, name) is not None:
                 raise UserError(f"--{name} needs --judge")
-        if self.judge is not None and (self.best or self.scores or self.labeller is not None):
-            raise UserError("--judge labels pairs: leave out --best, --scores and --as")
+        if self.judge is not None and (self.best or self.scores or self.steps or self.labeller is not None):
+            raise UserError("--judge labels pairs: leave out --best, --scores, --steps and --as")
         if self.principle is not None and self.principles is None:
             raise UserError("--principle needs --principles: the file that has it")
-        if self.best and self.scores:
-            raise UserError("--best and --scores exclude each other: give one")
+        kinds = [f"--{name}" for name in ("best", "scores", "steps") if getattr(self, name)]
+        if len(kinds) > 1:
+            raise UserError(f"{' and '.join(kinds)} exclude each other: give one")
+        for name in ("by", "separator"):
+            if getattr(self, name) is not None and not self.steps:
+                raise UserError(f"--{name} needs --steps")
+        if self.steps and self.sample is not None:
+            raise UserError("--steps labels given solutions: leave out --sample, or name a run or a file of solutions")
         if self.file.suffix not in SUFFIXES[self.kind]:
             raise UserError(f"'{self.file}' should end in {' or '.join(SUFFIXES[self.kind])}")
         if self.labeller is not None and (not self.labeller.strip() or not self.labeller.isprintable()):
@@ -130,6 +145,14 @@ def open_session(options: LabelOptions, tell: Callable[[str], None]) -> Session:
 
 def from_source(options: LabelOptions) -> tuple[list[Any], list[str]]:
     assert options.source is not None
+    if options.steps:
+        from vigneron.labels.from_solutions import solutions_of
+
+        separator = options.separator or "\n"
+        solutions, notices = solutions_of(
+            options.source, separator=separator, by=options.by, step=options.step, seed=options.seed
+        )
+        return list(solutions), notices
     if options.scores:
         from vigneron.labels.from_judge import judged_answers_of_run
 
@@ -165,8 +188,9 @@ def next_step(options: LabelOptions) -> str:
     """How to use the written file."""
     if options.kind == "scores":
         return f"vigneron rubric review {options.source} --labels {options.file}"
-    name = "sft" if options.best else "dpo"
-    return f"method: {{name: {name}}}\ndata: {{train: {options.file}}}"
+    name = "process_model" if options.steps else "sft" if options.best else "dpo"
+    separator = "" if options.separator is None else f", separator: {json.dumps(options.separator)}"
+    return f"method: {{name: {name}{separator}}}\ndata: {{train: {options.file}}}"
 
 
 def label(options: LabelOptions, *, port: int, host: str, tell: Callable[[str], None]) -> None:

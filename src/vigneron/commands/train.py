@@ -79,7 +79,9 @@ def _print_next_steps(console: Console, trained: api.Trained) -> None:
     say(console, f"run     {trained.folder}")
     say(console, f"report  {path}")
     if trained.config.method.trains == "scorer":
-        kind = "preference" if trained.config.method.joins_pairs else "model"
+        steps = trained.config.method.step_labels
+        scores = "process" if steps is not None and not steps.last else "model"
+        kind = "preference" if trained.config.method.joins_pairs else scores
         say(console, f"use     reward: {{kind: {kind}, model: {trained.folder}}}")
     else:
         say(console, f"chat    vigneron chat {trained.folder}")

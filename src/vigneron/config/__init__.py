@@ -62,6 +62,7 @@ from vigneron.config.rewards import (
     ModelRewardConfig,
     OverlongConfig,
     PreferenceRewardConfig,
+    ProcessRewardConfig,
     PythonRewardConfig,
     RewardConfig,
     RubricRewardConfig,
@@ -77,7 +78,7 @@ from vigneron.config.scale import (
     ScaleConfig,
     VllmSamplingConfig,
 )
-from vigneron.config.scorers import PreferenceModelConfig, RewardModelConfig, ScoreModelConfig
+from vigneron.config.scorers import PreferenceModelConfig, ProcessModelConfig, RewardModelConfig, ScoreModelConfig
 from vigneron.config.values import Positive, Strict, plain_url
 
 __all__ = [
@@ -123,6 +124,8 @@ __all__ = [
     "PpoConfig",
     "PreferenceModelConfig",
     "PreferenceRewardConfig",
+    "ProcessModelConfig",
+    "ProcessRewardConfig",
     "PythonJudgeConfig",
     "PythonRewardConfig",
     "RaySamplingConfig",
@@ -282,6 +285,18 @@ class Config(Strict):
             raise ValueError(
                 f"{who} compares the samples of a prompt with each other: "
                 f"set `group_size` to {least} or more (8 is usual)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def step_rewards_are_used(self) -> "Config":
+        at_steps = [part for part in self.reward.parts if getattr(part, "rewards_at", None) == "steps"]
+        if at_steps and self.reward not in at_steps:
+            raise ValueError("`rewards_at: steps` has no effect in a combined reward: leave it out")
+        if at_steps and self.method.imported and not self.method.takes_step_rewards:
+            raise ValueError(
+                f"`reward.rewards_at: steps` has no effect with {_named(self.method)}: it needs `method: ppo` with "
+                "`advantage: gae`"
             )
         return self
 

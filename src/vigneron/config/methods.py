@@ -9,7 +9,7 @@ from vigneron.config.custom import with_user_options
 from vigneron.config.group import GrapeConfig, GrpoConfig
 from vigneron.config.kl import KlConfig, PenaltyConfig, ReinforceKlConfig, RewardKlConfig
 from vigneron.config.options import Aggregation, MethodOptions, Reads
-from vigneron.config.scorers import PreferenceModelConfig, RewardModelConfig, ScoreModelConfig
+from vigneron.config.scorers import PreferenceModelConfig, ProcessModelConfig, RewardModelConfig, ScoreModelConfig
 from vigneron.config.values import NotNegative, Positive, Strict
 
 
@@ -172,6 +172,10 @@ class PpoConfig(MethodOptions):
     @property
     def has_critic(self) -> bool:
         return True
+
+    @property
+    def takes_step_rewards(self) -> bool:
+        return self.advantage == "gae"
 
     @model_validator(mode="after")
     def gae_has_an_effect(self) -> "PpoConfig":
@@ -429,6 +433,7 @@ MethodConfig = Annotated[
     | KtoConfig
     | PpoConfig
     | PreferenceModelConfig
+    | ProcessModelConfig
     | ReinforceConfig
     | RejectionSamplingConfig
     | RewardModelConfig

@@ -1,5 +1,7 @@
 """What the rest of the code may ask of any method's options."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vigneron.config.values import Strict
@@ -8,6 +10,20 @@ Aggregation = Literal["tokens", "samples", "sum_over_samples"]
 
 
 Reads = Literal["prompts", "demonstrations", "pairs"]
+
+
+@dataclass(frozen=True)
+class StepLabels:
+    """A column of lists, one label for each step of a completion."""
+
+    column: str
+    separator: str | None
+    """What stands between steps; None: the completion is one step."""
+    last: bool = False
+    """Whether the last step alone is learned."""
+
+    def used(self, labels: Sequence[float | None]) -> Sequence[float | None]:
+        return labels[-1:] if self.last else labels
 
 
 class MethodOptions(Strict):
@@ -64,3 +80,13 @@ class MethodOptions(Strict):
     def score_column(self) -> str | None:
         """A column of people's scores, where it learns from them."""
         return None
+
+    @property
+    def step_labels(self) -> StepLabels | None:
+        """A column of labels of steps, where it learns from them."""
+        return None
+
+    @property
+    def takes_step_rewards(self) -> bool:
+        """Whether it can use rewards at the ends of steps beside one at the end of a text."""
+        return False

@@ -81,7 +81,8 @@ class DataConfig(Strict):
     or `sentiment`."""
     train: str | None = None
     """A .jsonl or .csv file in one of TRL's formats: `prompt`, with a reference `answer` if the reward needs one;
-    `prompt` and `completion`; `messages`; or preference pairs `prompt`, `chosen` and `rejected`."""
+    `prompt` and `completion`; `messages`; preference pairs `prompt`, `chosen` and `rejected`; or solutions `prompt`,
+    `completion` (or `completions`, a list of steps) and `labels`."""
     held_out: str | None = None
     """Evaluation data, in the same format. For a built-in task: `held_out` (the default), or `tuning`, which is for
     choosing hyperparameters."""

@@ -154,6 +154,39 @@ class PreferenceRewardConfig(RewardOptions):
         return 2
 
 
+class ProcessRewardConfig(RewardOptions):
+    """A process model's probabilities that each step is right, combined."""
+
+    kind: Literal["process"]
+    model: str
+    """Folder of a run of `process_model`, or of such a model."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """What stands between steps. null: what the model was trained with."""
+    combine: Literal["min", "last", "product", "mean"] = "min"
+    """Reward of a completion from the probabilities of its steps."""
+    rewards_at: Literal["end", "steps"] = "end"
+    """end: the reward is on the last token. steps: at each step's last token, how much the step changes the combined
+    probability: they sum to the same reward. For PPO with `advantage: gae`."""
+    shape: Literal["none", "pspo", "pspo_released"] = "none"
+    """PSPO's rewards s·f(s, n), where s is the geometric mean over n steps. pspo: the paper's Weibull of n, which is
+    bounded. pspo_released: that of the released code, which grows without bound in n. Instead of `combine`."""
+
+    @model_validator(mode="after")
+    def options_have_an_effect(self) -> "ProcessRewardConfig":
+        for key in ("combine", "rewards_at"):
+            if self.shape != "none" and key in self.model_fields_set:
+                raise ValueError(f"`{key}` has no effect with `shape: {self.shape}`")
+        if self.rewards_at == "steps" and self.sees == "answer":
+            raise ValueError("`rewards_at: steps` needs the whole completion: leave out `sees: answer`")
+        return self
+
+    @model_serializer(mode="wrap")
+    def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without keys that would be refused when the file is read again."""
+        inert = ("combine", "rewards_at") if self.shape != "none" else ()
+        return {k: v for k, v in dump(self).items() if k not in inert}
+
+
 class RubricRewardConfig(RewardOptions):
     """GRAPE's reward (`rlmt-grape` eq. 15): the scores of a rubric's items, weighted by confidence."""
 
@@ -176,7 +209,12 @@ class RubricRewardConfig(RewardOptions):
 
 
 PartConfig = Annotated[
-    SemanticRewardConfig | BinaryRewardConfig | PythonRewardConfig | ModelRewardConfig | PreferenceRewardConfig,
+    SemanticRewardConfig
+    | BinaryRewardConfig
+    | PythonRewardConfig
+    | ModelRewardConfig
+    | PreferenceRewardConfig
+    | ProcessRewardConfig,
     Field(discriminator="kind"),
 ]
 
@@ -230,6 +268,7 @@ RewardConfig = Annotated[
     | PythonRewardConfig
     | ModelRewardConfig
     | PreferenceRewardConfig
+    | ProcessRewardConfig
     | RubricRewardConfig
     | CombinedRewardConfig,
     Field(discriminator="kind"),

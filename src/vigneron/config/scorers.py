@@ -1,8 +1,10 @@
 """Methods that train a reward model: a scalar score for a text or a pair of texts."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from vigneron.config.options import MethodOptions, Reads
+from pydantic import Field
+
+from vigneron.config.options import MethodOptions, Reads, StepLabels
 
 
 class PairScorerConfig(MethodOptions):
@@ -54,3 +56,30 @@ class ScoreModelConfig(MethodOptions):
     @property
     def score_column(self) -> str | None:
         return self.score
+
+
+class ProcessModelConfig(MethodOptions):
+    """A process reward model (`rlmt-grape` §5): the probability that each step of a solution is right."""
+
+    description: ClassVar[str] = (
+        "A process reward model: cross-entropy of each step's label at the step's last token (rlmt-grape §5)."
+    )
+    card: ClassVar[str] = "A process reward model: the probability that each step of a solution is right."
+    metrics: ClassVar[tuple[str, ...]] = ("loss/score", "score_error", "eval/loss", "eval/score_error")
+    trains: ClassVar[Literal["policy", "scorer"]] = "scorer"
+    name: Literal["process_model"]
+    labels: str = "labels"
+    """The column of labels: for each step 1 (right), 0 (wrong), null (unclear), or the share of continuations that end
+    right."""
+    separator: Annotated[str, Field(min_length=1)] | None = "\n"
+    """What stands between steps. null: a completion is one step."""
+    steps: Literal["all", "last"] = "all"
+    """all: a process model. last: an outcome model, which learns the last step's label alone."""
+
+    @property
+    def reads(self) -> Reads:
+        return "demonstrations"
+
+    @property
+    def step_labels(self) -> StepLabels | None:
+        return StepLabels(self.labels, self.separator, self.steps == "last")

@@ -29,12 +29,12 @@ def columns_of(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(row.get(name) for row in rows) for name in names if name != "prompt"}
 
 
-def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[str]:
-    """Decode completions without special tokens, in one batch if the tokenizer is a fast one."""
+def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]], *, skip_special: bool = True) -> list[str]:
+    """Decode completions, without special tokens, in one batch if the tokenizer is a fast one."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is not None:
-        return fast.decode_batch([list(row) for row in ids], skip_special_tokens=True)
-    return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return fast.decode_batch([list(row) for row in ids], skip_special_tokens=skip_special)
+    return tokenizer.batch_decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
 
 def prompts_token_ids(tokenizer: Any, prompts: Sequence[Any], of: str = "the step") -> list[tuple[int, ...]]:

@@ -15,6 +15,7 @@ from vigneron.files import write_for_user
 from vigneron.labels.items import SKIP, Choice, Comparison, Item
 from vigneron.labels.journal import Labels
 from vigneron.labels.judged_answer import JudgedAnswer
+from vigneron.labels.solution import Solution
 from vigneron.text import to_cell
 
 SCORE_COLUMNS = ("prompt", "completion", "category", "item", "score", "labeller")
@@ -33,6 +34,10 @@ def rows_of(item: Item, choices: Mapping[str, Choice]) -> list[dict[str, Any]]:
         texts = {"prompt": item.prompt, "completion": item.completion, "category": item.category, "item": item.item}
         scores = sorted((by, choice) for by, choice in choices.items() if choice != SKIP)
         return [{**texts, "score": score, "labeller": by} for by, score in scores]
+    if isinstance(item, Solution):
+        labels = item.labels(choices)
+        known = any(label is not None for label in labels)
+        return [{"prompt": item.prompt, "completion": item.completion, "labels": labels}] if known else []
     assert isinstance(item, Comparison)
     chosen = winner(choices)
     if not isinstance(chosen, int):

@@ -27,7 +27,7 @@ def comparisons_of_run(run: Path, *, kind: Literal["pairs", "best"], step: int |
     folder = RunFolder.open(run).path
     with open_samples(folder) as store:
         groups = _groups(store, kind, step)
-    prompts = _prompts(folder)
+    prompts = prompts_of_run(folder)
     conversational = any(not isinstance(prompt, str) for prompt in prompts.values())
     collected = Collected()
     unknown = 0
@@ -102,7 +102,7 @@ def _groups(store: SampleStore, kind: str, step: int | None) -> dict[tuple[Any, 
     return groups
 
 
-def _prompts(folder: Path) -> dict[str, Any]:
+def prompts_of_run(folder: Path) -> dict[str, Any]:
     """Prompts by their text, as in the run's data: samples store conversations as text."""
     files = [folder / "data" / f"{part}.jsonl" for part in ("train", "held_out")]
     prompts = [row.get("prompt") for file in files if file.is_file() for row in read_rows(file)]

@@ -29,9 +29,9 @@ def shown_prompt(prompt: Any) -> str:
     return shown_text(prompt[0]["content"] if one_turn else prompt_text(prompt))
 
 
-Kind = Literal["pairs", "best", "scores"]
+Kind = Literal["pairs", "best", "scores", "steps"]
 Choice = int | float | str
-"""Index of the chosen completion, a score, `tie` or `skip`."""
+"""Index of the chosen completion, a score, a mark for each step, `tie` or `skip`."""
 
 TIE, SKIP = "tie", "skip"
 LARGEST_GROUP = 9

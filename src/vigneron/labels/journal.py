@@ -16,6 +16,7 @@ from typing import Any
 from vigneron.errors import UserError
 from vigneron.labels.items import Choice, Comparison, Item, Kind
 from vigneron.labels.judged_answer import JudgedAnswer
+from vigneron.labels.solution import Solution
 
 
 def journal_of(out: Path) -> Path:
@@ -23,6 +24,8 @@ def journal_of(out: Path) -> Path:
 
 
 def item_of(record: dict[str, Any]) -> Item | None:
+    if record.get("kind") == "steps":
+        return Solution.of_record(record)
     return JudgedAnswer.of_record(record) if record.get("kind") == "scores" else Comparison.of_record(record)
 
 

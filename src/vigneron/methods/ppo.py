@@ -10,10 +10,11 @@ from torch import Tensor
 
 from vigneron.batch import Batch
 from vigneron.config import PpoConfig
-from vigneron.core.advantages import gae, on_last_token
+from vigneron.core.advantages import gae
 from vigneron.core.kl import k1
 from vigneron.methods.terms import clipped_terms, entropy_bonus, one_update_notice, policy_metrics
 from vigneron.methods.token_critic import token_critic, value_term, with_returns
+from vigneron.methods.token_rewards import token_rewards
 from vigneron.policy.logprobs import Scores
 from vigneron.training.kl_penalty import KlPenalty
 from vigneron.training.method import Method
@@ -34,7 +35,7 @@ def build(parts: Parts, options: PpoConfig) -> Method:
             returns_BT = rewards_B[:, None] - penalty_BT
             advantages_BT = returns_BT - values_BT
         else:
-            rewards_BT = on_last_token(rewards_B, mask_BT) - penalty_BT
+            rewards_BT = token_rewards(parts, batch) - penalty_BT
             advantages_BT, returns_BT = gae(rewards_BT, values_BT, mask_BT, gamma=options.gamma, lam=options.lam)
         return with_returns(batch.with_signals(**before, advantages_BT=advantages_BT), returns_BT)
 

@@ -6,7 +6,7 @@ It is held in a `Policy`, whose trunk it uses; it has no LM head and cannot samp
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vigneron.batch import Batch
@@ -24,9 +24,9 @@ from vigneron.policy.model import Policy
 from vigneron.policy.packing import can_share_prompts, lay_out
 from vigneron.policy.rank_batches import map_microbatches
 
-RewardModelKind = Literal["reward", "first_is_better"]
-"""The meaning of the score, stored as the model's label: the reward of a text, or the log-odds that the first of two
-texts is better."""
+RewardModelKind = Literal["reward", "first_is_better", "process"]
+"""The meaning of the score, stored as the model's label: the reward of a text, the log-odds that the first of two texts
+is better, or at each step's last token the log-odds that the step is right."""
 HEAD = "score"
 
 
@@ -108,9 +108,17 @@ def reward_model_kind(policy: Policy) -> str:
     return str(policy.causal.config.id2label[0])
 
 
-def set_reward_model_kind(policy: Policy, kind: RewardModelKind) -> None:
-    """Store the kind in the model's config as the name of its label."""
+def set_reward_model_kind(policy: Policy, kind: RewardModelKind, separator: str | None = None) -> None:
+    """Store the kind in the model's config as the name of its label, and a process model's separator of steps."""
     policy.causal.config.id2label, policy.causal.config.label2id = {0: kind}, {kind: 0}
+    if kind == "process":
+        policy.causal.config.step_separator = separator
+
+
+def step_separator(policy: Policy) -> str | None:
+    """What stood between steps when the process model was trained; None: texts were one step."""
+    separator: str | None = getattr(policy.causal.config, "step_separator", None)
+    return separator
 
 
 def scores(policy: Policy, batch: Batch) -> Float[Tensor, " B"]:
@@ -120,6 +128,21 @@ def scores(policy: Policy, batch: Batch) -> Float[Tensor, " B"]:
     head = getattr(policy.causal, HEAD)
     # In the weights' dtype: differences between two scores are small.
     return head(hidden_MH[layout.completion_end_B].to(head.weight.dtype)).squeeze(-1)
+
+
+def scores_at(policy: Policy, batch: Batch, at_BT: Bool[Tensor, "B T"]) -> Float[Tensor, " N"]:
+    """The scores at the marked tokens, sample by sample; the score at a token has read it."""
+    layout = lay_out(batch, policy.pad_id, policy.device, with_last=True, for_graphs=policy.graphed)
+    hidden_MH = policy.hidden(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS).flatten(0, 1)
+    first_B = layout.completion_end_B - batch.samples.lengths_B + 1
+    index_BT = first_B[:, None] + torch.arange(at_BT.shape[1], device=first_B.device)
+    head = getattr(policy.causal, HEAD)
+    return head(hidden_MH[index_BT[at_BT]].to(head.weight.dtype)).squeeze(-1)
+
+
+def spread_scores(scores_N: Float[Tensor, " N"], at_BT: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Scores by token, 0 where none is."""
+    return scores_N.new_zeros(at_BT.shape).masked_scatter(at_BT, scores_N)
 
 
 @torch.no_grad()

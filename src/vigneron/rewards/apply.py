@@ -19,6 +19,9 @@ RewardFunction = Callable[..., Any]
 
 # Key in `Batch.extras` of a part's intermediate results, until the whole step is there.
 BEGUN = "begun"
+# What a reward logs as this extra are rewards within completions, for methods that take them: for each completion a
+# list of [characters, reward], each on the token that completes so many characters.
+STEP_REWARDS = "step_rewards"
 # Key in `Batch.extras` of what the reward reads, where it is not the whole completion.
 SEEN = "seen"
 # `missing_limit` applies to at least this many samples.

@@ -9,6 +9,7 @@ from vigneron.config import (
     CombinedRewardConfig,
     ModelRewardConfig,
     PreferenceRewardConfig,
+    ProcessRewardConfig,
     PythonRewardConfig,
     RewardConfig,
     RubricRewardConfig,
@@ -70,11 +71,15 @@ def build_reward(
         return CombinedReward(parts, config.weights or [1.0] * len(parts), config.combine)
     if isinstance(config, PythonRewardConfig):
         return python_function(config.function, "reward.function")
-    if isinstance(config, ModelRewardConfig | PreferenceRewardConfig):
+    if isinstance(config, ModelRewardConfig | PreferenceRewardConfig | ProcessRewardConfig):
         from vigneron.rewards.model import ModelReward, PreferenceReward, load_reward_scorer
+        from vigneron.rewards.process import ProcessReward
 
         load = placement.scorer or load_reward_scorer
         if isinstance(config, ModelRewardConfig):
             return ModelReward(load(config.model, "reward", device))
+        if isinstance(config, ProcessRewardConfig):
+            scorer, at_steps = load(config.model, "process", device), config.rewards_at == "steps"
+            return ProcessReward(scorer, config.separator, config.combine, at_steps, config.shape)
         return PreferenceReward(load(config.model, "first_is_better", device), config.ranking)
     return checker

@@ -116,11 +116,12 @@ def _scores(scorer: Policy, prompts: Sequence[Any], texts: Sequence[str]) -> lis
 
 
 def load_reward_scorer(name: str, kind: RewardModelKind, device: str) -> Policy:
-    """The model of `reward.model` in float32. A reward model where a preference model is needed, or the reverse, is
-    refused."""
+    """The model of `reward.model` in float32. One of another kind is refused; a process model is a reward model too: it
+    scores a text at its end."""
     scorer = load_reward_model(name, start=False, device=device, dtype="float32", key="reward.model")
-    compares = reward_model_kind(scorer) == "first_is_better"
-    if compares != (kind == "first_is_better"):
+    found = reward_model_kind(scorer)
+    compares = found == "first_is_better"
+    if compares != (kind == "first_is_better") or (kind == "process" and found != "process"):
         what, kind_needed = ("compares two texts", "preference") if compares else ("scores one text", "model")
         raise UserError(f"reward.model: '{name}' {what}: set `reward.kind: {kind_needed}`")
     return scorer

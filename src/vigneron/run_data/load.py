@@ -11,6 +11,7 @@ from vigneron.data.dataset import check_rows, distinct_rows, overlap_notices, re
 from vigneron.data.formats import with_prompts_and_answers, without_demonstrations
 from vigneron.data.levels import rows_by_level
 from vigneron.data.prompts import Row, completion_text
+from vigneron.data.steps import with_step_labels, with_step_texts
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
 from vigneron.rollout.pairs import read_pairs
@@ -70,6 +71,11 @@ def _load_parts(config: Config) -> Data:
         train, held_out = (task.rows(part, data.template) for part in ("train", data.held_out or "held_out"))
         if config.method.reads == "pairs":
             train, held_out = (_task_pairs(rows, data.task) for rows in (train, held_out))
+        if config.method.step_labels is not None:
+            raise UserError(
+                f"data.task: the task '{data.task}' has no labels of steps: give `data.train`, a file with the columns "
+                "`prompt`, `completion` and `labels`"
+            )
         if (column := config.method.score_column) is not None:
             train, held_out = (_with_scores(rows, column, f"the task {data.task}") for rows in (train, held_out))
         return Data(train, held_out)
@@ -93,6 +99,8 @@ def check_saved_rows(config: Config, data: Data, where: str) -> None:
             check_rows(rows, ["prompt", *(["answer"] if config.method.reads == "demonstrations" else [])], of)
         if config.method.score_column is not None:
             _with_scores(rows, config.method.score_column, of)
+        if config.method.step_labels is not None:
+            with_step_labels(rows, of, config.method.step_labels)
 
 
 def _task_pairs(rows: list[Row], task: str) -> list[Row]:
@@ -117,6 +125,9 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
         pairs, notices = read_pairs(rows, f"'{path}'")
         distinct, more = distinct_rows(pairs, f"'{path}'", one_answer=False)
         return distinct, [*notices, *more]
+    steps = config.method.step_labels
+    if steps is not None:
+        rows = with_step_texts(rows, f"'{path}'", steps)
     rows = with_prompts_and_answers(rows, f"'{path}'")
     compares = any(part.kind in ("semantic", "binary") for part in config.reward.parts)
     demonstrations = config.method.reads == "demonstrations"
@@ -133,7 +144,11 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
                 raise UserError(f"data: '{path}', row {number}: the answer has no letters: set `reward.clean: none`")
             if demonstrations and not completion_text(row["answer"]).strip():
                 raise UserError(f"data: '{path}', row {number}: the answer is empty: remove the row or fill it in")
-    return distinct_rows(rows, f"'{path}'", one_answer=recorded and not demonstrations)
+    unlabelled: list[str] = []
+    if steps is not None:
+        rows, unlabelled = with_step_labels(rows, f"'{path}'", steps)
+    distinct, notices = distinct_rows(rows, f"'{path}'", one_answer=recorded and not demonstrations)
+    return distinct, [*unlabelled, *notices]
 
 
 def _with_scores(rows: Sequence[Row], column: str, path: str | Path) -> list[Row]:

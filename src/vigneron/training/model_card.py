@@ -28,6 +28,7 @@ ABOUT_REWARD = {
     "python": "The reward is a custom Python function.",
     "model": "The reward is the score of a reward model.",
     "preference": "The reward is how often a preference model prefers the text to the others of its group.",
+    "process": "The reward combines a process model's probabilities that each step is right.",
     "rubric": "The reward is a rubric: weighted items, scored by programs or by a judge.",
     "combined": "The reward combines several rewards; the config below has their weights.",
 }
@@ -40,6 +41,7 @@ LIMITS = {
     "right answer.",
     "model": "A reward model has errors, and a policy that is trained on it exploits them.",
     "preference": "A preference model has errors, and a policy that is trained on it exploits them.",
+    "process": "A process model has errors, and a policy that is trained on it exploits them.",
     "rubric": "Where a judge scored, the model has learned its errors and biases.",
     "scorer": "Its scores compare texts of the kind it was trained on. They mean little for other texts, and for texts "
     "that were optimised against it.",

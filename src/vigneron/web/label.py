@@ -18,6 +18,7 @@ TEMPLATES: dict[Kind, str] = {
     "pairs": "label_compare.html",
     "best": "label_compare.html",
     "scores": "label_scores.html",
+    "steps": "label_steps.html",
 }
 
 

@@ -50,7 +50,7 @@ def _reward(reward: RewardConfig) -> RewardConfig:
         changes = {"embedder": absolute(reward.embedder), "guards": guards}
         if any(name and is_api_embedder(name) for name in (reward.embedder, second)):
             changes["url"] = base_url(reward.url, "reward.url")
-    if reward.kind == "model" or reward.kind == "preference":
+    if reward.kind in ("model", "preference", "process"):
         changes = {"model": newest_weights(reward.model, "reward.model")}
     if reward.kind == "rubric":
         files = {key: getattr(reward, key) for key in ("file", "held_out_file")}

@@ -1,0 +1,108 @@
+"""`vigneron process label`: label the steps of solutions by continuations from their ends."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vigneron.core.draws import Sampling
+from vigneron.data.dataset import check_rows, read_rows
+from vigneron.data.prompts import Row, completion_text
+from vigneron.data.steps import step_spans
+from vigneron.errors import UserError
+from vigneron.files import check_new_file
+from vigneron.labels.live_sampling import NEW_TOKENS
+from vigneron.labels.monte_carlo import MonteCarlo
+from vigneron.rewards.checkers import build_check
+from vigneron.rollout.on_policy import OnPolicy
+
+PART = 64
+"""Rows that are labelled together, then written."""
+
+
+@dataclass(frozen=True)
+class ProcessLabelOptions:
+    """The command's options. `source` is a run or a model; without a `file`, the run's training prompts."""
+
+    source: str
+    file: Path | None
+    out: Path
+    continuations: int = 8
+    solutions: int | None = None
+    hard: bool = False
+    separator: str = "\n"
+    checker: str | None = None
+    temperature: float = 1.0
+    max_new_tokens: int | None = None
+    seed: int = 0
+
+
+def label_steps(options: ProcessLabelOptions, tell: Callable[[str], None]) -> None:
+    """Writes rows with `prompt`, `completion` and `labels`, which `process_model` reads."""
+    check_new_file(options.out, (".jsonl",))
+    rows = None if options.file is None else read_rows(options.file)
+    if rows is not None:
+        check_rows(rows, ["prompt"], f"'{options.file}'")
+    policy, own_rows, checker, tokens = _load(options, needs_rows=rows is None)
+    rows = own_rows if rows is None else rows
+    given = [row.get("completion") not in (None, "") for row in rows]
+    if any(given) and options.solutions is not None:
+        raise UserError("--solutions samples solutions, and the rows have a `completion`: leave out one")
+    if any(given) and not all(given):
+        raise UserError(f"row {given.index(False) + 1} has no `completion`, and others have: give all or none")
+    sampling = Sampling(temperature=options.temperature)
+    sampler = OnPolicy(policy, sampling, options.max_new_tokens or tokens, options.continuations, options.seed)
+    labeller = MonteCarlo(sampler, build_check(checker), options.separator, options.hard)
+    done, labels = 0, list[float]()
+    with options.out.open("w", encoding="utf-8") as file:
+        for row in _labelled(labeller, rows, None if any(given) else options.solutions or 1, options.separator):
+            file.write(json.dumps(_exported(row), ensure_ascii=False) + "\n")
+            done, labels = done + 1, [*labels, *row["labels"]] if len(labels) < 10**6 else labels
+    if not done:
+        options.out.unlink()
+        raise UserError("no solution has a step: sample from a model that answers, or check --separator")
+    wrong = sum(label == 0 for label in labels) / len(labels)
+    tell(
+        f"wrote {options.out}: {done} solutions, {len(labels)} steps, {wrong:.0%} of them without a right continuation"
+    )
+    if len(labels) == done:
+        tell(
+            f"note: no solution has two steps: {options.separator!r} may not be what stands between them (--separator)"
+        )
+    tell(f"next    method: {{name: process_model}}\n        data: {{train: {options.out}}}")
+
+
+def _labelled(labeller: MonteCarlo, rows: list[Row], solutions: int | None, separator: str) -> Iterator[Row]:
+    steps = 0
+    for at in range(0, len(rows), PART):
+        part = rows[at : at + PART]
+        if solutions is not None:
+            part = labeller.solutions(part, solutions, at)
+        yield from labeller.labelled(part, steps)
+        steps += sum(max(0, len(step_spans(completion_text(row["completion"]), separator)) - 1) for row in part)
+
+
+def _exported(row: Row) -> Row:
+    kept = {name: row[name] for name in ("prompt", "completion", "labels", "correct")}
+    return {**kept, **({"reference": row["answer"]} if row.get("answer") is not None else {})}
+
+
+def _load(options: ProcessLabelOptions, *, needs_rows: bool) -> tuple[Any, list[Row], str, int]:
+    """The policy, the run's training rows, the name of the checker and the length limit."""
+    if (Path(options.source).expanduser() / "config.yaml").is_file():
+        from vigneron.api import load_run
+        from vigneron.run_data.load import checker_name
+        from vigneron.run_store.folder import RunFolder
+
+        trained = load_run(options.source)
+        if trained.config.method.trains == "scorer":
+            raise UserError(f"'{options.source}' trained a reward model, which cannot continue a solution")
+        rows = RunFolder(trained.folder).data(trained.config).train if needs_rows else []
+        checker = options.checker or checker_name(trained.config)
+        return trained.policy, rows, checker, trained.config.max_new_tokens
+    if needs_rows:
+        raise UserError(f"'{options.source}' is not a run: give a file of prompts or solutions (.jsonl, .csv)")
+    from vigneron.policy.load import load_policy
+
+    return load_policy(options.source), [], options.checker or "equality", NEW_TOKENS

@@ -1,0 +1,30 @@
+"""Rewards by token: all of it on a text's last token, or at the ends of its steps where the reward has them."""
+
+import torch
+from torch import Tensor
+
+from vigneron.batch import Batch
+from vigneron.core.advantages import on_last_token
+from vigneron.data.prompts import completion_text
+from vigneron.data.steps import token_ends
+from vigneron.rewards.apply import STEP_REWARDS
+from vigneron.training.parts import Parts
+
+
+def token_rewards(parts: Parts, batch: Batch) -> Tensor:
+    """R on the last token; or each of the rewards that were logged as `step_rewards` on the token that completes its
+    characters, and the rest of R on the last token: they sum to R, whatever was added to it."""
+    samples, rewards_B = batch.samples, batch.signals.rewards_B
+    rewards_BT = on_last_token(rewards_B, samples.mask_BT)
+    logged = samples.extras.get(STEP_REWARDS)
+    if logged is None:
+        return rewards_BT
+    stops = [[int(stop) for stop, _ in given[:-1]] if given else [] for given in logged]
+    ids, texts = samples.completion_lists(), [completion_text(text) for text in samples.completions]
+    ends = token_ends(parts.policy.tokenizer, ids, texts, stops)
+    placed = torch.zeros(rewards_BT.shape, dtype=torch.float64)
+    for row, (given, tokens) in enumerate(zip(logged, ends, strict=True)):
+        for (_, reward), token in zip(given or (), tokens, strict=False):
+            placed[row, min(token, len(ids[row]) - 1)] += float(reward)
+    placed_BT = placed.to(rewards_BT)
+    return placed_BT + on_last_token(rewards_B - placed_BT.sum(1), samples.mask_BT)
