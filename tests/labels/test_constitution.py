@@ -223,7 +223,7 @@ def test_pairs_that_are_ties_only_are_written_with_a_notice_and_refused_in_train
     ("words", "line"),
     [
         (["--people", "file.jsonl"], "--people needs --judge"),
-        (["--judge", "J", "--best"], "--judge labels pairs: leave out --best, --scores and --as"),
+        (["--judge", "J", "--best"], "--judge labels pairs: leave out --best, --scores, --steps and --as"),
         (["--judge", "J", "--principle", "kind"], "--principle needs --principles: the file that has it"),
         (["--judge", "J", "--checker", "equality"], "--checker: equality needs the column 'answer', which no row has"),
         (
