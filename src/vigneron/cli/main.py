@@ -169,6 +169,27 @@ def parent(
     review_parent(console(), config, recipe, show=show, out=out)
 
 
+@app.command()
+def sample(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="New .jsonl file for the samples.")] = Path("samples.jsonl"),
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each training prompt.")] = 16,
+) -> None:
+    """Draw samples from a recipe's model and score them by its reward, for methods that train on recorded samples."""
+    from vigneron.recipe import load_config
+
+    config = load_config(recipe, overrides or [])
+    from vigneron.api import record_samples
+
+    done = record_samples(config, out=out, samples=samples, notice=lambda text: typer.echo(f"note: {visible(text)}"))
+    typer.echo(f"wrote {done.file}: {done.rows} samples, mean reward {done.mean_reward:.3f}")
+    if done.held_out is not None:
+        typer.echo(f"wrote {done.held_out}: the held-out prompts")
+    held_out = f" data.held_out={done.held_out}" if done.held_out is not None else ""
+    typer.echo(f"train  vigneron train topr-ladder data.train={done.file}{held_out}")
+
+
 @app.command(name="eval")
 def evaluate(
     run: RunPath,
@@ -177,6 +198,14 @@ def evaluate(
         Path | None, typer.Option(help="Rows to evaluate on (.jsonl, .csv). Default: the held-out rows.")
     ] = None,
     show: Annotated[int, typer.Option(help="Number of completions to show.")] = 10,
+    best_of: Annotated[
+        int | None, typer.Option(min=2, help="Also the best of this many samples by the run's value (oreo).")
+    ] = None,
+    beam: Annotated[
+        int | None, typer.Option(min=1, help="Also a beam search over steps by the run's value (oreo), of this width.")
+    ] = None,
+    expand: Annotated[int, typer.Option(min=1, help="With --beam: continuations of each beam in a step.")] = 4,
+    separator: Annotated[str, typer.Option(help=r"With --beam: the text that ends a step; \n is a new line.")] = r"\n",
 ) -> None:
     """Evaluate a run on held-out prompts, with greedy completions."""
     rows = None
@@ -190,7 +219,11 @@ def evaluate(
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 
-    metrics, samples = load_run(run, step=step).evaluate_samples(rows)
+    trained = load_run(run, step=step)
+    metrics, samples = trained.evaluate_samples(rows)
+    if best_of is not None or beam is not None:
+        steps_end = separator.replace(r"\n", "\n")
+        metrics |= trained.evaluate_by_value(rows, best_of=best_of, beam=beam, expand=expand, separator=steps_end)
     out = console()
     if show and samples:
         out.print(samples_table(samples[:show]))

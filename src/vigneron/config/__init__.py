@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from vigneron.config.critics import TokenCriticConfig
 from vigneron.config.custom import USER_CODE, SlotOptions, with_user_options
 from vigneron.config.group import GrapeConfig, GroupRelativeConfig, GrpoConfig
 from vigneron.config.judges import EndpointJudgeConfig, JudgeConfig, LocalJudgeConfig, PythonJudgeConfig
@@ -31,9 +32,9 @@ from vigneron.config.methods import (
     RejectionSamplingConfig,
     SftConfig,
     SppoConfig,
-    TokenCriticConfig,
     TrpoConfig,
 )
+from vigneron.config.offline import AStarPoConfig, OreoConfig, ToprConfig
 from vigneron.config.options import MethodOptions
 from vigneron.config.parts import (
     CHECKER_NAMES,
@@ -73,6 +74,7 @@ __all__ = [
     "CHECKER_NAMES",
     "DEFAULT_MICROBATCH_TOKENS",
     "USER_CODE",
+    "AStarPoConfig",
     "ActorCriticConfig",
     "AdaptiveKlConfig",
     "BinaryRewardConfig",
@@ -98,6 +100,7 @@ __all__ = [
     "ModelConfig",
     "ModelRewardConfig",
     "OptimizerConfig",
+    "OreoConfig",
     "ParentConfig",
     "PenaltyConfig",
     "PoolConfig",
@@ -122,6 +125,7 @@ __all__ = [
     "SppoConfig",
     "Strict",
     "TokenCriticConfig",
+    "ToprConfig",
     "TrpoConfig",
     "VllmSamplingConfig",
     "is_api_embedder",
@@ -146,7 +150,8 @@ class Config(Strict):
     parent: ParentConfig | None = None
     """The model that answers the prompts. null: the dataset's column `answer`."""
     reward: RewardConfig
-    """Not needed by `sft`, whose held-out completions are then scored by `binary`, nor by methods that read pairs."""
+    """Not needed by methods that read given texts, whose held-out completions are then scored by `binary`, nor by those
+    that read pairs."""
     sampling: SamplingConfig = SamplingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -238,6 +243,8 @@ class Config(Strict):
             inert = {"group_size": 1, "sampling": SamplingConfig()}
         if self.method.reads == "pairs":
             inert |= {"max_new_tokens": 16, "parent": None}
+        if self.method.reads == "recorded":
+            inert |= {"parent": None}
         for key, default in inert.items():
             if getattr(self, key) != default:
                 raise ValueError(

@@ -11,6 +11,7 @@ from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.rollout.pairs import OrderedPairs, Pairs
+from vigneron.rollout.recorded import Recorded
 from vigneron.user_code import python_function
 
 
@@ -57,6 +58,8 @@ def _default_rollout(config: Config, policy: Policy) -> Rollout:
         return OnPolicy.of(config, policy, sampling_of(config))
     if options.reads == "pairs":
         return OrderedPairs(policy) if options.joins_pairs else Pairs(policy)
+    if options.reads == "recorded":
+        return Recorded(policy)
     if isinstance(options, SftConfig):
         return Demonstrations(policy, options.loss_on, options.packing)
     return Demonstrations(policy)

@@ -23,6 +23,7 @@ from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.engine.sample import check_lengths, sampler_of
 from vigneron.rollout.pairs import sequences_of
+from vigneron.rollout.recorded import recorded_texts
 from vigneron.rubric.prompts import generation_prompt
 from vigneron.rubric.rows import category_of
 from vigneron.run_data.load import Data, check_rubric_data, checker_name
@@ -57,13 +58,13 @@ def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any =
             continue
         if config.method.reads == "pairs":
             ids = sequences_of(policy, rows, of, joined=config.method.joins_pairs)
-        elif config.method.reads == "demonstrations" and rows is data.train:
-            texts = demonstrations(policy, rows, of=of)
+        elif config.method.reads in ("demonstrations", "recorded") and rows is data.train:
+            texts = (recorded_texts if config.method.reads == "recorded" else demonstrations)(policy, rows, of=of)
             ids = [text.ids for text in texts]
             numbers = [number for number, text in enumerate(texts, start=1) if text.cut]
             if numbers:
                 truncation = (
-                    f"{len(numbers)} of {len(rows)} demonstrations are longer than the model's context of "
+                    f"{len(numbers)} of {len(rows)} texts are longer than the model's context of "
                     f"{policy.context_length} tokens and are truncated, the first in row {numbers[0]} of {of}"
                 )
         else:
@@ -121,7 +122,7 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
             microbatch_tokens = -int(ranks.all_reduce_max(-find_microbatch_tokens(policy, longest)))
         config = config.model_copy(update={"microbatch_tokens": microbatch_tokens})
         folder.write_config(config)
-    parts = Parts.of(config, policy, reference, reward, data.train)
+    parts = Parts.of(config, policy, reference, reward, data.train, folder.path)
     method, async_rollout = wrap_method(build(parts), parts)
     samples = config.method.trains == "policy" and config.method.reads != "pairs"
     known = {notice.key for notice in kept_notices(folder.path)}
@@ -152,7 +153,8 @@ def wrap_method(method: Method, parts: Parts) -> tuple[Method, AsyncRollout | No
     """Add reward overlap, importance weights and asynchronous rollout to the method, as the config asks."""
     config, policy = parts.config, parts.policy
     method = collecting(method, parts.curriculum)
-    if config.method.reads == "prompts" and (config.scale.staleness or not sampler_of(policy).exact):
+    weighted = config.method.reads == "prompts" and not config.method.weighs_samples
+    if weighted and (config.scale.staleness or not sampler_of(policy).exact):
         limit = config.scale.correction_limit
         method = replace(method, advantage=WeightedAdvantage(method.advantage, parts, limit))
     if not config.scale.staleness:
