@@ -81,7 +81,8 @@ def beam_search(search: ValueSearch, rows: Sequence[Row], *, beams: int, expand:
         if not open_beams:
             break
         grown = _continued(search, prompts, open_beams, number, expand, separator)
-        if number == 0 and all(beam.done for _, beam in grown):
+        first_steps = texts_of(search.policy.tokenizer, [beam.ids for _, beam in grown]) if number == 0 else [separator]
+        if not any(separator in text for text in first_steps):
             raise UserError(
                 f"the separator {separator!r} occurs in none of {len(grown)} samples: give one that ends the steps of "
                 "an answer (--separator), or use --best-of"
