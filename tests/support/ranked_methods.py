@@ -34,6 +34,10 @@ from vigneron.training.trust_region import TrustRegionUpdate
 
 WORDS = ("hot", "a cold day", "x", "small", "upwards", "dry land", "q")
 ROWS = [{"prompt": f"say {word}:", "answer": f"{word} it is", "score": i / 8} for i, word in enumerate(WORDS)]
+RECORDED = [
+    {**row, "completion": f" {row['answer']}", "logprobs": -9.0 if i % 2 else None, "truncated": i % 3 == 0}
+    for i, row in enumerate(ROWS)
+]
 PAIRS = [{"prompt": f"say {word}:", "chosen": word, "rejected": f"not {word} at all"} for word in WORDS]
 KL = {"coefficient": 0.05}
 
@@ -60,6 +64,11 @@ CASES: dict[str, dict[str, Any]] = {
     "reward_model": {"name": "reward_model"},
     "preference_model": {"name": "preference_model"},
     "score_model": {"name": "score_model"},
+    "topr": {"name": "topr", "score": "score", "rewards": "signed"},
+    "topr, sampled": {"name": "topr", "samples": "sampled", "rewards": "advantage", "updates_per_step": 2},
+    "oreo": {"name": "oreo", "score": "score", "critic": {"network": "head"}},
+    "oreo, own network": {"name": "oreo", "score": "score"},
+    "a_star_po": {"name": "a_star_po", "reference_samples": 3, "unsolved": "drop"},
 }
 IN_HALVES = ("sft", "sft, packed", "dpo", "reward_model")
 """Cases without sampling: in bfloat16 one token may differ, and then everything after it."""
@@ -72,7 +81,8 @@ def paid(completions: list[str], **columns: Any) -> list[float | None]:
 
 def config_of(case: str, place: Path, shard: int) -> Config:
     method = CASES[case]
-    sampled = method["name"] not in ("sft", "reward_model", "preference_model", "score_model") and case != "dpo"
+    given_texts = ("sft", "reward_model", "preference_model", "score_model", "oreo")
+    sampled = method["name"] not in given_texts and case not in ("dpo", "topr")
     given: dict[str, Any] = {
         "method": method,
         "data": {"train": "rows.jsonl"},
@@ -131,8 +141,8 @@ def measured(
         missing_limit=1.0,
     )
     reward = apply if ranks.world_size() == 1 else Rank0Reward(apply)
-    method = build_method(Parts.of(config, policy, reference, reward))
-    rows = PAIRS if config.method.reads == "pairs" else ROWS
+    rows = {"pairs": PAIRS, "recorded": RECORDED}.get(config.method.reads, ROWS)
+    method = build_method(Parts.of(config, policy, reference, reward, rows))
     run: Any = SimpleNamespace(method=method, curriculum=Curriculum(rows, 5, 0), check=lambda batch: batch, step=0)
     tensors: dict[str, Tensor] = {}
     metrics = []
