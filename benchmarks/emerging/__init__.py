@@ -1,0 +1,1 @@
+"""Experiments on section 5 of the RLMT paper."""
