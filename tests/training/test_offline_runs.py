@@ -16,13 +16,18 @@ from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.core.masked import masked_sum
 from vigneron.errors import UserError
-from vigneron.methods import reference_samples
+from vigneron.methods import build_method, reference_samples
 from vigneron.methods.reference_samples import FILE
+from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.logprobs import score
+from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
 from vigneron.report.html import write_report
+from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.recorded import Recorded
 from vigneron.run_store.folder import RunFolder
+from vigneron.training.parts import Parts
+from vigneron.training.setup.build import wrap_method
 
 OWN_VALUE = {"name": "oreo", "critic": {"network": "own"}}
 HEAD = {"name": "oreo", "critic": {"network": "head"}}
@@ -232,6 +237,60 @@ def test_the_commands(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.Mon
     done = vigneron("eval", str(run), "--best-of", "2", "--show", "0")
     assert done.code == 0, done.err
     assert "best_of_2" in done.out
+    done = vigneron("eval", str(run), "--expand", "3")
+    assert done.code == 2
+    assert "--expand has no effect without --beam" in done.err
+
+
+def test_stale_samples_are_weighed_by_topr_alone(tmp_path: Path, tiny_folder: Path) -> None:
+    """The log-probs at sampling stay μ: no importance weight is put on top of the taper."""
+    sampled = {"name": "topr", "samples": "sampled", "rewards": "signed"}
+    scale = {"staleness": 1, "sampling": {"kind": "ray"}}
+    weighted = {}
+    for method in (sampled, {"name": "grpo"}):
+        config = a_star_config(tmp_path, tiny_folder, method=method, group_size=2, scale=scale)
+        policy = policy_from_config(config)
+        parts = Parts.of(config, policy, Reference.of(policy), lambda batch: batch)
+        wrapped, _ = wrap_method(build_method(parts), parts)
+        batch = OnPolicy(policy, Sampling(), 4, 2)([{"prompt": "say hot:"}])
+        stale_BT = batch.samples.behaviour_BT - 1.0
+        batch = batch.with_samples(behaviour_BT=stale_BT).with_signals(rewards_B=torch.tensor([1.0, 0.0]))
+        after = wrapped.advantage(batch)
+        weighted[method["name"]] = "importance/mean" in after.signals.metrics
+        assert torch.equal(after.samples.behaviour_BT, stale_BT) == (method is sampled)
+    assert weighted == {"topr": False, "grpo": True}
+    with pytest.raises(UserError, match="`scale.correction_limit` has no effect with `method: topr`"):
+        a_star_config(tmp_path, tiny_folder, method=sampled, scale=scale | {"correction_limit": 3.0})
+
+
+def test_a_conversation_is_recorded_and_read_with_the_same_tokens(tmp_path: Path, tiny_folder: Path) -> None:
+    prompts = [[{"role": "user", "content": word}] for word in ("hot", "big")]
+    train = tmp_path / "chat.jsonl"
+    train.write_text("".join(json.dumps({"prompt": prompt, "answer": "x"}) + "\n" for prompt in prompts))
+    keys: dict[str, Any] = {"method": {"name": "grpo"}, "reward": {"kind": "binary"}, "optimizer": {"actor_lr": 1e-3}}
+    recipe = tiny_config(tiny_folder, train, **keys)
+    file = api.record_samples(recipe, out=tmp_path / "samples.jsonl", samples=2).file
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    policy = policy_from_config(recipe)
+    sampled = OnPolicy(policy, Sampling(), 4, 2)([json.loads(line) for line in train.read_text().splitlines()])
+    read = Recorded(policy)(rows)
+    assert read.samples.prompt_ids == sampled.samples.prompt_ids
+    assert read.samples.completion_ids == sampled.samples.completion_ids
+    assert read.samples.truncated_B.tolist() == sampled.samples.truncated_B.tolist()
+    without = Recorded(policy)([{k: v for k, v in row.items() if k != "token_ids"} for row in rows])
+    assert without.samples.prompt_ids == sampled.samples.prompt_ids
+
+
+def test_log_probs_of_a_text_that_is_cut_are_not_used(tmp_path: Path, tiny_folder: Path) -> None:
+    """The tiny model has room for 64 tokens."""
+    rows = [{"prompt": "a", "completion": "b" * length, "reward": 1.0, "logprobs": -3.0} for length in (9, 99)]
+    config = recorded_config(tmp_path, tiny_folder, SIGNED, rows)
+    batch = Recorded(policy_from_config(config))(rows)
+    assert batch.samples.behaviour_BT.isnan().any(1).tolist() == [False, True]
+    assert float(batch.samples.behaviour_BT[0].sum()) == pytest.approx(-3.0)
+    listener = Listener()
+    api.train(config, runs=tmp_path, name="run", view=listener)
+    assert any("1 of 2 recorded samples are longer than the model's context" in text for text in listener.notices)
 
 
 def test_scores_of_a_runs_folder_are_checked_on_resume(tmp_path: Path, tiny_folder: Path) -> None:

@@ -204,10 +204,17 @@ def evaluate(
     beam: Annotated[
         int | None, typer.Option(min=1, help="Also a beam search over steps by the run's value (oreo), of this width.")
     ] = None,
-    expand: Annotated[int, typer.Option(min=1, help="With --beam: continuations of each beam in a step.")] = 4,
-    separator: Annotated[str, typer.Option(help=r"With --beam: the text that ends a step; \n is a new line.")] = r"\n",
+    expand: Annotated[
+        int | None, typer.Option(min=1, help="With --beam: continuations of each beam in a step. Default: 4.")
+    ] = None,
+    separator: Annotated[
+        str | None, typer.Option(help=r"With --beam: the text that ends a step. Default: \n, a new line.")
+    ] = None,
 ) -> None:
     """Evaluate a run on held-out prompts, with greedy completions."""
+    for option, value in (("--expand", expand), ("--separator", separator)):
+        if value is not None and beam is None:
+            raise UserError(f"{option} has no effect without --beam")
     rows = None
     if file is not None:
         from vigneron.run_data.reference_answers import load_evaluation_rows
@@ -222,8 +229,8 @@ def evaluate(
     trained = load_run(run, step=step)
     metrics, samples = trained.evaluate_samples(rows)
     if best_of is not None or beam is not None:
-        steps_end = separator.replace(r"\n", "\n")
-        metrics |= trained.evaluate_by_value(rows, best_of=best_of, beam=beam, expand=expand, separator=steps_end)
+        ends = (separator or r"\n").replace(r"\n", "\n")
+        metrics |= trained.evaluate_by_value(rows, best_of=best_of, beam=beam, expand=expand or 4, separator=ends)
     out = console()
     if show and samples:
         out.print(samples_table(samples[:show]))

@@ -280,6 +280,11 @@ class Config(Strict):
             raise ValueError(
                 f"`scale.sampling` has no effect with {_named(self.method)}, which samples nothing: leave it out"
             )
+        if self.method.weighs_samples and scale.correction_limit != ScaleConfig().correction_limit:
+            raise ValueError(
+                f"`scale.correction_limit` has no effect with {_named(self.method)}, which weighs its samples itself: "
+                "leave it out"
+            )
         if scale.embedding is not None and not embeds_here(reward):
             raise ValueError("`scale.embedding` has no effect: this reward uses no local embedder: leave it out")
         if scale.judging is not None and not judges_here(reward):

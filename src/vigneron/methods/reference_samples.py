@@ -74,8 +74,9 @@ def _fingerprint(parts: Parts, samples: int) -> str:
     config, rows = parts.config, [row_key(row) for row in parts.curriculum.rows]
     keys = ("model", "sampling", "reward", "seed", "max_new_tokens")
     written = {key: value for key, value in config.model_dump(mode="json").items() if key in keys}
-    model = {key: written["model"][key] for key in ("name", "chat", "lora")}
-    return hashlib.sha256(json.dumps([written | {"model": model}, rows, samples], sort_keys=True).encode()).hexdigest()
+    written["model"] = {key: written["model"][key] for key in ("name", "chat", "lora")}
+    del written["reward"]["missing_limit"]  # may change on resume
+    return hashlib.sha256(json.dumps([written, rows, samples], sort_keys=True).encode()).hexdigest()
 
 
 def _read(file: Path | None, drawn_with: str) -> list[list[float]]:

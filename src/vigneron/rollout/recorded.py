@@ -25,7 +25,8 @@ class Recorded:
         behaviour_BT = torch.zeros(batch.samples.completion_BT.shape)
         for at, (row, text) in enumerate(zip(rows, texts, strict=True)):
             count = len(text.completion_ids)
-            behaviour_BT[at, :count] = torch.tensor(_logprobs(row.get("logprobs"), count))
+            given = None if text.cut else row.get("logprobs")  # of a text that does not fit they are another text's
+            behaviour_BT[at, :count] = torch.tensor(_logprobs(given, count))
         truncated_B = batch.samples.truncated_B | torch.tensor([bool(row.get("truncated")) for row in rows]).to(
             self.policy.device
         )
@@ -36,10 +37,8 @@ def recorded_texts(policy: Policy, rows: Sequence[Row], of: str = "the step") ->
     """Rows as token ids: the recorded tokens where they are this tokenizer's, else those of the text."""
     given = [{"prompt": row["prompt"], "completion": row["completion"], "answer": row["completion"]} for row in rows]
     texts = demonstrations(policy, given, of=of)
-    known = [row.get("token_ids") or () for row in rows]
-    vocabulary = policy.causal.config.vocab_size
-    usable = [all(type(i) is int and 0 <= i < vocabulary for i in ids) for ids in known]
-    decoded = texts_of(policy.tokenizer, [ids if fits else () for ids, fits in zip(known, usable, strict=True)])
+    known = [_token_ids(row.get("token_ids"), policy.causal.config.vocab_size) for row in rows]
+    decoded = texts_of(policy.tokenizer, known)
     found = []
     for row, text, ids, written in zip(rows, texts, known, decoded, strict=True):
         if ids and written == completion_text(row["completion"]):
@@ -51,6 +50,12 @@ def recorded_texts(policy: Policy, rows: Sequence[Row], of: str = "the step") ->
             text = Demonstration(text.ids[:-1], (*text.spans[:-1], (start, stop - 1)))
         found.append(text)
     return found
+
+
+def _token_ids(given: Any, vocabulary: int) -> tuple[int, ...]:
+    """Recorded tokens; none if they cannot be this model's."""
+    usable = isinstance(given, list) and all(type(i) is int and 0 <= i < vocabulary for i in given)
+    return tuple(given) if usable else ()
 
 
 def _logprobs(given: Any, count: int) -> list[float]:

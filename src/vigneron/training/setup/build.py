@@ -63,8 +63,9 @@ def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any =
             ids = [text.ids for text in texts]
             numbers = [number for number, text in enumerate(texts, start=1) if text.cut]
             if numbers:
+                named = "demonstrations" if config.method.reads == "demonstrations" else "recorded samples"
                 truncation = (
-                    f"{len(numbers)} of {len(rows)} texts are longer than the model's context of "
+                    f"{len(numbers)} of {len(rows)} {named} are longer than the model's context of "
                     f"{policy.context_length} tokens and are truncated, the first in row {numbers[0]} of {of}"
                 )
         else:
