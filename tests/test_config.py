@@ -124,7 +124,8 @@ def test_a_task_brings_its_own_held_out_part() -> None:
 def test_a_kind_that_is_missing_or_given_short() -> None:
     assert (
         line_of(reward={"embedder": "lexical"})
-        == "my.yaml: 'reward.kind' is missing: one of 'semantic', 'binary', 'python', 'model', 'preference', 'rubric'"
+        == "my.yaml: 'reward.kind' is missing: one of 'semantic', 'binary', 'python', 'model', 'preference', 'rubric', "
+        "'combined'"
     )
     assert "reward.kind: one of" in line_of(reward="nosuch")
     line = line_of(scale={"sampling": {"kid": "ray"}})
@@ -277,7 +278,10 @@ def test_guards_are_for_rewards_from_zero_up() -> None:
 
 
 def test_names_with_a_form_are_refused_in_words() -> None:
-    wanted = "my.yaml: data.checker: should be one of equality, sentiment_inversion, or module:function, not 'nonsense'"
+    wanted = (
+        "my.yaml: data.checker: should be one of equality, last_line, sentiment_inversion, or module:function, "
+        "not 'nonsense'"
+    )
     assert line_of(data={"task": "antonyms", "checker": "nonsense"}) == wanted
     reward = {"kind": "python", "function": "no_colon"}
     assert line_of(reward=reward) == "my.yaml: reward.function: should have the form module:function, not 'no_colon'"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.minimal_recipe import MINIMAL, again, check
-from vigneron.config import Config, GuardsConfig, KlConfig
+from vigneron.config import BinaryRewardConfig, Config, GuardsConfig, KlConfig
 from vigneron.errors import UserError
 from vigneron.recipe import config_yaml, load_config, parse_yaml, recipe_names, recipe_text, with_override
 
@@ -72,10 +72,7 @@ def test_the_last_override_wins_and_the_given_mapping_is_untouched() -> None:
 
 
 def test_a_section_can_be_named_by_its_kind() -> None:
-    assert load_config("pgsrm-antonyms", ["reward=binary"]).reward.model_dump() == {
-        "kind": "binary",
-        "missing_limit": 0.05,
-    }
+    assert load_config("pgsrm-antonyms", ["reward=binary"]).reward == BinaryRewardConfig(kind="binary")
     assert load_config("pgsrm-antonyms", ["model=gpt2"]).model.name == "gpt2"
     assert load_config("pgsrm-antonyms", ["method=actor_critic"]).method.entropy_coefficient == 0.01
 

@@ -143,7 +143,7 @@ class Trained:
             rubric=RunFolder(self.folder).rubric,
             weights=partial(newest_weights, key="reward.file"),
         )
-        reward = ApplyReward(built, missing_limit=self.config.reward.missing_limit)
+        reward = ApplyReward.of(self.config, built)
         try:
             yield reward, build_check(name)
         finally:

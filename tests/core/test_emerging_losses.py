@@ -8,9 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vigneron.core.advantages import optimal_value
+from vigneron.core.advantages import group_relative, leave_one_out, optimal_value
 from vigneron.core.curriculum import level_probabilities
-from vigneron.core.losses import a_star, cispo, clipped, clipped_ratio, dpo, ipo, oreo, policy_gradient, simpo, topr
+from vigneron.core.losses import (
+    a_star,
+    cispo,
+    clipped,
+    clipped_ratio,
+    dpo,
+    ipo,
+    kto,
+    oreo,
+    orpo,
+    policy_gradient,
+    simpo,
+    topr,
+)
+from vigneron.core.shaping import soft_overlong
 
 KINDS = ("classical", "balanced", "cosine", "gaussian")
 
@@ -175,3 +189,48 @@ def test_levels_are_probabilities(kind: str, progress: float, levels: int) -> No
     assert drawn.shape == (levels,)
     assert drawn.sum().item() == pytest.approx(1.0)
     assert (drawn >= 0).all()
+
+
+def test_dual_clip_bounds_a_bad_token_whose_ratio_is_large() -> None:
+    """Ratios 10 and 2 with A = −1, δ = 3: the losses are 3 and 2, and the first has no gradient."""
+    logprobs = numbers(math.log(10.0), math.log(2.0), gradient=True)
+    batch = (logprobs[None], torch.zeros(1, 2).double(), numbers(-1.0, -1.0)[None], torch.ones(1, 2))
+    values = clipped_ratio(*batch, delta=3.0)
+    assert values.tolist() == [pytest.approx([3.0, 2.0])]
+    values.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.0, 2.0])
+    assert clipped(*batch, delta=3.0).tolist() == [[1.0, 0.0]]
+    good = (logprobs[None], torch.zeros(1, 2).double(), numbers(1.0, 1.0)[None], torch.ones(1, 2))
+    assert clipped_ratio(*good, delta=3.0).tolist() == clipped_ratio(*good).tolist()
+
+
+def test_leave_one_out_by_hand() -> None:
+    """Rewards 1, 0, 5 of one group: 1 − 2.5, 0 − 3, 5 − 0.5. A lone reward, and a missing one, get 0."""
+    rewards, group = numbers(1.0, 0.0, 5.0, 7.0, math.nan), torch.tensor([0, 0, 0, 1, 1])
+    assert leave_one_out(rewards, group).tolist() == pytest.approx([-1.5, -3.0, 4.5, 0.0, 0.0])
+    ours, grpo = leave_one_out(rewards[:3], group[:3]), group_relative(rewards[:3], group[:3])
+    torch.testing.assert_close(ours, grpo * 3 / 2)
+
+
+def test_soft_overlong_by_hand() -> None:
+    """A limit of 16 and a buffer of 4: nothing until 12, −½ at 14, −1 at 16."""
+    lengths = torch.tensor([3, 12, 13, 14, 16])
+    assert soft_overlong(lengths, limit=16, buffer=4).tolist() == [0.0, 0.0, -0.25, -0.5, -1.0]
+
+
+def test_orpo_by_hand() -> None:
+    """Mean probabilities 0.8 and 0.5: odds 4 and 1, so −log σ(log 4) = log(5/4)."""
+    won, lost = numbers(math.log(0.8)), numbers(math.log(0.5))
+    assert orpo(won, lost).item() == pytest.approx(math.log(1.25))
+    assert orpo(lost, won).item() == pytest.approx(math.log(5.0))
+    assert torch.isfinite(orpo(numbers(0.0), lost)).all(), "a certain text has infinite odds"
+
+
+def test_kto_by_hand() -> None:
+    """β = 0.5, ρ = 3, z₀ = 1: 1 − σ(1) for a good text, 1 − σ(−1) for a bad one. NaN where it is unknown."""
+    logps, reference = numbers(-1.0, -1.0, -1.0), numbers(-4.0, -4.0, math.nan)
+    losses = kto(logps, reference, torch.tensor([1, 0, 1]), numbers(1.0, 1.0, 1.0), beta=0.5)
+    sigma = 1 / (1 + math.exp(-1))
+    assert losses[:2].tolist() == pytest.approx([1 - sigma, sigma])
+    assert losses[2].isnan()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from support.tiny_models import tiny_policy
+from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
@@ -115,3 +116,61 @@ def test_at_the_start_nothing_is_preferred() -> None:
     assert figures["loss/dpo"] == pytest.approx(math.log(2))
     assert figures["rewards/margins"] == 0.0
     assert figures["rewards/accuracies"] == 0.0
+
+
+def plain_means(model: Any, row: dict[str, str]) -> tuple[Tensor, Tensor]:
+    """The mean log-prob of the chosen text's tokens and of the rejected one's, their ends included."""
+    space = "" if row["prompt"].endswith(" ") else " "
+    tokenizer = tiny_policy("gpt2").tokenizer
+    lengths = [len(tokenizer(space + row[side])["input_ids"]) + 1 for side in ("chosen", "rejected")]
+    texts = (plain_logp(model, row["prompt"], row[side]) for side in ("chosen", "rejected"))
+    won, lost = (logp / length for logp, length in zip(texts, lengths, strict=True))
+    return won, lost
+
+
+def plain_variant(loss: str, model: Any, start: Any, beta: float) -> Tensor:
+    """One row at a time."""
+    values = []
+    for row in ROWS:
+        won, lost = plain_means(model, row)
+        if loss == "ipo":
+            won0, lost0 = (mean.detach() for mean in plain_means(start, row))
+            values.append((won - won0 - (lost - lost0) - 1 / (2 * beta)) ** 2)
+        elif loss == "simpo":
+            values.append(torch.log(1 + torch.exp(-(beta * (won - lost) - 0.5))))
+        else:
+            odds = (won.exp() / (1 - won.exp())) / (lost.exp() / (1 - lost.exp()))
+            values.append(-won + beta * torch.log(1 + 1 / odds))
+    return torch.stack(values).mean()
+
+
+@pytest.mark.parametrize(
+    ("options", "beta"),
+    [
+        ({"loss": "ipo", "beta": 0.3}, 0.3),
+        ({"loss": "simpo", "gamma": 0.5}, 2.0),
+        ({"loss": "orpo"}, 0.1),
+    ],
+)
+@pytest.mark.parametrize("microbatch_tokens", [20, 10_000])
+def test_variants_have_the_plain_gradient(options: dict[str, Any], beta: float, microbatch_tokens: int) -> None:
+    figures, start, before, after = stepped(microbatch_tokens, **options)
+    wanted = plain_variant(options["loss"], before, start, beta)
+    logged = figures[f"loss/{options['loss']}"]
+    total = figures["loss/nll"] + beta * logged if options["loss"] == "orpo" else logged
+    assert total == pytest.approx(float(wanted.detach()), abs=1e-10)
+    gradients = torch.autograd.grad(wanted, list(before.parameters()))
+    for old, new, gradient in zip(before.parameters(), after.parameters(), gradients, strict=True):
+        assert torch.allclose(new, old - RATE * gradient, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"gamma": 0.5}, "SimPO's margin"),
+        ({"loss": "ipo", "reference_free": True}, "`reference_free` has no effect with `loss: ipo`"),
+    ],
+)
+def test_options_without_effect_are_refused(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        check_config({"method": {"name": "dpo", **options}, "data": {"train": "pairs.jsonl"}}, "test")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from support.tiny_models import tiny_policy
 from vigneron.batch import Batch, Samples, Signals
+from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
@@ -286,3 +287,76 @@ def test_a_group_without_variance_gives_no_gradient_and_still_counts() -> None:
     metrics = flat.step(batch.with_signals(rewards_B=torch.full_like(batch.signals.rewards_B, 0.1)))
     assert metrics["grad_norm/actor"] == 0
     assert all((change == 0).all() for change in flat.moved())
+
+
+def plain_variant(setting: Setting, variant: str) -> Tensor:
+    """The loss of a variant, one row at a time."""
+    rows, tokens = [], 0
+    for row, advantage in enumerate(plain_advantages(False)):
+        now = setting.plain_logprobs(setting.model, row)
+        chosen = torch.stack([now[at, token] for at, token in enumerate(COMPLETIONS[row])])
+        ratio = torch.exp(chosen - torch.tensor(setting.behaviour[row], dtype=torch.float64))
+        tokens += len(ratio)
+        if variant == "gspo":
+            mean = ratio.log().mean().exp()
+            clipped = mean.clamp(0.95, 1.1)
+            rows.append(-torch.minimum(mean * advantage, clipped * advantage))
+        elif variant == "cispo":
+            rows.append((-ratio.detach().clamp(max=1.1) * advantage * chosen).sum())
+        else:
+            bounded = ratio.clamp(max=1.5) if advantage < 0 else ratio
+            rows.append(-torch.minimum(bounded * advantage, ratio.clamp(0.8, 1.28) * advantage).sum())
+    return sum(rows) / (len(rows) if variant == "gspo" else tokens)  # type: ignore[return-value]
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gspo": {"level": "geometric", "aggregation": "samples", "clip_epsilon": 0.05, "clip_epsilon_high": 0.1},
+    "cispo": {"loss": "cispo", "cispo_maximum": 1.1},
+    "clip-higher and dual clip": {"clip_epsilon_high": 0.28, "clip_delta": 1.5},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("budget", [6, 1000])
+def test_variants_have_the_plain_gradient(variant: str, budget: int) -> None:
+    setting = Setting(microbatch_tokens=budget, kl={"coefficient": 0.0}, **VARIANTS[variant])
+    loss = plain_variant(setting, variant)
+    setting.model.zero_grad()
+    loss.backward()
+    metrics = setting.step()
+    assert metrics["loss/policy"] == pytest.approx(loss.item(), abs=1e-9)
+    assert 0 < metrics["clip_ratio/region_mean"] < 1
+    assert_same(setting.moved(), plain_step(setting))
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ({"level": "geometric"}, "add `aggregation: samples`"),
+        ({"level": "sequence"}, "add `aggregation: sum_over_samples`"),
+        ({"loss": "cispo", "clip_epsilon_high": 0.3}, "`clip_epsilon_high` has no effect with `loss: cispo`"),
+        ({"cispo_maximum": 2.0}, "`cispo_maximum` has no effect with `loss: clipped`"),
+        ({"clip_delta": 1.1}, "above 1.2"),
+    ],
+)
+def test_options_without_effect_are_refused(method: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        Setting(**method)
+
+
+def test_rloo_s_advantage_is_grpo_s_times_n_over_n_minus_1() -> None:
+    """REINFORCE with `baseline: leave_one_out`, three samples a prompt: 3/2 of R − mean of the group."""
+    policy = tiny_policy("gpt2", dtype=torch.float64)
+    config = check_config(
+        {
+            "method": {"name": "reinforce", "baseline": "leave_one_out"},
+            "data": {"task": "antonyms"},
+            "reward": {"kind": "binary"},
+            "group_size": 3,
+        },
+        "test",
+    )
+    rloo = build_method(Parts.of(config, policy, Reference.of(policy), lambda b: b))
+    advantages_BT = rloo.advantage(Setting().batch()).signals.advantages_BT
+    wanted = [1.5 * advantage for advantage in plain_advantages(False)]
+    assert advantages_BT[:, 0].tolist() == pytest.approx(wanted)

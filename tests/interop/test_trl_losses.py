@@ -18,6 +18,8 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl.experimental.cpo import CPOTrainer
+from trl.experimental.orpo import ORPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from support.small_batch import changed
@@ -26,12 +28,24 @@ from vigneron.batch import Batch, Samples
 from vigneron.core.advantages import group_relative
 from vigneron.core.draws import Sampling
 from vigneron.core.kl import k3
-from vigneron.core.losses import aggregate, bradley_terry, clipped_ratio, dpo, importance_ratio, nll
+from vigneron.core.losses import (
+    aggregate,
+    bradley_terry,
+    cispo,
+    clipped_ratio,
+    dpo,
+    importance_ratio,
+    ipo,
+    nll,
+    orpo,
+    simpo,
+)
 from vigneron.core.masked import masked_sum
 from vigneron.policy.load import make_policy
 from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
 from vigneron.policy.packing import lay_out
+from vigneron.rewards.combined import combined
 
 COMMON: dict[str, Any] = {"report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no", "max_steps": 1}
 PAIRS = [
@@ -122,8 +136,11 @@ def test_sft(tmp_path: Path) -> None:
     assert_agree(trainer, trainer.compute_loss(trainer.model, inputs), policy, ours)
 
 
-def test_dpo(tmp_path: Path) -> None:
-    options = DPOConfig(output_dir=str(tmp_path), per_device_train_batch_size=4, beta=0.3, **COMMON)
+@pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
+def test_dpo(tmp_path: Path, loss_type: str) -> None:
+    options = DPOConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=4, beta=0.3, loss_type=[loss_type], **COMMON
+    )
     trainer = DPOTrainer(
         tiny_model("llama"),
         ref_model=tiny_model("llama", seed=1),
@@ -135,9 +152,38 @@ def test_dpo(tmp_path: Path) -> None:
     batch = split(inputs["input_ids"], inputs["attention_mask"], inputs["completion_mask"])
     policy, reference = policy_of(trainer.model), policy_of(trainer.ref_model)
     with torch.no_grad():
-        before = summed(reference, batch).chunk(2)
-    losses = dpo(*summed(policy, batch).chunk(2), *before, beta=0.3)
+        before = summed(reference, batch)
+    if loss_type == "sigmoid":
+        losses = dpo(*summed(policy, batch).chunk(2), *before.chunk(2), beta=0.3)
+    else:
+        tokens = batch.samples.mask_BT.sum(1)
+        losses = ipo(*(summed(policy, batch) / tokens).chunk(2), *(before / tokens).chunk(2), beta=0.3)
     assert_agree(trainer, trainer.compute_loss(trainer.model, inputs), policy, losses.mean())
+
+
+def test_simpo() -> None:
+    """TRL's CPO trainer on given mean log-probs; its γ is divided by β and multiplied again."""
+    chosen, rejected = torch.tensor([-1.0, -0.2, -3.0]), torch.tensor([-0.5, -2.0, -3.5])
+    trainer = SimpleNamespace(
+        loss_type="simpo",
+        simpo_gamma=0.7,
+        beta=2.5,
+        alpha=0.0,
+        label_smoothing=0.0,
+        accelerator=SimpleNamespace(device=torch.device("cpu")),
+    )
+    theirs, *_ = CPOTrainer.cpo_loss(trainer, chosen, rejected)  # type: ignore[arg-type]
+    lengths = torch.tensor([3, 4, 5])
+    ours = simpo(chosen * lengths, rejected * lengths, lengths, lengths, beta=2.5, gamma=0.7)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_orpo() -> None:
+    """TRL's odds-ratio term, which it subtracts from the NLL; its NLL is also over the prompt's tokens, ours is not."""
+    chosen, rejected = torch.tensor([-1.0, -0.2, -3.0]), torch.tensor([-0.5, -2.0, -3.5])
+    trainer = SimpleNamespace(beta=0.4, accelerator=SimpleNamespace(device=torch.device("cpu")))
+    theirs, *_ = ORPOTrainer.odds_ratio_loss(trainer, chosen, rejected)  # type: ignore[arg-type]
+    torch.testing.assert_close(0.4 * orpo(chosen, rejected), -theirs)
 
 
 Grpo = tuple[GRPOTrainer, dict[str, Tensor], Batch]
@@ -230,6 +276,56 @@ def test_grpo(
     policy = policy_of(trainer.model)
     loss = our_grpo(policy, batch, mode=mode, scale=scale, beta=beta, weighted_kl=weighted_kl)
     assert_agree(trainer, trainer.compute_loss(trainer.model, inputs), policy, loss, factor)
+
+
+VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    (
+        "gspo",
+        {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+        {"level": "geometric"},
+        {"mode": "samples"},
+    ),
+    ("clip-higher", {"loss_type": "bnpo", "epsilon_high": 0.28}, {"epsilon_high": 0.28}, {}),
+    ("dual clip", {"loss_type": "bnpo", "delta": 1.05}, {"delta": 1.05}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "theirs", "ours", "aggregation"), VARIANTS, ids=[v[0] for v in VARIANTS])
+def test_clipping_variants(
+    grpo: Callable[..., Grpo], name: str, theirs: dict[str, Any], ours: dict[str, Any], aggregation: dict[str, Any]
+) -> None:
+    trainer, inputs, batch = grpo(scale_rewards="none", beta=0.0, **theirs)
+    policy, samples = policy_of(trainer.model), batch.samples
+    now = score(policy, batch, Sampling()).logprobs_BT
+    advantages = group_relative(batch.signals.rewards_B, samples.group_B)[:, None].expand(now.shape)
+    values = clipped_ratio(now, samples.behaviour_BT, advantages, samples.mask_BT, **ours)
+    plain = clipped_ratio(now, samples.behaviour_BT, advantages, samples.mask_BT)
+    assert (values - plain)[samples.mask_BT].abs().max() > 1e-3, "otherwise the option would go unnoticed"
+    loss = aggregate(values, samples.mask_BT, **aggregation)
+    assert_agree(trainer, trainer.compute_loss(trainer.model, inputs), policy, loss)
+
+
+def test_cispo(grpo: Callable[..., Grpo]) -> None:
+    """TRL divides by the tokens of the accumulated batch, which is this one."""
+    trainer, inputs, batch = grpo(loss_type="cispo", epsilon_high=1.1, scale_rewards="none", beta=0.0)
+    inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
+    policy, samples = policy_of(trainer.model), batch.samples
+    now = score(policy, batch, Sampling()).logprobs_BT
+    assert (now - samples.behaviour_BT).exp()[samples.mask_BT].max() > 1.1
+    advantages = group_relative(batch.signals.rewards_B, samples.group_B)[:, None].expand(now.shape)
+    loss = aggregate(cispo(now, samples.behaviour_BT, advantages, maximum=1.1), samples.mask_BT)
+    assert_agree(trainer, trainer.compute_loss(trainer.model, inputs), policy, loss)
+
+
+def test_gdpo_advantages() -> None:
+    """TRL's normalize_then_sum, before it divides by the batch's std."""
+    generator = torch.Generator().manual_seed(3)
+    rewards_BK = torch.rand(12, 2, generator=generator).double() * torch.tensor([1.0, 30.0])
+    grouped = rewards_BK.view(4, 3, 2)
+    each = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
+    theirs = (each.view(12, 2) * torch.tensor([1.0, 0.5])).sum(1)
+    ours = combined(rewards_BK, torch.arange(12) // 3, torch.tensor([1.0, 0.5]).double(), "normalised")
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
 
 
 def test_sequence_level_ratios_differ(grpo: Callable[..., Grpo]) -> None:

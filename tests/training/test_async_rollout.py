@@ -164,6 +164,22 @@ def test_weights_by_hand() -> None:
     assert figures["importance/gap"] == pytest.approx((math.log(2) + math.log(2) + math.log(8)) / 3)
 
 
+def test_weights_that_are_masked_or_by_text_by_hand() -> None:
+    """Ratios 2, 1/2 and 8: with mask and limit 3 the last is dropped. Their geometric mean is 2, for every token."""
+    behaviour_BT = torch.tensor([[0.1, 0.4, 0.1, 0.5], [0.1, 0.4, 0.1, 0.5]]).log()
+    now_BT = torch.tensor([[0.2, 0.2, 0.8, 0.5], [0.1, 0.1, 0.01, 0.5]]).log()
+    mask_BT = torch.tensor([[True, True, True, False]] * 2)
+    masked_BT, figures = importance(now_BT, behaviour_BT, mask_BT, 3.0, mode="mask")
+    torch.testing.assert_close(masked_BT[0, :3], torch.tensor([2.0, 0.5, 0.0]))
+    torch.testing.assert_close(masked_BT[1, :3], torch.tensor([1.0, 0.0, 0.0]), msg="1/4 and 1/10 are below 1/3")
+    assert figures["importance/limited"] == pytest.approx(3 / 6)
+    by_text_BT, _ = importance(now_BT, behaviour_BT, mask_BT, 3.0, level="text")
+    torch.testing.assert_close(by_text_BT[0, :3], torch.full((3,), 2.0))
+    torch.testing.assert_close(by_text_BT[1, :3], torch.full((3,), (1 / 40) ** (1 / 3)))
+    dropped_BT, _ = importance(now_BT, behaviour_BT, mask_BT, 3.0, mode="mask", level="text")
+    assert dropped_BT[1, :3].tolist() == [0.0, 0.0, 0.0]
+
+
 def test_the_weighted_mean_is_the_policys_own() -> None:
     """Σ behaviour · w · A = Σ π₀ · A over all tokens, where nothing is limited."""
     torch.manual_seed(0)

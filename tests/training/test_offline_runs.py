@@ -259,7 +259,7 @@ def test_stale_samples_are_weighed_by_topr_alone(tmp_path: Path, tiny_folder: Pa
         weighted[method["name"]] = "importance/mean" in after.signals.metrics
         assert torch.equal(after.samples.behaviour_BT, stale_BT) == (method is sampled)
     assert weighted == {"topr": False, "grpo": True}
-    with pytest.raises(UserError, match="`scale.correction_limit` has no effect with `method: topr`"):
+    with pytest.raises(UserError, match=r"`scale.correction_limit` has no effect with `method: topr`"):
         a_star_config(tmp_path, tiny_folder, method=sampled, scale=scale | {"correction_limit": 3.0})
 
 

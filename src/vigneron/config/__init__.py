@@ -26,6 +26,7 @@ from vigneron.config.methods import (
     ActorCriticConfig,
     ConstraintConfig,
     DpoConfig,
+    KtoConfig,
     MethodConfig,
     PpoConfig,
     ReinforceConfig,
@@ -49,8 +50,10 @@ from vigneron.config.parts import (
 )
 from vigneron.config.rewards import (
     BinaryRewardConfig,
+    CombinedRewardConfig,
     GuardsConfig,
     ModelRewardConfig,
+    OverlongConfig,
     PreferenceRewardConfig,
     PythonRewardConfig,
     RewardConfig,
@@ -78,6 +81,7 @@ __all__ = [
     "ActorCriticConfig",
     "AdaptiveKlConfig",
     "BinaryRewardConfig",
+    "CombinedRewardConfig",
     "Config",
     "ConstraintConfig",
     "DataConfig",
@@ -92,6 +96,7 @@ __all__ = [
     "HereSamplingConfig",
     "JudgeConfig",
     "KlConfig",
+    "KtoConfig",
     "LocalJudgeConfig",
     "LocalParentConfig",
     "LoraConfig",
@@ -101,6 +106,7 @@ __all__ = [
     "ModelRewardConfig",
     "OptimizerConfig",
     "OreoConfig",
+    "OverlongConfig",
     "ParentConfig",
     "PenaltyConfig",
     "PoolConfig",
@@ -260,13 +266,12 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def a_group_can_be_compared(self) -> "Config":
-        if self.method.reads != "prompts" and self.reward.kind == "preference":
-            raise ValueError(
-                f"`reward: preference` compares samples, but {_named(self.method)} samples nothing: use another"
-            )
-        least = max(self.method.smallest_group, 2 if self.reward.kind == "preference" else 1)
+        compared, reward = self.reward.smallest_group, f"`reward: {self.reward.kind}`"
+        if self.method.reads != "prompts" and compared > 1:
+            raise ValueError(f"{reward} compares samples, but {_named(self.method)} samples nothing: use another")
+        least = max(self.method.smallest_group, compared)
         if self.group_size < least:
-            who = _named(self.method) if self.method.smallest_group == least else "`reward: preference`"
+            who = _named(self.method) if self.method.smallest_group == least else reward
             raise ValueError(
                 f"{who} compares the samples of a prompt with each other: "
                 f"set `group_size` to {least} or more (8 is usual)"
@@ -280,11 +285,12 @@ class Config(Strict):
             raise ValueError(
                 f"`scale.sampling` has no effect with {_named(self.method)}, which samples nothing: leave it out"
             )
-        if self.method.weighs_samples and scale.correction_limit != ScaleConfig().correction_limit:
-            raise ValueError(
-                f"`scale.correction_limit` has no effect with {_named(self.method)}, which weighs its samples itself: "
-                "leave it out"
-            )
+        for key in ("correction_limit", "correction_mode", "correction_level"):
+            if self.method.weighs_samples and getattr(scale, key) != ScaleConfig.model_fields[key].default:
+                raise ValueError(
+                    f"`scale.{key}` has no effect with {_named(self.method)}, which weighs its samples itself: leave "
+                    "it out"
+                )
         if scale.embedding is not None and not embeds_here(reward):
             raise ValueError("`scale.embedding` has no effect: this reward uses no local embedder: leave it out")
         if scale.judging is not None and not judges_here(reward):

@@ -8,14 +8,29 @@ from vigneron.config.kl import GrpoKlConfig
 from vigneron.config.options import Aggregation, MethodOptions
 from vigneron.config.values import NotNegative, Positive, Strict
 
+# Options of the clipped ratio.
+CLIPPING = ("clip_epsilon", "clip_epsilon_high", "clip_delta", "level")
+ClipLevel = Literal["token", "sequence", "geometric"]
+
 
 class GroupRelativeConfig(MethodOptions):
     """Options of GRPO and GRAPE: the clipped ratio with a group-relative advantage, and a KL."""
 
     updates_per_step: Positive = 1
     """Updates on each step's samples."""
+    loss: Literal["clipped", "cispo"] = "clipped"
+    """clipped: the clipped ratio (eq. 14). cispo: −min(ratio, `cispo_maximum`) A log π, which drops no token."""
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """ε of the clipped ratio."""
+    clip_epsilon_high: Annotated[float, Field(gt=0)] | None = None
+    """DAPO's clip-higher: the ratio is clipped to 1 − ε and 1 + this. null: ε on both sides."""
+    clip_delta: Annotated[float, Field(gt=1)] | None = None
+    """Dual clip: the largest ratio of a token with a negative advantage (3 is usual; TRL's `delta`). null: none."""
+    cispo_maximum: Annotated[float, Field(gt=0)] = 5.0
+    """The largest weight of a token with `loss: cispo`."""
+    level: ClipLevel = "token"
+    """What is clipped: the ratio of each token (eq. 14), of the sequence (eq. 17), or the geometric mean of the tokens'
+    ratios (GSPO, with `aggregation: samples` and ε near 3e-4)."""
     aggregation: Aggregation = "tokens"
     """tokens: the mean over all tokens. sum_over_samples: eq. 14. samples: 1/length, as in the original
     GRPO."""
@@ -28,13 +43,27 @@ class GroupRelativeConfig(MethodOptions):
         return 2
 
     @property
-    def clip_level(self) -> Literal["token", "sequence"]:
-        """Whether the ratio is computed per token or per sequence."""
-        return "token"
-
-    @property
     def resamples(self) -> int:
         return 0
+
+    @model_validator(mode="after")
+    def level_fits_the_aggregation(self) -> "GroupRelativeConfig":
+        if self.level == "sequence" and self.aggregation != "sum_over_samples":
+            raise ValueError("`level: sequence` is eq. 17, a sum over samples: add `aggregation: sum_over_samples`")
+        if self.level == "geometric" and self.aggregation != "samples":
+            raise ValueError("`level: geometric` is GSPO, a mean over samples: add `aggregation: samples`")
+        return self
+
+    @model_validator(mode="after")
+    def clipping_has_an_effect(self) -> "GroupRelativeConfig":
+        inert = CLIPPING if self.loss == "cispo" else ("cispo_maximum",)
+        for key in inert:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"`{key}` has no effect with `loss: {self.loss}`")
+        high = self.clip_epsilon_high or self.clip_epsilon
+        if self.clip_delta is not None and self.clip_delta <= 1 + high:
+            raise ValueError(f"`clip_delta` should be above {1 + high:g}, where the ratio is clipped anyway")
+        return self
 
 
 class GrpoConfig(GroupRelativeConfig):
@@ -83,18 +112,12 @@ class GrapeConfig(GroupRelativeConfig):
         "GRAPE: groups of answers, some of them revised, scored by a rubric and compared within their group."
     )
     name: Literal["grape"]
-    level: Literal["token", "sequence"] = "token"
-    """What is clipped: the ratio of each token (eq. 14), or of the sequence (eq. 17)."""
     mix: MixConfig = MixConfig(fresh=0.5, revised=0.5)
     trained_under: Literal["question", "generation_prompt"] = "question"
     """The prompt of all responses in training, whichever prompt they were sampled from."""
     correction: Literal["none", "truncated"] = "none"
     """truncated: weight each token by min(1, π₀(token | training prompt) / π₀(token | sampling prompt)). none: all
     weights are 1 (the paper)."""
-
-    @property
-    def clip_level(self) -> Literal["token", "sequence"]:
-        return self.level
 
     @property
     def needs_rubric(self) -> bool:
@@ -105,16 +128,10 @@ class GrapeConfig(GroupRelativeConfig):
         return self.mix.demonstrated > 0
 
     @model_validator(mode="after")
-    def sequence_level_sums_samples(self) -> "GrapeConfig":
-        if self.level == "sequence" and self.aggregation != "sum_over_samples":
-            raise ValueError("`level: sequence` is eq. 17, a sum over samples: add `aggregation: sum_over_samples`")
-        return self
-
-    @model_validator(mode="after")
     def correction_has_an_effect(self) -> "GrapeConfig":
         if self.correction == "none":
             return self
-        if self.level == "sequence":
+        if self.level != "token":
             raise ValueError("`correction: truncated` weights tokens: set `level: token`")
         if self.trained_under == "generation_prompt" and self.mix.revised == 0:
             raise ValueError(

@@ -86,8 +86,8 @@ class ReinforceConfig(MethodOptions):
     description: ClassVar[str] = "Reward-weighted log-likelihood minus a baseline (rlmt-grape eq. 3)."
     card: ClassVar[str] = "REINFORCE: the reward-weighted log-likelihood of samples, minus a baseline."
     name: Literal["reinforce"]
-    baseline: Literal["none", "constant", "running_mean", "critic"] = "critic"
-    """What is subtracted from the reward."""
+    baseline: Literal["none", "constant", "running_mean", "leave_one_out", "critic"] = "critic"
+    """What is subtracted from the reward. leave_one_out: the mean reward of the prompt's other samples (RLOO)."""
     constant: float | None = None
     """For `baseline: constant`."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -102,6 +102,10 @@ class ReinforceConfig(MethodOptions):
     @property
     def has_critic(self) -> bool:
         return self.baseline == "critic"
+
+    @property
+    def smallest_group(self) -> int:
+        return 2 if self.baseline == "leave_one_out" else 1
 
     @model_validator(mode="after")
     def options_have_an_effect(self) -> "ReinforceConfig":
@@ -276,14 +280,23 @@ class DpoConfig(MethodOptions):
     )
     metrics: ClassVar[tuple[str, ...]] = (
         "loss/dpo",
+        "loss/ipo",
+        "loss/simpo",
+        "loss/orpo",
+        "loss/nll",
         "rewards/margins",
         "eval/rewards/accuracies",
         "eval/loss/dpo",
         "eval/rewards/margins",
     )
     name: Literal["dpo"]
+    loss: Literal["dpo", "ipo", "simpo", "orpo"] = "dpo"
+    """dpo: −log σ of the margin. ipo: squared distance of the mean margin to 1/2β. simpo: mean log-probs, no reference.
+    orpo: NLL of the chosen text and β times the odds ratio, no reference."""
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """1 with `reference_free`, unless it is given."""
+    """Unless it is given, 2 with `loss: simpo` and 1 with `reference_free`."""
+    gamma: NotNegative = 1.0
+    """SimPO's margin."""
     reference_free: bool = False
     """The paper's first form: without π₀, whose risk of collapse it names."""
     pairs: Literal["recorded", "sampled"] = "recorded"
@@ -292,9 +305,23 @@ class DpoConfig(MethodOptions):
     @model_validator(mode="before")
     @classmethod
     def fill_beta(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("reference_free") is True:
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("reference_free") is True:
             return {"beta": 1.0, **given}
-        return given
+        return {"beta": 2.0, **given} if given.get("loss") == "simpo" else given
+
+    @model_validator(mode="after")
+    def options_have_an_effect(self) -> "DpoConfig":
+        if self.loss != "simpo" and self.gamma != 1.0:
+            raise ValueError(f"`gamma` has no effect with `loss: {self.loss}`: it is SimPO's margin")
+        if self.loss != "dpo" and self.reference_free:
+            raise ValueError(f"`reference_free` has no effect with `loss: {self.loss}`: leave it out")
+        return self
+
+    @property
+    def has_reference(self) -> bool:
+        return self.loss in ("dpo", "ipo") and not self.reference_free
 
     @property
     def reads(self) -> Reads:
@@ -303,6 +330,31 @@ class DpoConfig(MethodOptions):
     @property
     def smallest_group(self) -> int:
         return 1 if self.pairs == "recorded" else 2
+
+
+class KtoConfig(MethodOptions):
+    """KTO (Ethayarajh et al. 2024): texts labelled good or bad, one by one instead of in pairs."""
+
+    description: ClassVar[str] = "KTO: texts that are labelled good or bad, without pairs."
+    card: ClassVar[str] = "KTO: texts labelled good become more likely than the base model has them, bad ones less."
+    metrics: ClassVar[tuple[str, ...]] = ("loss/kto", "eval/loss/kto", "eval/rewards/accuracies")
+    name: Literal["kto"]
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """β, the weight of the log-ratio to the reference."""
+    desirable_weight: NotNegative = 1.0
+    """Weight of the texts labelled 1."""
+    undesirable_weight: NotNegative = 1.0
+    """Weight of the texts labelled 0."""
+    label: str = "label"
+    """The column of labels: 1 or true for a good text, 0 or false for a bad one."""
+
+    @property
+    def reads(self) -> Reads:
+        return "demonstrations"
+
+    @property
+    def score_column(self) -> str | None:
+        return self.label
 
 
 class SppoConfig(MethodOptions):
@@ -333,6 +385,7 @@ MethodConfig = Annotated[
     | DpoConfig
     | GrapeConfig
     | GrpoConfig
+    | KtoConfig
     | OreoConfig
     | PpoConfig
     | PreferenceModelConfig

@@ -77,8 +77,8 @@ class DataConfig(Strict):
     """The dataset: a built-in `task`, or files, `train` and `held_out`."""
 
     task: str | None = None
-    """Built-in task: `antonyms`, `categories`, `colors`, `copying`, `instructions`, `ladder`, `ladder-steps`, `rubric` or
-    `sentiment`."""
+    """Built-in task: `antonyms`, `categories`, `colors`, `copying`, `instructions`, `ladder`, `ladder-steps`, `rubric`
+    or `sentiment`."""
     train: str | None = None
     """A .jsonl or .csv file in one of TRL's formats: `prompt`, with a reference `answer` if the reward needs one;
     `prompt` and `completion`; `messages`; or preference pairs `prompt`, `chosen` and `rejected`."""
@@ -89,7 +89,7 @@ class DataConfig(Strict):
     """Prompt template over the row's columns, as in `The opposite of '{word}' is`. null: the task's, or the column
     `prompt`."""
     checker: Annotated[str, AfterValidator(_known_checker)] | None = None
-    """Decides whether a completion is correct: `equality` (after normalisation), `last_line` (equality of the last lines),
+    """Decides whether a completion is correct: `equality` (after normalisation), `last_line` (of the last lines),
     `sentiment_inversion`, or `module:function`, a reward function that returns 0 or 1. null: the task's own, or
     `equality`."""
 

@@ -1,11 +1,12 @@
 """The kinds of rewards."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from vigneron.config.judges import JudgeConfig
-from vigneron.config.values import NotNegative, Share, Strict, Url, dotted_path
+from vigneron.config.values import NotNegative, Positive, Share, Strict, Url, dotted_path
 
 
 def is_api_embedder(name: str) -> bool:
@@ -26,7 +27,48 @@ class GuardsConfig(Strict):
     """A second embedder; the smaller of the two rewards is used."""
 
 
-class SemanticRewardConfig(Strict):
+class OverlongConfig(Strict):
+    """DAPO's soft penalty of long completions: from 0 to −`penalty` over the last `buffer` tokens before
+    `max_new_tokens`."""
+
+    buffer: Positive
+    """Tokens before `max_new_tokens` where the penalty begins."""
+    penalty: Annotated[float, Field(gt=0)] = 1.0
+    """The penalty at `max_new_tokens`."""
+
+
+class RewardOptions(Strict):
+    """What all rewards have."""
+
+    kind: str
+    missing_limit: Share = 0.05
+    """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
+    sees: Literal["completion", "answer"] = "completion"
+    """answer: reward and checker read only what follows the last `delimiter`; nothing, if it does not occur. For models
+    that think first."""
+    delimiter: Annotated[str, Field(min_length=1)] = "</think>"
+    """Where the answer begins, with `sees: answer`."""
+    overlong: OverlongConfig | None = None
+    """Soft penalty of long completions, added to the reward."""
+
+    @property
+    def smallest_group(self) -> int:
+        """Samples of a prompt that it compares."""
+        return 1
+
+    @property
+    def parts(self) -> "Sequence[RewardOptions]":
+        """The rewards that it is made of: itself, or those that it combines."""
+        return (self,)
+
+    @model_validator(mode="after")
+    def delimiter_has_an_effect(self) -> "RewardOptions":
+        if self.sees == "completion" and self.delimiter != "</think>":
+            raise ValueError("`delimiter` has no effect without `sees: answer`")
+        return self
+
+
+class SemanticRewardConfig(RewardOptions):
     """PGSRM's reward: similarity between the embeddings of the completion and of the parent's answer."""
 
     kind: Literal["semantic"]
@@ -42,8 +84,6 @@ class SemanticRewardConfig(Strict):
     """clip: max(0, cosine)^α. shift: ((1 + cosine) / 2)^α. euclidean: 1 − the distance of the unit vectors."""
     clean: Literal["letters", "none"] = "letters"
     """letters: embed lowercased text with everything but letters removed, as PGSRM's released code does."""
-    missing_limit: Share = 0.05
-    """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
 
     @model_validator(mode="after")
     def url_has_an_effect(self) -> "SemanticRewardConfig":
@@ -76,36 +116,30 @@ class SemanticRewardConfig(Strict):
         return {k: v for k, v in dump(self).items() if k != "alpha" or self.form != "euclidean"}
 
 
-class BinaryRewardConfig(Strict):
+class BinaryRewardConfig(RewardOptions):
     """1 if `data.checker` accepts the completion, else 0."""
 
     kind: Literal["binary"]
-    missing_limit: Share = 0.05
-    """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
 
 
-class PythonRewardConfig(Strict):
+class PythonRewardConfig(RewardOptions):
     """Your own reward function, with TRL's signature."""
 
     kind: Literal["python"]
     function: Annotated[str, AfterValidator(dotted_path)]
     """Import path of the function."""
-    missing_limit: Share = 0.05
-    """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
 
 
-class ModelRewardConfig(Strict):
+class ModelRewardConfig(RewardOptions):
     """The score of a reward model for the prompt and the completion."""
 
     kind: Literal["model"]
     model: str
     """Hub id or folder of a sequence-classification model with one label, or the folder of a run that trained one (its
     newest checkpoint)."""
-    missing_limit: Share = 0.05
-    """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
 
 
-class PreferenceRewardConfig(Strict):
+class PreferenceRewardConfig(RewardOptions):
     """A preference model compares the completion with the others of its group, in both orders."""
 
     kind: Literal["preference"]
@@ -114,11 +148,13 @@ class PreferenceRewardConfig(Strict):
     ranking: Literal["win_rate", "tournament"] = "win_rate"
     """win_rate: mean probability of being preferred to each of the others, G (G − 1) forward passes. tournament: share
     of rounds won in a knock-out, 2 (G − 1) passes."""
-    missing_limit: Share = 0.05
-    """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
+
+    @property
+    def smallest_group(self) -> int:
+        return 2
 
 
-class RubricRewardConfig(Strict):
+class RubricRewardConfig(RewardOptions):
     """GRAPE's reward (`rlmt-grape` eq. 15): the scores of a rubric's items, weighted by confidence."""
 
     kind: Literal["rubric"]
@@ -139,19 +175,71 @@ class RubricRewardConfig(Strict):
     """The run stops if a larger share of scores is missing."""
 
 
+PartConfig = Annotated[
+    SemanticRewardConfig | BinaryRewardConfig | PythonRewardConfig | ModelRewardConfig | PreferenceRewardConfig,
+    Field(discriminator="kind"),
+]
+
+
+class CombinedRewardConfig(RewardOptions):
+    """Several rewards in one. A completion that one of them could not score has no reward."""
+
+    kind: Literal["combined"]
+    rewards: Annotated[list[PartConfig], Field(min_length=2)]
+    """The rewards; each is logged by itself."""
+    weights: list[float] | None = None
+    """A weight for each. null: all 1."""
+    combine: Literal["sum", "min", "normalised"] = "sum"
+    """sum: the weighted sum. min: the smallest weighted reward. normalised: each reward minus its group's mean, divided
+    by its std, then summed (GDPO)."""
+
+    @property
+    def smallest_group(self) -> int:
+        return max(2 if self.combine == "normalised" else 1, *(part.smallest_group for part in self.rewards))
+
+    @property
+    def parts(self) -> Sequence[RewardOptions]:
+        return self.rewards
+
+    @model_validator(mode="after")
+    def weights_fit(self) -> "CombinedRewardConfig":
+        if self.weights is not None and len(self.weights) != len(self.rewards):
+            raise ValueError(f"`weights` has {len(self.weights)} numbers for {len(self.rewards)} rewards")
+        return self
+
+    @model_validator(mode="after")
+    def parts_have_no_options_of_the_whole(self) -> "CombinedRewardConfig":
+        for key in ("missing_limit", "sees", "overlong"):
+            if any(key in part.model_fields_set for part in self.rewards):
+                raise ValueError(f"`{key}` belongs to the combined reward, not to one of its parts")
+        return self
+
+    @model_serializer(mode="wrap")
+    def without_options_of_the_whole(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without keys that would be refused when the file is read again."""
+        written = dump(self)
+        for part in written.get("rewards", []):
+            for key in ("missing_limit", "sees", "delimiter", "overlong"):
+                part.pop(key, None)
+        return written
+
+
 RewardConfig = Annotated[
     SemanticRewardConfig
     | BinaryRewardConfig
     | PythonRewardConfig
     | ModelRewardConfig
     | PreferenceRewardConfig
-    | RubricRewardConfig,
+    | RubricRewardConfig
+    | CombinedRewardConfig,
     Field(discriminator="kind"),
 ]
 
 
 def embeds_here(reward: Any) -> bool:
     """Whether the reward may use a local embedder; with a rubric, its file decides."""
+    if isinstance(reward, CombinedRewardConfig):
+        return any(embeds_here(part) for part in reward.rewards)
     if not isinstance(reward, SemanticRewardConfig):
         return isinstance(reward, RubricRewardConfig)
     return any(name and not is_api_embedder(name) for name in (reward.embedder, reward.guards.second_embedder))

@@ -72,7 +72,11 @@ class ScaleConfig(Strict):
     """Asynchronous rollout: how many updates old the sampling weights may be (at most 1 with vLLM). Importance weights
     correct for the difference. 0: every step samples from the current weights."""
     correction_limit: Annotated[float, Field(ge=1)] = 2.0
-    """Upper limit of a token's importance weight, with `staleness` or vLLM."""
+    """Upper limit of an importance weight, with `staleness` or vLLM."""
+    correction_mode: Literal["truncate", "mask"] = "truncate"
+    """What happens above the limit, truncate: the weight is the limit. mask: the weight is 0; also below 1 / limit."""
+    correction_level: Literal["token", "text"] = "token"
+    """token: a weight per token. text: one per completion, the geometric mean of its tokens' ratios."""
 
     @model_validator(mode="after")
     def staleness_needs_a_sampler(self) -> "ScaleConfig":
@@ -82,8 +86,11 @@ class ScaleConfig(Strict):
 
     @model_validator(mode="after")
     def correction_limit_has_an_effect(self) -> "ScaleConfig":
-        if self.correction_limit != 2.0 and not self.staleness and self.sampling.kind != "vllm":
-            raise ValueError("`correction_limit` has no effect without `staleness` or vLLM: the policy itself samples")
+        for key, default in (("limit", 2.0), ("mode", "truncate"), ("level", "token")):
+            if getattr(self, f"correction_{key}") != default and not self.staleness and self.sampling.kind != "vllm":
+                raise ValueError(
+                    f"`correction_{key}` has no effect without `staleness` or vLLM: the policy itself samples"
+                )
         return self
 
     @property

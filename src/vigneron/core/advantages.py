@@ -41,6 +41,12 @@ def optimal_value(rewards_PG: Float[Tensor, "P G"], *, beta: float = 0.5) -> Flo
     return torch.where(present_PG.any(1), value_P, torch.nan)
 
 
+def leave_one_out(rewards_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """A = R − mean of the other rewards of the group   (RLOO, Ahmadian et al. 2024): n/(n − 1) times eq. 13's."""
+    advantages_B, count_B = _centred(rewards_B, _numbered(group_B))
+    return (advantages_B * count_B / (count_B - 1).clamp(min=1)).to(rewards_B.dtype)
+
+
 def gae(
     rewards_BT: Float[Tensor, "B T"],
     values_BT: Float[Tensor, "B T"],

@@ -9,9 +9,35 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from vigneron.core.masked import LOG_RATIO_CAP, masked_sum, where_finite
+from vigneron.core.preference_losses import bradley_terry, dpo, ipo, kto, orpo, preference_bce, simpo
+
+__all__ = [
+    "AggregateMode",
+    "ClipLevel",
+    "a_star",
+    "aggregate",
+    "aggregate_denominator",
+    "bradley_terry",
+    "cispo",
+    "clipped",
+    "clipped_ratio",
+    "clipped_squared_error",
+    "dpo",
+    "importance_ratio",
+    "ipo",
+    "kto",
+    "nll",
+    "oreo",
+    "orpo",
+    "policy_gradient",
+    "preference_bce",
+    "simpo",
+    "sppo",
+    "squared_error",
+    "topr",
+]
 
 AggregateMode = Literal["tokens", "samples", "sum_over_samples"]
 ClipLevel = Literal["token", "sequence", "geometric"]
@@ -46,11 +72,13 @@ def clipped_ratio(
     *,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
+    delta: float | None = None,
     level: ClipLevel = "token",
 ) -> Float[Tensor, "B T"]:
     """−min(r·A, clip(r, 1−ε, 1+ε_high)·A) with r = π₁/π₀   (eq. 11, 14, 17; pgsrm §3.3). π₀ is the policy that sampled.
 
-    `epsilon_high`: DAPO's clip-higher; ε without it. level "token": rₜ is the ratio of token t. "sequence": r is the
+    `epsilon_high`: DAPO's clip-higher; ε without it. `delta`: dual clip, min(r, δ)·A, which bounds the loss of a bad
+    token whose ratio is large. level "token": rₜ is the ratio of token t. "sequence": r is the
     ratio of the whole text's probabilities, and each token carries an equal share of the sample's loss, so that a row's
     masked sum is the sample's loss. "geometric": r is GSPO's (π₁/π₀)^{1/length}, and each token carries the sample's
     loss, which is a row's masked mean.
@@ -59,7 +87,8 @@ def clipped_ratio(
 
     def loss(log_ratio: Tensor, advantages: Tensor) -> Tensor:
         ratio = log_ratio.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP).exp()
-        return -torch.minimum(ratio * advantages, ratio.clamp(1 - epsilon, 1 + high) * advantages)
+        bounded = ratio if delta is None else ratio.clamp(max=delta)
+        return -torch.minimum(bounded * advantages, ratio.clamp(1 - epsilon, 1 + high) * advantages)
 
     log_ratio_BT = where_finite(torch.sub, logprobs_BT, behaviour_BT)
     if level == "token":
@@ -82,6 +111,7 @@ def clipped(
     *,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
+    delta: float | None = None,
     level: ClipLevel = "token",
 ) -> Float[Tensor, "B T"]:
     """1 where the ratio is clipped and passes no gradient, else 0: a metric of `clipped_ratio`."""
@@ -90,6 +120,8 @@ def clipped(
     def is_clipped(log_ratio: Tensor, advantages: Tensor) -> Tensor:
         ratio = log_ratio.exp()
         up, down = (ratio > 1 + high) & (advantages > 0), (ratio < 1 - epsilon) & (advantages < 0)
+        if delta is not None:
+            down = down | ((ratio > delta) & (advantages < 0))
         return (up | down).to(log_ratio.dtype)
 
     log_ratio_BT = where_finite(torch.sub, logprobs_BT, behaviour_BT)
@@ -117,43 +149,6 @@ def cispo(
     return where_finite(loss, logprobs_BT, behaviour_BT, advantages_BT)
 
 
-def bradley_terry(chosen_N: Float[Tensor, " N"], rejected_N: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """−log σ(R(text_w) − R(text_l))   (eq. 6; eq. 5 with hp = 1)."""
-    return where_finite(lambda chosen, rejected: -logsigmoid(chosen - rejected), chosen_N, rejected_N)
-
-
-def preference_bce(logit_N: Float[Tensor, " N"], first_preferred_N: Shaped[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """−hp · log p − (1 − hp) · log(1 − p) with p = σ(logit), the preference model's probability of the first text (§3).
-
-    `first_preferred` is hp: 1 if people preferred the first text, 0 if the second, the share of votes if they differ.
-    """
-
-    def loss(logit: Tensor, preferred: Tensor) -> Tensor:
-        return -preferred * logsigmoid(logit) - (1 - preferred) * logsigmoid(-logit)
-
-    return where_finite(loss, logit_N, first_preferred_N.to(logit_N.dtype))
-
-
-def dpo(
-    chosen_N: Float[Tensor, " N"],
-    rejected_N: Float[Tensor, " N"],
-    ref_chosen_N: Float[Tensor, " N"] | None = None,
-    ref_rejected_N: Float[Tensor, " N"] | None = None,
-    *,
-    beta: float = 0.1,
-) -> Float[Tensor, " N"]:
-    """−log σ{β log(π₁(text_w)/π₀(text_w)) − β log(π₁(text_l)/π₀(text_l))}   (§4.9), of summed log-probs.
-
-    Without a reference it is §4.9's first form, −log σ(log π₁(text_w) − log π₁(text_l)), also scaled by β, which is 1
-    in the paper.
-    """
-    if (ref_chosen_N is None) != (ref_rejected_N is None):
-        raise ValueError("give the reference's log-probs of both texts, or of neither")
-    if ref_chosen_N is not None and ref_rejected_N is not None:
-        chosen_N, rejected_N = chosen_N - ref_chosen_N, rejected_N - ref_rejected_N
-    return bradley_terry(beta * chosen_N, beta * rejected_N)
-
-
 def sppo(
     logps_N: Float[Tensor, " N"],
     previous_N: Float[Tensor, " N"],
@@ -170,42 +165,6 @@ def sppo(
         return 0.5 * (logps - previous - eta * (win_rate - 0.5)) ** 2
 
     return where_finite(loss, logps_N, previous_N, win_rate_N)
-
-
-def ipo(
-    chosen_N: Float[Tensor, " N"],
-    rejected_N: Float[Tensor, " N"],
-    ref_chosen_N: Float[Tensor, " N"],
-    ref_rejected_N: Float[Tensor, " N"],
-    *,
-    beta: float = 0.1,
-) -> Float[Tensor, " N"]:
-    """(Δ − 1/(2β))² with Δ = log(π/π_ref)(text_w) − log(π/π_ref)(text_l)   (IPO, Azar et al. 2023).
-
-    Of whatever log-probs are given: IPO's authors and TRL pass means over tokens.
-    """
-
-    def loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
-        return (chosen - ref_chosen - (rejected - ref_rejected) - 1 / (2 * beta)) ** 2
-
-    return where_finite(loss, chosen_N, rejected_N, ref_chosen_N, ref_rejected_N)
-
-
-def simpo(
-    chosen_N: Float[Tensor, " N"],
-    rejected_N: Float[Tensor, " N"],
-    chosen_length_N: Shaped[Tensor, " N"],
-    rejected_length_N: Shaped[Tensor, " N"],
-    *,
-    beta: float = 2.0,
-    gamma: float = 1.0,
-) -> Float[Tensor, " N"]:
-    """−log σ(β · (mean log π(text_w) − mean log π(text_l)) − γ)   (SimPO, Meng et al. 2024), of summed log-probs.
-
-    No reference. A text without a token counts as one of length 1.
-    """
-    lengths = [length_N.clamp(min=1) for length_N in (chosen_length_N, rejected_length_N)]
-    return bradley_terry(beta * chosen_N / lengths[0] - gamma, beta * rejected_N / lengths[1])
 
 
 def topr(

@@ -225,8 +225,8 @@ LADDER_STEPS = Task(
     file="ladder",
     reads="text",
     parent_instruction="""\
-You add numbers step by step. The INPUT is a sum. Answer with the running sum after each term, one number per line; the last line
-is the result. For example: "7 + 12 + 5" → three lines, 7, 19 and 24. Nothing else.
+You add numbers step by step. The INPUT is a sum. Answer with the running sum after each term, one number per line; the
+last line is the result. For example: "7 + 12 + 5" → three lines, 7, 19 and 24. Nothing else.
 """,
 )
 

@@ -1,14 +1,16 @@
 """Direct preference optimization (`rlmt-grape` §4.9): a reward model's loss, of the policy's own log-probs.
 
 π₀ is the reference, the policy at the run's start. `reference_free` is the paper's first form, without it. Pairs are
-recorded preferences, or the best and the worst of a prompt's samples by any reward (`pairs: sampled`).
+recorded preferences, or the best and the worst of a prompt's samples by any reward (`pairs: sampled`). `loss` has the
+forms that people compare it with: IPO, SimPO and ORPO.
 """
 
 import torch
+from torch import Tensor
 
 from vigneron.batch import Batch
 from vigneron.config import DpoConfig
-from vigneron.core.losses import dpo
+from vigneron.core.losses import dpo, ipo, orpo, simpo
 from vigneron.core.masked import masked_sum
 from vigneron.methods.terms import pair_term, sides
 from vigneron.policy.logprobs import Scores
@@ -19,33 +21,49 @@ from vigneron.training.update import Term
 
 
 def build(parts: Parts, options: DpoConfig) -> Method:
-    sampled = options.pairs == "sampled"
+    sampled, beta = options.pairs == "sampled", options.beta
 
     def advantage(batch: Batch) -> Batch:
         """No advantage: the pairs, and the reference's log-probs of them."""
         batch = paired_up(batch) if sampled else batch
         count = int(batch.trained_BT.any(1).sum())
         before_BT = torch.zeros_like(batch.samples.behaviour_BT)
-        if count and not options.reference_free:
+        if count and options.has_reference:
             measured_BT = parts.precompute(batch.rows(range(count)), parts.reference_pass)["reference_BT"]
             before_BT = before_BT.to(measured_BT.dtype)
             before_BT[:count, : measured_BT.shape[1]] = measured_BT
         return batch.with_signals(reference_BT=before_BT)
 
+    def objective(logps_B: Tensor, before_B: Tensor, tokens_B: Tensor) -> tuple[list[Term], Tensor]:
+        """The loss of each pair of texts w and l, and the implicit reward of each text."""
+        if options.loss == "dpo":  # −log σ{β log(π₁(w)/π₀(w)) − β log(π₁(l)/π₀(l))}   (§4.9)
+            losses_N = dpo(*sides(logps_B), *sides(before_B), beta=beta)
+            return [pair_term("loss/dpo", losses_N, 1.0)], beta * (logps_B - before_B)
+        mean_B = (logps_B - before_B) / tokens_B
+        if options.loss == "ipo":  # of means over tokens, as its authors and TRL have it
+            losses_N = ipo(*sides(logps_B / tokens_B), *sides(before_B / tokens_B), beta=beta)
+            return [pair_term("loss/ipo", losses_N, 1.0)], beta * mean_B
+        if options.loss == "simpo":
+            losses_N = simpo(*sides(logps_B), *sides(tokens_B), beta=beta, gamma=options.gamma)
+            return [pair_term("loss/simpo", losses_N, 1.0)], beta * mean_B
+        likelihood = pair_term("loss/nll", -sides(mean_B)[0], 1.0)
+        return [likelihood, pair_term("loss/orpo", orpo(*sides(mean_B)), beta)], beta * mean_B
+
     def loss(batch: Batch, now: Scores) -> list[Term]:
-        """L = −log σ{β log(π₁(w)/π₀(w)) − β log(π₁(l)/π₀(l))}   (§4.9), of whole texts w and l."""
-        logps_B = masked_sum(now.untruncated_BT, batch.samples.mask_BT)
-        before_B = masked_sum(batch.signals.reference_BT, batch.samples.mask_BT)  # 0 without a reference
-        chosen_N, rejected_N = sides(logps_B)
-        won, lost = sides(options.beta * (logps_B - before_B).detach())
+        mask_BT = batch.samples.mask_BT
+        logps_B = masked_sum(now.untruncated_BT, mask_BT)
+        before_B = masked_sum(batch.signals.reference_BT, mask_BT)  # 0 without a reference
+        terms, rewards_B = objective(logps_B, before_B, mask_BT.sum(1).clamp(min=1))
+        won, lost = sides(rewards_B.detach())
+        chosen_N, rejected_N = sides(logps_B.detach())
         return [
-            pair_term("loss/dpo", dpo(chosen_N, rejected_N, *sides(before_B), beta=options.beta), 1.0),
+            *terms,
             pair_term("rewards/chosen", won),
             pair_term("rewards/rejected", lost),
             pair_term("rewards/accuracies", (won > lost).to(won.dtype)),
             pair_term("rewards/margins", won - lost),
-            pair_term("logps/chosen", chosen_N.detach()),
-            pair_term("logps/rejected", rejected_N.detach()),
+            pair_term("logps/chosen", chosen_N),
+            pair_term("logps/rejected", rejected_N),
             Term("entropy" if sampled else "entropy/demonstrated", now.entropy_BT.detach()),
         ]
 

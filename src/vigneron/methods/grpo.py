@@ -3,13 +3,20 @@
 Eq. 14 has no KL: the β · KL(π ‖ reference) of the original GRPO (DeepSeekMath) is added to it, and `kl.coefficient: 0`
 is eq. 14 alone, without the reference's pass. Its (1/QG) Σ Σ Σₜ is `aggregation: sum_over_samples`; the default differs
 from it by one factor a step, the mean length. The original GRPO has `aggregation: samples`, `scale_by_std: true` and
-`kl.estimator: k3`.
+`kl.estimator: k3`. GSPO is `level: geometric`; DAPO's clip-higher `clip_epsilon_high`; CISPO `loss: cispo`.
 """
 
 from vigneron.batch import Batch
 from vigneron.config import GroupRelativeConfig
 from vigneron.core.advantages import group_relative
-from vigneron.methods.terms import clip_notice, clipped_terms, explain_equal_rewards, policy_metrics, with_advantages
+from vigneron.methods.terms import (
+    cispo_terms,
+    clip_notice,
+    clipped_terms,
+    explain_equal_rewards,
+    policy_metrics,
+    with_advantages,
+)
 from vigneron.policy.logprobs import Scores
 from vigneron.training.kl_penalty import KlPenalty
 from vigneron.training.method import Method
@@ -30,10 +37,16 @@ def build(parts: Parts, options: GroupRelativeConfig) -> Method:
     def score(batch: Batch) -> Scores:
         return parts.score(batch, exact_kl=kl.exact)
 
+    def surrogate(batch: Batch, now: Scores) -> list[Term]:
+        if options.loss == "cispo":
+            return cispo_terms(batch, now, options.cispo_maximum, options.aggregation)
+        clip = {"epsilon_high": options.clip_epsilon_high, "delta": options.clip_delta}
+        return clipped_terms(batch, now, options.clip_epsilon, options.aggregation, options.level, **clip)
+
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −min(r·A, clip(r)·A) + β D_KL   (eq. 14, and the original GRPO's β)."""
         return [
-            *clipped_terms(batch, now, options.clip_epsilon, options.aggregation, options.clip_level),
+            *surrogate(batch, now),
             *policy_metrics(batch, now),
             *kl.terms(batch, now, options.aggregation),
         ]
@@ -48,7 +61,7 @@ def build(parts: Parts, options: GroupRelativeConfig) -> Method:
         idle=None if has_kl else lambda batch: (batch.signals.advantages_BT == 0).all(1),
     )
     notices = (
-        *clip_notice(options.updates_per_step, options.clip_epsilon, options.kl),
+        *clip_notice(options.updates_per_step, options.clip_epsilon if options.loss == "clipped" else None, options.kl),
         "a group's advantages sum to 0, so loss/policy is about 0: reward and grad_norm/actor show progress",
     )
     resamples, explain = options.resamples, explain_equal_rewards

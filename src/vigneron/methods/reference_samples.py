@@ -75,7 +75,7 @@ def _fingerprint(parts: Parts, samples: int) -> str:
     keys = ("model", "sampling", "reward", "seed", "max_new_tokens")
     written = {key: value for key, value in config.model_dump(mode="json").items() if key in keys}
     written["model"] = {key: written["model"][key] for key in ("name", "chat", "lora")}
-    del written["reward"]["missing_limit"]  # may change on resume
+    written["reward"].pop("missing_limit", None)  # may change on resume
     return hashlib.sha256(json.dumps([written, rows, samples], sort_keys=True).encode()).hexdigest()
 
 

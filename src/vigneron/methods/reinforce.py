@@ -1,17 +1,19 @@
 """REINFORCE (`rlmt-grape` §4.1-4.3, eq. 3-4): −(R − b) log π at every token.
 
-The baseline b is nothing (the reward-weighted loss), a constant, the running mean of the rewards of earlier steps, or a
-critic's V(sₜ) before each token. None of them has seen the token it is the baseline of: the expected gradient is the
-same with all of them. `aggregation: sum_over_samples` is eq. 3's (1/S) Σ Σ.
+The baseline b is nothing (the reward-weighted loss), a constant, the running mean of the rewards of earlier steps, the
+mean of the other samples' rewards (RLOO), or a critic's V(sₜ) before each token. None of them has seen the token it is
+the baseline of: the expected gradient is the same with all of them. `aggregation: sum_over_samples` is eq. 3's
+(1/S) Σ Σ.
 """
 
 from functools import partial
 
 from vigneron.batch import Batch
 from vigneron.config import ReinforceConfig
+from vigneron.core.advantages import leave_one_out
 from vigneron.core.losses import policy_gradient
 from vigneron.methods.running_mean import RunningMean
-from vigneron.methods.terms import entropy_bonus, policy_metrics
+from vigneron.methods.terms import entropy_bonus, policy_metrics, with_advantages
 from vigneron.methods.token_critic import token_critic, value_term, with_returns
 from vigneron.policy.logprobs import Scores, values_before
 from vigneron.training.kl_penalty import KlPenalty
@@ -33,6 +35,8 @@ def build(parts: Parts, options: ReinforceConfig) -> Method:
         returns_BT = rewards_B[:, None].expand(batch.samples.completion_BT.shape)
         if critic is not None:
             return with_returns(batch.with_signals(advantages_BT=returns_BT - batch.signals.values_BT), returns_BT)
+        if options.baseline == "leave_one_out":
+            return with_advantages(batch, leave_one_out(rewards_B, batch.samples.group_B))
         baseline = running.before(rewards_B) if running else options.constant or 0.0
         return batch.with_signals(advantages_BT=returns_BT - baseline).with_metrics({"baseline": baseline})
 

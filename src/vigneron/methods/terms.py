@@ -1,13 +1,13 @@
 """Terms of a loss and metrics that several methods share."""
 
+import math
 from collections.abc import Sequence
-from typing import Literal
 
 from torch import Tensor
 
 from vigneron.batch import Batch
 from vigneron.config import KlConfig
-from vigneron.core.losses import AggregateMode, clipped, clipped_ratio
+from vigneron.core.losses import AggregateMode, ClipLevel, cispo, clipped, clipped_ratio
 from vigneron.core.preferences import expected_calibration_error, pair_accuracy
 from vigneron.policy.logprobs import Scores
 from vigneron.training.method import Metrics
@@ -25,15 +25,25 @@ def clipped_terms(
     now: Scores,
     epsilon: float,
     mode: AggregateMode = "tokens",
-    level: Literal["token", "sequence"] = "token",
+    level: ClipLevel = "token",
+    *,
+    epsilon_high: float | None = None,
+    delta: float | None = None,
 ) -> list[Term]:
     """−min(r·A, clip(r)·A), and the share of tokens that were clipped."""
     samples = batch.samples
     ratio = (now.logprobs_BT, samples.behaviour_BT, batch.signals.advantages_BT, samples.mask_BT)
-    return [
-        Term("loss/policy", clipped_ratio(*ratio, epsilon=epsilon, level=level), 1.0, mode),
-        Term("clip_ratio/region_mean", clipped(*ratio, epsilon=epsilon, level=level)),
-    ]
+    values_BT = clipped_ratio(*ratio, epsilon=epsilon, epsilon_high=epsilon_high, delta=delta, level=level)
+    clipped_BT = clipped(*ratio, epsilon=epsilon, epsilon_high=epsilon_high, delta=delta, level=level)
+    return [Term("loss/policy", values_BT, 1.0, mode), Term("clip_ratio/region_mean", clipped_BT)]
+
+
+def cispo_terms(batch: Batch, now: Scores, maximum: float, mode: AggregateMode) -> list[Term]:
+    """−min(r, maximum)·A·log π, and the share of tokens whose weight was limited."""
+    behaviour_BT = batch.samples.behaviour_BT
+    values_BT = cispo(now.logprobs_BT, behaviour_BT, batch.signals.advantages_BT, maximum=maximum)
+    limited_BT = (now.logprobs_BT.detach() - behaviour_BT > math.log(maximum)).to(now.logprobs_BT.dtype)
+    return [Term("loss/policy", values_BT, 1.0, mode), Term("clip_ratio/region_mean", limited_BT)]
 
 
 def policy_metrics(batch: Batch, now: Scores) -> list[Term]:

@@ -6,8 +6,12 @@ from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from vigneron.batch import Batch, concatenate
+from vigneron.config import Config
+from vigneron.core.shaping import soft_overlong
+from vigneron.data.prompts import completion_text
 from vigneron.rewards.user_reward import NonFiniteReward, RewardFailed, checked_rewards, is_async, named_errors, started
 from vigneron.timing import phase
 
@@ -15,6 +19,8 @@ RewardFunction = Callable[..., Any]
 
 # Key in `Batch.extras` of a part's intermediate results, until the whole step is there.
 BEGUN = "begun"
+# Key in `Batch.extras` of what the reward reads, where it is not the whole completion.
+SEEN = "seen"
 # `missing_limit` applies to at least this many samples.
 LIMIT_FLOOR = 100
 
@@ -42,12 +48,39 @@ class ApplyReward:
     least a hundred): training on the rest would hide a fault.
     """
 
-    def __init__(self, function: RewardFunction, *, missing_limit: float = 0.05, what: str = "reward") -> None:
+    def __init__(
+        self,
+        function: RewardFunction,
+        *,
+        missing_limit: float = 0.05,
+        what: str = "reward",
+        delimiter: str | None = None,
+        overlong: Callable[[Batch], Tensor] | None = None,
+    ) -> None:
+        """`delimiter`: the reward reads only what follows it. `overlong`: a penalty for each sample, added to it."""
         self._function = function
+        self._delimiter, self._overlong = delimiter, overlong
         self._name = f"{what} '{getattr(function, '__name__', type(function).__name__)}'"
         self._missing_limit = missing_limit
         self._seen = 0
         self._missing = 0
+
+    @classmethod
+    def of(cls, config: Config, function: RewardFunction) -> "ApplyReward":
+        """As the config's `reward` section says."""
+        options, overlong = config.reward, config.reward.overlong
+
+        def penalty(batch: Batch) -> Tensor:
+            assert overlong is not None
+            lengths_B = batch.samples.lengths_B
+            return overlong.penalty * soft_overlong(lengths_B, limit=config.max_new_tokens, buffer=overlong.buffer)
+
+        return cls(
+            function,
+            missing_limit=options.missing_limit,
+            delimiter=options.delimiter if options.sees == "answer" else None,
+            overlong=None if overlong is None else penalty,
+        )
 
     @property
     def overlaps(self) -> bool:
@@ -72,6 +105,9 @@ class ApplyReward:
             return self._finish_all(waiting, whole_step)
 
     def _begin(self, batch: Batch) -> Callable[[], Batch]:
+        if self._delimiter is not None:
+            seen = tuple(after(completion, self._delimiter) for completion in batch.samples.completions)
+            batch = batch.with_samples(extras={**batch.samples.extras, SEEN: seen})
         return self._begin_step_reward(batch) if isinstance(self._function, StepReward) else self._call(batch)
 
     def _finish_all(self, waiting: list[Callable[[], Batch]], whole_step: bool) -> Batch:
@@ -121,10 +157,17 @@ class ApplyReward:
             returned = {"returned": tuple(map(repr, values))} if isinstance(values, list | tuple) else {}
             error.batch = batch.with_samples(extras={**batch.samples.extras, **log.extras, **returned})
             raise
-        return batch.with_signals(
-            rewards_B=torch.tensor(rewards, dtype=torch.float32, device=batch.samples.completion_BT.device),
-            metrics={**batch.signals.metrics, **{f"reward/{name}": value for name, value in log.metrics.items()}},
-        ).with_samples(extras={**batch.samples.extras, **log.extras})
+        rewards_B = torch.tensor(rewards, dtype=torch.float32, device=batch.samples.completion_BT.device)
+        metrics = {f"reward/{name}": value for name, value in log.metrics.items()}
+        if self._overlong is not None:
+            penalty_B = self._overlong(batch)
+            rewards_B, metrics["reward/overlong"] = rewards_B + penalty_B, float(penalty_B.mean())
+        if self._delimiter is not None:
+            found = [self._delimiter in completion_text(text) for text in batch.samples.completions]
+            metrics["completions/answered"] = sum(found) / len(found)
+        return batch.with_signals(rewards_B=rewards_B, metrics={**batch.signals.metrics, **metrics}).with_samples(
+            extras={**batch.samples.extras, **log.extras}
+        )
 
     def _count(self, missing: int, of: int, whole_step: bool) -> None:
         self._seen += of
@@ -154,6 +197,13 @@ class ApplyReward:
         return named_errors(self._name, step)
 
 
+def after(completion: Any, delimiter: str) -> Any:
+    """What follows the last delimiter, as text or as messages; empty if it does not occur."""
+    text = completion_text(completion).rpartition(delimiter)
+    answer = text[2].strip() if text[1] else ""
+    return answer if isinstance(completion, str) else [{**completion[-1], "content": answer}]
+
+
 class _Log:
     """Collects what a reward logs through TRL's `log_extra` and `log_metric`."""
 
@@ -175,6 +225,6 @@ def _arguments(batch: Batch) -> dict[str, Any]:
     return {
         **{name: list(column) for name, column in batch.samples.columns.items()},
         "prompts": list(batch.samples.prompts),
-        "completions": list(batch.samples.completions),
+        "completions": list(batch.samples.extras.get(SEEN, batch.samples.completions)),
         "completion_ids": [list(row) for row in batch.samples.completion_lists()],
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.config import (
+    CombinedRewardConfig,
     ModelRewardConfig,
     PreferenceRewardConfig,
     PythonRewardConfig,
@@ -61,6 +62,12 @@ def build_reward(
         return SemanticReward(
             embedder(config.embedder), alpha=config.alpha, form=config.form, clean=config.clean, guards=guards
         )
+    if isinstance(config, CombinedRewardConfig):
+        from vigneron.rewards.combined import CombinedReward
+
+        build = partial(build_reward, checker=checker, cache=cache, device=device, notice=notice, placement=placement)
+        parts = [(part.kind, build(part)) for part in config.rewards]
+        return CombinedReward(parts, config.weights or [1.0] * len(parts), config.combine)
     if isinstance(config, PythonRewardConfig):
         return python_function(config.function, "reward.function")
     if isinstance(config, ModelRewardConfig | PreferenceRewardConfig):

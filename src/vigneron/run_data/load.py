@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vigneron.config import Config, RubricRewardConfig
+from vigneron.config import Config, RubricRewardConfig, SemanticRewardConfig
 from vigneron.data.dataset import check_rows, distinct_rows, overlap_notices, read_rows
 from vigneron.data.formats import with_prompts_and_answers, without_demonstrations
 from vigneron.data.prompts import Row, completion_text
@@ -127,7 +127,8 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
     if config.method.reads == "recorded":
         rows = [without_record(row, config.method.score_column) for row in rows]
     rows = with_prompts_and_answers(rows, f"'{path}'")
-    compares, demonstrations = config.reward.kind in ("semantic", "binary"), config.method.reads == "demonstrations"
+    compares = any(part.kind in ("semantic", "binary") for part in config.reward.parts)
+    demonstrations = config.method.reads == "demonstrations"
     recorded = config.parent is None and (compares or demonstrations)
     if config.parent is not None:
         rows = [without_demonstrations(row) if {"messages", "completion"} & set(row) else row for row in rows]
@@ -167,8 +168,8 @@ def _checker_needs_input(config: Config) -> bool:
 
 def can_be_compared(config: Config, answer: Any) -> bool:
     """Whether the semantic reward can embed an answer: with `reward.clean` it must contain letters."""
-    reward = config.reward
-    return reward.kind != "semantic" or reward.clean == "none" or bool(letters_only(completion_text(answer)))
+    cleans = any(isinstance(part, SemanticRewardConfig) and part.clean == "letters" for part in config.reward.parts)
+    return not cleans or bool(letters_only(completion_text(answer)))
 
 
 def _with_prompts(rows: Sequence[Row], template: str | None, path: str | Path) -> list[Row]:

@@ -8,6 +8,7 @@ from vigneron.config import Config
 from vigneron.core.advantages import share_without_variance
 from vigneron.data.prompts import Row, completion_text, prompt_text
 from vigneron.policy.model import Policy
+from vigneron.rewards.apply import SEEN
 from vigneron.rewards.checkers import Check, includes, is_exact
 from vigneron.rollout.build import evaluation_rollout
 from vigneron.text import length_ratio, repetition, share_in
@@ -74,7 +75,11 @@ def _reward_metrics(batch: Batch) -> Metrics:
         metrics["accuracy"] = sum(verdicts) / len(verdicts)
     pairs = [
         (completion, answer)
-        for completion, answer in zip(batch.samples.completions, batch.samples.columns.get("answer", ()), strict=False)
+        for completion, answer in zip(
+            batch.samples.extras.get(SEEN, batch.samples.completions),
+            batch.samples.columns.get("answer", ()),
+            strict=False,
+        )
         if answer is not None
     ]
     if pairs:

@@ -29,6 +29,7 @@ ABOUT_REWARD = {
     "model": "The reward is the score of a reward model.",
     "preference": "The reward is how often a preference model prefers the text to the others of its group.",
     "rubric": "The reward is a rubric: weighted items, scored by programs or by a judge.",
+    "combined": "The reward combines several rewards; the config below has their weights.",
 }
 
 LIMITS = {

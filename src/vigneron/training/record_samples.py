@@ -66,15 +66,13 @@ def _recorded(config: Config, rows: Sequence[Row], samples: int) -> Iterator[Row
     seed_everything(config.seed)
     with phase("load the model"):
         policy = policy_from_config(config)
-    reward = ApplyReward(
-        build_reward(
-            config.reward,
-            load_checker(checker_name(config)),
-            device=config.model.device,
-            weights=partial(newest_weights, key="reward.file"),
-        ),
-        missing_limit=config.reward.missing_limit,
+    built = build_reward(
+        config.reward,
+        load_checker(checker_name(config)),
+        device=config.model.device,
+        weights=partial(newest_weights, key="reward.file"),
     )
+    reward = ApplyReward.of(config, built)
     rollout = replace(OnPolicy.of(config, policy, sampling_of(config)), group_size=samples)
     try:
         for first in range(0, len(rows), PROMPTS):

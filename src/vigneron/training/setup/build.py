@@ -105,7 +105,7 @@ def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view:
 
 def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: View, remote: RemoteWorkers) -> Run:
     function, audit, policy = ranks.run_on_all_ranks(lambda: _load(config, folder, data, view, remote))
-    local_reward = ApplyReward(function, missing_limit=config.reward.missing_limit)
+    local_reward = ApplyReward.of(config, function)
     reward = local_reward if ranks.world_size() == 1 else Rank0Reward(local_reward)
     origin = Origin(_base_identity(config, policy), data_record(data))
     shard_policy(policy, config.scale.shard)
@@ -156,8 +156,7 @@ def wrap_method(method: Method, parts: Parts) -> tuple[Method, AsyncRollout | No
     method = collecting(method, parts.curriculum)
     weighted = config.method.reads == "prompts" and not config.method.weighs_samples
     if weighted and (config.scale.staleness or not sampler_of(policy).exact):
-        limit = config.scale.correction_limit
-        method = replace(method, advantage=WeightedAdvantage(method.advantage, parts, limit))
+        method = replace(method, advantage=WeightedAdvantage(method.advantage, parts))
     if not config.scale.staleness:
         return method, None
     rollout = method.rollout if method.reward is unchanged else rewarding(method)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from vigneron.config import Config, is_api_embedder
+from vigneron.config import Config, RewardConfig, is_api_embedder
 from vigneron.errors import UserError
 from vigneron.files import user_path
 from vigneron.policy.compiling import can_compile
@@ -30,21 +30,7 @@ def resolved(config: Config) -> Config:
         "dtype": dtype,
         "compile": wanted and can_compile(device),
     }
-    changes: dict[str, Any] = {"model": config.model.model_copy(update=model)}
-    if config.reward.kind == "semantic":
-        second = config.reward.guards.second_embedder
-        guards = config.reward.guards.model_copy(update={"second_embedder": second and absolute(second)})
-        reward: dict[str, Any] = {"embedder": absolute(config.reward.embedder), "guards": guards}
-        if any(name and is_api_embedder(name) for name in (config.reward.embedder, second)):
-            reward["url"] = base_url(config.reward.url, "reward.url")
-        changes["reward"] = config.reward.model_copy(update=reward)
-    if config.reward.kind == "model" or config.reward.kind == "preference":
-        changes["reward"] = config.reward.model_copy(
-            update={"model": newest_weights(config.reward.model, "reward.model")}
-        )
-    if config.reward.kind == "rubric":
-        files = {key: getattr(config.reward, key) for key in ("file", "held_out_file")}
-        changes["reward"] = config.reward.model_copy(update={k: f and absolute(f) for k, f in files.items()})
+    changes: dict[str, Any] = {"model": config.model.model_copy(update=model), "reward": _reward(config.reward)}
     if config.parent is not None:
         parent = (
             {"url": base_url(config.parent.url, "parent.url")}
@@ -53,6 +39,25 @@ def resolved(config: Config) -> Config:
         )
         changes["parent"] = config.parent.model_copy(update=parent)
     return config.model_copy(update=changes)
+
+
+def _reward(reward: RewardConfig) -> RewardConfig:
+    """With absolute paths, the newest weights of its models, and the URL of an API."""
+    changes: dict[str, Any] = {}
+    if reward.kind == "semantic":
+        second = reward.guards.second_embedder
+        guards = reward.guards.model_copy(update={"second_embedder": second and absolute(second)})
+        changes = {"embedder": absolute(reward.embedder), "guards": guards}
+        if any(name and is_api_embedder(name) for name in (reward.embedder, second)):
+            changes["url"] = base_url(reward.url, "reward.url")
+    if reward.kind == "model" or reward.kind == "preference":
+        changes = {"model": newest_weights(reward.model, "reward.model")}
+    if reward.kind == "rubric":
+        files = {key: getattr(reward, key) for key in ("file", "held_out_file")}
+        changes = {key: file and absolute(file) for key, file in files.items()}
+    if reward.kind == "combined":
+        changes = {"rewards": [_reward(part) for part in reward.rewards]}
+    return reward.model_copy(update=changes) if changes else reward
 
 
 def newest_weights(name: str, key: str = "model") -> str:

@@ -1,0 +1,95 @@
+"""Several rewards in one: their weighted sum, the smallest of them, or each normalised in its group first."""
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal
+
+import torch
+
+from vigneron.core.advantages import group_relative
+from vigneron.rewards.user_reward import checked_rewards, is_async, named_errors, started
+
+RewardFunction = Callable[..., Any]
+Combine = Literal["sum", "min", "normalised"]
+
+
+class CombinedReward:
+    """A `StepReward`: the parts are computed as samples arrive, and combined when the step is there.
+
+    A sample that a part could not score has no reward. Each part is logged as `reward/NAME`; two parts of one kind are
+    numbered.
+    """
+
+    __name__ = "combined"
+
+    def __init__(self, parts: Sequence[tuple[str, RewardFunction]], weights: Sequence[float], combine: Combine) -> None:
+        kinds = [kind for kind, _ in parts]
+        names = [kind if kinds.count(kind) == 1 else f"{kind}_{n}" for n, kind in enumerate(kinds, start=1)]
+        self._parts = list(zip(names, (function for _, function in parts), strict=True))
+        self._weights, self._combine = list(weights), combine
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """With TRL's signature: completions of the same prompt are a group."""
+        numbers: dict[str, int] = {}
+        groups = [numbers.setdefault(json.dumps(prompt, sort_keys=True), len(numbers)) for prompt in prompts]
+        columns = {"log_extra": ignore, "log_metric": ignore} | columns
+        logs = {name: columns.pop(name) for name in ("log_extra", "log_metric")}
+        arguments = {"prompts": prompts, "completions": completions, **columns}
+        return self.finish(self.begin(**arguments)(), groups, **arguments, **logs)
+
+    @property
+    def overlaps(self) -> bool:
+        return any(is_async(function) for _, function in self._parts)
+
+    def begin(self, **arguments: Any) -> Callable[[], list[tuple[float | None, ...]]]:
+        count = len(arguments["completions"])
+
+        def start(name: str, function: RewardFunction) -> Any:
+            call = lambda: started(function(**arguments, log_extra=ignore, log_metric=ignore))  # noqa: E731
+            return named_errors(f"reward '{name}'", call)
+
+        begun = [(name, start(name, function)) for name, function in self._parts]
+
+        def finish() -> list[tuple[float | None, ...]]:
+            columns = []
+            for name, result in begun:
+                what = f"reward '{name}'"
+                values = named_errors(what, result.result) if isinstance(result, Future) else result
+                columns.append(checked_rewards(what, values, count))
+            return list(zip(*columns, strict=True))
+
+        return finish
+
+    def finish(self, begun: list[Any], groups: list[int], **arguments: Any) -> list[float | None]:
+        missing = float("nan")
+        raw_BK = torch.tensor([[missing if x is None else x for x in row] for row in begun], dtype=torch.float64)
+        for (name, _), column_B in zip(self._parts, raw_BK.T, strict=True):
+            arguments["log_extra"](f"reward_{name}", column_B.tolist())
+            if not column_B.isnan().all():
+                arguments["log_metric"](name, float(column_B.nanmean()))
+        combined_B = combined(raw_BK, torch.tensor(groups), torch.tensor(self._weights).double(), self._combine)
+        return [None if value != value else value for value in combined_B.tolist()]
+
+    def close(self) -> None: ...
+
+    def scalars(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, scalars: dict[str, Any]) -> None: ...
+
+
+def ignore(name: str, value: Any) -> None:
+    """In place of `log_extra` and `log_metric`: a part's own logs are not kept."""
+
+
+def combined(
+    rewards_BK: torch.Tensor, group_B: torch.Tensor, weights_K: torch.Tensor, combine: Combine
+) -> torch.Tensor:
+    """One reward from K; NaN where one of them is missing. Groups of one (evaluation) are not normalised."""
+    if combine == "normalised" and len(group_B.unique()) < len(group_B):
+        missing_B = rewards_BK.isnan().any(1)
+        rewards_BK = torch.stack([group_relative(column_B, group_B, scale="std") for column_B in rewards_BK.T], 1)
+        rewards_BK[missing_B] = float("nan")
+    weighted_BK = rewards_BK * weights_K
+    return weighted_BK.min(1).values if combine == "min" else weighted_BK.sum(1)

@@ -1,0 +1,181 @@
+"""Several rewards in one, what follows a delimiter, and the penalty of long completions: numbers worked out by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.small_batch import make_batch
+from support.tiny_runs import tiny_config, write_data
+from vigneron import api
+from vigneron.batch import Batch
+from vigneron.config import Config
+from vigneron.errors import UserError
+from vigneron.recipe import check_config
+from vigneron.rewards.apply import SEEN, ApplyReward, after
+from vigneron.rewards.combined import CombinedReward, combined
+from vigneron.rewards.user_reward import RewardFailed
+from vigneron.run_store.folder import RunFolder
+
+NAN = math.nan
+
+
+def letters(prompts: list[Any], completions: list[Any], **_: Any) -> list[float | None]:
+    return [float(len(text)) if text else None for text in completions]
+
+
+def ends_in_a_vowel(prompts: list[Any], completions: list[Any], **_: Any) -> list[float | None]:
+    return [float(text[-1:] in "aeiou" and bool(text)) for text in completions]
+
+
+async def slowly(prompts: list[Any], completions: list[Any], **_: Any) -> list[float | None]:
+    return [10.0] * len(completions)
+
+
+def small_batch(*, completions: tuple[str, ...] = ("a", "b", "c", "d")) -> Batch:
+    return make_batch([2] * 4, [1, 2, 3, 4], completions=completions)
+
+
+def config_with(reward: dict[str, Any], **more: Any) -> Config:
+    return check_config(
+        {
+            "method": {"name": "grpo"},
+            "data": {"train": "rows.jsonl"},
+            "reward": reward,
+            "group_size": 4,
+            "max_new_tokens": 8,
+            **more,
+        },
+        "test",
+    )
+
+
+def test_each_way_to_combine_by_hand() -> None:
+    """Two groups of two; the second reward of the last sample is missing."""
+    raw = torch.tensor([[1.0, 10.0], [3.0, 10.0], [0.0, 4.0], [1.0, NAN]]).double()
+    groups, weights = torch.tensor([0, 0, 7, 7]), torch.tensor([1.0, 0.5]).double()
+    assert combined(raw, groups, weights, "sum")[:3].tolist() == [6.0, 8.0, 2.0]
+    assert combined(raw, groups, weights, "min")[:3].tolist() == [1.0, 3.0, 0.0]
+    root = math.sqrt(2)  # the unbiased std of 1 and 3
+    normalised = combined(raw, groups, weights, "normalised")
+    assert normalised[:2].tolist() == pytest.approx([-1 / (root + 1e-4), 1 / (root + 1e-4)])
+    assert normalised[2].item() == pytest.approx(-0.5 / (math.sqrt(0.5) + 1e-4)), "its second reward has no other"
+    for kind in ("sum", "min", "normalised"):
+        assert combined(raw, groups, weights, kind)[3].isnan(), kind  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-500, 500)), min_size=4, max_size=12), st.floats(0.1, 50))
+def test_a_part_s_scale_does_not_matter_once_normalised(rows: list[tuple[float, float]], factor: float) -> None:
+    raw = torch.tensor(rows, dtype=torch.float64).round(decimals=2)
+    groups, weights = torch.arange(len(rows)) // 4, torch.ones(2).double()
+    one = combined(raw, groups, weights, "normalised")
+    other = combined(raw * torch.tensor([1.0, factor]).double(), groups, weights, "normalised")
+    spread = raw[:, 1].std()
+    assert torch.allclose(one, other, atol=0.02) or spread * min(factor, 1.0) < 0.05
+
+
+def test_parts_are_logged_and_a_missing_one_is_missing() -> None:
+    reward = CombinedReward([("python", letters), ("python", ends_in_a_vowel)], [1.0, 10.0], "sum")
+    batch = ApplyReward(reward, missing_limit=1.0)(small_batch(completions=("abc", "", "ba", "b")))
+    values = batch.signals.rewards_B.tolist()
+    assert [values[0], values[2], values[3]] == [3.0, 12.0, 1.0]
+    assert math.isnan(values[1])
+    assert batch.signals.metrics["reward/python_1"] == 2.0
+    assert batch.signals.metrics["reward/python_2"] == 0.25
+    assert batch.samples.extras["reward_python_2"] == (0.0, 0.0, 1.0, 0.0)
+
+
+def test_it_can_be_called_as_trl_does() -> None:
+    reward = CombinedReward([("letters", letters), ("vowel", ends_in_a_vowel)], [1.0, 1.0], "normalised")
+    values = reward(["p", "p", "q", "q"], ["a", "b", "aaa", "b"], answer=["", "", "", ""])
+    root = math.sqrt(0.5) + 1e-4
+    assert values[:2] == pytest.approx([0.5 / root, -0.5 / root])
+    assert values[2] == pytest.approx(1 / (math.sqrt(2) + 1e-4) + 0.5 / root)
+
+
+def test_an_asynchronous_part_overlaps_and_a_failing_one_is_named() -> None:
+    assert CombinedReward([("a", slowly), ("b", letters)], [1, 1], "sum").overlaps
+    both = ApplyReward(CombinedReward([("slow", slowly), ("letters", letters)], [1, 1], "sum"))
+    assert both(small_batch(completions=("abc", "d", "ba", "b"))).signals.rewards_B.tolist() == [13.0, 11.0, 12.0, 11.0]
+
+    def fails(**_: Any) -> list[float]:
+        raise ValueError("no")
+
+    with pytest.raises(RewardFailed, match=r"reward 'mine' raised ValueError: no"):
+        ApplyReward(CombinedReward([("mine", fails), ("letters", letters)], [1, 1], "sum"))(small_batch())
+
+
+def test_what_follows_the_delimiter() -> None:
+    assert after("so 3 + 4 is </think> 7 ", "</think>") == "7"
+    assert after("a</think>b</think>c", "</think>") == "c"
+    assert after("it never ends", "</think>") == "", "reasoning must not reach the reward"
+    assert after([{"role": "assistant", "content": "x</think>y"}], "</think>") == [
+        {"role": "assistant", "content": "y"}
+    ]
+
+
+def test_reward_and_checker_see_only_the_answer() -> None:
+    config = config_with({"kind": "python", "function": f"{__name__}:letters", "sees": "answer", "missing_limit": 1.0})
+    batch = ApplyReward.of(config, letters)(
+        small_batch(completions=("long</think>ab", "no", "</think>abc", "x</think>"))
+    )
+    values = batch.signals.rewards_B.tolist()
+    assert [values[0], values[2]] == [2.0, 3.0]
+    assert math.isnan(values[1])
+    assert math.isnan(values[3])
+    assert batch.samples.extras[SEEN] == ("ab", "", "abc", "")
+    assert batch.signals.metrics["completions/answered"] == 0.75
+
+
+def test_the_overlong_penalty_is_added() -> None:
+    reward = {"kind": "python", "function": f"{__name__}:letters", "overlong": {"buffer": 2, "penalty": 3.0}}
+    batch = small_batch(completions=("a", "bb", "ccc", "dddd"))
+    widths = batch.samples.widths
+    limit = max(widths)
+    config = config_with(reward, max_new_tokens=limit)
+    values = ApplyReward.of(config, letters)(batch)
+    wanted = [n + 1.0 - 3.0 * min(1.0, max(0.0, (width - limit + 2) / 2)) for n, width in enumerate(widths)]
+    assert values.signals.rewards_B.tolist() == pytest.approx(wanted)
+    assert values.signals.metrics["reward/overlong"] < 0
+
+
+@pytest.mark.parametrize(
+    ("reward", "line"),
+    [
+        ({"kind": "combined", "rewards": [{"kind": "binary"}]}, "rewards"),
+        ({"kind": "combined", "rewards": [{"kind": "binary"}] * 2, "weights": [1.0]}, "1 numbers for 2 rewards"),
+        ({"kind": "combined", "rewards": [{"kind": "binary", "sees": "answer"}, {"kind": "binary"}]}, "belongs to the"),
+        ({"kind": "binary", "delimiter": "###"}, "no effect without `sees: answer`"),
+        ({"kind": "combined", "rewards": [{"kind": "rubric", "file": "x"}, {"kind": "binary"}]}, "rubric"),
+    ],
+)
+def test_bad_input(reward: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        config_with(reward)
+
+
+def test_normalising_needs_groups() -> None:
+    reward = {"kind": "combined", "rewards": [{"kind": "binary"}] * 2, "combine": "normalised"}
+    with pytest.raises(UserError, match="group_size"):
+        config_with(reward, method={"name": "reinforce", "baseline": "none"}, group_size=1)
+
+
+def test_a_run_by_a_combined_reward_can_be_read_again(tmp_path: Any, tiny_folder: Any) -> None:
+    parts = [{"kind": "binary"}, {"kind": "python", "function": f"{__name__}:ends_in_a_vowel"}]
+    config = tiny_config(
+        tiny_folder,
+        write_data(tmp_path),
+        method={"name": "grpo"},
+        reward={"kind": "combined", "rewards": parts, "weights": [1.0, 0.5], "combine": "normalised"},
+        optimizer={"actor_lr": 1e-3},
+        group_size=4,
+        steps=2,
+    )
+    run = api.train(config, name="run", runs=tmp_path)
+    again = RunFolder.open(run.folder)
+    assert again.config().reward.kind == "combined"
+    assert {"reward/binary", "reward/python"} <= again.metrics()[-1].keys()
+    assert api.load_run(run.folder).evaluate()["reward"] >= 0
