@@ -116,7 +116,7 @@ def test_text_of_a_csv_file_is_read_as_numbers(tmp_path: Path) -> None:
     [
         ({"name": "topr", "samples": "sampled", "score": "x"}, {}, "`score` has no effect"),
         ({"name": "topr"}, {"group_size": 4}, "`group_size` has no effect"),
-        ({"name": "oreo", "critic": {"clip": 0.2}}, {}, "`critic.clip` has no effect"),
+        ({"name": "oreo", "critic": {"clip": 0.2}}, {}, "unknown key 'method.critic.clip'"),
         ({"name": "oreo", "kl": {"adaptive": {}}}, {}, "`kl.adaptive` has no effect"),
     ],
 )

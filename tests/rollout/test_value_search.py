@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.tiny_models import tiny_policy
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import completion_text
 from vigneron.errors import UserError
 from vigneron.policy.logprobs import Critic
-from vigneron.rollout.value_search import ValueSearch, beam_search, best_by_value, samples_of_each
+from vigneron.rollout.value_search import ValueSearch, _first_step, beam_search, best_by_value, samples_of_each
 
 ROWS = [{"prompt": "say hot:", "answer": "x"}, {"prompt": "say big one:", "answer": "y"}]
 
@@ -91,3 +93,13 @@ def most_common_letter(search: ValueSearch) -> str:
 def test_a_separator_that_never_occurs_is_refused() -> None:
     with pytest.raises(UserError, match="the separator 'no such text' occurs in none of 6 samples"):
         beam_search(searching(), ROWS, beams=2, expand=3, separator="no such text")
+
+
+@given(st.lists(st.integers(1, 6), max_size=12), st.sampled_from(["a", "ab", "ba", "c"]))
+def test_a_step_ends_with_the_token_that_completes_the_first_separator(letters: list[int], separator: str) -> None:
+    """With one letter a token it is where Python finds the separator."""
+    policy = tiny_policy()
+    text = "".join("abcdef"[letter - 1] for letter in letters)
+    ids = tuple(policy.tokenizer(text)["input_ids"])
+    at = text.find(separator)
+    assert _first_step(policy, ids, separator) == (ids if at < 0 else ids[: at + len(separator)])

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from vigneron.config.critics import TokenCriticConfig
+from vigneron.config.critics import TokenValueConfig
 from vigneron.config.kl import KlConfig
 from vigneron.config.options import MethodOptions, Reads
 from vigneron.config.values import NotNegative, Positive
@@ -61,7 +61,7 @@ class ToprConfig(MethodOptions):
         return {k: v for k, v in dump(self).items() if k != "score" or self.samples == "recorded"}
 
 
-class OreoCriticConfig(TokenCriticConfig):
+class OreoCriticConfig(TokenValueConfig):
     """The value, which reads before every token. OREO's own has a network apart from the policy's."""
 
     network: Literal["head", "own"] = "own"
@@ -106,8 +106,6 @@ class OreoConfig(MethodOptions):
 
     @model_validator(mode="after")
     def options_have_an_effect(self) -> "OreoConfig":
-        if self.critic.clip is not None:
-            raise ValueError("`critic.clip` has no effect with `oreo`: after one update there is no value before")
         if self.kl.against == "previous" or self.kl.adaptive:
             key = "against: previous" if self.kl.against == "previous" else "adaptive"
             raise ValueError(f"`kl.{key}` has no effect with `oreo`, whose KL is to the reference, with a fixed weight")

@@ -3,6 +3,7 @@
 The value of a text is that of the state behind it: what the critic expects of whatever follows.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -140,7 +141,6 @@ def _continued(
 
 def _first_step(policy: Policy, ids: Ids, separator: str) -> Ids:
     """The tokens up to the one that completes the first separator; all of them if there is none."""
-    if separator not in texts_of(policy.tokenizer, [ids])[0]:
-        return ids
-    written = texts_of(policy.tokenizer, [ids[:count] for count in range(1, len(ids) + 1)])
-    return ids[: next(count for count, text in enumerate(written, start=1) if separator in text)]
+    counts = range(1, len(ids) + 1)
+    ends = bisect_left(counts, True, key=lambda count: separator in texts_of(policy.tokenizer, [ids[:count]])[0])
+    return ids[: ends + 1]
