@@ -32,8 +32,11 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from vigneron.errors import UserError
 
 RECORDS = "offline.jsonl"
 ARMS = ("reinforce", "topr", "rejection", "dpo", "oreo", "a_star_po")
@@ -193,7 +196,7 @@ class Bench:
         record["best_accuracy"] = max([*curve[1:], record["accuracy"]])
         if arm == "oreo":
             record |= trained.evaluate_by_value(best_of=8, seed=seed)
-            if not self.small:
+            with suppress(UserError):  # a policy that no longer writes a new line, or a random one
                 record |= trained.evaluate_by_value(beam=4, expand=4, seed=seed)
         shutil.rmtree(trained.folder / "checkpoints")  # gigabytes, and no longer needed
         return record | {"seconds": round(time.perf_counter() - began, 1)}
@@ -265,7 +268,8 @@ def interval(values: Sequence[float]) -> str:
 def table(records: Sequence[dict[str, Any]]) -> str:
     by_arm: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for record in records:
-        by_arm[record["arm"]][record["seed"]] = record
+        if "failed" not in record:
+            by_arm[record["arm"]][record["seed"]] = record
     lines = [f"| arm | {' | '.join(COLUMNS)} | gain over the base |", "|---" * (len(COLUMNS) + 2) + "|"]
     for arm in ("base", *ARMS):
         if arm not in by_arm:
@@ -292,7 +296,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wanted = [(arm, seed) for seed in given.seeds for arm in ("base", *ARMS) if (arm, seed) not in done]
         base = bench.base() if wanted else ""
         for arm, seed in wanted:
-            bench.add(bench.measure_base(base, seed) if arm == "base" else bench.run_arm(arm, base, seed))
+            try:
+                bench.add(bench.measure_base(base, seed) if arm == "base" else bench.run_arm(arm, base, seed))
+            except UserError as error:  # a loss that is not finite: the other arms go on
+                bench.add({"arm": arm, "seed": seed, "failed": str(error)})
     print(table(bench.records()))
 
 

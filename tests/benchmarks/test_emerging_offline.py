@@ -11,6 +11,7 @@ def test_every_arm_runs_and_is_not_run_again(tmp_path: Path, capsys: pytest.Capt
     main(["--out", str(tmp_path), "--small", "--seeds", "0"])
     lines = (tmp_path / RECORDS).read_text().splitlines()
     assert len(lines) == 1 + len(ARMS)
+    assert not any("failed" in line for line in lines), lines
     printed = capsys.readouterr().out
     assert all(f"| {arm} |" in printed for arm in ("base", *ARMS))
     main(["--out", str(tmp_path), "--small", "--seeds", "0"])
