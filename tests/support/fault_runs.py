@@ -61,9 +61,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "reward_model": {"name": "reward_model"},
     "preference_model": {"name": "preference_model"},
     "score_model": {"name": "score_model", "score": "score"},
+    "topr": {"name": "topr", "score": "score", "rewards": "advantage"},
+    "oreo": {"name": "oreo", "score": "score"},
+    "a_star_po": {"name": "a_star_po", "reference_samples": 2, "beta": 0.05},
 }
 OF_PAIRS = ("dpo", "reward_model", "preference_model")
-WITHOUT_SAMPLES = (*OF_PAIRS, "sft", "score_model")
+OF_SCORES = ("score_model", "topr", "oreo")
+WITHOUT_SAMPLES = (*OF_PAIRS, *OF_SCORES, "sft")
 
 
 def drawing_reward(completions: list[str], **columns: Any) -> list[float]:
@@ -93,11 +97,12 @@ def write_recipe(folder: Path, model: Path, name: str, **changes: Any) -> Path:
 
 def _data_for(folder: Path, name: str) -> Path:
     data = write_data(folder)
-    if name in OF_PAIRS or name == "score_model":
+    if name in OF_PAIRS or name in OF_SCORES:
         for file in (data, held_out_of(data)):
             rows = [yaml.safe_load(line) for line in file.read_text().splitlines()]
             for number, row in enumerate(rows):
-                row |= {"score": number / 10} if name == "score_model" else {"chosen": row["answer"], "rejected": "no"}
+                scored = {"score": number / 10, "completion": row["answer"]}
+                row |= scored if name in OF_SCORES else {"chosen": row["answer"], "rejected": "no"}
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return data
 
