@@ -1,1 +1,1 @@
-"""Experiments on section 5 of the RLMT paper."""
+"""Experiments with the methods of section 5: docs/results/emerging.md."""

@@ -25,24 +25,31 @@ above 0. OREO's value is useful if best-of-8 by it is above the mean of its samp
 eight samples if it is above its greedy answers.
 """
 
-import argparse
 import json
-import math
 import shutil
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from benchmarks.emerging.records import Record, Records, arguments, table
 from vigneron.errors import UserError
 
-RECORDS = "offline.jsonl"
 ARMS = ("reinforce", "topr", "rejection", "dpo", "oreo", "a_star_po")
 EPOCHS, BATCH, PROMPTS, SAMPLES = 5, 200, 250, 16
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
-COLUMNS = ("accuracy", "best_accuracy", "sampled_accuracy", "form", "entropy", "best_of_8/accuracy", "beam_4/accuracy")
+COLUMNS = (
+    "accuracy",
+    "gain",
+    "best_accuracy",
+    "sampled_accuracy",
+    "form",
+    "entropy",
+    "best_of_8/accuracy",
+    "beam_4/accuracy",
+)
 
 
 def vowel_checker(completions: list[str], **columns: Any) -> list[float]:
@@ -58,15 +65,6 @@ class Bench:
         self.batch, self.prompts, self.samples = (8, 4, 4) if small else (BATCH, PROMPTS, SAMPLES)
         self.checker = "benchmarks.emerging.offline:vowel_checker" if small else "last_line"
         out.mkdir(parents=True, exist_ok=True)
-
-    def records(self) -> list[dict[str, Any]]:
-        file = self.out / RECORDS
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-
-    def add(self, record: dict[str, Any]) -> None:
-        with (self.out / RECORDS).open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        print(json.dumps(record), flush=True)
 
     def write(self, name: str, rows: Sequence[dict[str, Any]]) -> str:
         path = self.out / name
@@ -94,6 +92,7 @@ class Bench:
             "microbatch_tokens": 16384,
         }
 
+    @cached_property
     def base(self) -> str:
         """The folder of the model that all arms begin with, trained once."""
         from vigneron import api
@@ -177,7 +176,14 @@ class Bench:
             "prompts_per_step": batch,
         }
 
-    def run_arm(self, arm: str, base: str, seed: int) -> dict[str, Any]:
+    def run(self, arm: str, seed: int) -> Record:
+        """An arm's figures; a loss that is not finite does not end the other arms."""
+        try:
+            return self.measure_base(seed) if arm == "base" else self.run_arm(arm, self.base, seed)
+        except UserError as error:
+            return {"failed": str(error)}
+
+    def run_arm(self, arm: str, base: str, seed: int) -> Record:
         from vigneron import api
         from vigneron.recipe import check_config
 
@@ -192,7 +198,7 @@ class Bench:
             for record in map(json.loads, (trained.folder / "metrics.jsonl").read_text().splitlines())
             if "eval/accuracy" in record
         ]
-        record = {"arm": arm, "seed": seed, "steps": keys["steps"], **self.measure(trained, seed), "curve": curve}
+        record: Record = {"steps": keys["steps"], **self.measure(trained, seed), "curve": curve}
         record["best_accuracy"] = max([*curve[1:], record["accuracy"]])
         if arm == "oreo":
             record |= trained.evaluate_by_value(best_of=8, seed=seed)
@@ -228,13 +234,13 @@ class Bench:
             "form": sum(formed) / len(formed),
         }
 
-    def measure_base(self, base: str, seed: int) -> dict[str, Any]:
+    def measure_base(self, seed: int) -> Record:
         from types import SimpleNamespace
 
         from vigneron.policy.load import load_policy
 
-        policy = load_policy(base, device="cpu" if self.small else "auto")
-        return {"arm": "base", "seed": seed, **self.measure(SimpleNamespace(policy=policy), seed)}
+        policy = load_policy(self.base, device="cpu" if self.small else "auto")
+        return self.measure(SimpleNamespace(policy=policy), seed)
 
 
 def right_against_wrong(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -256,51 +262,24 @@ def in_form(text: str, level: int) -> bool:
     return len(lines) == level and all(line.strip().isdigit() for line in lines)
 
 
-def interval(values: Sequence[float]) -> str:
-    """Mean and half the 95 % interval over seeds, by Student's t."""
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return f"{mean:.3f}"
-    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    return f"{mean:.3f} ± {T_95.get(len(values), 1.96) * spread / math.sqrt(len(values)):.3f}"
+def with_gains(records: Sequence[Record]) -> list[Record]:
+    """Each record with `gain`, its accuracy minus the base's of the same seed. An arm that failed is left out."""
+    base = {record["seed"]: record["accuracy"] for record in records if record["arm"] == "base"}
+    return [
+        record | ({"gain": record["accuracy"] - base[record["seed"]]} if record["arm"] != "base" else {})
+        for record in records
+        if "failed" not in record and record["seed"] in base
+    ]
 
 
-def table(records: Sequence[dict[str, Any]]) -> str:
-    by_arm: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-    for record in records:
-        if "failed" not in record:
-            by_arm[record["arm"]][record["seed"]] = record
-    lines = [f"| arm | {' | '.join(COLUMNS)} | gain over the base |", "|---" * (len(COLUMNS) + 2) + "|"]
-    for arm in ("base", *ARMS):
-        if arm not in by_arm:
-            continue
-        own = by_arm[arm]
-        cells = [[each[name] for each in own.values() if name in each] for name in COLUMNS]
-        shared = [seed for seed in own if seed in by_arm["base"]]
-        gains = [own[seed]["accuracy"] - by_arm["base"][seed]["accuracy"] for seed in shared]
-        words = [interval(values) if values else "–" for values in cells]
-        lines.append(f"| {arm} | {' | '.join(words)} | {interval(gains) if gains and arm != 'base' else '–'} |")
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("run", "table"), default="run")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--small", action="store_true", help="a tiny random model on the CPU, in seconds")
-    given = parser.parse_args(arguments)
-    bench = Bench(given.out, small=given.small)
-    if given.what == "run":
-        done = {(record["arm"], record["seed"]) for record in bench.records()}
-        wanted = [(arm, seed) for seed in given.seeds for arm in ("base", *ARMS) if (arm, seed) not in done]
-        base = bench.base() if wanted else ""
-        for arm, seed in wanted:
-            try:
-                bench.add(bench.measure_base(base, seed) if arm == "base" else bench.run_arm(arm, base, seed))
-            except UserError as error:  # a loss that is not finite: the other arms go on
-                bench.add({"arm": arm, "seed": seed, "failed": str(error)})
-    print(table(bench.records()))
+def main(given: Sequence[str] | None = None) -> None:
+    options = arguments(__doc__, given)
+    records = Records(options.out, "offline")
+    if options.what == "run":
+        bench = Bench(options.out, small=options.small)
+        arms = ("base", *(options.arms or ARMS))
+        records.add_missing([(arm, seed) for seed in options.seeds for arm in arms], bench.run)
+    print(table(with_gains(records.read()), COLUMNS))
 
 
 if __name__ == "__main__":

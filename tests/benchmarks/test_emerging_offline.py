@@ -3,19 +3,19 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.emerging.offline import ARMS, RECORDS, in_form, interval, main, right_against_wrong, table
+from benchmarks.emerging.offline import ARMS, in_form, main, right_against_wrong, with_gains
 
 
 @pytest.mark.slow
 def test_every_arm_runs_and_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--out", str(tmp_path), "--small", "--seeds", "0"])
-    lines = (tmp_path / RECORDS).read_text().splitlines()
+    lines = (tmp_path / "offline.jsonl").read_text().splitlines()
     assert len(lines) == 1 + len(ARMS)
     assert not any("failed" in line for line in lines), lines
     printed = capsys.readouterr().out
     assert all(f"| {arm} |" in printed for arm in ("base", *ARMS))
     main(["--out", str(tmp_path), "--small", "--seeds", "0"])
-    assert (tmp_path / RECORDS).read_text().splitlines() == lines
+    assert (tmp_path / "offline.jsonl").read_text().splitlines() == lines
     main(["table", "--out", str(tmp_path)])
 
 
@@ -34,15 +34,8 @@ def test_the_form_is_one_number_a_line() -> None:
     assert not in_form("", 1)
 
 
-def test_the_interval_is_students() -> None:
-    """Of 1, 2, 3: mean 2, s = 1, 4.303 / √3 = 2.484."""
-    assert interval([1.0, 2.0, 3.0]) == "2.000 ± 2.484"
-    assert interval([0.5]) == "0.500"
-
-
-def test_gains_are_paired_by_seed() -> None:
-    records = [
-        {"arm": arm, "seed": seed, "accuracy": accuracy}
-        for arm, seed, accuracy in (("base", 0, 0.4), ("base", 1, 0.5), ("topr", 0, 0.5), ("topr", 1, 0.6))
-    ]
-    assert table(records).splitlines()[-1].endswith("| 0.100 ± 0.000 |")
+def test_gains_are_paired_by_seed_and_leave_out_what_failed() -> None:
+    rows = (("base", 0, 0.4), ("base", 1, 0.5), ("topr", 0, 0.5), ("topr", 1, 0.7))
+    records = [{"arm": arm, "seed": seed, "accuracy": accuracy} for arm, seed, accuracy in rows]
+    found = with_gains([*records, {"arm": "oreo", "seed": 0, "failed": "loss: not finite"}])
+    assert [record.get("gain") for record in found] == [None, None, pytest.approx(0.1), pytest.approx(0.2)]

@@ -91,6 +91,29 @@ def test_all_samples_are_trained_where_the_recipe_says_so(tmp_path: Path, tiny_f
     assert batch.trained_BT.any(1).all()
 
 
+def test_a_run_can_be_a_round(tmp_path: Path, tiny_folder: Path) -> None:
+    """`against: reference`: π_t is the policy at the run's start, though another one sampled."""
+    config = tiny_config(tiny_folder, write_data(tmp_path), method=METHOD | {"against": "reference"}, **COMMON)
+    policy = tiny_policy()
+    reference = Reference.of(policy)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    parts = Parts.of(config, policy, reference, unchanged)
+    method = build_method(parts)
+    batch = method.rollout([{"prompt": "not hot:"}], 0)
+    win_rates = torch.linspace(0, 1, len(batch))
+    batch = method.advantage(batch.with_signals(rewards_B=win_rates, excluded_B=None))
+    (loss, *_) = method.update.loss(batch, parts.score(batch))  # type: ignore[attr-defined]
+    mask = batch.samples.mask_BT
+    start = parts.precompute(batch, parts.reference_pass)["reference_BT"]
+    gap = ((parts.score(batch).logprobs_BT - start) * mask).sum(1)
+    wanted = 0.5 * (gap - 10 * (batch.signals.returns_BT[:, 0] - 0.5)) ** 2
+    torch.testing.assert_close(loss.values, wanted, atol=1e-4, rtol=1e-4)
+    assert gap.abs().max() > 0.01
+
+
 def test_winners_become_likelier(tmp_path: Path, tiny_folder: Path) -> None:
     """More vowels win: with the sign turned they would become rarer."""
     config = tiny_config(

@@ -26,6 +26,7 @@ from vigneron.config.methods import (
     ActorCriticConfig,
     ConstraintConfig,
     DpoConfig,
+    FlowerConfig,
     KtoConfig,
     MethodConfig,
     PpoConfig,
@@ -88,6 +89,7 @@ __all__ = [
     "DpoConfig",
     "EndpointJudgeConfig",
     "EndpointParentConfig",
+    "FlowerConfig",
     "GrapeConfig",
     "GroupRelativeConfig",
     "GrpoConfig",
@@ -301,6 +303,10 @@ class Config(Strict):
     def responses_are_drawn_as_a_rubric_says(self) -> "Config":
         if self.method.needs_rubric and self.reward.kind != "rubric":
             raise ValueError(f"{_named(self.method)} uses a rubric's prompts and feedback: set `reward.kind: rubric`")
+        if self.method.needs_rubric and self.sampling.prompt is not None:
+            raise ValueError(
+                f"`sampling.prompt` has no effect with {_named(self.method)}, whose rubric has prompts: leave it out"
+            )
         if self.method.needs_rubric and self.rollout is not None:
             raise ValueError(
                 f"`rollout` has no effect with {_named(self.method)}, which has its own rollout: leave it out"

@@ -332,6 +332,29 @@ class DpoConfig(MethodOptions):
         return 1 if self.pairs == "recorded" else 2
 
 
+class FlowerConfig(MethodOptions):
+    """Flow-guided tuning (Flower, Gao et al. 2025; `rlmt-grape` §5.3): answers in proportion to their scores."""
+
+    description: ClassVar[str] = "A prompt's answers in proportion to their scores: GFlowNet balance (rlmt-grape §5.3)."
+    card: ClassVar[str] = (
+        "Flow-guided tuning: a prompt's recorded answers become as likely as their share of the scores."
+    )
+    metrics: ClassVar[tuple[str, ...]] = ("loss/flow", "loss/nll", "eval/loss/flow")
+    name: Literal["flower"]
+    score: str = "score"
+    """The column of scores, above 0 and at most 1. A prompt has one row for each of its answers."""
+    nll_coefficient: NotNegative = 0.0
+    """Weight of the answers' negative log-likelihood beside the balance."""
+
+    @property
+    def reads(self) -> Reads:
+        return "demonstrations"
+
+    @property
+    def score_column(self) -> str | None:
+        return self.score
+
+
 class KtoConfig(MethodOptions):
     """KTO (Ethayarajh et al. 2024): texts labelled good or bad, one by one instead of in pairs."""
 
@@ -369,8 +392,11 @@ class SppoConfig(MethodOptions):
     name: Literal["sppo"]
     eta: Annotated[float, Field(gt=0)] = 1000.0
     """η, the inverse of the KL's coefficient: how far a round moves the policy."""
+    against: Literal["previous", "reference"] = "previous"
+    """π_t: the policy that sampled, so that a step is a round; or the policy at the run's start, so that a run is a
+    round and the next one starts from its folder."""
     updates_per_step: Positive = 1
-    """Updates on the samples of one step, which is one round."""
+    """Updates on the samples of one step."""
     samples: Literal["best_and_worst", "all"] = "best_and_worst"
     """The samples of a group that are trained on."""
 
@@ -383,6 +409,7 @@ MethodConfig = Annotated[
     ActorCriticConfig
     | AStarPoConfig
     | DpoConfig
+    | FlowerConfig
     | GrapeConfig
     | GrpoConfig
     | KtoConfig

@@ -158,6 +158,9 @@ class SamplingConfig(Strict):
     """Nucleus sampling: the smallest set of tokens with this total probability."""
     mask_truncated: bool = False
     """Do not train on completions that were cut by `max_new_tokens`."""
+    prompt: str | None = None
+    """Template of the prompt that completions are drawn from, over the row's columns, as `{rules} {prompt}`. They are
+    trained after the row's own prompt, and evaluation uses that one (deliberative alignment). null: the same prompt."""
 
 
 class OptimizerConfig(Strict):

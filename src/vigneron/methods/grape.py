@@ -15,7 +15,6 @@ from vigneron.batch import Batch
 from vigneron.config import GrapeConfig
 from vigneron.data.prompts import Row
 from vigneron.methods import grpo
-from vigneron.methods.trained_text import corrected, score_after_training_prompt
 from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rollout.grape import EarlierResponse, GrapeRollout, Memory, Mix
 from vigneron.rollout.on_policy import OnPolicy
@@ -25,6 +24,7 @@ from vigneron.rubric.rows import category_of
 from vigneron.sources.verdict import Verdict
 from vigneron.training.method import Method
 from vigneron.training.parts import Parts
+from vigneron.training.training_prompt import corrected, score_after_training_prompt
 
 
 def build(parts: Parts, options: GrapeConfig) -> Method:

@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ import torch
 from vigneron.data.prompts import Row
 from vigneron.distributed import ranks
 from vigneron.files import append_line, parse_json, write_atomically, writing
-from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rollout.build import build_rollout
 from vigneron.timing import phase, progress
 from vigneron.training.parts import Parts
 
@@ -43,7 +42,7 @@ def reference_rewards(parts: Parts, samples: int) -> list[list[float]]:
         ]
         with writing(file):  # without a line that a kill cut
             write_atomically(file, "".join(json.dumps(line) + "\n" for line in lines))
-    rollout = replace(OnPolicy.of(parts.config, parts.policy, parts.sampling), group_size=samples)
+    rollout = build_rollout(parts.config.model_copy(update={"group_size": samples}), parts.policy)
     before = parts.reward.scalars() if hasattr(parts.reward, "scalars") else None
     devices = [parts.policy.device] if parts.policy.device.type == "cuda" else []
     with phase("draw the reference's samples"), torch.random.fork_rng(devices):

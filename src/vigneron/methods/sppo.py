@@ -1,7 +1,8 @@
 """SPPO (Wu et al. 2024; `rlmt-grape` §5): self-play on win rates, with a squared loss.
 
-A step is a round: π_t is the policy that sampled. The reward is a sample's win rate against the others of its group, as
-`reward: {kind: preference}` gives it; P̂ counts the sample itself as a tie, as the released code does.
+π_t is the policy that sampled, so that a step is a round, or the one at the run's start (`against: reference`): then a
+run is a round, and the next one has `model.name: runs/ROUND`. The reward is a sample's win rate against the others of
+its group, as `reward: {kind: preference}` gives it; P̂ counts the sample itself as a tie, as the released code does.
 """
 
 import torch
@@ -20,11 +21,15 @@ from vigneron.training.update import Term
 
 
 def build(parts: Parts, options: SppoConfig) -> Method:
+    sampler = options.against == "previous"
+
     def advantage(batch: Batch) -> Batch:
         """No advantage: P̂ is the target; of each group the best and the worst sample are trained."""
         rewards_B, group_B = batch.trained_rewards_B, batch.samples.group_B
         size_B = group_sizes(rewards_B, group_B)
         win_rate_B = (rewards_B * (size_B - 1) + 0.5) / size_B
+        if not sampler:
+            batch = batch.with_signals(**parts.precompute(batch, parts.reference_pass))
         batch = batch.with_signals(returns_BT=win_rate_B[:, None].expand(batch.samples.completion_BT.shape))
         if options.samples == "all":
             return batch
@@ -35,7 +40,8 @@ def build(parts: Parts, options: SppoConfig) -> Method:
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = ½ [log π/π_t − η (P̂ − ½)]², of whole texts."""
         mask_BT = batch.samples.mask_BT
-        logps_B, previous_B = (masked_sum(x, mask_BT) for x in (now.logprobs_BT, batch.samples.behaviour_BT))
+        previous_BT = batch.samples.behaviour_BT if sampler else batch.signals.reference_BT
+        logps_B, previous_B = (masked_sum(x, mask_BT) for x in (now.logprobs_BT, previous_BT))
         values_B = sppo(logps_B, previous_B, batch.signals.returns_BT[:, 0], eta=options.eta)
         return [Term("loss/sppo", values_B, 1.0, "samples"), *policy_metrics(batch, now)]
 

@@ -9,6 +9,7 @@ from vigneron.config import Config, SftConfig
 from vigneron.data.prompts import Row
 from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations
+from vigneron.rollout.guided import GuidedSampling
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.rollout.pairs import OrderedPairs, Pairs
 from vigneron.rollout.recorded import Recorded
@@ -55,7 +56,8 @@ def _around(parts: RolloutParts) -> Rollout:
 def _default_rollout(config: Config, policy: Policy) -> Rollout:
     options = config.method
     if options.reads == "prompts":
-        return OnPolicy.of(config, policy, sampling_of(config))
+        on_policy, template = OnPolicy.of(config, policy, sampling_of(config)), config.sampling.prompt
+        return on_policy if template is None else GuidedSampling(on_policy, template)
     if options.reads == "pairs":
         return OrderedPairs(policy) if options.joins_pairs else Pairs(policy)
     if options.reads == "recorded":

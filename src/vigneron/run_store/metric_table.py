@@ -61,6 +61,8 @@ METRICS = (
            "−log σ(β · margin of mean log-probs − γ), per pair."),
     Metric("loss/orpo", "ORPO loss", "down", "ORPO loss", LOSSES,
            "−log σ(log odds of chosen − log odds of rejected), per pair, before its coefficient β."),
+    Metric("loss/flow", "flow balance", "down", "flow balance", LOSSES,
+           "(log π − log-share of the flow)², per token: 0 where answers are as likely as their share of the scores."),
     Metric("loss/kto", "KTO loss", "down", "KTO loss", LOSSES, "KTO loss per text; about ½ at the first step."),
     Metric("kto/baseline", "KTO's z₀", None, "", LOSSES,
            "Estimate of KL(π ‖ reference) from completions behind other prompts, summed over tokens."),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from vigneron.policy.from_config import policy_from_config, seed_everything
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
-from vigneron.rollout.on_policy import OnPolicy, sampling_of
+from vigneron.rollout.build import build_rollout
 from vigneron.run_data.load import checker_name, load_data
 from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.timing import phase, progress
@@ -73,7 +73,7 @@ def _recorded(config: Config, rows: Sequence[Row], samples: int) -> Iterator[Row
         weights=partial(newest_weights, key="reward.file"),
     )
     reward = ApplyReward.of(config, built)
-    rollout = replace(OnPolicy.of(config, policy, sampling_of(config)), group_size=samples)
+    rollout = build_rollout(config.model_copy(update={"group_size": samples}), policy)
     try:
         for first in range(0, len(rows), PROMPTS):
             progress("sample", first, len(rows))
@@ -92,7 +92,7 @@ def _rows_of(batch: Batch, rows: Sequence[Row]) -> Iterator[Row]:
             **own,
             "completion": batch.samples.completions[at],
             REWARD: rewards[at] if rewards[at] == rewards[at] else None,
-            "logprobs": min(sums[at], 0.0),
+            **({"logprobs": min(sums[at], 0.0)} if sums[at] == sums[at] else {}),  # unknown with `sampling.prompt`
             "token_ids": list(batch.samples.completion_lists()[at]),
             **({"truncated": True} if cut[at] else {}),
         }

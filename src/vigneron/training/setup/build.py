@@ -22,6 +22,7 @@ from vigneron.rewards.checkers import build_check, load_checker
 from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.engine.sample import check_lengths, sampler_of
+from vigneron.rollout.guided import guided_prompts
 from vigneron.rollout.pairs import sequences_of
 from vigneron.rollout.recorded import recorded_texts
 from vigneron.rubric.prompts import generation_prompt
@@ -45,6 +46,7 @@ from vigneron.training.rubric_audit import RubricAudit, build_rubric_audit
 from vigneron.training.run import Origin, Run
 from vigneron.training.setup.resolve import newest_weights
 from vigneron.training.setup.resume_checks import data_record
+from vigneron.training.training_prompt import score_after_training_prompt
 
 
 def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any = None) -> tuple[int, str | None]:
@@ -83,6 +85,8 @@ def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any =
 def sampling_prompts(config: Config, rows: Sequence[Row], reward: Any) -> Iterator[tuple[list[Any], str]]:
     """The prompts that are sampled from: the rows' own, and with the generation prompts of a rubric's categories."""
     yield [row["prompt"] for row in rows], ""
+    if config.sampling.prompt is not None:
+        yield guided_prompts(rows, config.sampling.prompt, "the data"), ", with `sampling.prompt`"
     if config.method.needs_rubric:
         rubric = reward.live_rubric.rubric
         categories = [rubric.categories[category_of(rubric, row, n, "the data")] for n, row in enumerate(rows, start=1)]
@@ -154,6 +158,9 @@ def wrap_method(method: Method, parts: Parts) -> tuple[Method, AsyncRollout | No
     """Add reward overlap, importance weights and asynchronous rollout to the method, as the config asks."""
     config, policy = parts.config, parts.policy
     method = collecting(method, parts.curriculum)
+    if config.sampling.prompt is not None:
+        advantage = method.advantage
+        method = replace(method, advantage=lambda batch: advantage(score_after_training_prompt(batch, parts)))
     weighted = config.method.reads == "prompts" and not config.method.weighs_samples
     if weighted and (config.scale.staleness or not sampler_of(policy).exact):
         method = replace(method, advantage=WeightedAdvantage(method.advantage, parts))
