@@ -116,7 +116,7 @@ class Trained:
         return metrics
 
     def _value_search(self, seed: int) -> ValueSearch:
-        method = self._method_that_evaluates()
+        method = self._method() if self.config.method.has_critic else None
         if method is None or method.critic is None:
             raise UserError(
                 f"`method: {self.config.method.name}` trains no value to choose answers by: `method: oreo` does"
@@ -150,9 +150,13 @@ class Trained:
             reward.close()
 
     def _method_that_evaluates(self) -> Method | None:
-        """The run's method, where it measures held-out rows by itself; no built-in one that samples does."""
-        if self.config.method.reads == "prompts" and not is_user_path(self.config.method.name):
+        """The run's method, where it measures held-out rows by itself; no built-in one on samples does."""
+        if self.config.method.reads in ("prompts", "recorded") and not is_user_path(self.config.method.name):
             return None
+        return self._method()
+
+    def _method(self) -> Method:
+        """The run's method, at the model's weights; a critic of it is new."""
         config = self.config.model_copy(update={"curriculum": None})
         return build_method(Parts.of(config, self.policy, self.reference, unchanged))
 

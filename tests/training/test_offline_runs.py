@@ -79,7 +79,9 @@ def test_a_resumed_run_is_the_same(
     check_third_arm(trained_once(name, lambda place: CONFIGS[name](place, tiny_folder)), tmp_path, lose)
 
 
-@pytest.mark.parametrize("method", [SIGNED, {"name": "topr", "rewards": "advantage"}, HEAD])
+@pytest.mark.parametrize(
+    "method", [SIGNED, pytest.param({"name": "topr", "rewards": "advantage"}, marks=pytest.mark.slow), HEAD]
+)
 def test_what_was_rewarded_becomes_likelier(tmp_path: Path, tiny_folder: Path, method: dict[str, Any]) -> None:
     """Full stops were rewarded, exclamation marks not."""
     keys: dict[str, Any] = {"steps": 40, "prompts_per_step": 16, "eval_every": 0, "save_every": 0}
@@ -93,6 +95,20 @@ def test_what_was_rewarded_becomes_likelier(tmp_path: Path, tiny_folder: Path, m
         gaps.append(float((logps_B[0::2] - logps_B[1::2]).mean()))
     assert gaps[1] > gaps[0] + 1.0
     write_report([trained.folder], tmp_path / "report.html")
+
+
+@pytest.mark.parametrize("network", [pytest.param("head", marks=pytest.mark.slow), "own"])
+def test_oreos_value_tells_good_from_bad_texts(tmp_path: Path, tiny_folder: Path, network: str) -> None:
+    """From the checkpoint: behind a full stop it is near 1, behind an exclamation mark near 0."""
+    keys: dict[str, Any] = {"steps": 60, "prompts_per_step": 16, "eval_every": 0, "save_every": 0}
+    keys["optimizer"] = {"actor_lr": 1e-3, "critic_lr": 1e-2}
+    method = {"name": "oreo", "critic": {"network": network}}
+    trained = api.train(recorded_config(tmp_path, tiny_folder, method, **keys), runs=tmp_path, name="run")
+    search = api.load_run(trained.folder)._value_search(seed=0)
+    batch = Recorded(search.policy)(recorded_rows())
+    values = search.values(list(zip(batch.samples.prompt_ids, batch.samples.completion_ids or (), strict=True)))
+    good, bad = (sum(values[side::2]) / 8 for side in (0, 1))
+    assert good > bad + 0.3
 
 
 # ---------------------------------------------------------------------------------------------------- stage 0
