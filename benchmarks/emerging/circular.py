@@ -7,7 +7,7 @@ Set-up. The base is SmolLM2-135M, fine-tuned on 16 prompts to answer rock 60 %, 
 time. No answer beats all others, so no reward of one text has these preferences; the balanced mix (1/3 each) cannot be
 beaten.
 
-    sppo_1           SPPO, η = 1, a round per step, all samples; the win rate by the true probabilities
+    sppo_1           SPPO, η = 1, 150 steps, a round per step, all samples; the win rate by the true probabilities
     sppo_1000        the same with the paper's η = 1000, best and worst sample
     dpo              DPO on 480 pairs of the base's answers, the winner drawn by the true probabilities, 60 steps
     reward_model     a Bradley-Terry model of the same pairs, then GRPO by it, 60 steps
@@ -53,6 +53,8 @@ NAMES = (
     "Pia",
 )
 PROMPTS = [f"{name} plays rock, paper, scissors and shows" for name in NAMES]
+# Learning rates; sppo's were chosen on seed 9: with 1e-5 one step overshoots its target, and one word is left.
+RATES = {"sppo_1": 1e-6, "sppo_1000": 1e-6, "dpo": 5e-6, "reward_model": 1e-5}
 COLUMNS = ("exploitability_mean", "exploitability_last", "rock_last", "paper_last", "scissors_last", "words_last")
 
 
@@ -112,7 +114,7 @@ def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> str:
 class Circular:
     def __init__(self, out: Path, *, small: bool) -> None:
         self.out, self.small = out, small
-        self.steps, self.base_steps = (3, 2) if small else (60, 40)
+        self.steps, self.sppo_steps, self.base_steps = (3, 3, 2) if small else (60, 150, 40)
         self.word_of = letter_word_of if small else word_of
 
     def model(self, name: str) -> dict[str, Any]:
@@ -184,7 +186,7 @@ class Circular:
         common: dict[str, Any] = {"model": model, "seed": seed, "steps": self.steps}
         rule = "letter_win_rate" if self.small else "win_rate"
         by_rule = {"kind": "python", "function": f"benchmarks.emerging.circular:{rule}"}
-        name = f"{arm}-{seed}"
+        name, rate = f"{arm}-{seed}", {"actor_lr": RATES.get(arm, 0.0)}
         if arm == "base":
             from vigneron import api
 
@@ -192,12 +194,12 @@ class Circular:
         if arm.startswith("sppo"):
             eta = float(arm.removeprefix("sppo_"))
             method = {"name": "sppo", "eta": eta, "samples": "all" if eta == 1 else "best_and_worst"}
-            lr = 1e-5 if eta == 1 else 1e-6
-            keys = {"method": method, "reward": by_rule, "data": {"train": prompts}, "optimizer": {"actor_lr": lr}}
-            return self.figures(self.trained(name, prompts_per_step=8, **keys, **common))
+            common["steps"] = self.sppo_steps
+            keys = {"method": method, "reward": by_rule, "data": {"train": prompts}, "optimizer": rate}
+            return self.figures(self.trained(name, prompts_per_step=16, **keys, **common))
         pairs = {"train": self.pairs(seed)}
         if arm == "dpo":
-            keys = {"method": {"name": "dpo"}, "data": pairs, "optimizer": {"actor_lr": 5e-6}}
+            keys = {"method": {"name": "dpo"}, "data": pairs, "optimizer": rate}
             return self.figures(self.trained(name, prompts_per_step=32, **keys, **common))
         scorer = self.trained(
             f"scorer-{seed}",
@@ -212,7 +214,7 @@ class Circular:
             "method": {"name": "grpo"},
             "reward": reward,
             "data": {"train": prompts},
-            "optimizer": {"actor_lr": 1e-5},
+            "optimizer": rate,
         }
         return self.figures(self.trained(name, prompts_per_step=8, **keys, **common))
 

@@ -17,7 +17,18 @@ from accelerate import Accelerator
 from datasets import Dataset
 from torch import Tensor
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    KTOConfig,
+    KTOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 from trl.experimental.cpo import CPOTrainer
 from trl.experimental.orpo import ORPOTrainer
 from trl.trainer.utils import add_fused_lm_head
@@ -36,11 +47,13 @@ from vigneron.core.losses import (
     dpo,
     importance_ratio,
     ipo,
+    kto,
     nll,
     orpo,
     simpo,
 )
 from vigneron.core.masked import masked_sum
+from vigneron.methods.kto import behind_other_prompts
 from vigneron.policy.load import make_policy
 from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
@@ -159,6 +172,35 @@ def test_dpo(tmp_path: Path, loss_type: str) -> None:
         tokens = batch.samples.mask_BT.sum(1)
         losses = ipo(*(summed(policy, batch) / tokens).chunk(2), *(before / tokens).chunk(2), beta=0.3)
     assert_agree(trainer, trainer.compute_loss(trainer.model, inputs), policy, losses.mean())
+
+
+def test_kto(tmp_path: Path) -> None:
+    """Both put each completion behind the next row's prompt to estimate z₀."""
+    rows = [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for row, side in zip(PAIRS, ("chosen", "rejected", "rejected", "chosen"), strict=True)
+    ]
+    options = KTOConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=4, beta=0.3, undesirable_weight=1.5, **COMMON
+    )
+    trainer = KTOTrainer(
+        moved(tiny_model("llama"), 1),
+        ref_model=tiny_model("llama", seed=1),
+        args=options,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=byte_tokenizer(),
+    )
+    inputs = only_batch(trainer)
+    batch = split(inputs["input_ids"], inputs["attention_mask"], inputs["completion_mask"])
+    policy, reference = policy_of(trainer.model), policy_of(trainer.ref_model)
+    other = behind_other_prompts(batch, None)
+    with torch.no_grad():
+        before = summed(reference, batch)
+        baseline = (summed(policy, other) - summed(reference, other)).mean().clamp(min=0)
+    labels = torch.tensor([row["label"] for row in rows])
+    losses = kto(summed(policy, batch), before, labels, baseline.expand(4), beta=0.3)
+    loss = (torch.where(labels, 1.0, 1.5) * losses).mean()
+    assert_agree(trainer, trainer.compute_loss(trainer.model, inputs), policy, loss)
 
 
 def test_simpo() -> None:
