@@ -12,6 +12,7 @@ from vigneron.core.draws import Sampling
 from vigneron.data.prompts import completion_text
 from vigneron.errors import UserError
 from vigneron.policy.logprobs import Critic
+from vigneron.rollout.engine.sample import sample
 from vigneron.rollout.value_search import ValueSearch, _first_step, beam_search, best_by_value, samples_of_each
 
 ROWS = [{"prompt": "say hot:", "answer": "x"}, {"prompt": "say big one:", "answer": "y"}]
@@ -23,7 +24,7 @@ def searching(kind: str = "llama", **options: Any) -> ValueSearch:
     torch.manual_seed(3)
     with torch.no_grad():
         critic.head.linear.weight.normal_()
-    return ValueSearch(policy, critic, Sampling(), **{"max_new_tokens": 10, **options})
+    return ValueSearch(policy, critic, **{"sampling": Sampling(), "max_new_tokens": 10, **options})
 
 
 def value_by_hand(search: ValueSearch, prompt: tuple[int, ...], completion: tuple[int, ...]) -> float:
@@ -102,3 +103,34 @@ def test_a_step_ends_with_the_token_that_completes_the_first_separator(letters: 
     ids = tuple(policy.tokenizer(text)["input_ids"])
     at = text.find(separator)
     assert _first_step(policy, ids, separator) == (ids if at < 0 else ids[: at + len(separator)])
+
+
+def test_a_search_with_one_beam_equals_a_plain_loop() -> None:
+    """Draw four continuations, cut each behind its first separator, keep the one with the highest value; again."""
+    often = Sampling(temperature=0.05)  # letters recur, so that there are several steps
+    rounds = [one_beam_by_hand(searching(max_new_tokens=14, seed=seed, sampling=often)) for seed in range(8)]
+    assert max(rounds) > 1, "more than one step is compared"
+
+
+def one_beam_by_hand(search: ValueSearch) -> int:
+    policy, separator = search.policy, written_letter(search)
+    prompt = tuple(policy.tokenizer(ROWS[0]["prompt"])["input_ids"])
+    ids: tuple[int, ...] = ()
+    done, number = False, 0
+    while not done:
+        keys = {"sampling": search.sampling, "seed": search.seed, "step": number}
+        drawn = sample(policy, [prompt + ids] * 4, max_new_tokens=14 - len(ids), **keys)  # type: ignore[arg-type]
+        candidates = []
+        for row, length in zip(drawn.ids_BT.tolist(), drawn.lengths_B.tolist(), strict=True):
+            piece: list[int] = []
+            for token in row[:length]:
+                piece.append(token)
+                if separator in policy.tokenizer.decode(piece):
+                    break
+            ended = piece[-1] in policy.eos_ids or len(piece) == length
+            candidates.append((value_by_hand(search, prompt, (*ids, *piece)), (*ids, *piece), ended))
+        _, ids, done = max(candidates, key=lambda candidate: candidate[0])
+        number += 1
+    found = beam_search(search, ROWS[:1], beams=1, expand=4, separator=separator)
+    assert found.samples.completion_ids == (ids,)
+    return number
