@@ -31,9 +31,10 @@ from vigneron.training import loop
 from vigneron.training.callbacks import AnyView, View, as_view
 from vigneron.training.checkpoint.read import checkpoint_step, checkpoint_to_load, load_critic, load_weights
 from vigneron.training.method import Method, unchanged
-from vigneron.training.metrics import batch_metrics, evaluate
+from vigneron.training.metrics import batch_metrics, evaluate, evaluate_levels
 from vigneron.training.output import samples_of
 from vigneron.training.parts import Parts
+from vigneron.training.pass_at_k import PassAtK, measure_pass_at_k
 from vigneron.training.record_samples import Recording
 from vigneron.training.record_samples import record_samples as write_samples
 from vigneron.training.run import Run
@@ -78,7 +79,7 @@ class Trained:
             raise UserError("no rows to evaluate on: set data.held_out, or give --file")
         method = self._method_that_evaluates()
         if method is not None and method.evaluate is not None:
-            return method.evaluate(rows), []
+            return evaluate_levels(self.config, method.evaluate, rows), []
         with self._scoring() as (reward, check):
             batch, metrics = evaluate(self.config, self.policy, reward, check, rows)
         if method is not None and method.evaluate_beside is not None:
@@ -148,6 +149,14 @@ class Trained:
             yield reward, build_check(name)
         finally:
             reward.close()
+
+    def pass_at_k(
+        self, k: Sequence[int], *, samples: int, rows: Sequence[Row] | None = None, seed: int | None = None
+    ) -> list[PassAtK]:
+        """pass@k of the held-out rows, or of `rows`: `samples` completions of each prompt at the run's temperature, by
+        the unbiased estimator, each with a 95 % interval over prompts. `seed` keys the draws; the run's by default."""
+        rows = RunFolder(self.folder).data(self.config).held_out if rows is None else rows
+        return measure_pass_at_k(self.config, self.policy, rows, k, samples, seed)
 
     def _method_that_evaluates(self) -> Method | None:
         """The run's method, where it measures held-out rows by itself; no built-in one on samples does."""

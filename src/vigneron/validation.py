@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from vigneron.config.curricula import CurriculumOptions
 from vigneron.config.custom import SlotOptions, is_user_path, options_class
 from vigneron.config.options import MethodOptions
 from vigneron.config.values import Strict
@@ -84,6 +85,8 @@ def _describe_kind(given: Any, key: str, tag: str, kinds: Mapping[str, Any]) -> 
     wanted = f"one of {', '.join(repr(kind) for kind in kinds)}"
     if any(issubclass(schema, MethodOptions) for schema in kinds.values()):
         wanted += ", or module:function"
+    if any(issubclass(schema, CurriculumOptions) for schema in kinds.values()):
+        wanted += ", or give `name: module:function` instead"
     if not isinstance(given, Mapping):
         return f"{key}: should be a mapping with '{tag}', {wanted}, not {shown_value(given)}"
     kind = given.get(tag)
@@ -144,7 +147,8 @@ def _kinds_at(path: Path, given: Any, model: type[BaseModel]) -> tuple[str, dict
 def _user_options(given: Any, options: list[Any]) -> list[Any]:
     """The options class of the user code that a section names, in place of the built-in ones."""
     name = given.get("name") if isinstance(given, Mapping) else None
-    slot = any(isinstance(option, type) and issubclass(option, MethodOptions | SlotOptions) for option in options)
+    own = (MethodOptions, SlotOptions, CurriculumOptions)
+    slot = any(isinstance(option, type) and issubclass(option, own) for option in options)
     return [options_class(name, Strict)] if slot and isinstance(name, str) and is_user_path(name) else options
 
 

@@ -48,7 +48,7 @@ def items_of(flow: str, **keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dic
     return st.fixed_dictionaries({**common, "flow": st.just(flow), **keys})
 
 
-judged = items_of("judge", critique=prompts, score=maybe_prompts)
+judged = items_of("judge", critique=maybe_prompts, score=maybe_prompts)
 checks = (
     items_of(
         "string_check",

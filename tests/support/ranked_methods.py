@@ -17,7 +17,7 @@ from torch import Tensor
 
 from support.tiny_models import tiny_policy, tiny_scorer
 from vigneron.config import Config
-from vigneron.data.curriculum import Curriculum
+from vigneron.data.curricula import ByLoss
 from vigneron.distributed import ranks
 from vigneron.methods import build_method
 from vigneron.policy.load import Lora, _add_lora, checkpoint_activations
@@ -30,6 +30,7 @@ from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.training.loop import one_step
 from vigneron.training.optimizers import Optimized
 from vigneron.training.parts import Parts
+from vigneron.training.row_losses import row_losses
 from vigneron.training.trust_region import TrustRegionUpdate
 
 WORDS = ("hot", "a cold day", "x", "small", "upwards", "dry land", "q")
@@ -69,6 +70,9 @@ CASES: dict[str, dict[str, Any]] = {
     "oreo": {"name": "oreo", "score": "score", "critic": {"network": "head"}},
     "oreo, own network": {"name": "oreo", "score": "score"},
     "a_star_po": {"name": "a_star_po", "reference_samples": 3, "unsolved": "drop"},
+    "sft, by loss": {"name": "sft"},
+    "reward_model, by loss": {"name": "reward_model"},
+    "grpo, by loss": {"name": "grpo", "kl": KL},
 }
 IN_HALVES = ("sft", "sft, packed", "dpo", "reward_model")
 """Cases without sampling: in bfloat16 one token may differ, and then everything after it."""
@@ -93,6 +97,8 @@ def config_of(case: str, place: Path, shard: int) -> Config:
     }
     if sampled:
         given |= {"group_size": 4, "max_new_tokens": 6, "reward": {"kind": "binary", "missing_limit": 1.0}}
+    if "by loss" in case:
+        given["curriculum"] = {"by": "loss", "start": 0.6, "every": 1}
     if method["name"] == "grape":
         item = {
             "name": "paid",
@@ -142,8 +148,11 @@ def measured(
     )
     reward = apply if ranks.world_size() == 1 else Rank0Reward(apply)
     rows = {"pairs": PAIRS, "recorded": RECORDED}.get(config.method.reads, ROWS)
-    method = build_method(Parts.of(config, policy, reference, reward, rows))
-    run: Any = SimpleNamespace(method=method, curriculum=Curriculum(rows, 5, 0), check=lambda batch: batch, step=0)
+    parts = Parts.of(config, policy, reference, reward, rows)
+    method, curriculum = build_method(parts), parts.curriculum
+    if isinstance(curriculum, ByLoss):
+        curriculum.measure = row_losses(parts, method)
+    run: Any = SimpleNamespace(method=method, curriculum=curriculum, check=lambda batch: batch, step=0)
     tensors: dict[str, Tensor] = {}
     metrics = []
     with _RecordGradients(tensors, run):

@@ -97,6 +97,13 @@ def test_what_was_rewarded_becomes_likelier(tmp_path: Path, tiny_folder: Path, m
     write_report([trained.folder], tmp_path / "report.html")
 
 
+@pytest.mark.parametrize("curriculum", [{"by": "level"}, {"by": "loss"}])
+def test_recorded_samples_can_have_a_curriculum(tmp_path: Path, tiny_folder: Path, curriculum: Any) -> None:
+    rows = [row | {"level": number % 2} for number, row in enumerate(recorded_rows())]
+    config = recorded_config(tmp_path, tiny_folder, SIGNED, rows, steps=2, curriculum=curriculum, eval_every=0)
+    assert len(RunFolder(api.train(config, runs=tmp_path, name="run").folder).metrics()) == 2
+
+
 @pytest.mark.parametrize("network", [pytest.param("head", marks=pytest.mark.slow), "own"])
 def test_oreos_value_tells_good_from_bad_texts(tmp_path: Path, tiny_folder: Path, network: str) -> None:
     """From the checkpoint: behind a full stop it is near 1, behind an exclamation mark near 0."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vigneron.cli import constitution as constitution_commands
 from vigneron.cli import pages as pages_commands
 from vigneron.cli import rubric as rubric_commands
 from vigneron.cli import runs as runs_commands
@@ -198,6 +199,12 @@ def evaluate(
         Path | None, typer.Option(help="Rows to evaluate on (.jsonl, .csv). Default: the held-out rows.")
     ] = None,
     show: Annotated[int, typer.Option(help="Number of completions to show.")] = 10,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Measure pass@k instead, from this many sampled completions per prompt.")
+    ] = None,
+    k: Annotated[
+        str | None, typer.Option("--k", help="With --samples: values of k, as 1,4,8. Default: 1, 2, 4, … up to it.")
+    ] = None,
     best_of: Annotated[
         int | None, typer.Option(min=2, help="Also the best of this many samples by the run's value (oreo).")
     ] = None,
@@ -211,10 +218,15 @@ def evaluate(
         str | None, typer.Option(help=r"With --beam: the text that ends a step. Default: \n, a new line.")
     ] = None,
 ) -> None:
-    """Evaluate a run on held-out prompts, with greedy completions."""
+    """Evaluate a run on held-out prompts, with greedy completions; or pass@k, with sampled ones."""
+    from vigneron.commands.pass_at_k import chosen_k
+
+    ks = chosen_k(k, samples)
     for option, value in (("--expand", expand), ("--separator", separator)):
         if value is not None and beam is None:
             raise UserError(f"{option} has no effect without --beam")
+    if samples is not None and (best_of is not None or beam is not None):
+        raise UserError("--samples measures pass@k alone: leave out --best-of and --beam")
     rows = None
     if file is not None:
         from vigneron.run_data.reference_answers import load_evaluation_rows
@@ -226,14 +238,18 @@ def evaluate(
     from vigneron.api import load_run
     from vigneron.report.tables import metrics_table, samples_table
 
-    trained = load_run(run, step=step)
-    metrics, samples = trained.evaluate_samples(rows)
+    out, loaded = console(), load_run(run, step=step)
+    if samples is not None:
+        from vigneron.commands.pass_at_k import pass_table
+
+        out.print(pass_table(loaded.pass_at_k(ks, samples=samples, rows=rows)))
+        return
+    metrics, completions = loaded.evaluate_samples(rows)
     if best_of is not None or beam is not None:
         ends = (separator or r"\n").replace(r"\n", "\n")
-        metrics |= trained.evaluate_by_value(rows, best_of=best_of, beam=beam, expand=expand or 4, separator=ends)
-    out = console()
-    if show and samples:
-        out.print(samples_table(samples[:show]))
+        metrics |= loaded.evaluate_by_value(rows, best_of=best_of, beam=beam, expand=expand or 4, separator=ends)
+    if show and completions:
+        out.print(samples_table(completions[:show]))
     out.print(metrics_table(metrics))
 
 
@@ -291,6 +307,7 @@ def compare(
 
 
 pages_commands.add_to(app)
+constitution_commands.add_to(app)
 runs_commands.add_to(app)
 
 

@@ -18,6 +18,7 @@ Step = Annotated[int | None, typer.Option(help="Step of the checkpoint. Default:
 SampleStep = Annotated[int | None, typer.Option(help="Only samples of this training step.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")]
 Host = Annotated[str, typer.Option(help="Address to bind to; 127.0.0.1 is this machine only.")]
+JUDGE_HELP = "Judge model: a reward.judge mapping in YAML or JSON, or a recipe or config file that has one."
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

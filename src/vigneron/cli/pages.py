@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vigneron.cli.options import Host, Port, SampleStep
+from vigneron.cli.options import JUDGE_HELP, Host, Port, SampleStep, console
 
 
 def add_to(app: typer.Typer) -> None:
@@ -57,7 +57,12 @@ def label(
         Path | None, typer.Option(help="With --sample: file with a column `prompt` (.jsonl, .csv).")
     ] = None,
     group: Annotated[
-        int | None, typer.Option(min=2, max=9, help="With --sample --best: completions of each prompt. Default: 4.")
+        int | None,
+        typer.Option(
+            min=2,
+            max=9,
+            help="With --sample and --best or --judge: completions of each prompt. Default: 4; with --judge, 2.",
+        ),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.01, help="With --sample: sampling temperature. Default: 1.")
@@ -66,19 +71,39 @@ def label(
         int | None, typer.Option(min=1, help="With --sample: length limit. Default: the run's, or 128.")
     ] = None,
     step: SampleStep = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of items to label.")] = 200,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of items to label. Default: 200; with --judge, all.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of items and completions.")] = 0,
+    judge: Annotated[str | None, typer.Option(help=f"Label pairs by a judge, without a page. {JUDGE_HELP}")] = None,
+    principles: Annotated[
+        str | None, typer.Option(help="With --judge: file of principles; one is drawn for each pair.")
+    ] = None,
+    principle: Annotated[str | None, typer.Option(help="With --principles: only the principle of this name.")] = None,
+    people: Annotated[
+        Path | None, typer.Option(help="With --judge: people's pairs, which are kept and win over the judge's.")
+    ] = None,
+    checker: Annotated[
+        str | None,
+        typer.Option(help="With --judge: check answers first, as `data.checker`; the judge decides among right ones."),
+    ] = None,
     port: Port = 8766,
     host: Host = "127.0.0.1",
 ) -> None:
-    """Label completions in the browser: label runs/NAME"""
+    """Label completions in the browser or by a judge: label runs/NAME"""
     from vigneron.commands.label import LabelOptions, agreement_line
     from vigneron.commands.label import label as serve_page
 
     options = LabelOptions(
-        source, out, labeller, best, scores, sample, prompts, group, temperature, max_new_tokens, step, limit, seed
-    )
+        source, out, labeller, best, scores, sample, prompts, group, temperature, max_new_tokens, step, limit, seed,
+        judge, principles, principle, people, checker,
+    )  # fmt: skip
     if agreement:
         typer.echo(agreement_line(options))
+        return
+    if judge is not None:
+        from vigneron.commands.label_by_judge import label_by_judge
+
+        label_by_judge(console(), options)
         return
     serve_page(options, port=port, host=host, tell=typer.echo)

@@ -5,12 +5,11 @@ from typing import Annotated
 
 import typer
 
-from vigneron.cli.options import RunPath, SampleStep, console
+from vigneron.cli.options import JUDGE_HELP, RunPath, SampleStep, console
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, try, convert, refine and review rubrics.")
 
 RubricFile = Annotated[str, typer.Argument(help="A .yaml or .json file, or the name of a built-in example.")]
-JUDGE_HELP = "Judge model: a reward.judge mapping in YAML or JSON, or a recipe or config file that has one."
 
 
 @app.command()
@@ -124,3 +123,30 @@ def review(
     from vigneron.commands.rubric_review import review_run
 
     review_run(console(), run, labels=labels, step=step, out=out)
+
+
+@app.command()
+def infer(
+    pairs: Annotated[Path, typer.Argument(help="Preference pairs: prompt, chosen, rejected (.jsonl, .csv).")],
+    judge: Annotated[str, typer.Option(help=f"Tests the principles. {JUDGE_HELP}")],
+    out: Annotated[Path, typer.Option(help="New file for the principles that predict (.yaml).")],
+    proposer: Annotated[str | None, typer.Option(help="Proposes the principles. Default: the judge.")] = None,
+    from_pairs: Annotated[int, typer.Option(min=1, help="Number of pairs to propose from.")] = 50,
+    held_out: Annotated[int, typer.Option(min=1, help="Number of other pairs to test on.")] = 50,
+    most: Annotated[int, typer.Option(min=1, help="Number of principles to test, the most frequent ones.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+) -> None:
+    """Find principles that explain preferences. Each is tested on held-out pairs; those that predict are written."""
+    from vigneron.commands.rubric_infer import infer as infer_principles
+
+    infer_principles(
+        console(),
+        pairs,
+        judge=judge,
+        proposer=proposer,
+        out=out,
+        from_pairs=from_pairs,
+        held_out=held_out,
+        most=most,
+        seed=seed,
+    )

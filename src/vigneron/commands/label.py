@@ -13,12 +13,14 @@ from vigneron.labels.items import Kind
 from vigneron.labels.journal import Journal, Labels, journal_of, read_entries
 from vigneron.labels.session import Session
 
+DEFAULT_LIMIT = 200
 SUFFIXES: dict[Kind, tuple[str, ...]] = {"pairs": (".jsonl",), "best": (".jsonl",), "scores": (".csv", ".jsonl")}
 
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """The command's options. `sample` names a run or a model to sample from, instead of a `source`."""
+    """The command's options. `sample` names a run or a model to sample from, instead of a `source`. `judge` labels in
+    place of a person."""
 
     source: Path | None
     out: Path | None = None
@@ -31,8 +33,13 @@ class LabelOptions:
     temperature: float | None = None
     max_new_tokens: int | None = None
     step: int | None = None
-    limit: int = 200
+    limit: int | None = None
     seed: int = 0
+    judge: str | None = None
+    principles: str | None = None
+    principle: str | None = None
+    people: Path | None = None
+    checker: str | None = None
 
     @property
     def kind(self) -> Kind:
@@ -46,6 +53,13 @@ class LabelOptions:
         return Path(f"{self.kind}.jsonl") if not self.scores or self.source is None else self.source / "people.csv"
 
     def check(self) -> None:
+        for name in ("principles", "principle", "people", "checker"):
+            if self.judge is None and getattr(self, name) is not None:
+                raise UserError(f"--{name} needs --judge")
+        if self.judge is not None and (self.best or self.scores or self.labeller is not None):
+            raise UserError("--judge labels pairs: leave out --best, --scores and --as")
+        if self.principle is not None and self.principles is None:
+            raise UserError("--principle needs --principles: the file that has it")
         if self.best and self.scores:
             raise UserError("--best and --scores exclude each other: give one")
         if self.file.suffix not in SUFFIXES[self.kind]:
@@ -58,8 +72,8 @@ class LabelOptions:
             raise UserError("--sample samples new completions: leave out the source, --scores and --step")
         elif self.prompts is None:
             raise UserError("--sample needs --prompts: a file with a column `prompt` (.jsonl, .csv)")
-        elif self.group is not None and not self.best:
-            raise UserError("--group needs --best: pairs have two completions")
+        elif self.group is not None and not self.best and self.judge is None:
+            raise UserError("--group needs --best or --judge: pairs have two completions")
 
     def _check_source(self) -> None:
         if self.source is None:
@@ -98,13 +112,13 @@ def open_session(options: LabelOptions, tell: Callable[[str], None]) -> Session:
         assert options.prompts is not None
         prompts = prompts_of(options.prompts)
     else:
-        items, notices = _from_source(options)
+        items, notices = from_source(options)
     session = Session(
         Journal(options.file, options.kind),
         OutFile(options.file),
         options.labeller or _account(),
         options.seed,
-        options.limit,
+        DEFAULT_LIMIT if options.limit is None else options.limit,
     )
     for notice in notices:
         tell(f"note: {notice}")
@@ -114,7 +128,7 @@ def open_session(options: LabelOptions, tell: Callable[[str], None]) -> Session:
     return session
 
 
-def _from_source(options: LabelOptions) -> tuple[list[Any], list[str]]:
+def from_source(options: LabelOptions) -> tuple[list[Any], list[str]]:
     assert options.source is not None
     if options.scores:
         from vigneron.labels.from_judge import judged_answers_of_run

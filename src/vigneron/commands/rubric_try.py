@@ -36,20 +36,21 @@ class _JudgeOption(Strict):
     judge: JudgeConfig
 
 
-def parse_judge(option: str) -> JudgeConfig:
+def parse_judge(option: str, flag: str = "--judge") -> JudgeConfig:
     """The option is YAML or JSON, or the name of a recipe or a file: a recipe, a run's config, or a judge's mapping."""
-    name = parse_yaml(option, "--judge")
+    name = parse_yaml(option, flag)
     if isinstance(name, Mapping):
-        return _validated(name, "--judge")
+        return _validated(name, flag)
     if not isinstance(name, str):
-        raise UserError(f"--judge: expected a mapping, a recipe or a file, not {option!r}: e.g. {EXAMPLE}")
+        example = EXAMPLE.replace("--judge", flag)
+        raise UserError(f"{flag}: expected a mapping, a recipe or a file, not {option!r}: e.g. {example}")
     content = parse_yaml(_text(name), name)
     if isinstance(content, Mapping) and "kind" in content and "reward" not in content:
         return _validated(content, name)
     reward = load_config(name).reward
     judge = getattr(reward, "judge", None)
     if judge is None:
-        raise UserError(f"--judge: '{name}' has no `reward.judge`")
+        raise UserError(f"{flag}: '{name}' has no `reward.judge`")
     return judge
 
 

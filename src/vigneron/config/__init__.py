@@ -18,6 +18,13 @@ from pydantic import (
 )
 
 from vigneron.config.critics import TokenCriticConfig
+from vigneron.config.curricula import (
+    CurriculumConfig,
+    CurriculumOptions,
+    LevelCurriculumConfig,
+    LossCurriculumConfig,
+    SuccessCurriculumConfig,
+)
 from vigneron.config.custom import USER_CODE, SlotOptions, with_user_options
 from vigneron.config.group import GrapeConfig, GroupRelativeConfig, GrpoConfig
 from vigneron.config.judges import EndpointJudgeConfig, JudgeConfig, LocalJudgeConfig, PythonJudgeConfig
@@ -85,6 +92,8 @@ __all__ = [
     "CombinedRewardConfig",
     "Config",
     "ConstraintConfig",
+    "CurriculumConfig",
+    "CurriculumOptions",
     "DataConfig",
     "DpoConfig",
     "EndpointJudgeConfig",
@@ -99,9 +108,11 @@ __all__ = [
     "JudgeConfig",
     "KlConfig",
     "KtoConfig",
+    "LevelCurriculumConfig",
     "LocalJudgeConfig",
     "LocalParentConfig",
     "LoraConfig",
+    "LossCurriculumConfig",
     "MethodConfig",
     "MethodOptions",
     "ModelConfig",
@@ -132,6 +143,7 @@ __all__ = [
     "SlotOptions",
     "SppoConfig",
     "Strict",
+    "SuccessCurriculumConfig",
     "TokenCriticConfig",
     "ToprConfig",
     "TrpoConfig",
@@ -189,8 +201,8 @@ class Config(Strict):
     """Steps between measurements of KL(π₀ ‖ π₁) after the updates, each a forward pass; 0: never."""
     rollout: SerializeAsAny[Slot] | None = None
     """Where samples come from, if not from the method's own rollout: `name: "module:function"`, and its options."""
-    curriculum: SerializeAsAny[Slot] | None = None
-    """In which order prompts come, if not shuffled: `name: "module:function"`, and its options."""
+    curriculum: SerializeAsAny[CurriculumConfig] | None = None
+    """Which rows a step works on, if not shuffled epochs: by level, loss or success, or `name: "module:function"`."""
     scale: ScaleConfig = ScaleConfig()
     trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(default_factory=list)
     """Trackers that receive every step's metrics too."""
@@ -310,6 +322,26 @@ class Config(Strict):
         if self.method.needs_rubric and self.rollout is not None:
             raise ValueError(
                 f"`rollout` has no effect with {_named(self.method)}, which has its own rollout: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def a_curriculum_can_measure(self) -> "Config":
+        curriculum = self.curriculum
+        if isinstance(curriculum, SuccessCurriculumConfig) and self.method.imported and self.method.reads != "prompts":
+            raise ValueError(
+                f"`curriculum.by: success` needs rewards, but {_named(self.method)} samples nothing: use `by: loss` or "
+                "`by: level`"
+            )
+        replaces = getattr(self.method, "resamples", 0) > 0
+        if isinstance(curriculum, SuccessCurriculumConfig) and curriculum.measure == "verdict" and replaces:
+            raise ValueError(
+                "`curriculum.measure: verdict` has no verdicts of the groups that `method.resample` replaces: use "
+                "`measure: reward`"
+            )
+        if isinstance(curriculum, LossCurriculumConfig) and self.scale.staleness:
+            raise ValueError(
+                "`curriculum.by: loss` measures all rows with the current weights: set `scale.staleness` to 0"
             )
         return self
 

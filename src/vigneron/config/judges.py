@@ -29,6 +29,15 @@ class ModelJudgeConfig(Strict):
                 raise ValueError(f"`{key}` has no effect with `confidence: {self.confidence}`")
         return self
 
+    @model_validator(mode="after")
+    def probabilities_are_their_own_confidence(self) -> "ModelJudgeConfig":
+        reads = getattr(self, "reads", "json")
+        if reads != "json" and self.confidence != "verbal":
+            raise ValueError(
+                f"with `reads: {reads}` the confidence is computed from the probability: remove `confidence`"
+            )
+        return self
+
     @model_serializer(mode="wrap")
     def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out keys that would be errors when read again."""
@@ -40,6 +49,9 @@ class EndpointJudgeConfig(ModelJudgeConfig):
     """A model behind an OpenAI-compatible endpoint. The API key is read from OPENAI_API_KEY and never saved."""
 
     kind: Literal["endpoint"]
+    reads: Literal["json", "digits"] = "json"
+    """json: parse the reply. digits: the score is the expected digit of 1 to 10 by the log-probs of the reply's first
+    token (d-RLAIF), rescaled to 0 to 1."""
     url: Url | None = None
     """Base URL. null: OPENAI_BASE_URL, or OpenAI's."""
     concurrency: Annotated[int, Field(gt=0, le=256)] = 8
@@ -54,17 +66,10 @@ class LocalJudgeConfig(ModelJudgeConfig):
     """A transformers model on this machine, by hub id, folder or bundled name."""
 
     kind: Literal["local"]
-    reads: Literal["json", "yes_no"] = "json"
+    reads: Literal["json", "yes_no", "digits"] = "json"
     """json: parse the reply. yes_no: the score is the probability of `yes` against `no` as the next token, and the
-    confidence is its distance from 0.5."""
-
-    @model_validator(mode="after")
-    def yes_no_is_its_own_confidence(self) -> "LocalJudgeConfig":
-        if self.reads == "yes_no" and self.confidence != "verbal":
-            raise ValueError(
-                "with `reads: yes_no` the confidence is computed from the probability: remove `confidence`"
-            )
-        return self
+    confidence is its distance from 0.5. digits: the score is the expected digit of 1 to 10 as the next token (d-RLAIF),
+    rescaled to 0 to 1."""
 
 
 class PythonJudgeConfig(Strict):

@@ -30,7 +30,7 @@ class Key:
     default: str
     meaning: str
     kinds: tuple[Model, ...] = ()
-    """For a key whose value is one of several mappings, chosen by `kind` or `name`: their classes."""
+    """For a key whose value is one of several mappings, chosen by `kind`, `name` or `by`: their classes."""
 
 
 def keys_of(model: Model, prefix: str = "", default: BaseModel | None = None) -> Iterator[Key]:
@@ -53,12 +53,12 @@ def keys_of(model: Model, prefix: str = "", default: BaseModel | None = None) ->
 
 
 def discriminator_of(model: Model) -> str | None:
-    """The key that says which class of a union this is: `kind` or `name`."""
-    return next((name for name in ("kind", "name") if kind_of(model, name) is not None), None)
+    """The key that says which class of a union this is: `kind`, `name` or `by`."""
+    return next((name for name in ("kind", "name", "by") if kind_of(model, name) is not None), None)
 
 
 def kind_of(model: Model, name: str | None = None) -> str | None:
-    """The only value of a class's `kind` or `name`, as in "grpo"."""
+    """The only value of a class's `kind`, `name` or `by`, as in "grpo"."""
     name = name or discriminator_of(model)
     field = model.model_fields.get(name or "")
     values = get_args(field.annotation) if field and get_origin(field.annotation) is Literal else ()

@@ -11,8 +11,15 @@ from torch.nn.functional import logsigmoid
 from vigneron.core.masked import where_finite
 
 
-def bradley_terry(chosen_N: Float[Tensor, " N"], rejected_N: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """−log σ(R(text_w) − R(text_l))   (eq. 6; eq. 5 with hp = 1)."""
+def bradley_terry(
+    chosen_N: Float[Tensor, " N"], rejected_N: Float[Tensor, " N"], preferred_N: Float[Tensor, " N"] | None = None
+) -> Float[Tensor, " N"]:
+    """−hp · log σ(R(text_w) − R(text_l)) − (1 − hp) · log σ(R(text_l) − R(text_w))   (eq. 5; eq. 6 with hp = 1).
+
+    `preferred` is hp, the probability that the chosen text is the better one: a soft label. 1 without it.
+    """
+    if preferred_N is not None:
+        return preference_bce(chosen_N - rejected_N, preferred_N)
     return where_finite(lambda chosen, rejected: -logsigmoid(chosen - rejected), chosen_N, rejected_N)
 
 

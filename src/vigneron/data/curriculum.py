@@ -9,7 +9,6 @@ from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.core.draws import keyed_permutation
 from vigneron.data.prompts import Row
-from vigneron.user_code import python_function
 
 # Separates the draws of dynamic sampling from those of the epochs' order.
 MORE = 2**41
@@ -36,10 +35,24 @@ class Curriculum:
 
         With `scale.staleness` it is called in another thread than `observe`.
         """
-        own = {id(row) for row in rows}
-        order = [self.rows[i] for i in keyed_permutation(self.seed, MORE + 1000 * step + attempt, len(self.rows))]
-        others = [row for row in order if id(row) not in own] or order
+        others = self.others(self.rows, rows, step, attempt)
         return [others[i % len(others)] for i in range(self.prompts_per_step)]
+
+    def others(self, among: Sequence[Row], rows: Sequence[Row], step: int, attempt: int) -> list[Row]:
+        """The rows of `among` in an order of this attempt's own, without the step's `rows` if there are others."""
+        own = {id(row) for row in rows}
+        order = [among[i] for i in keyed_permutation(self.seed, MORE + 1000 * step + attempt, len(among))]
+        return [row for row in order if id(row) not in own] or order
+
+    def describe(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Metrics of a step's rows to log. Called for every step, before its rewards are observed."""
+        return {}
+
+    def replaced(self, batch: Batch, step: int) -> None:
+        """Called with the rewarded groups that dynamic sampling drops from a step, which `observe` does not see.
+
+        With `scale.staleness` it is called in another thread than `observe`.
+        """
 
     def observe(self, batch: Batch) -> dict[str, float]:
         """Called with every step's rewarded batch, on every rank. Returns metrics to log."""
@@ -65,12 +78,3 @@ class CurriculumParts:
     config: Config
     rows: Sequence[Row]
     default: Curriculum
-
-
-def build_curriculum(config: Config, rows: Sequence[Row]) -> Curriculum:
-    """The curriculum that a config names, or shuffled epochs."""
-    default = Curriculum(rows, config.prompts_per_step, config.seed)
-    if config.curriculum is None:
-        return default
-    build = python_function(config.curriculum.name, "curriculum.name")
-    return build(CurriculumParts(config, rows, default), config.curriculum)

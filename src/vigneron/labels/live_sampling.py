@@ -5,47 +5,74 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Literal
 
+from vigneron.api import load_run
+from vigneron.core.draws import Sampling
 from vigneron.data.dataset import check_rows, read_rows
 from vigneron.data.formats import with_prompts_and_answers
-from vigneron.data.prompts import prompt_text
+from vigneron.data.prompts import Row, completion_text, prompt_text
 from vigneron.errors import UserError
 from vigneron.labels.items import Comparison, digest, distinct, in_format_of, make_comparisons
 from vigneron.labels.session import Session
+from vigneron.policy.load import load_policy
+from vigneron.policy.model import Policy
+from vigneron.rollout.on_policy import OnPolicy
 
 Sampler = Callable[[Any, int, int], list[str]]
 """`sampler(prompt, count, seed)` returns completions."""
 
 TRIES = 4
 NEW_TOKENS = 128
+PROMPTS_TOGETHER = 64
 
 
 def prompts_of(path: Path) -> list[Any]:
+    return [row["prompt"] for row in rows_of(path)]
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of a file, the last of each prompt."""
     rows = with_prompts_and_answers(read_rows(path), f"'{path}'")
     check_rows(rows, ["prompt"], f"'{path}'")
-    prompts = {prompt_text(row["prompt"]): row["prompt"] for row in rows}
-    return list(prompts.values())
+    return list({prompt_text(row["prompt"]): row for row in rows}.values())
 
 
 def load_sampler(name: str, *, temperature: float, max_new_tokens: int | None) -> Sampler:
     """Samples from a run's trained model, or from a model by name."""
-    if (Path(name).expanduser() / "config.yaml").is_file():
-        from vigneron.api import load_run
-
-        trained = load_run(name)
-        options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": max_new_tokens}
-        return lambda prompt, count, seed: trained.sample([prompt] * count, seed=seed, **options)
-    from vigneron.core.draws import Sampling
-    from vigneron.data.prompts import completion_text
-    from vigneron.policy.load import load_policy
-    from vigneron.rollout.on_policy import OnPolicy
-
-    policy = load_policy(name)
+    policy, tokens = _policy_of(name)
 
     def sample(prompt: Any, count: int, seed: int) -> list[str]:
-        rollout = OnPolicy(policy, Sampling(temperature=temperature), max_new_tokens or NEW_TOKENS, count, seed)
-        return [completion_text(completion) for completion in rollout([{"prompt": prompt}]).samples.completions]
+        rollout = OnPolicy(policy, Sampling(temperature=temperature), max_new_tokens or tokens, count, seed)
+        return _texts(rollout, [prompt])
 
     return sample
+
+
+def sample_groups(
+    name: str, prompts: Sequence[Any], *, count: int, temperature: float, max_new_tokens: int | None, seed: int
+) -> list[list[str]]:
+    """`count` completions of each prompt, from a run's trained model or a model by name, many prompts together."""
+    policy, tokens = _policy_of(name)
+    rollout = OnPolicy(policy, Sampling(temperature=temperature), max_new_tokens or tokens, count, seed)
+    groups: list[list[str]] = []
+    for start in range(0, len(prompts), PROMPTS_TOGETHER):
+        texts = _texts(rollout, prompts[start : start + PROMPTS_TOGETHER], start)
+        groups += [texts[at : at + count] for at in range(0, len(texts), count)]
+    return groups
+
+
+def _texts(rollout: OnPolicy, prompts: Sequence[Any], first: int = 0) -> list[str]:
+    batch = rollout([{"prompt": prompt} for prompt in prompts], first=first)
+    return [completion_text(completion) for completion in batch.samples.completions]
+
+
+def _policy_of(name: str) -> tuple[Policy, int]:
+    """The model of a run or by name, and the length limit of its completions."""
+    if not (Path(name).expanduser() / "config.yaml").is_file():
+        return load_policy(name), NEW_TOKENS
+    trained = load_run(name)
+    if trained.config.method.trains == "scorer":
+        raise UserError(f"'{name}' trained a reward model, which cannot generate text")
+    return trained.policy, trained.config.max_new_tokens
 
 
 def sample_for(

@@ -5,6 +5,9 @@ recorded preferences, or the best and the worst of a prompt's samples by any rew
 forms that people compare it with: IPO, SimPO and ORPO.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -14,7 +17,7 @@ from vigneron.core.losses import dpo, ipo, orpo, simpo
 from vigneron.core.masked import masked_sum
 from vigneron.methods.terms import pair_term, sides
 from vigneron.policy.logprobs import Scores
-from vigneron.rollout.pairs import paired_up
+from vigneron.rollout.pairs import paired_up, soft_labels
 from vigneron.training.method import Method, Metrics, unchanged
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
@@ -53,7 +56,10 @@ def build(parts: Parts, options: DpoConfig) -> Method:
         mask_BT = batch.samples.mask_BT
         logps_B = masked_sum(now.untruncated_BT, mask_BT)
         before_B = masked_sum(batch.signals.reference_BT, mask_BT)  # 0 without a reference
-        terms, rewards_B = objective(logps_B, before_B, mask_BT.sum(1).clamp(min=1))
+        measured = (logps_B, before_B, mask_BT.sum(1).clamp(min=1))
+        terms, rewards_B = objective(*measured)
+        if not sampled and (labels_B := soft_labels(batch)) is not None:
+            terms = soft(terms, objective(*map(turned, measured))[0], labels_B)
         won, lost = sides(rewards_B.detach())
         chosen_N, rejected_N = sides(logps_B.detach())
         return [
@@ -77,6 +83,19 @@ def build(parts: Parts, options: DpoConfig) -> Method:
         update,
         evaluate=lambda rows: update.evaluate(advantage(parts.rollout(rows))),
     )
+
+
+def turned(values_B: Tensor) -> Tensor:
+    """Of a paired batch, with the two texts of every pair exchanged."""
+    return values_B.view(-1, 2).flip(1).reshape(-1)
+
+
+def soft(terms: Sequence[Term], turned_terms: Sequence[Term], labels_B: Tensor) -> list[Term]:
+    """The mix of both orders by the probability that the chosen text is better (of DPO's: conservative DPO)."""
+    return [
+        replace(one, values=labels_B * one.values + (1 - labels_B) * other.values)
+        for one, other in zip(terms, turned_terms, strict=True)
+    ]
 
 
 def explain(metrics: Metrics) -> tuple[str, ...]:

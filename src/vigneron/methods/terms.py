@@ -10,6 +10,7 @@ from vigneron.config import KlConfig
 from vigneron.core.losses import AggregateMode, ClipLevel, cispo, clipped, clipped_ratio
 from vigneron.core.preferences import expected_calibration_error, pair_accuracy
 from vigneron.policy.logprobs import Scores
+from vigneron.rollout.pairs import soft_labels
 from vigneron.training.method import Metrics
 from vigneron.training.update import Term
 
@@ -88,6 +89,12 @@ def explain_equal_rewards(metrics: Metrics) -> tuple[str, ...]:
 def sides(values_B: Tensor) -> tuple[Tensor, Tensor]:
     """Of a paired batch, the values of the chosen texts and of the rejected ones."""
     return values_B[0::2], values_B[1::2]
+
+
+def pair_labels(batch: Batch) -> Tensor | None:
+    """The soft label of each pair of a paired batch; None where all pairs have hard ones."""
+    labels_B = soft_labels(batch)
+    return None if labels_B is None else labels_B[0::2]
 
 
 def pair_term(name: str, values_N: Tensor, coefficient: float = 0.0) -> Term:

@@ -15,14 +15,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from vigneron.run_store.metric_table import METRICS, RUBRIC, metric
+from vigneron.run_store.metric_table import FAMILIES, METRICS, RUBRIC, Metric, metric
 from vigneron.run_store.series import Records, over_runs, series, smoothed, thinned, thinned_band
 
 # Distinguishable with colour blindness (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-Dashes = Literal["-", "--", ":", "-."]
+Dashes = Literal["-", "--", ":", "-."] | tuple[int, tuple[int, ...]]
 DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.")
 """For further lines, when all colours are used."""
+MEMBER_DASHES: tuple[Dashes, ...] = (*DASHES, (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)))
+"""For the lines of one arm, where colours stand for arms."""
 SMOOTHED_FROM = 30
 """A line of more points is drawn faint, with the smoothed line in front."""
 DOTS_UP_TO = 50
@@ -38,6 +40,8 @@ class Panel:
     """Held-out values, drawn as dots beside the line."""
     measured: bool = False
     """Every value is exact (greedy, on all held-out rows): joined dots, never smoothed."""
+    members: tuple[tuple[str, str], ...] = ()
+    """Lines of one plot, as (label, key), where `key` is a family such as `curriculum/level/LEVEL`."""
 
 
 REWARD = Panel(metric("reward").panel, "reward")
@@ -58,8 +62,12 @@ def panels_of(runs: Sequence[Records], hidden: Collection[str] = ()) -> list[Pan
     def has(key: str) -> bool:
         return key not in hidden and any(series(records, key)[0] for records in runs)
 
+    keys = dict.fromkeys(key for records in runs for record in records for key in record)
     panels = []
     for one in METRICS:
+        if one.panel and one.section != RUBRIC and one in FAMILIES:
+            panels += _family_panel(one, [key for key in keys if has(key)])
+            continue
         if not one.panel or one.section == RUBRIC or one.key.startswith("eval/"):
             continue
         own, held_out = metric(f"eval/{one.key}"), _held_out_key(one.key, has)
@@ -70,6 +78,22 @@ def panels_of(runs: Sequence[Records], hidden: Collection[str] = ()) -> list[Pan
             panels.append(Panel(f"{one.panel}{WITH_DOTS if held_out else ''}", one.key, held_out))
     # Without a reward, nothing is sampled: the lengths are the dataset's.
     return [panel for panel in panels if panel.key != "completions/mean_length" or has("reward")]
+
+
+def _family_panel(family: Metric, keys: Sequence[str]) -> list[Panel]:
+    """One plot with a line for each metric of a family, named by the last part of its key; none without values."""
+    prefix = family.key.rpartition("/")[0]
+    members = sorted((key for key in keys if key.rpartition("/")[0] == prefix), key=_as_number)
+    lines = tuple((key.rpartition("/")[2], key) for key in members)
+    return [Panel(family.panel, family.key, measured=family.key.startswith("eval/"), members=lines)] if lines else []
+
+
+def _as_number(key: str) -> tuple[float, str]:
+    last = key.rpartition("/")[2]
+    try:
+        return float(last), last
+    except ValueError:
+        return math.inf, last
 
 
 def _held_out_key(key: str, has: Callable[[str], bool]) -> str | None:
@@ -89,7 +113,10 @@ def comparison_figure(
     axes = axes.flatten()
     for panel, axis in zip(panels, axes, strict=False):
         for runs, (colour, dashes) in zip(arms.values(), _styles(len(arms)), strict=True):
-            _draw(axis, panel, runs, x, colour, dashes)
+            if panel.members:
+                _draw_members(axis, panel, runs, x, colour if len(arms) > 1 else None)
+            else:
+                _draw(axis, panel, runs, x, colour, dashes)
         axis.set_title(panel.title, fontsize=10)
         axis.set_xlabel(x, fontsize=9)
         axis.tick_params(labelsize=8)
@@ -141,6 +168,18 @@ def _draw(axis: Axes, panel: Panel, runs: Sequence[Records], x: str, colour: str
     if panel.eval_key:
         dots_of = over_runs([series(records, panel.eval_key, x) for records in runs])
         axis.plot(*thinned(dots_of.xs, dots_of.means), "o", color=colour, markersize=6)
+
+
+def _draw_members(axis: Axes, panel: Panel, runs: Sequence[Records], x: str, colour: str | None) -> None:
+    """A line for each member: in colours of their own, or where the colour is the arm's, in dashes of their own."""
+    handles = []
+    for place, ((label, key), style) in enumerate(zip(panel.members, _styles(len(panel.members)), strict=True)):
+        own = style if colour is None else (colour, MEMBER_DASHES[place % len(MEMBER_DASHES)])
+        _draw(axis, Panel(panel.title, key, measured=panel.measured), runs, x, *own)
+        handles.append(
+            Line2D([], [], color=own[0] if colour is None else "grey", linestyle=own[1], label=_label(label))
+        )
+    axis.legend(handles=handles, fontsize=7, frameon=False, ncols=2)
 
 
 def as_svg(figure: Figure) -> str:

@@ -106,8 +106,7 @@ class ApplyReward:
 
     def _begin(self, batch: Batch) -> Callable[[], Batch]:
         if self._delimiter is not None:
-            seen = tuple(after(completion, self._delimiter) for completion in batch.samples.completions)
-            batch = batch.with_samples(extras={**batch.samples.extras, SEEN: seen})
+            batch = with_seen(batch, self._delimiter)
         return self._begin_step_reward(batch) if isinstance(self._function, StepReward) else self._call(batch)
 
     def _finish_all(self, waiting: list[Callable[[], Batch]], whole_step: bool) -> Batch:
@@ -195,6 +194,12 @@ class ApplyReward:
 
     def _named_errors(self, step: Callable[[], Any]) -> Any:
         return named_errors(self._name, step)
+
+
+def with_seen(batch: Batch, delimiter: str) -> Batch:
+    """With what follows the delimiter, which rewards and the checker then read."""
+    seen = tuple(after(completion, delimiter) for completion in batch.samples.completions)
+    return batch.with_samples(extras={**batch.samples.extras, SEEN: seen})
 
 
 def after(completion: Any, delimiter: str) -> Any:

@@ -45,6 +45,13 @@ def evaluation_rollout(config: Config, policy: Policy) -> Rollout:
     return _around(parts) if config.method.reads == "prompts" else parts.default
 
 
+def sampling_rollout(config: Config, policy: Policy, *, group_size: int, seed: int) -> Rollout:
+    """`group_size` samples for each prompt at the run's temperature, whatever the method reads."""
+    config = config.model_copy(update={"group_size": group_size, "seed": seed})
+    parts = RolloutParts(config, policy, OnPolicy.of(config, policy, sampling_of(config)))
+    return _around(parts) if config.method.reads == "prompts" else parts.default
+
+
 def _around(parts: RolloutParts) -> Rollout:
     """The user's own rollout, built around the default one; or that itself."""
     if parts.config.rollout is None:

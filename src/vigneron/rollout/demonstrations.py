@@ -90,14 +90,18 @@ def demonstrations(
     return texts
 
 
+def continuation(prompt: str, answer: str) -> str:
+    """The answer with a space before it, unless it begins with one or the prompt ends in one."""
+    return answer if prompt[-1:].isspace() or answer[:1].isspace() else f" {answer}"
+
+
 def _plain(policy: Policy, rows: Sequence[Row]) -> list[Demonstration]:
-    """A `completion` follows its prompt directly. An `answer` gets a space before it, unless it begins with one or the
-    prompt ends in one."""
+    """A `completion` follows its prompt directly, an `answer` as `continuation` says."""
     if not rows:
         return []
     texts = [completion_text(row["answer"]) for row in rows]
     spaced = [
-        text if row.get("completion") is not None or row["prompt"][-1:].isspace() or text[:1].isspace() else f" {text}"
+        text if row.get("completion") is not None else continuation(row["prompt"], text)
         for row, text in zip(rows, texts, strict=True)
     ]
     prompts = policy.tokenizer([row["prompt"] for row in rows])["input_ids"]

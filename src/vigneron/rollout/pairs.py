@@ -1,15 +1,17 @@
 """The rollout of methods that train on preference pairs: a chosen and a rejected text for each prompt.
 
 Rows have TRL's columns: `prompt`, `chosen` and `rejected`, plain or conversational. Without `prompt`, the common prefix
-of both texts is the prompt.
+of both texts is the prompt. The optional column `preferred` is a soft label: the probability that `chosen` is better.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vigneron.batch import Batch
 from vigneron.core.selection import best_and_worst
@@ -21,6 +23,8 @@ from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations, demonstrations
 
 SIDES = ("chosen", "rejected")
+PREFERRED = "preferred"
+"""Column of the soft label; a row without it has 1."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,8 @@ class Pairs:
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         batch = Demonstrations(self.policy)(sides_of(rows), step, 2 * first)
-        return batch.with_samples(group_B=batch.samples.group_B // 2, columns={"side": SIDES * len(rows)}).with_packing(
-            paired=True
-        )
+        columns = {"side": SIDES * len(rows), **_soft_columns(rows)}
+        return batch.with_samples(group_B=batch.samples.group_B // 2, columns=columns).with_packing(paired=True)
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,23 @@ class OrderedPairs:
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         batch = Demonstrations(self.policy)(orders_of(rows), step, 2 * first)
-        return batch.with_samples(group_B=batch.samples.group_B // 2, columns={"first": SIDES * len(rows)})
+        columns = {"first": SIDES * len(rows), **_soft_columns(rows)}
+        return batch.with_samples(group_B=batch.samples.group_B // 2, columns=columns)
+
+
+def _soft_columns(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:
+    """The soft label of each of a pair's two samples; nothing where no row has one."""
+    labels = [row.get(PREFERRED) for row in rows]
+    return {} if all(label is None for label in labels) else {PREFERRED: tuple(x for x in labels for _ in SIDES)}
+
+
+def soft_labels(batch: Batch) -> Tensor | None:
+    """The probability that the chosen text is better, one for each sample; None where no pair has a soft label."""
+    labels = batch.samples.columns.get(PREFERRED)
+    if labels is None:
+        return None
+    device = batch.samples.completion_BT.device
+    return torch.tensor([1.0 if label is None else label for label in labels], device=device)
 
 
 def paired_up(batch: Batch) -> Batch:
@@ -103,8 +122,13 @@ def sequences_of(policy: Policy, rows: Sequence[Row], of: str, *, joined: bool) 
 def read_pairs(rows: Sequence[Row], where: str) -> tuple[list[Row], list[str]]:
     """Rows with `prompt`, `chosen` and `rejected`, and a notice about pairs of equal texts, which are left out."""
     check_rows(rows, SIDES, where)
-    pairs = [_with_prompt(row, f"data: {where}, row {number}") for number, row in enumerate(rows, start=1)]
+    pairs = [
+        _with_label(_with_prompt(row, f"data: {where}, row {number}"), f"data: {where}, row {number}")
+        for number, row in enumerate(rows, start=1)
+    ]
     check_rows(pairs, ["prompt"], where)
+    if all(row.get(PREFERRED) == 0.5 for row in pairs):
+        raise UserError(f"data: {where}: all {len(pairs)} pairs are ties (`preferred` is 0.5): nothing can be learned")
     same = [number for number, row in enumerate(pairs, start=1) if _text(row, "chosen") == _text(row, "rejected")]
     if not same:
         return pairs, []
@@ -118,6 +142,22 @@ def read_pairs(rows: Sequence[Row], where: str) -> tuple[list[Row], list[str]]:
 
 def _text(row: Row, side: str) -> str:
     return completion_text(row[side]).strip()
+
+
+def _with_label(row: Row, where: str) -> Row:
+    """The soft label as a float (in CSV it is text), from 0 to 1; an empty cell is none."""
+    given = row.get(PREFERRED)
+    if given in (None, ""):
+        return {name: value for name, value in row.items() if name != PREFERRED}
+    try:
+        label = math.nan if isinstance(given, bool) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        label = math.nan
+    if not 0 <= label <= 1:
+        raise UserError(
+            f"{where}: {PREFERRED} is {given!r:.40}, not a number from 0 to 1: the probability that `chosen` is better"
+        )
+    return {**row, PREFERRED: label}
 
 
 def _with_prompt(row: Row, where: str) -> Row:

@@ -79,7 +79,7 @@ def atomize_prompt(rubric: Rubric, category: str, item: JudgeItem) -> Conversati
         f"Columns of a question's row that are known: {', '.join(columns) or 'none'}",
         f"Criteria that are there already: {'; '.join(other.name for other in chosen.items)}",
         fenced("criterion", f"{item.name}\n{item.description}"),
-        fenced("critic", item.critique),
+        *([] if item.critique is None else [fenced("critic", item.critique)]),
         "Propose verifiable parts of this criterion.",
     ]
     return ("system", SYSTEM), ("user", "\n\n".join(parts))

@@ -41,8 +41,8 @@ class JudgeItem(Item):
     """Without ground truth (5b): a judge writes a critique, then scores the response given the critique."""
 
     flow: Literal["judge"]
-    critique: Template
-    """System prompt for the critique."""
+    critique: Template | None = None
+    """System prompt for the critique. None: the judge scores the response directly (d-RLAIF)."""
     score: Template | None = None
     """System prompt for the score. None: the built-in one."""
 

@@ -15,7 +15,7 @@ from vigneron.sources.client import Message
 from vigneron.sources.parents import Conversation
 from vigneron.sources.verdict import GraderInput, Verdict
 
-ScoreFormat = Literal["json", "yes_no"]
+ScoreFormat = Literal["json", "yes_no", "digits"]
 
 DATA_ONLY = (
     "Some lines stand between an opening mark such as <response-0a1b2c3d> and the same mark closed, "
@@ -25,6 +25,10 @@ DATA_ONLY = (
 SCORE = (
     "You score one response to a question, for one criterion only. Read the question, the response and the critique. "
     "The critique can be wrong: look for yourself. Score only what the response really does."
+)
+SCORE_DIRECTLY = (
+    "You score one response to a question, for one criterion only. Read the question and the response. Score only what "
+    "the response really does."
 )
 COMPARE = (
     "You compare a response with the known right answer, the truth, for one criterion only. Other words with the same "
@@ -39,6 +43,9 @@ REPLY: dict[ScoreFormat, str] = {
         "confidence is a number from 0 to 1: how sure you are of the score."
     ),
     "yes_no": "Is the criterion met? Reply with one word, yes or no.",
+    "digits": (
+        "How well is the criterion met? Reply with one whole number from 1, not at all, to 10, fully, and nothing else."
+    ),
 }
 REVISE = (
     "You are given a question, an earlier response to it, and a critique of that response. Write a better response to "
@@ -48,6 +55,7 @@ REVISE = (
 
 
 def critique_messages(item: JudgeItem, sample: GraderInput) -> Conversation:
+    assert item.critique is not None
     system = render_prompt(item.critique, sample, item, "critique")
     task = "Write your critique of the response, for this criterion only."
     return _conversation([system, DATA_ONLY], item, _question_and_response(sample), task)
@@ -56,12 +64,13 @@ def critique_messages(item: JudgeItem, sample: GraderInput) -> Conversation:
 def score_messages(
     item: JudgeItem, sample: GraderInput, critique: str, *, score_format: ScoreFormat = "json"
 ) -> Conversation:
-    system = SCORE
+    """Without a critique where the item has no prompt for one."""
+    direct = item.critique is None
+    system = SCORE_DIRECTLY if direct else SCORE
     if item.score is not None:
         system = render_prompt(item.score, sample, item, "score", critique=critique)
-    return _conversation(
-        [system, DATA_ONLY], item, [*_question_and_response(sample), fenced("critique", critique)], REPLY[score_format]
-    )
+    texts = [*_question_and_response(sample), *([] if direct else [fenced("critique", critique)])]
+    return _conversation([system, DATA_ONLY], item, texts, REPLY[score_format])
 
 
 def verify_messages(item: VerifyItem, sample: GraderInput, *, score_format: ScoreFormat = "json") -> Conversation:
@@ -90,10 +99,10 @@ def generation_prompt(category: Category, prompt: str | Sequence[Message]) -> st
     """The policy's prompt for a first answer (step 1): the category's system prompt, then the question."""
     if category.generate is None:
         return prompt if isinstance(prompt, str) else list(prompt)
-    system = _rendered(category.generate, "generate", {"question": _split(prompt)[1]})
+    system = _rendered(category.generate, "generate", {"question": split_prompt(prompt)[1]})
     if isinstance(prompt, str):
         return f"{system}\n\n{prompt}"
-    own, rest = _without_system(prompt)
+    own, rest = without_system(prompt)
     return [{"role": "system", "content": _joined(system, own)}, *rest]
 
 
@@ -102,7 +111,7 @@ def revision_prompt(
 ) -> str | list[Message]:
     """The policy's prompt for a revised answer (step 2), given an answer and the feedback on it (`feedback_on`). A
     plain prompt gives plain text, a conversation gives messages."""
-    own, question = _split(prompt)
+    own, question = split_prompt(prompt)
     given = {"question": question, "response": response, "critique": feedback}
     system = REVISE if category.revise is None else _rendered(category.revise, "revise", given)
     fences = "\n\n".join(fenced(name, text) for name, text in given.items())
@@ -129,18 +138,18 @@ def _joined(ours: str, own: str) -> str:
     return f"{ours}\n\n{own}" if own else ours
 
 
-def _without_system(messages: Sequence[Message]) -> tuple[str, list[Message]]:
+def without_system(messages: Sequence[Message]) -> tuple[str, list[Message]]:
     """The content of a conversation's system message, and the other messages."""
     if messages and messages[0]["role"] in ("system", "developer"):
         return str(messages[0]["content"]), list(messages[1:])
     return "", list(messages)
 
 
-def _split(prompt: Any) -> tuple[str, str]:
+def split_prompt(prompt: Any) -> tuple[str, str]:
     """The system message, and the rest as text: the content of one message, or `role: content` lines of several."""
     if isinstance(prompt, str):
         return "", prompt
-    own, rest = _without_system(prompt)
+    own, rest = without_system(prompt)
     if len(rest) == 1:
         return own, str(rest[0]["content"])
     return own, "\n".join(f"{message['role']}: {message['content']}" for message in rest)

@@ -5,16 +5,16 @@ Does not import torch, so that a broken file is refused quickly.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from importlib import resources
 from importlib.resources.abc import Traversable
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from vigneron.errors import UserError, did_you_mean
 from vigneron.files import user_path
@@ -28,6 +28,8 @@ from vigneron.validation import FieldError, field_errors, format_path
 SUFFIXES = (".yaml", ".yml", ".json")
 TOLERANCE = 1e-6
 MAX_ERRORS = 200
+
+Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def example_names() -> list[str]:
@@ -56,24 +58,37 @@ def read_rubric(path: str | Path) -> Rubric:
 
 
 def parse_rubric(text: str, where: str, *, json: bool = False) -> Rubric:
-    read = read_text(text, where, json=json)
-    if not isinstance(read.data, dict):
-        raise UserError(f"{where}: a rubric must be a mapping of keys to values")
-    given = _with_version_as_text(read)
-    rubric = None
-    try:
-        rubric = Rubric.model_validate(given)
-        invalid = []
-    except ValidationError as errors:
-        invalid = field_errors(errors.errors()[:MAX_ERRORS], given, Rubric, "the rubric")
+    read, given = read_mapping(text, where, "a rubric", json=json)
+    rubric, invalid = validated(Rubric, given, "the rubric")
     repeated = list(_repeated_names(given))
     reported = {fault.line.partition(": ")[2] for fault in repeated}
     invalid = [fault for fault in invalid if fault.line.partition(": ")[2] not in reported] + repeated
     lines = [(read.line(fault.path), fault.line) for fault in [*invalid, *_bad_patterns(given)]]
     lines += [(read.line(f.path, f.fault.line), f"{format_path(f.path)}: {f.fault.what}") for f in rubric_faults(given)]
     if rubric is None or lines:
-        raise UserError("\n".join(f"{where}, line {line}: {one_line(what)}" for line, what in sorted(set(lines))))
+        raise UserError(error_lines(where, lines))
     return rubric
+
+
+def read_mapping(text: str, where: str, what: str, *, json: bool) -> tuple[ParsedFile, dict[str, Any]]:
+    """A file that must be a mapping, with the positions of its keys; and its data."""
+    read = read_text(text, where, json=json)
+    if not isinstance(read.data, dict):
+        raise UserError(f"{where}: {what} must be a mapping of keys to values")
+    return read, _with_version_as_text(read)
+
+
+def validated(model: type[Checked], given: dict[str, Any], whole: str) -> tuple[Checked | None, list[FieldError]]:
+    """The file's content, or None and its errors."""
+    try:
+        return model.model_validate(given), []
+    except ValidationError as errors:
+        return None, field_errors(errors.errors()[:MAX_ERRORS], given, model, whole)
+
+
+def error_lines(where: str, lines: Iterable[tuple[int, str]]) -> str:
+    """In the order of the file's lines."""
+    return "\n".join(f"{where}, line {line}: {one_line(what)}" for line, what in sorted(set(lines)))
 
 
 def _with_version_as_text(read: ParsedFile) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vigneron.config import Config, RubricRewardConfig, SemanticRewardConfig
+from vigneron.config import Config, LevelCurriculumConfig, RubricRewardConfig, SemanticRewardConfig
 from vigneron.data.dataset import check_rows, distinct_rows, overlap_notices, read_rows
 from vigneron.data.formats import with_prompts_and_answers, without_demonstrations
+from vigneron.data.levels import rows_by_level
 from vigneron.data.prompts import Row, completion_text
 from vigneron.data.recorded import check_recorded, score_of, without_record
 from vigneron.data.tasks import load_task
@@ -33,6 +34,8 @@ def load_data(config: Config) -> Data:
     data = _load_parts(config)
     if config.reward.kind == "rubric":
         _check_rubric(config.reward, data)
+    if isinstance(config.curriculum, LevelCurriculumConfig):
+        rows_by_level(data.train, config.curriculum, "the training data")
     if config.method.shows_answers and not any(row.get("answer") for row in data.train):
         raise UserError("method.mix.demonstrated: no row has an `answer`: remove the key, or add answers")
     if config.model.chat == "minted" and all(isinstance(row["prompt"], str) for row in [*data.train, *data.held_out]):

@@ -13,7 +13,7 @@ Direction = Literal["up", "down"]
 TRAINING, LOSSES, PAIRS, COMPLETIONS = "Training", "Losses", "Preference pairs", "Completions"
 HELD_OUT, CANARIES, COMPONENTS, RUBRIC = "Held out", "Canaries", "Reward components", "Rubric"
 REJECTION, GRAPE, OFF_POLICY = "Rejection sampling", "GRAPE responses", "Off-policy sampling"
-TRUST_REGION, OPTIMIZER = "Trust region", "Optimizer"
+TRUST_REGION, OPTIMIZER, CURRICULUM = "Trust region", "Optimizer", "Curriculum"
 STABILITY, SIZE = "Stability", "Size"
 SECTIONS = (
     HELD_OUT,
@@ -22,6 +22,7 @@ SECTIONS = (
     LOSSES,
     PAIRS,
     COMPONENTS,
+    CURRICULUM,
     OPTIMIZER,
     REJECTION,
     GRAPE,
@@ -176,6 +177,16 @@ METRICS = (
     Metric("reward/CATEGORY/ITEM/share", "ITEM, share", None, "share of the advantage", RUBRIC,
            "Share of the advantages' variance that the item explains."),
 
+    Metric("curriculum/level/LEVEL", "level LEVEL", None, "share of each level in the step's rows", CURRICULUM,
+           "Share of the step's rows that have this level (`curriculum.by: level`), before dynamic sampling."),
+    Metric("curriculum/success/STATE", "STATE", None, "solved, hopeless and other prompts of the step", CURRICULUM,
+           "Share of the step's prompts that were `solved`, `hopeless`, in `between` or `unseen` before it "
+           "(`curriculum.by: success`)."),
+    Metric("curriculum/share", "share of the rows", None, "share of the rows that are drawn from", CURRICULUM,
+           "Share of the training rows, those with the lowest losses, that are drawn from (`curriculum.by: loss`)."),
+    Metric("curriculum/threshold", "loss threshold", None, "loss threshold λ", CURRICULUM,
+           "The largest loss among the rows that are drawn from."),
+
     Metric("kept/share", "share kept", None, "", REJECTION, "Share of the samples that are trained on."),
     Metric("kept/distinct", "distinct kept", None, "", REJECTION, "Different texts kept per prompt."),
     Metric("kept/groups_rejected", "groups rejected", "down", "", REJECTION,
@@ -220,6 +231,11 @@ METRICS = (
 
     Metric("eval/accuracy", "held-out accuracy", "up", "", HELD_OUT,
            "Share of held-out prompts whose greedy completion the checker accepts, or of held-out pairs ranked right."),
+    Metric("eval/accuracy/level/LEVEL", "held-out accuracy, level LEVEL", "up", "accuracy by level (held out)",
+           HELD_OUT, "`eval/accuracy` of the held-out rows of one level (`curriculum.by: level`)."),
+    Metric("eval/rewards/accuracies/level/LEVEL", "held-out pair accuracy, level LEVEL", "up",
+           "pair accuracy by level (held out)", HELD_OUT,
+           "`eval/rewards/accuracies` of the held-out pairs of one level (`curriculum.by: level`)."),
     Metric("eval/rewards/accuracies", "held-out pair accuracy", "up", "", HELD_OUT,
            "Share of held-out pairs whose chosen text has the higher implicit reward."),
     Metric("eval/reward", "held-out reward", "up", "reward (held out, greedy)", HELD_OUT,
@@ -227,6 +243,8 @@ METRICS = (
     Metric("eval/loss", "held-out loss", "down", "", HELD_OUT, "Loss of a reward or preference model."),
     Metric("eval/loss/nll", "held-out NLL", "down", "", HELD_OUT, "Negative log-likelihood of demonstrations."),
     Metric("eval/loss/dpo", "held-out DPO loss", "down", "", HELD_OUT, "DPO loss of held-out pairs."),
+    Metric("eval/loss/kto", "held-out KTO loss", "down", "", HELD_OUT, "KTO loss of held-out texts."),
+    Metric("eval/loss/flow", "held-out flow balance", "down", "", HELD_OUT, "Flow balance of held-out answers."),
     Metric("eval/margin", "held-out margin", "up", "", HELD_OUT, "Score margin of held-out pairs."),
     Metric("eval/rewards/margins", "held-out reward margin", "up", "", HELD_OUT, "Reward margin of held-out pairs."),
     Metric("eval/score_error", "held-out score error", "down", "", HELD_OUT, "Mean |predicted − recorded score|."),

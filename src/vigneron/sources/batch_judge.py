@@ -25,6 +25,19 @@ class JudgePrompts:
     score: Callable[[str], Conversation]
 
 
+@dataclass(frozen=True)
+class TextRequest:
+    """How plain text is requested: greedy at temperature 0. `sample` is the index among several replies to one
+    conversation. `cut`: a reply that reached the length limit is used too, as a critique may be."""
+
+    temperature: float = 0.0
+    sample: int = 0
+    cut: bool = False
+
+
+GREEDY = TextRequest()
+
+
 class BatchJudge:
     """Sends requests batch by batch: all critiques, then all scores."""
 
@@ -38,8 +51,9 @@ class BatchJudge:
         return f"{type(self).__name__}({self.name})"
 
     @property
-    def score_format(self) -> Literal["json", "yes_no"]:
-        return "yes_no" if self._client.settings.score_format == "yes_no" else "json"
+    def score_format(self) -> Literal["json", "yes_no", "digits"]:
+        score_format = self._client.settings.score_format
+        return "json" if score_format == "score" else score_format
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -68,10 +82,10 @@ class BatchJudge:
         with self._one_caller:
             return self._verdicts(prompts)
 
-    def complete(self, conversations: Sequence[Conversation]) -> list[str | Failure]:
+    def complete(self, conversations: Sequence[Conversation], how: TextRequest = GREEDY) -> list[str | Failure]:
         """Plain text replies."""
         with self._one_caller:
-            return self._complete(conversations)
+            return self._complete(conversations, how)
 
     def stop(self) -> None:
         self._client.backend.stop()
@@ -95,8 +109,9 @@ class BatchJudge:
             for critique in critiques
         ]
 
-    def _complete(self, conversations: Sequence[Conversation]) -> list[str | Failure]:
-        replies = self._client.send([JudgeRequest(each, "text") for each in conversations])
+    def _complete(self, conversations: Sequence[Conversation], how: TextRequest) -> list[str | Failure]:
+        form: Literal["critique", "text"] = "critique" if how.cut else "text"
+        replies = self._client.send([JudgeRequest(each, form, how.temperature, how.sample) for each in conversations])
         return [Failure(reply.why or "") if reply.text is None else reply.text.strip() for reply in replies]
 
 

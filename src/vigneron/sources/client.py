@@ -54,6 +54,8 @@ class ChatReply:
     """The endpoint's `refusal` field."""
     token_logprobs: tuple[tuple[bytes, float], ...] = ()
     """Tokens with their log-probs, if requested and returned."""
+    top_logprobs: tuple[tuple[tuple[bytes, float], ...], ...] = ()
+    """The likeliest tokens at each place, if requested and returned."""
 
 
 def base_url(url: str | None, where: str) -> str:
@@ -119,6 +121,7 @@ class Client:
         temperature: float = 0.0,
         response_format: Mapping[str, Any] | None = None,
         logprobs: bool = False,
+        top_logprobs: int | None = None,
         fail_fast: bool = False,
     ) -> ChatReply | Failure:
         """A chat completion, greedy at temperature 0. Optional fields are only sent if set: some endpoints refuse
@@ -127,8 +130,10 @@ class Client:
         body: dict[str, Any] = {"messages": list(messages), "max_tokens": max_tokens, "temperature": temperature}
         if response_format is not None:
             body["response_format"] = dict(response_format)
-        if logprobs:
+        if logprobs or top_logprobs is not None:
             body["logprobs"] = True
+        if top_logprobs is not None:
+            body["top_logprobs"] = top_logprobs
         # `extra_body` skips the SDK's conversion of every field, which takes as long as the rest of a call.
         return self._request(lambda: create(model=model, messages=(), extra_body=body), parse_reply, model, fail_fast)
 
@@ -254,17 +259,28 @@ def parse_reply(data: Any) -> ChatReply:
         tokens_in,
         tokens_out,
         refusal if isinstance(refusal, str) else "",
-        _token_logprobs(choice.get("logprobs")),
+        _if_well_formed(lambda: _tokens((choice.get("logprobs") or {}).get("content") or ())),
+        _if_well_formed(lambda: _top_tokens((choice.get("logprobs") or {}).get("content") or ())),
     )
 
 
-def _token_logprobs(data: Any) -> tuple[tuple[bytes, float], ...]:
-    """Tokens as bytes, since one may hold part of a character. Empty if any of them is malformed."""
+def _tokens(listed: Any) -> tuple[tuple[bytes, float], ...]:
+    """Tokens as bytes, since one may hold part of a character."""
+    return tuple(
+        (bytes(each["token"].encode() if each.get("bytes") is None else each["bytes"]), float(each["logprob"]))
+        for each in listed
+    )
+
+
+def _top_tokens(listed: Any) -> tuple[tuple[tuple[bytes, float], ...], ...]:
+    places = tuple(_tokens(each.get("top_logprobs") or ()) for each in listed)
+    return places if all(places) else ()
+
+
+def _if_well_formed(read: Callable[[], tuple[Parsed, ...]]) -> tuple[Parsed, ...]:
+    """Empty if any token is malformed."""
     try:
-        return tuple(
-            (bytes(each["token"].encode() if each.get("bytes") is None else each["bytes"]), float(each["logprob"]))
-            for each in (data or {}).get("content") or ()
-        )
+        return read()
     except (AttributeError, KeyError, TypeError, ValueError):
         return ()
 

@@ -1,5 +1,6 @@
 """A judge behind any OpenAI-compatible endpoint, called from a pool of threads that live as long as the judge."""
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
@@ -9,17 +10,22 @@ from typing import Any, TypeVar
 
 from vigneron.config.judges import EndpointJudgeConfig
 from vigneron.errors import UserError
-from vigneron.sources.batch_judge import BatchJudge, JudgePrompts
-from vigneron.sources.client import ChatReply, Client, Failure, base_url
+from vigneron.sources.batch_judge import GREEDY, BatchJudge, JudgePrompts, TextRequest
+from vigneron.sources.client import ChatReply, Client, Failure, Message, base_url
 from vigneron.sources.judge_client import JudgeCall, JudgeClient, JudgeReply, JudgeRequest
 from vigneron.sources.parents import Conversation
-from vigneron.sources.reply_parsing import SCORE_SCHEMA
+from vigneron.sources.reply_parsing import SCORE_SCHEMA, digit_probabilities
 from vigneron.sources.verdict import Verdict
 from vigneron.threads import DaemonPool
 
 NOT_SENT = "not sent: the judge was stopped"
 PREFLIGHT = [{"role": "user", "content": 'Reply with {"reasoning": "", "score": 1, "confidence": 1}'}]
 PREFLIGHT_TOKENS = 16
+PREFLIGHT_DIGIT = [{"role": "user", "content": "Reply with the number 5 and nothing else."}]
+# A space, and a number of two digits.
+DIGIT_TOKENS = 4
+# The most that OpenAI and vLLM return.
+TOP_LOGPROBS = 20
 
 Input = TypeVar("Input")
 Result = TypeVar("Result")
@@ -34,12 +40,14 @@ class EndpointBackend:
         self.source = base_url(config.url, f"{where}.url")
         self.notice: str | None = None
         self._config, self._where = config, where
-        self._logprobs = config.confidence == "logprob"
+        self._logprobs, self._digits = config.confidence == "logprob", config.reads == "digits"
         self._structured = True
         self._client: Client | None = None
         self._connecting = Lock()
 
     def check(self) -> list[ChatReply]:
+        if self._digits:
+            return self._check_digits()
         call = JudgeCall(JudgeRequest((), "score"), PREFLIGHT)
         reply = self._reply(call, max_tokens=min(PREFLIGHT_TOKENS, self._config.max_tokens), fail_fast=True)
         if isinstance(reply, Failure):
@@ -51,8 +59,40 @@ class EndpointBackend:
             )
         return [reply]
 
+    def _check_digits(self) -> list[ChatReply]:
+        """Whether a number comes with the likeliest tokens. A number outside of 1 to 10 would not matter here."""
+        reply = self._digits_reply(PREFLIGHT_DIGIT, fail_fast=True)
+        if isinstance(reply, Failure):
+            raise UserError(f"{self._where}: '{self._config.model}' at '{self.source}' {reply.why}")
+        if not reply.top_logprobs:
+            raise UserError(
+                f"{self._where}.reads: '{self._config.model}' at '{self.source}' returns no log-probs of its likeliest "
+                "tokens (`top_logprobs`), which `reads: digits` needs: set `reads: json`"
+            )
+        return [reply]
+
     def replies(self, calls: Sequence[JudgeCall]) -> list[ChatReply | Failure]:
-        return [self._reply(call, max_tokens=self._config.max_tokens) for call in calls]
+        return [
+            self._digit_probabilities(call)
+            if call.request.reply_format == "digits"
+            else self._reply(call, max_tokens=self._config.max_tokens)
+            for call in calls
+        ]
+
+    def _digit_probabilities(self, call: JudgeCall) -> ChatReply | Failure:
+        """P(1) … P(10) as the reply's text; the judge's own text where it begins with no digit, which is then requested
+        once more. A reply without log-probs is missing."""
+        reply = self._digits_reply(call.messages)
+        if isinstance(reply, Failure) or reply.refusal:
+            return reply
+        if not reply.top_logprobs:
+            return Failure("its reply came without log-probs of its likeliest tokens")
+        probabilities = digit_probabilities(reply.top_logprobs, [token for token, _ in reply.token_logprobs])
+        return replace(reply, text=json.dumps(probabilities) if any(probabilities) else reply.text, truncated=False)
+
+    def _digits_reply(self, messages: Sequence[Message], **options: Any) -> ChatReply | Failure:
+        chat = self._connected().chat
+        return chat(self._config.model, messages, max_tokens=DIGIT_TOKENS, top_logprobs=TOP_LOGPROBS, **options)
 
     def stop(self) -> None:
         if self._client is not None:
@@ -128,8 +168,8 @@ class EndpointJudge(BatchJudge):
     def verdicts(self, prompts: Sequence[JudgePrompts]) -> list[Verdict]:
         return self._map(lambda each: self._verdicts([each])[0], prompts, Verdict.missing(NOT_SENT))
 
-    def complete(self, conversations: Sequence[Conversation]) -> list[str | Failure]:
-        return self._map(lambda each: self._complete([each])[0], conversations, Failure(NOT_SENT))
+    def complete(self, conversations: Sequence[Conversation], how: TextRequest = GREEDY) -> list[str | Failure]:
+        return self._map(lambda each: self._complete([each], how)[0], conversations, Failure(NOT_SENT))
 
     def stop(self) -> None:
         """Requests in flight finish and are cached, unless the process ends first; the rest is not sent and missing."""

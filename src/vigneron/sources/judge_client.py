@@ -14,6 +14,7 @@ from vigneron.sources.reply_parsing import (
     Score,
     UnparsableReply,
     judge_retry_message,
+    parse_digits,
     parse_score,
     parse_text,
     parse_yes_probability,
@@ -78,7 +79,7 @@ class JudgeSettings:
     samples: int = 1
     temperature: float = 0.0
     max_tokens: int | None = None
-    score_format: Literal["score", "yes_no"] = "score"
+    score_format: Literal["score", "yes_no", "digits"] = "score"
 
 
 class JudgeClient:
@@ -174,6 +175,8 @@ class JudgeClient:
         parse_text(text)
         if request.reply_format == "yes_no":
             return parse_yes_probability(text)
+        if request.reply_format == "digits":
+            return parse_digits(text)
         return (
             parse_score(text, verbal=self.settings.confidence == "verbal") if request.reply_format == "score" else None
         )

@@ -9,14 +9,14 @@ from typing import Literal, Protocol
 from vigneron.config.judges import EndpointJudgeConfig, LocalJudgeConfig, PythonJudgeConfig
 from vigneron.errors import UserError
 from vigneron.sources.answer_cache import AnswerCache
-from vigneron.sources.batch_judge import BatchJudge, JudgePrompts
+from vigneron.sources.batch_judge import BatchJudge, JudgePrompts, TextRequest
 from vigneron.sources.client import ChatReply, Failure
 from vigneron.sources.judge_client import JudgeBackend, JudgeCall, JudgeClient, JudgeSettings
 from vigneron.sources.parents import Conversation
 from vigneron.sources.verdict import Verdict
 from vigneron.user_code import python_function
 
-__all__ = ["Conversation", "Judge", "JudgePrompts", "build_judge"]
+__all__ = ["Conversation", "Judge", "JudgePrompts", "TextRequest", "build_judge"]
 
 
 class Judge(Protocol):
@@ -33,7 +33,7 @@ class Judge(Protocol):
         ...
 
     @property
-    def score_format(self) -> Literal["json", "yes_no"]:
+    def score_format(self) -> Literal["json", "yes_no", "digits"]:
         """The reply that a score prompt must ask for."""
         ...
 
@@ -47,7 +47,7 @@ class Judge(Protocol):
     def notice(self) -> str | None: ...
     def preflight(self) -> None: ...
     def verdicts(self, prompts: Sequence[JudgePrompts]) -> list[Verdict]: ...
-    def complete(self, conversations: Sequence[Conversation]) -> list[str | Failure]: ...
+    def complete(self, conversations: Sequence[Conversation], how: TextRequest = ...) -> list[str | Failure]: ...
     def stop(self) -> None: ...
 
 
@@ -100,11 +100,14 @@ def build_judge(
         settings = JudgeSettings(config.function, where)
         client = JudgeClient(settings, PythonBackend(config.function, where), None)
         return BatchJudge(f"python:{config.function}", client)
-    score_format: Literal["score", "yes_no"] = "score"
-    if isinstance(config, LocalJudgeConfig) and config.reads == "yes_no":
-        score_format = "yes_no"
     settings = JudgeSettings(
-        config.model, where, config.confidence, config.samples, config.temperature, config.max_tokens, score_format
+        config.model,
+        where,
+        config.confidence,
+        config.samples,
+        config.temperature,
+        config.max_tokens,
+        "score" if config.reads == "json" else config.reads,
     )
     if isinstance(config, EndpointJudgeConfig):
         from vigneron.sources.endpoint_judge import EndpointBackend, EndpointJudge, SharedJudgeClient

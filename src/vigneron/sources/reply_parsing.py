@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 AnswerFormat = Literal["json", "text"]
 """Format of a parent's answer, as in `parent.reads`."""
-JudgeFormat = Literal["critique", "text", "score", "yes_no"]
-"""Format of a judge's reply. score: JSON. yes_no: the probability of yes, as a local judge computes it."""
+JudgeFormat = Literal["critique", "text", "score", "yes_no", "digits"]
+"""Format of a judge's reply. score: JSON. yes_no: the probability of yes, as a local judge computes it. digits: the
+probabilities of 1 to 10 as a JSON list, as the backend reads them off the first token."""
 
 CODE_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
+DIGITS = tuple(str(digit).encode() for digit in range(1, 11))
 SCORE_KEYS = ("reasoning", "score", "confidence")
 # JSON escapes quotes inside strings, so this matches the key only.
 SCORE_NUMBER = re.compile(r'(?<!\\)"score"\s*:\s*(-?[0-9][0-9.eE+-]*)')
@@ -114,6 +116,45 @@ def parse_yes_probability(text: str) -> Score:
     return Score(p, abs(2 * p - 1), f"the probability of yes against no is {p:.3f}")
 
 
+def parse_digits(text: str) -> Score:
+    """d-RLAIF's score (Lee et al. 2024): the expected digit Σ i·P(i) over 1 to 10, rescaled to 0 to 1.
+
+    P is normalised over the ten digits. The confidence is 1 − 2σ of the rescaled digit, as for several replies.
+    """
+    try:
+        weights = [float(weight) for weight in json.loads(text)]
+    except (ValueError, TypeError):  # the judge's own text, where no digit is likely
+        weights = []
+    total = math.fsum(weights)
+    if len(weights) != len(DIGITS) or not total > 0:
+        raise UnparsableReply("it did not begin with a number from 1 to 10")
+    values = [place / 9 for place in range(len(weights))]
+    score = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    spread = math.fsum(weight * (value - score) ** 2 for weight, value in zip(weights, values, strict=True)) / total
+    score = min(1.0, max(0.0, score))
+    confidence = min(1.0, max(0.0, 1 - 2 * math.sqrt(spread)))
+    return Score(score, confidence, f"the expected digit is {1 + 9 * score:.2f} of 10")
+
+
+def digit_probabilities(positions: Sequence[Sequence[tuple[bytes, float]]], sampled: Sequence[bytes]) -> list[float]:
+    """P(1) … P(10) from the likeliest tokens, with log-probs, at the first positions of a reply, and the tokens sampled
+    there. Positions that are only space are skipped.
+
+    A tokenizer may write 10 as one token or as 1 and 0. Where the reply begins with 1, the position after it splits the
+    probability of 1 into that of 1 and of 10; where it does not, how often 1 would become 10 is not known, and the
+    token 1 counts as 1.
+    """
+    at = next((place for place, token in enumerate(sampled) if token.strip()), len(sampled))
+    found = [0.0] * 10
+    for token, logprob in positions[at] if at < len(positions) else ():
+        if token.strip() in DIGITS:
+            found[DIGITS.index(token.strip())] += math.exp(min(0.0, logprob))
+    if at + 1 < len(positions) and sampled[at].strip() == b"1":
+        becomes_ten = min(1.0, sum(math.exp(min(0.0, p)) for token, p in positions[at + 1] if token == b"0"))
+        found[0], found[9] = found[0] * (1 - becomes_ten), found[9] + found[0] * becomes_ten
+    return found
+
+
 def parse_text(text: str) -> str:
     text = valid_unicode(text.strip())
     if not text:
@@ -142,6 +183,7 @@ def judge_retry_message(reason: str, reply_format: JudgeFormat) -> str:
         '{"reasoning": "<why>", "score": <number from 0 to 1>, "confidence": <number from 0 to 1>}',
         "critique": "the critique alone, in a few sentences",
         "yes_no": "one word, yes or no",
+        "digits": "one whole number from 1 to 10 and nothing before it",
     }.get(reply_format, "the answer alone")
     return f"That could not be read: {reason}. Reply with {form}."
 

@@ -91,6 +91,7 @@ class DynamicSampling:
             others = self.curriculum.more(rows, step, attempt)[:count]
             more = self.rollout(others, step, attempt * max(len(rows), self.curriculum.prompts_per_step))
             useful = [i for i, is_idle in enumerate(idle_B.tolist()) if not is_idle]
+            self.curriculum.replaced(batch.rows([i for i, is_idle in enumerate(idle_B.tolist()) if is_idle]), step)
             batch = concatenate([batch.rows(useful), more]) if useful else more
             replaced += count
         return batch.with_metrics({"groups_replaced": replaced})

@@ -1,8 +1,10 @@
 """The loop. Every method is these four lines with the slots filled differently."""
 
 import time
+from collections.abc import Sequence
 
 from vigneron.batch import Batch
+from vigneron.data.prompts import Row
 from vigneron.distributed import ranks
 from vigneron.distributed.launch import resume_command
 from vigneron.errors import NonFinite, UserError
@@ -26,7 +28,7 @@ def one_step(run: Run) -> tuple[Batch, Metrics]:
     with phase("rollout"):
         batch = method.rollout(rows, run.step)  # y ~ π(·|x), or a demonstration, or a preference pair
     with phase("reward"):
-        batch = check_and_observe(run, method.reward(batch))  # R(x, y)
+        batch = check_and_observe(run, rows, method.reward(batch))  # R(x, y)
     with phase("advantage"):
         batch = method.advantage(assign_ranks(batch))  # A
     with phase("update"):
@@ -37,8 +39,9 @@ def one_step(run: Run) -> tuple[Batch, Metrics]:
             raise
 
 
-def check_and_observe(run: Run, batch: Batch) -> Batch:
-    """Adds the checker's verdicts; the curriculum observes the rewards, and its metrics are added."""
+def check_and_observe(run: Run, rows: Sequence[Row], batch: Batch) -> Batch:
+    """Adds the checker's verdicts and the curriculum's metrics; the curriculum observes the rewards."""
+    batch = batch.with_metrics(run.curriculum.describe(rows))
     if batch.signals.rewards_B is None:
         return batch
     batch = run.check(batch)

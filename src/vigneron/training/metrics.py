@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from vigneron.batch import Batch
-from vigneron.config import Config
+from vigneron.config import Config, LevelCurriculumConfig
 from vigneron.core.advantages import share_without_variance
+from vigneron.data.levels import as_level, level_name, split_by_level
 from vigneron.data.prompts import Row, completion_text, prompt_text
 from vigneron.policy.model import Policy
 from vigneron.rewards.apply import SEEN
@@ -99,4 +100,30 @@ def evaluate(
     config: Config, policy: Policy, reward: Callable[[Batch], Batch], check: Check, rows: Sequence[Row]
 ) -> tuple[Batch, Metrics]:
     batch = check(reward(evaluation_rollout(config, policy)(rows)))
-    return batch, batch_metrics(batch)
+    return batch, batch_metrics(batch) | accuracy_by_level(config, batch)
+
+
+def accuracy_by_level(config: Config, batch: Batch) -> Metrics:
+    """The share of samples that the checker accepts in each level of the curriculum's column; empty without one."""
+    if not isinstance(config.curriculum, LevelCurriculumConfig):
+        return {}
+    levels = map(as_level, batch.samples.columns.get(config.curriculum.column, ()))
+    verdicts: dict[float, list[bool]] = {}
+    for level, verdict in zip(levels, batch.signals.correct or (), strict=False):
+        if verdict is not None and level == level:
+            verdicts.setdefault(level, []).append(verdict)
+    return {f"accuracy/level/{level_name(one)}": sum(of) / len(of) for one, of in sorted(verdicts.items())}
+
+
+def evaluate_levels(config: Config, evaluate: Callable[[Sequence[Row]], Metrics], rows: Sequence[Row]) -> Metrics:
+    """The metrics of a method that measures held-out rows by itself, and its accuracy in each level of the curriculum's
+    column."""
+    metrics = evaluate(rows)
+    if not isinstance(config.curriculum, LevelCurriculumConfig):
+        return metrics
+    of_levels: Metrics = {}
+    for level, indices in split_by_level(rows, config.curriculum.column).items():
+        of_level = evaluate([rows[i] for i in indices])
+        names = [name for name in ("accuracy", "rewards/accuracies") if name in of_level]
+        of_levels |= {f"{name}/level/{level_name(level)}": of_level[name] for name in names}
+    return metrics | of_levels

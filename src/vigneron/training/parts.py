@@ -13,7 +13,8 @@ from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.core import kl
 from vigneron.core.draws import Sampling
-from vigneron.data.curriculum import Curriculum, build_curriculum
+from vigneron.data.curricula import build_curriculum
+from vigneron.data.curriculum import Curriculum
 from vigneron.data.prompts import Row
 from vigneron.policy.logprobs import Critic, ExactKl, Scores, reference_view, score
 from vigneron.policy.model import Policy, Reference

@@ -29,7 +29,7 @@ from vigneron.training.checkpoint.read import State, checkpoint_step, load_check
 from vigneron.training.checkpoint.shards import shard_like
 from vigneron.training.checkpoint.snapshot import take_snapshot
 from vigneron.training.method import Method, Metrics
-from vigneron.training.metrics import batch_metrics, evaluate
+from vigneron.training.metrics import batch_metrics, evaluate, evaluate_levels
 from vigneron.training.model_card import Rows, model_card
 from vigneron.training.output import RunOutput, dump_batch
 from vigneron.training.rubric_audit import RubricAudit, explain_canaries
@@ -75,7 +75,7 @@ class Run:
         """Metrics of the held-out part; completions are kept with the run's samples."""
         rows = self.data.held_out
         if self.method.evaluate is not None:
-            metrics = self.method.evaluate(rows)
+            metrics = evaluate_levels(self.config, self.method.evaluate, rows)
         else:
             batch, metrics = evaluate(self.config, self.policy, self.reward, self.check, rows)
             self.output.keep_samples(batch, self.step, "eval")
@@ -176,8 +176,9 @@ class Run:
 
     def _load_curriculum(self, state: State) -> None:
         """Its state, unless the checkpoint is of another curriculum."""
-        before, now = state.scalars["config"].get("curriculum") or {}, self.config.curriculum
-        if before.get("name") != (now and now.name):
+        before = state.scalars["config"].get("curriculum") or {}
+        now = {} if self.config.curriculum is None else self.config.curriculum.model_dump(mode="json")
+        if any(before.get(key) != now.get(key) for key in ("name", "by")):
             return
         try:
             self.curriculum.load(state.scalars.get("curriculum", {}))

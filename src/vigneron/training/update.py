@@ -14,10 +14,11 @@ from vigneron.batch import Batch
 from vigneron.config import DEFAULT_MICROBATCH_TOKENS
 from vigneron.core.draws import keyed_permutation
 from vigneron.core.losses import AggregateMode, aggregate, aggregate_denominator
+from vigneron.core.masked import masked_sum
 from vigneron.core.schedule import Shape, learning_rate_factor
 from vigneron.distributed import ranks
 from vigneron.errors import NonFinite
-from vigneron.policy.rank_batches import assign_ranks, rank_microbatches
+from vigneron.policy.rank_batches import assign_ranks, map_microbatches, rank_microbatches
 from vigneron.timing import phase
 from vigneron.training.method import Metrics
 from vigneron.training.optimizers import Optimized
@@ -108,6 +109,17 @@ class GradientUpdate:
         batch = assign_ranks(batch) if batch.packing.owners is None else batch
         return {name: value for name, value, _ in self.accumulate(batch, lambda p: self.loss(p, self.score(p)))}
 
+    @torch.no_grad()
+    def sample_losses(self, batch: Batch) -> Float[Tensor, " B"]:
+        """The loss of each sample under the policy as it is now: the mean over its tokens where each has one."""
+
+        def losses(part: Batch) -> dict[str, Tensor]:
+            terms = [term for term in self.loss(part, self.score(part)) if term.coefficient]
+            return {"loss_B": sum((t.coefficient * _per_sample(t, part) for t in terms), torch.zeros(()))}
+
+        batch = assign_ranks(batch) if batch.packing.owners is None else batch
+        return map_microbatches(batch, self.microbatch_tokens, losses)["loss_B"]
+
     def _one_update(self, batch: Batch) -> list[TermValue]:
         """The gradient of the whole batch, part by part, then one clipped step of each optimizer."""
         with phase("gradient"):
@@ -189,6 +201,12 @@ class GradientUpdate:
         self.done = int(scalars["updates_done"])
         if self.controller is not None:
             self.controller.load(scalars["controller"])
+
+
+def _per_sample(term: Term, batch: Batch) -> Float[Tensor, " B"]:
+    if term.values.dim() == 1:
+        return term.values
+    return masked_sum(term.values, batch.trained_BT) / batch.trained_BT.sum(1).clamp(min=1)
 
 
 def _denominators(batch: Batch) -> dict[AggregateMode, int]:

@@ -114,6 +114,6 @@ class JudgeGrader:
         if isinstance(item, VerifyItem):
             return JudgePrompts(None, lambda _: verify_messages(item, sample, score_format=score_format))
         return JudgePrompts(
-            critique_messages(item, sample),
+            None if item.critique is None else critique_messages(item, sample),
             lambda critique: score_messages(item, sample, critique, score_format=score_format),
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from vigneron.rubric.formats.parts import NoCounterpart
 from vigneron.rubric.model import AnyItem, JudgeItem, VerifyItem
-from vigneron.rubric.prompts import COMPARE, SCORE
+from vigneron.rubric.prompts import COMPARE, SCORE, SCORE_DIRECTLY
 
 OUTPUT = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 PATH = r"[A-Za-z]\w*(?:\.[A-Za-z]\w*|\[\d+\])*"
@@ -83,7 +83,8 @@ def messages_of(item: JudgeItem | VerifyItem) -> list[dict[str, str]]:
         column = to_openai(f"{{{{ row.{item.truth} }}}}", item)
         systems, body = [to_openai(item.score or COMPARE, item)], body + TRUTH.format(truth=column)
     else:
-        systems = [CRITIC + to_openai(item.critique, item), to_openai(item.score or SCORE, item)]
+        critic = [] if item.critique is None else [CRITIC + to_openai(item.critique, item)]
+        systems = [*critic, to_openai(item.score or (SCORE if critic else SCORE_DIRECTLY), item)]
     messages = [{"role": "system", "content": text} for text in systems]
     return [*messages, {"role": "user", "content": f"{body}\n\n{ASK}"}]
 
@@ -128,6 +129,9 @@ def _judge_item(name: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any] |
     if match["truth"] is not None and len(texts) == 2:
         own = {} if score == COMPARE else {"score": to_vigneron(score)}
         return {**common, "flow": "verify", "truth": match["truth"], **own}
+    if match["truth"] is None and len(texts) == 2:
+        own = {} if score == SCORE_DIRECTLY else {"score": to_vigneron(score)}
+        return {**common, "flow": "judge", **own}
     if match["truth"] is None and len(texts) == 3 and texts[0][0] == "system" and texts[0][1].startswith(CRITIC):
         own = {} if score == SCORE else {"score": to_vigneron(score)}
         return {**common, "flow": "judge", "critique": to_vigneron(texts[0][1].removeprefix(CRITIC)), **own}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vigneron.config import Config
+from vigneron.data.curricula import ByLoss
 from vigneron.data.prompts import Row, prompts_token_ids
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
@@ -42,6 +43,7 @@ from vigneron.training.memory import explained_memory, find_microbatch_tokens
 from vigneron.training.method import Method, unchanged
 from vigneron.training.output import RunOutput
 from vigneron.training.parts import Parts
+from vigneron.training.row_losses import row_losses
 from vigneron.training.rubric_audit import RubricAudit, build_rubric_audit
 from vigneron.training.run import Origin, Run
 from vigneron.training.setup.resolve import newest_weights
@@ -128,7 +130,10 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
         config = config.model_copy(update={"microbatch_tokens": microbatch_tokens})
         folder.write_config(config)
     parts = Parts.of(config, policy, reference, reward, data.train, folder.path)
-    method, async_rollout = wrap_method(build(parts), parts)
+    built = build(parts)
+    if isinstance(parts.curriculum, ByLoss):
+        parts.curriculum.measure = row_losses(parts, built)
+    method, async_rollout = wrap_method(built, parts)
     samples = config.method.trains == "policy" and config.method.reads != "pairs"
     known = {notice.key for notice in kept_notices(folder.path)}
     for text in (truncation, *method.notices, sampler_of(policy).notice if samples else None):

@@ -1,0 +1,74 @@
+"""What the commands that call a judge share: opening it, reading prompts, and the line about what it cost."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from vigneron.commands.rubric_try import parse_judge
+from vigneron.config.judges import LocalJudgeConfig
+from vigneron.data.dataset import check_rows, read_rows
+from vigneron.data.formats import with_prompts_and_answers
+from vigneron.data.prompts import Row
+from vigneron.errors import UserError
+from vigneron.files import check_new_file, write_for_user
+from vigneron.policy.bundled import cache_folder
+from vigneron.recipe import load_config
+from vigneron.report.terminal import say
+from vigneron.run_data.load import load_data
+from vigneron.sources.answer_cache import AnswerCache
+from vigneron.sources.judges import Judge, build_judge
+from vigneron.training.setup.resolve import newest_weights
+
+DATA_SUFFIXES = (".jsonl", ".csv")
+
+
+@contextmanager
+def open_judge(console: Console, option: str, flag: str = "--judge") -> Iterator[Judge]:
+    """Checked before anything is requested. Replies are cached: a command that was stopped pays for nothing twice. A
+    local model may be a run's folder."""
+    config = parse_judge(option, flag)
+    if isinstance(config, LocalJudgeConfig):
+        config = config.model_copy(update={"model": newest_weights(config.model, f"{flag}.model")})
+    judge = build_judge(config, cache=AnswerCache(cache_folder() / "judges.sqlite"), device="auto", where=flag)
+    judge.preflight()
+    if judge.notice is not None:
+        say(console, f"note: {judge.notice}")
+    try:
+        yield judge
+        tokens_in, tokens_out = judge.tokens
+        say(
+            console,
+            f"{judge.name}: {judge.calls} calls, {tokens_in} tokens in, {tokens_out} out; "
+            f"{judge.cached} replies from the cache",
+        )
+    finally:
+        judge.stop()
+
+
+def prompt_rows(source: str, limit: int | None) -> tuple[list[Row], list[Row]]:
+    """The rows of a file, or the training and the held-out rows of a recipe's data."""
+    if Path(source).suffix in DATA_SUFFIXES:
+        rows = with_prompts_and_answers(read_rows(source), f"'{source}'")
+        check_rows(rows, ["prompt"], f"'{source}'")
+        return rows[:limit], []
+    data = load_data(load_config(source))
+    return data.train[:limit], data.held_out
+
+
+def check_out(out: Path) -> None:
+    """A new .jsonl file in a folder that exists."""
+    check_new_file(out, [".jsonl"])
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"cannot write '{out}': the folder '{out.absolute().parent}' does not exist")
+
+
+def write_rows(out: Path, rows: Iterable[Row]) -> None:
+    write_for_user(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def note_missing(tell: Callable[[str], None], count: int, what: str, why: str | None) -> None:
+    if count:
+        tell(f"note: {count} {what}; the first: {why}")

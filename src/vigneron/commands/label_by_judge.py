@@ -1,0 +1,108 @@
+"""`vigneron label --judge`: a judge labels pairs of completions, in both orders."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from vigneron.commands.judging import check_out, note_missing, open_judge, write_rows
+from vigneron.commands.label import LabelOptions, from_source, next_step
+from vigneron.data.dataset import read_rows
+from vigneron.data.prompts import Row, prompt_text
+from vigneron.errors import UserError
+from vigneron.labels.by_judge import Check, label_pairs
+from vigneron.labels.items import Comparison, in_format_of, make_comparisons
+from vigneron.labels.live_sampling import rows_of, sample_groups
+from vigneron.report.terminal import say
+from vigneron.rewards.checkers import NEEDS, load_checker
+from vigneron.rollout.pairs import read_pairs
+from vigneron.rubric.principles import Principle, read_principles
+from vigneron.run_store.folder import RunFolder
+
+
+def label_by_judge(console: Console, options: LabelOptions) -> None:
+    """All files and the judge are checked before the first request."""
+    options.check()
+    assert options.judge is not None
+    check_out(options.file)
+    principles: Sequence[Principle] = ()
+    if options.principles is not None:
+        principles = read_principles(options.principles, only=options.principle)
+    people: Sequence[Row] = ()
+    if options.people is not None:
+        people, notices = read_pairs(read_rows(options.people), f"'{options.people}'")
+        for notice in notices:
+            say(console, f"note: {notice}")
+    check = None if options.checker is None else _check(options, options.checker)
+    with open_judge(console, options.judge) as judge:
+        items = _comparisons(console, options)[: options.limit]
+        found = label_pairs(judge, items, principles=principles, people=people, check=check, seed=options.seed)
+        if not found.rows:
+            raise UserError(f"no pair has a label: {found.missing} are missing ({found.why})")
+        write_rows(options.file, found.rows)
+    note_missing(lambda text: say(console, text), found.missing, "pairs have no label and are left out", found.why)
+    if found.both_wrong:
+        say(console, f"note: {found.both_wrong} pairs of two wrong answers are left out")
+    if found.ties == len(found.rows):
+        say(console, "note: all pairs are ties: a method that trains on them refuses them")
+    counts = ", ".join(f"{found.count(by)} by {by}" for by in ("people", "checker", "judge") if found.count(by))
+    say(console, f"wrote {options.file}: {len(found.rows)} pairs ({counts}), {found.ties} ties")
+    say(console, next_step(options))
+
+
+def _comparisons(console: Console, options: LabelOptions) -> list[Comparison]:
+    if options.sample is None:
+        items, notices = from_source(options)
+        for notice in notices:
+            say(console, f"note: {notice}")
+        return items
+    assert options.prompts is not None
+    prompts = [row["prompt"] for row in rows_of(options.prompts)][: options.limit]
+    temperature = 1.0 if options.temperature is None else options.temperature
+    groups = sample_groups(
+        options.sample,
+        prompts,
+        count=options.group or 2,
+        temperature=temperature,
+        max_new_tokens=options.max_new_tokens,
+        seed=options.seed,
+    )
+    items = [
+        item
+        for prompt, texts in zip(prompts, groups, strict=True)
+        for item in make_comparisons(prompt, in_format_of(prompt, texts), "pairs", options.seed)
+    ]
+    if not items:
+        raise UserError("no prompt got two different completions: try a higher --temperature")
+    return items
+
+
+def _check(options: LabelOptions, name: str) -> Check:
+    """Whether a completion is right, by a checker of `data.checker` and the columns of the prompt's row."""
+    checker = load_checker(name)
+    needed = NEEDS.get(name)
+    rows = {prompt_text(row["prompt"]): row for row in _rows_with_columns(options)}
+    if needed is not None and not any(row.get(needed) is not None for row in rows.values()):
+        raise UserError(f"--checker: {name} needs the column '{needed}', which no row has")
+
+    def check(prompt: Any, completion: Any) -> bool | None:
+        row = rows.get(prompt_text(prompt), {})
+        if needed is not None and row.get(needed) is None:
+            return None
+        columns = {key: [value] for key, value in row.items() if key != "prompt"}
+        (verdict,) = checker([prompt], [completion], **columns)
+        return None if verdict is None else bool(verdict)
+
+    return check
+
+
+def _rows_with_columns(options: LabelOptions) -> list[Row]:
+    if options.prompts is not None:
+        return rows_of(options.prompts)
+    source = Path(options.source or "").expanduser()
+    if source.is_dir():
+        folder = RunFolder.open(source)
+        data = folder.data(folder.config())
+        return [*data.train, *data.held_out]
+    return [row for row in read_rows(source) if row.get("prompt")]

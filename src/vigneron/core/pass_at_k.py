@@ -1,0 +1,30 @@
+"""pass@k: the chance that at least one of k samples is correct, estimated from n ≥ k samples of each prompt."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def pass_at_k(correct_P: Int[Tensor, " P"], *, samples: int, k: int) -> Float[Tensor, " P"]:
+    """1 − C(n − c, k) / C(n, k) of each prompt, of whose n samples c are correct   (Chen et al. 2021, eq. 1).
+
+    Unbiased, unlike 1 − (1 − c/n)^k. As the product 1 − Π (1 − k/i) over i = n − c + 1 … n, which does not overflow.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"k is {k}: it lies between 1 and the number of samples, {samples}")
+    i_N = torch.arange(1, samples + 1, dtype=torch.float64)
+    factors_N = (1 - k / i_N).clamp(min=0)
+    among_last_PN = i_N > (samples - correct_P)[:, None]
+    return 1 - torch.where(among_last_PN, factors_N, 1.0).prod(1)
+
+
+def bootstrap_interval(
+    values_P: Float[Tensor, " P"], *, seed: int = 0, resamples: int = 2000, level: float = 0.95
+) -> tuple[float, float]:
+    """The percentile interval of the mean: P values are drawn with replacement, `resamples` times."""
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.stack(
+        [values_P[torch.randint(len(values_P), (len(values_P),), generator=generator)].mean() for _ in range(resamples)]
+    )
+    low, high = means.double().quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
+    return low, high
