@@ -16,8 +16,8 @@ PART = 1024
 
 
 def row_losses(parts: Parts, method: Method) -> Callable[[Sequence[Row]], list[float]]:
-    """For demonstrations, pairs and recorded samples the method's own loss, a pair's once; for prompts 1 − the reward of
-    a greedy completion, NaN where it is missing."""
+    """For demonstrations, pairs and recorded samples the method's own loss, a pair's once; for prompts 1 − the reward
+    of a greedy completion, NaN where it is missing."""
     config, update = parts.config, method.update
     samples = config.method.reads == "prompts"
     if not samples and not isinstance(update, GradientUpdate):
