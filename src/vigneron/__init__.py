@@ -6,6 +6,7 @@ The public API:
     resume(folder)        resume a run
     load_run(folder)      a run's trained model, to evaluate or sample from
     load_config(recipe)   a validated recipe
+    record_samples(…)     draw and score samples, for methods that train on recorded ones
     Progress              the argument of `train(…, view=function)`'s function after every step
     UserError             errors that the user can fix
     semantic_reward, exact_reward, for_verl     our rewards, for use in other trainers
@@ -17,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vigneron.api import Trained, load_run, resume, train
+    from vigneron.api import Trained, load_run, record_samples, resume, train
     from vigneron.config import Config
     from vigneron.errors import UserError
     from vigneron.recipe import load_config
@@ -34,6 +35,7 @@ __all__ = [
     "for_verl",
     "load_config",
     "load_run",
+    "record_samples",
     "resume",
     "semantic_reward",
     "train",
@@ -50,6 +52,7 @@ _MODULES = {
     "semantic_reward": "vigneron.rewards.interop",
     "load_config": "vigneron.recipe",
     "load_run": "vigneron.api",
+    "record_samples": "vigneron.api",
     "resume": "vigneron.api",
     "train": "vigneron.api",
 }

@@ -1,11 +1,13 @@
 """The Python API: train, resume, load a run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.config.custom import is_user_path
 from vigneron.core.draws import Sampling
@@ -18,20 +20,23 @@ from vigneron.policy.model import Policy, Reference
 from vigneron.recipe import changed_config, load_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
-from vigneron.rewards.checkers import build_check, load_checker
-from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rewards.checkers import Check, build_check, load_checker
+from vigneron.rollout.on_policy import OnPolicy, sampling_of
+from vigneron.rollout.value_search import ValueSearch, beam_search, best_by_value, samples_of_each
 from vigneron.run_data.load import checker_name
 from vigneron.run_store.folder import RunFolder, default_runs_folder
 from vigneron.run_store.samples import Sample
 from vigneron.timing import reporting_phases
 from vigneron.training import loop
 from vigneron.training.callbacks import AnyView, View, as_view
-from vigneron.training.checkpoint.read import checkpoint_step, checkpoint_to_load, load_weights
+from vigneron.training.checkpoint.read import checkpoint_step, checkpoint_to_load, load_critic, load_weights
 from vigneron.training.method import Method, unchanged
-from vigneron.training.metrics import evaluate, evaluate_levels
+from vigneron.training.metrics import batch_metrics, evaluate, evaluate_levels
 from vigneron.training.output import samples_of
 from vigneron.training.parts import Parts
 from vigneron.training.pass_at_k import PassAtK, measure_pass_at_k
+from vigneron.training.record_samples import Recording
+from vigneron.training.record_samples import record_samples as write_samples
 from vigneron.training.run import Run
 from vigneron.training.setup.resolve import newest_weights
 from vigneron.training.setup.start import resume_run, start_run
@@ -75,6 +80,62 @@ class Trained:
         method = self._method_that_evaluates()
         if method is not None and method.evaluate is not None:
             return evaluate_levels(self.config, method.evaluate, rows), []
+        with self._scoring() as (reward, check):
+            batch, metrics = evaluate(self.config, self.policy, reward, check, rows)
+        if method is not None and method.evaluate_beside is not None:
+            metrics |= method.evaluate_beside(rows)
+        return metrics, samples_of(batch, self.step, "eval")
+
+    def evaluate_by_value(
+        self,
+        rows: Sequence[Row] | None = None,
+        *,
+        best_of: int | None = None,
+        beam: int | None = None,
+        expand: int = 4,
+        separator: str = "\n",
+        seed: int = 0,
+    ) -> dict[str, float]:
+        """Metrics of answers that the run's critic chooses, as `best_of_N/accuracy` and `beam_B/accuracy`: the best of
+        N samples by its value (`sampled/accuracy` is the mean of all N), or a beam search over steps."""
+        rows = RunFolder(self.folder).data(self.config).held_out if rows is None else rows
+        if not rows:
+            raise UserError("no rows to evaluate on: set data.held_out, or give --file")
+        search, config = self._value_search(seed), self.config
+        metrics: dict[str, float] = {}
+        with self._scoring() as (reward, check):
+            if best_of is not None:
+                drawn = samples_of_each(search, rows, best_of)
+                batches = {"sampled": drawn, f"best_of_{best_of}": best_by_value(search, drawn, best_of)}
+                for name, batch in batches.items():
+                    metrics |= {f"{name}/{key}": value for key, value in _quality(check(reward(batch))).items()}
+            if beam is not None:
+                batch = beam_search(search, rows, beams=beam, expand=expand, separator=separator)
+                metrics |= {f"beam_{beam}/{key}": value for key, value in _quality(check(reward(batch))).items()}
+        if not metrics:
+            raise UserError(f"`method: {config.method.name}`: give best_of or beam, how many answers to choose from")
+        return metrics
+
+    def _value_search(self, seed: int) -> ValueSearch:
+        method = self._method() if self.config.method.has_critic else None
+        if method is None or method.critic is None:
+            raise UserError(
+                f"`method: {self.config.method.name}` trains no value to choose answers by: `method: oreo` does"
+            )
+        weights = {name: w for name, w in method.update.weights().items() if name.startswith("critic.")}
+        load_critic(checkpoint_to_load(self.folder, self.step), weights)
+        return ValueSearch(
+            self.policy,
+            method.critic,
+            sampling_of(self.config),
+            self.config.max_new_tokens,
+            seed,
+            self.config.resolved_microbatch_tokens,
+        )
+
+    @contextmanager
+    def _scoring(self) -> Iterator[tuple[ApplyReward, Check]]:
+        """The run's reward and checker."""
         name = checker_name(self.config)
         built = build_reward(
             self.config.reward,
@@ -85,12 +146,9 @@ class Trained:
         )
         reward = ApplyReward.of(self.config, built)
         try:
-            batch, metrics = evaluate(self.config, self.policy, reward, build_check(name), rows)
+            yield reward, build_check(name)
         finally:
             reward.close()
-        if method is not None and method.evaluate_beside is not None:
-            metrics |= method.evaluate_beside(rows)
-        return metrics, samples_of(batch, self.step, "eval")
 
     def pass_at_k(
         self, k: Sequence[int], *, samples: int, rows: Sequence[Row] | None = None, seed: int | None = None
@@ -101,9 +159,13 @@ class Trained:
         return measure_pass_at_k(self.config, self.policy, rows, k, samples, seed)
 
     def _method_that_evaluates(self) -> Method | None:
-        """The run's method, where it measures held-out rows by itself; no built-in one that samples does."""
-        if self.config.method.reads == "prompts" and not is_user_path(self.config.method.name):
+        """The run's method, where it measures held-out rows by itself; no built-in one on samples does."""
+        if self.config.method.reads in ("prompts", "recorded") and not is_user_path(self.config.method.name):
             return None
+        return self._method()
+
+    def _method(self) -> Method:
+        """The run's method, at the model's weights; a critic of it is new."""
         config = self.config.model_copy(update={"curriculum": None})
         return build_method(Parts.of(config, self.policy, self.reference, unchanged))
 
@@ -174,6 +236,22 @@ def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
     return Trained(run_folder.path, config, checkpoint_step(checkpoint), policy, reference)
 
 
+def record_samples(
+    recipe: str | Config,
+    *overrides: str,
+    out: str | Path,
+    samples: int = 16,
+    notice: Callable[[str], None] = lambda text: None,
+    **keys: Any,
+) -> Recording:
+    """Draw samples from a recipe's model for each training prompt, score them by its reward, and write them to `out`.
+
+    `method: topr` and `method: oreo` train on such a file. The held-out rows are written to `NAME.held_out.jsonl`.
+    """
+    config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides, keys)
+    return write_samples(config, Path(out), samples, notice)
+
+
 def _finish(run: Run, view: View) -> Trained:
     try:
         loop.train(run, view)
@@ -181,6 +259,11 @@ def _finish(run: Run, view: View) -> Trained:
         run.close()
     ranks.leave()
     return Trained(run.folder.path, run.config, run.step, run.policy, run.reference)
+
+
+def _quality(batch: Batch) -> dict[str, float]:
+    """Reward and accuracy of a batch that was rewarded and checked."""
+    return {name: value for name, value in batch_metrics(batch).items() if name in ("accuracy", "reward")}
 
 
 def _sample(

@@ -26,6 +26,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "trpo, constraint": {"name": "trpo", "form": "constraint"},
     "dpo": {"name": "dpo", "pairs": "sampled"},
     "rejection_sampling": {"name": "rejection_sampling"},
+    "topr": {"name": "topr", "samples": "sampled", "rewards": "signed"},
+    "a_star_po": {"name": "a_star_po", "reference_samples": 2},
     "sft": {"name": "sft"},
     "sft, packed": {"name": "sft", "packing": True},
 }

@@ -62,9 +62,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "preference_model": {"name": "preference_model"},
     "score_model": {"name": "score_model", "score": "score"},
     "process_model": {"name": "process_model"},
+    "topr": {"name": "topr", "score": "score", "rewards": "advantage"},
+    "oreo": {"name": "oreo", "score": "score"},
+    "a_star_po": {"name": "a_star_po", "reference_samples": 2, "beta": 0.05},
 }
 OF_PAIRS = ("dpo", "reward_model", "preference_model")
-OF_LABELS = ("score_model", "process_model")
+OF_LABELS = ("score_model", "process_model", "topr", "oreo")
 WITHOUT_SAMPLES = (*OF_PAIRS, *OF_LABELS, "sft")
 
 
@@ -100,7 +103,9 @@ def _data_for(folder: Path, name: str) -> Path:
             rows = [yaml.safe_load(line) for line in file.read_text().splitlines()]
             for number, row in enumerate(rows):
                 if name in OF_LABELS:
-                    row |= {"score": number / 10, "answer": f"{row['answer']}\nso", "labels": [number / 10, number % 2]}
+                    text = f"{row['answer']}\nso"
+                    labels = {"score": number / 10, "labels": [number / 10, number % 2]}
+                    row |= {**labels, "completion": text} if name in ("topr", "oreo") else {**labels, "answer": text}
                 else:
                     row |= {"chosen": row["answer"], "rejected": "no"}
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))

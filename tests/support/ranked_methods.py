@@ -38,6 +38,10 @@ ROWS = [
     {"prompt": f"say {word}:", "answer": f"{word} it is", "score": i / 8, "labels": [i / 8 if i % 3 else None, i % 2]}
     for i, word in enumerate(WORDS)
 ]
+RECORDED = [
+    {**row, "completion": f" {row['answer']}", "logprobs": -9.0 if i % 2 else None, "truncated": i % 3 == 0}
+    for i, row in enumerate(ROWS)
+]
 PAIRS = [{"prompt": f"say {word}:", "chosen": word, "rejected": f"not {word} at all"} for word in WORDS]
 KL = {"coefficient": 0.05}
 
@@ -65,6 +69,11 @@ CASES: dict[str, dict[str, Any]] = {
     "preference_model": {"name": "preference_model"},
     "score_model": {"name": "score_model"},
     "process_model": {"name": "process_model", "separator": " it "},
+    "topr": {"name": "topr", "score": "score", "rewards": "signed"},
+    "topr, sampled": {"name": "topr", "samples": "sampled", "rewards": "advantage", "updates_per_step": 2},
+    "oreo": {"name": "oreo", "score": "score", "critic": {"network": "head"}},
+    "oreo, own network": {"name": "oreo", "score": "score"},
+    "a_star_po": {"name": "a_star_po", "reference_samples": 3, "unsolved": "drop"},
     "sft, by loss": {"name": "sft"},
     "reward_model, by loss": {"name": "reward_model"},
     "grpo, by loss": {"name": "grpo", "kl": KL},
@@ -80,8 +89,8 @@ def paid(completions: list[str], **columns: Any) -> list[float | None]:
 
 def config_of(case: str, place: Path, shard: int) -> Config:
     method = CASES[case]
-    unsampled = ("sft", "reward_model", "preference_model", "score_model", "process_model")
-    sampled = method["name"] not in unsampled and case != "dpo"
+    given_texts = ("sft", "reward_model", "preference_model", "score_model", "process_model", "oreo")
+    sampled = method["name"] not in given_texts and case not in ("dpo", "topr")
     given: dict[str, Any] = {
         "method": method,
         "data": {"train": "rows.jsonl"},
@@ -142,7 +151,8 @@ def measured(
         missing_limit=1.0,
     )
     reward = apply if ranks.world_size() == 1 else Rank0Reward(apply)
-    parts = Parts.of(config, policy, reference, reward, PAIRS if config.method.reads == "pairs" else ROWS)
+    rows = {"pairs": PAIRS, "recorded": RECORDED}.get(config.method.reads, ROWS)
+    parts = Parts.of(config, policy, reference, reward, rows)
     method, curriculum = build_method(parts), parts.curriculum
     if isinstance(curriculum, ByLoss):
         curriculum.measure = row_losses(parts, method)

@@ -172,6 +172,31 @@ def parent(
     review_parent(console(), config, recipe, show=show, out=out)
 
 
+@app.command()
+def sample(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="New .jsonl file for the samples.")] = Path("samples.jsonl"),
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each training prompt.")] = 16,
+) -> None:
+    """Draw samples from a recipe's model and score them by its reward, for methods that train on recorded samples."""
+    from vigneron.recipe import load_config
+
+    config = load_config(recipe, overrides or [])
+    from vigneron.api import record_samples
+
+    done = record_samples(config, out=out, samples=samples, notice=lambda text: typer.echo(f"note: {visible(text)}"))
+    typer.echo(f"wrote {done.file}: {done.rows} samples, mean reward {done.mean_reward:.3f}")
+    if done.held_out is not None:
+        typer.echo(f"wrote {done.held_out}: the held-out prompts")
+    held_out = f" data.held_out={done.held_out}" if done.held_out is not None else ""
+    typer.echo(f"train  vigneron train topr-ladder data.train={done.file}{held_out}")
+
+
+# Options of `eval` and what they belong to.
+NEEDS = {"--by": "--best-of", "--combine": "--by", "--expand": "--beam", "--separator": "--beam"}
+
+
 @app.command(name="eval")
 def evaluate(
     run: RunPath,
@@ -180,32 +205,48 @@ def evaluate(
         Path | None, typer.Option(help="Rows to evaluate on (.jsonl, .csv). Default: the held-out rows.")
     ] = None,
     show: Annotated[int, typer.Option(help="Number of completions to show.")] = 10,
-    best_of: Annotated[
-        int | None, typer.Option(min=2, help="Draw so many samples of each prompt; --by chooses one of them.")
-    ] = None,
-    by: Annotated[
-        str | None, typer.Option(help="With --best-of: run or folder of a process, reward or preference model.")
-    ] = None,
-    combine: Annotated[
-        str | None, typer.Option(help="With --best-of: min (the default), last, product or mean over steps.")
-    ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Measure pass@k instead, from this many sampled completions per prompt.")
     ] = None,
     k: Annotated[
         str | None, typer.Option("--k", help="With --samples: values of k, as 1,4,8. Default: 1, 2, 4, … up to it.")
     ] = None,
+    best_of: Annotated[
+        int | None,
+        typer.Option(min=2, help="Choose the best of this many samples by --by, or by the run's value (oreo)."),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="With --best-of: run or folder of a process, reward or preference model.")
+    ] = None,
+    combine: Annotated[
+        str | None, typer.Option(help="With --by: min (the default), last, product or mean over steps.")
+    ] = None,
+    beam: Annotated[
+        int | None, typer.Option(min=1, help="Also a beam search over steps by the run's value (oreo), of this width.")
+    ] = None,
+    expand: Annotated[
+        int | None, typer.Option(min=1, help="With --beam: continuations of each beam in a step. Default: 4.")
+    ] = None,
+    separator: Annotated[
+        str | None, typer.Option(help=r"With --beam: the text that ends a step. Default: \n, a new line.")
+    ] = None,
 ) -> None:
     """Evaluate a run on held-out prompts, with greedy completions; or pass@k, with sampled ones."""
     from vigneron.commands.pass_at_k import chosen_k
 
     ks = chosen_k(k, samples)
-    if (best_of is None) != (by is None):
-        raise UserError("--best-of N and --by MODEL belong together: give both")
-    if combine is not None and best_of is None:
-        raise UserError("--combine needs --best-of")
-    if best_of is not None and samples is not None:
-        raise UserError("--best-of and --samples exclude each other: give one")
+    for option, value, needed in (
+        ("--by", by, best_of),
+        ("--combine", combine, by),
+        ("--expand", expand, beam),
+        ("--separator", separator, beam),
+    ):
+        if value is not None and needed is None:
+            raise UserError(f"{option} has no effect without {NEEDS[option]}")
+    if samples is not None and (best_of is not None or beam is not None):
+        raise UserError("--samples measures pass@k alone: leave out --best-of and --beam")
+    if by is not None and beam is not None:
+        raise UserError("--beam searches by the run's own value: leave out --by")
     rows = None
     if file is not None:
         from vigneron.run_data.reference_answers import load_evaluation_rows
@@ -233,6 +274,9 @@ def evaluate(
         out.print(pass_table(loaded.pass_at_k(ks, samples=samples, rows=rows)))
         return
     metrics, completions = loaded.evaluate_samples(rows)
+    if best_of is not None or beam is not None:
+        ends = (separator or r"\n").replace(r"\n", "\n")
+        metrics |= loaded.evaluate_by_value(rows, best_of=best_of, beam=beam, expand=expand or 4, separator=ends)
     if show and completions:
         out.print(samples_table(completions[:show]))
     out.print(metrics_table(metrics))

@@ -32,7 +32,7 @@ def validation_lines(config: Config, name: str) -> Iterator[str]:
 
 def _size(config: Config) -> str:
     if config.method.reads != "prompts":
-        rows = "pairs" if config.method.reads == "pairs" else "demonstrations"
+        rows = {"recorded": "recorded samples"}.get(config.method.reads, config.method.reads)
         return f"{config.steps} steps of {config.prompts_per_step} {rows}"
     samples = config.prompts_per_step * config.group_size
     return (

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from vigneron.config.critics import TokenCriticConfig
 from vigneron.config.curricula import (
     CurriculumConfig,
     CurriculumOptions,
@@ -40,9 +41,9 @@ from vigneron.config.methods import (
     RejectionSamplingConfig,
     SftConfig,
     SppoConfig,
-    TokenCriticConfig,
     TrpoConfig,
 )
+from vigneron.config.offline import AStarPoConfig, OreoConfig, ToprConfig
 from vigneron.config.options import MethodOptions
 from vigneron.config.parts import (
     CHECKER_NAMES,
@@ -85,6 +86,7 @@ __all__ = [
     "CHECKER_NAMES",
     "DEFAULT_MICROBATCH_TOKENS",
     "USER_CODE",
+    "AStarPoConfig",
     "ActorCriticConfig",
     "AdaptiveKlConfig",
     "BinaryRewardConfig",
@@ -117,6 +119,7 @@ __all__ = [
     "ModelConfig",
     "ModelRewardConfig",
     "OptimizerConfig",
+    "OreoConfig",
     "OverlongConfig",
     "ParentConfig",
     "PenaltyConfig",
@@ -145,6 +148,7 @@ __all__ = [
     "Strict",
     "SuccessCurriculumConfig",
     "TokenCriticConfig",
+    "ToprConfig",
     "TrpoConfig",
     "VllmSamplingConfig",
     "is_api_embedder",
@@ -169,7 +173,8 @@ class Config(Strict):
     parent: ParentConfig | None = None
     """The model that answers the prompts. null: the dataset's column `answer`."""
     reward: RewardConfig
-    """Not needed by `sft`, whose held-out completions are then scored by `binary`, nor by methods that read pairs."""
+    """Not needed by methods that read given texts, whose held-out completions are then scored by `binary`, nor by those
+    that read pairs."""
     sampling: SamplingConfig = SamplingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -261,6 +266,8 @@ class Config(Strict):
             inert = {"group_size": 1, "sampling": SamplingConfig()}
         if self.method.reads == "pairs":
             inert |= {"max_new_tokens": 16, "parent": None}
+        if self.method.reads == "recorded":
+            inert |= {"parent": None}
         for key, default in inert.items():
             if getattr(self, key) != default:
                 raise ValueError(
@@ -307,6 +314,12 @@ class Config(Strict):
             raise ValueError(
                 f"`scale.sampling` has no effect with {_named(self.method)}, which samples nothing: leave it out"
             )
+        for key in ("correction_limit", "correction_mode", "correction_level"):
+            if self.method.weighs_samples and getattr(scale, key) != ScaleConfig.model_fields[key].default:
+                raise ValueError(
+                    f"`scale.{key}` has no effect with {_named(self.method)}, which weighs its samples itself: leave "
+                    "it out"
+                )
         if scale.embedding is not None and not embeds_here(reward):
             raise ValueError("`scale.embedding` has no effect: this reward uses no local embedder: leave it out")
         if scale.judging is not None and not judges_here(reward):

@@ -5,9 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from vigneron.config.critics import PpoCriticConfig, TokenCriticConfig
 from vigneron.config.custom import with_user_options
 from vigneron.config.group import GrapeConfig, GrpoConfig
 from vigneron.config.kl import KlConfig, PenaltyConfig, ReinforceKlConfig, RewardKlConfig
+from vigneron.config.offline import AStarPoConfig, OreoConfig, ToprConfig
 from vigneron.config.options import Aggregation, MethodOptions, Reads
 from vigneron.config.scorers import PreferenceModelConfig, ProcessModelConfig, RewardModelConfig, ScoreModelConfig
 from vigneron.config.values import NotNegative, Positive, Strict
@@ -76,23 +78,6 @@ class ActorCriticConfig(MethodOptions):
                 "several updates a step need `clip_epsilon`: without a ratio the later ones are off-policy"
             )
         return self
-
-
-class TokenCriticConfig(Strict):
-    """A critic that reads before every token (eq. 4), and its loss."""
-
-    network: Literal["head", "own"] = "head"
-    """A linear head on the policy's states, which it does not shape, or a model that begins as the policy's copy."""
-    coefficient: NotNegative = 0.5
-    """Weight of the critic's loss."""
-    clip: Annotated[float, Field(gt=0)] | None = None
-    """How far a value may move in a step before moving it further gains nothing."""
-
-
-class PpoCriticConfig(TokenCriticConfig):
-    """The same critic, its values clipped by default."""
-
-    clip: Annotated[float, Field(gt=0)] | None = 0.2
 
 
 class ReinforceConfig(MethodOptions):
@@ -426,11 +411,13 @@ class SppoConfig(MethodOptions):
 
 MethodConfig = Annotated[
     ActorCriticConfig
+    | AStarPoConfig
     | DpoConfig
     | FlowerConfig
     | GrapeConfig
     | GrpoConfig
     | KtoConfig
+    | OreoConfig
     | PpoConfig
     | PreferenceModelConfig
     | ProcessModelConfig
@@ -440,6 +427,7 @@ MethodConfig = Annotated[
     | ScoreModelConfig
     | SftConfig
     | SppoConfig
+    | ToprConfig
     | TrpoConfig,
     Field(discriminator="name"),
     with_user_options(MethodOptions),

@@ -9,7 +9,8 @@ from vigneron.config.values import Strict
 Aggregation = Literal["tokens", "samples", "sum_over_samples"]
 
 
-Reads = Literal["prompts", "demonstrations", "pairs"]
+Reads = Literal["prompts", "demonstrations", "pairs", "recorded"]
+"""What rows are: prompts to sample for, prompts with answers, pairs, or prompts with a sample and its reward."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class MethodOptions(Strict):
     """A language model, or a model that gives a text one number."""
     joins_pairs: ClassVar[bool] = False
     """Whether both texts of a pair are read as one sequence."""
+    weighs_samples: ClassVar[bool] = False
+    """Whether its loss compares samples with the policy that wrote them: they then get no other importance weight."""
 
     @property
     def reads(self) -> Reads:
@@ -78,7 +81,7 @@ class MethodOptions(Strict):
 
     @property
     def score_column(self) -> str | None:
-        """A column of people's scores, where it learns from them."""
+        """A column of scores, where it learns from them."""
         return None
 
     @property
@@ -90,3 +93,8 @@ class MethodOptions(Strict):
     def takes_step_rewards(self) -> bool:
         """Whether it can use rewards at the ends of steps beside one at the end of a text."""
         return False
+
+    @property
+    def score_range(self) -> tuple[float, float] | None:
+        """The least and the largest score that it can learn from; None: any."""
+        return 0.0, 1.0

@@ -1,9 +1,10 @@
-"""What REINFORCE, PPO and TRPO share: a critic that reads before every token (eq. 4), its loss, its metric."""
+"""What REINFORCE, PPO, TRPO and OREO share: a critic that reads before every token (eq. 4), its loss, its metric."""
 
 from torch import Tensor
 
 from vigneron.batch import Batch
 from vigneron.config import TokenCriticConfig
+from vigneron.config.critics import TokenValueConfig
 from vigneron.core.advantages import explained_variance
 from vigneron.core.losses import clipped_squared_error, squared_error
 from vigneron.policy.logprobs import Critic, Scores
@@ -11,7 +12,7 @@ from vigneron.policy.model import Policy
 from vigneron.training.update import Term
 
 
-def token_critic(policy: Policy, options: TokenCriticConfig) -> Critic:
+def token_critic(policy: Policy, options: TokenValueConfig) -> Critic:
     return Critic.of(policy, "every_token", own_network=options.network == "own")
 
 

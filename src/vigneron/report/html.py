@@ -83,7 +83,7 @@ def hidden_keys(written: Mapping[str, Any], records: Records) -> set[str]:
 def has_reward(config: Config) -> bool:
     """Whether the run has a reward: demonstrations only where one is configured (`binary` is their default)."""
     return config.method.reads == "prompts" or (
-        config.method.reads == "demonstrations" and config.reward.kind != "binary"
+        config.method.reads in ("demonstrations", "recorded") and config.reward.kind != "binary"
     )
 
 
@@ -140,7 +140,7 @@ def run_section(name: str, folder: RunFolder, config: Config, records: Records) 
         "notices": kept_notices(folder.path),
         "pairs": pairs,
         "has_answers": any(before.answer for before, _ in pairs),
-        "answer_is": "reference" if config.method.reads == "prompts" else "answer",
+        "answer_is": "reference" if config.method.reads in ("prompts", "recorded") else "answer",
         "shows_verdicts": not has_open_answers(config.model_dump(mode="json")),
         "shows_rewards": has_reward(config) and config.reward.kind != "binary",
         "rubric": rubric_part(folder, config, records),

@@ -12,6 +12,7 @@ from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.rollout.guided import GuidedSampling
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.rollout.pairs import OrderedPairs, Pairs
+from vigneron.rollout.recorded import Recorded
 from vigneron.user_code import python_function
 
 
@@ -66,6 +67,8 @@ def _default_rollout(config: Config, policy: Policy) -> Rollout:
         return on_policy if template is None else GuidedSampling(on_policy, template)
     if options.reads == "pairs":
         return OrderedPairs(policy) if options.joins_pairs else Pairs(policy)
+    if options.reads == "recorded":
+        return Recorded(policy)
     if isinstance(options, SftConfig):
         return Demonstrations(policy, options.loss_on, options.packing)
     return Demonstrations(policy)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -44,26 +44,38 @@ class Demonstrations:
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         texts = demonstrations(self.policy, rows, self.loss_on)
-        completions = [text.completion_ids for text in texts]
-        width, device = max(map(len, completions)), self.policy.device
-        padded = [[*ids, *[self.policy.pad_id] * (width - len(ids))] for ids in completions]
-        count = len(rows)
-        return Batch(
-            Samples(
-                prompt_ids=tuple(text.prompt_ids for text in texts),
-                completion_BT=torch.tensor(padded, device=device),
-                completion_ids=tuple(completions),
-                spans=tuple(text.spans for text in texts),
-                behaviour_BT=torch.zeros(count, width, device=device),
-                truncated_B=torch.tensor([text.cut for text in texts], device=device),
-                group_B=torch.arange(first, first + count, device=device),
-                sample_B=torch.arange(first, first + count, device=device),
-                prompts=tuple(row["prompt"] for row in rows),
-                completions=tuple(completion_text(row["answer"]) for row in rows),
-                columns=columns_of(rows),
-            ),
-            packing=Packing(share_prompts=self.policy.shares_prompts, pack=self.packing and self.policy.shares_prompts),
-        )
+        answers = [completion_text(row["answer"]) for row in rows]
+        return batch_of_texts(self.policy, rows, texts, answers, first, packing=self.packing)
+
+
+def batch_of_texts(
+    policy: Policy,
+    rows: Sequence[Row],
+    texts: Sequence[Demonstration],
+    completions: Sequence[Any],
+    first: int = 0,
+    *,
+    packing: bool = False,
+) -> Batch:
+    """Given texts as samples; log-probs of the policy that wrote them are set to 0."""
+    ids = [text.completion_ids for text in texts]
+    width, count, device = max(map(len, ids)), len(rows), policy.device
+    return Batch(
+        Samples(
+            prompt_ids=tuple(text.prompt_ids for text in texts),
+            completion_BT=torch.tensor([[*own, *[policy.pad_id] * (width - len(own))] for own in ids], device=device),
+            completion_ids=tuple(ids),
+            spans=tuple(text.spans for text in texts),
+            behaviour_BT=torch.zeros(count, width, device=device),
+            truncated_B=torch.tensor([text.cut for text in texts], device=device),
+            group_B=torch.arange(first, first + count, device=device),
+            sample_B=torch.arange(first, first + count, device=device),
+            prompts=tuple(row["prompt"] for row in rows),
+            completions=tuple(completions),
+            columns=columns_of(rows),
+        ),
+        packing=Packing(share_prompts=policy.shares_prompts, pack=packing and policy.shares_prompts),
+    )
 
 
 def demonstrations(
@@ -74,7 +86,7 @@ def demonstrations(
     texts = []
     for number, row in enumerate(rows, start=1):
         whole = next(plain) if isinstance(row["prompt"], str) else in_row(number, of, _conversational, policy, row)
-        texts.append(in_row(number, of, _truncated, whole, policy.context_length, loss_on))
+        texts.append(in_row(number, of, within_context, whole, policy.context_length, loss_on))
     return texts
 
 
@@ -138,7 +150,7 @@ def _as_repeated(text: str, before: str, after: str) -> str:
     )
 
 
-def _truncated(whole: Demonstration, limit: int | None, loss_on: LossOn) -> Demonstration:
+def within_context(whole: Demonstration, limit: int | None, loss_on: LossOn) -> Demonstration:
     start = whole.spans[0][0]
     if start == 0:
         raise UserError("the prompt has no tokens: give a prompt")

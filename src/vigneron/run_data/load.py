@@ -1,6 +1,5 @@
 """Load the rows of a config: from a built-in task or from files."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from vigneron.data.dataset import check_rows, distinct_rows, overlap_notices, re
 from vigneron.data.formats import with_prompts_and_answers, without_demonstrations
 from vigneron.data.levels import rows_by_level
 from vigneron.data.prompts import Row, completion_text
+from vigneron.data.recorded import check_recorded, score_of, without_record
 from vigneron.data.steps import with_step_labels, with_step_texts
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
@@ -66,6 +66,11 @@ def check_rubric_data(rubric: Rubric, data: Data) -> None:
 
 def _load_parts(config: Config) -> Data:
     data = config.data
+    if data.task is not None and config.method.reads == "recorded":
+        raise UserError(
+            f"data.task: the task '{data.task}' has no recorded samples: draw some with `vigneron sample RECIPE --out "
+            "FILE.jsonl`, and give the files as `data.train` and `data.held_out`"
+        )
     if data.task is not None:
         task = load_task(data.task)
         train, held_out = (task.rows(part, data.template) for part in ("train", data.held_out or "held_out"))
@@ -80,7 +85,8 @@ def _load_parts(config: Config) -> Data:
             train, held_out = (_with_scores(rows, column, f"the task {data.task}") for rows in (train, held_out))
         return Data(train, held_out)
     assert data.train is not None
-    train, notices = load_rows(config, data.train)
+    recorded = config.method.reads == "recorded"
+    train, notices = (_recorded_rows if recorded else load_rows)(config, data.train)
     if data.held_out is None:
         return Data(train, [], tuple(notices))
     held_out, more = load_rows(config, data.held_out)
@@ -93,12 +99,16 @@ def check_saved_rows(config: Config, data: Data, where: str) -> None:
         of = f"'{where}/{part}.jsonl'"
         if part == "held_out" and not rows:
             continue
-        if config.method.reads == "pairs":
+        score = config.method.score_column
+        if config.method.reads == "recorded" and part == "train":
+            assert score is not None
+            check_recorded(rows, score, config.method.score_range, of)
+        elif config.method.reads == "pairs":
             read_pairs(rows, of)
         else:
             check_rows(rows, ["prompt", *(["answer"] if config.method.reads == "demonstrations" else [])], of)
-        if config.method.score_column is not None:
-            _with_scores(rows, config.method.score_column, of)
+        if score is not None and config.method.reads != "recorded":
+            _with_scores(rows, score, of)
         if config.method.step_labels is not None:
             with_step_labels(rows, of, config.method.step_labels)
 
@@ -128,6 +138,8 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
     steps = config.method.step_labels
     if steps is not None:
         rows = with_step_texts(rows, f"'{path}'", steps)
+    if config.method.reads == "recorded":
+        rows = [without_record(row, config.method.score_column) for row in rows]
     rows = with_prompts_and_answers(rows, f"'{path}'")
     compares = any(part.kind in ("semantic", "binary") for part in config.reward.parts)
     demonstrations = config.method.reads == "demonstrations"
@@ -136,7 +148,7 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
         rows = [without_demonstrations(row) if {"messages", "completion"} & set(row) else row for row in rows]
     needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checker_needs_input(config) else [])]
     check_rows(rows, needed, f"'{path}'")
-    if config.method.score_column is not None:
+    if config.method.score_column is not None and config.method.reads != "recorded":
         rows = _with_scores(rows, config.method.score_column, path)
     if recorded:
         for number, row in enumerate(rows, start=1):
@@ -151,19 +163,21 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
     return distinct, [*unlabelled, *notices]
 
 
+def _recorded_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
+    """The recorded samples of a file, and notices. Equal rows are kept: a policy may write the same text twice."""
+    rows, column = _with_prompts(read_rows(path), config.data.template, path), config.method.score_column
+    assert column is not None
+    return check_recorded(rows, column, config.method.score_range, f"'{path}'")
+
+
 def _with_scores(rows: Sequence[Row], column: str, path: str | Path) -> list[Row]:
-    """Rows with their scores as floats (in CSV they are text), each from 0 to 1."""
+    """Rows with their scores as floats, each from 0 to 1."""
     check_rows(rows, [column], f"'{path}'")
-    scored = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            score = float(row[column])
-        except (TypeError, ValueError, OverflowError):
-            score = math.nan
-        if not 0 <= score <= 1:
-            raise UserError(f"data: '{path}', row {number}: {column} is {row[column]!r}, not a number from 0 to 1")
-        scored.append({**row, column: score})
-    return scored
+    place = f"data: '{path}', row"
+    return [
+        {**row, column: score_of(row, column, (0.0, 1.0), f"{place} {number}")}
+        for number, row in enumerate(rows, start=1)
+    ]
 
 
 def _checker_needs_input(config: Config) -> bool:

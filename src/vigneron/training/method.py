@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from vigneron.batch import Batch
 from vigneron.data.prompts import Row
+from vigneron.policy.logprobs import Critic
 from vigneron.rollout.build import Rollout
 
 Metrics = dict[str, float]
@@ -50,6 +51,8 @@ class Method:
     """Metrics in addition to those of greedy completions."""
     resamples: int = 0
     """Dynamic sampling: how often a step may replace groups whose rewards are all equal."""
+    critic: Critic | None = None
+    """Values before every token that a search at test time can go by; None: the method has none to offer."""
     notices: tuple[str, ...] = ()
     """Printed once, at the start of the run."""
     explain: Callable[[Metrics], tuple[str, ...]] = lambda metrics: ()

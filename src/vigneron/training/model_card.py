@@ -167,7 +167,8 @@ def _base(config: Config, base_hash: str) -> str:
 
 def _data(config: Config, rows: Rows) -> str:
     data = config.data
-    of = {"prompts": "prompts", "demonstrations": "demonstrations", "pairs": "preference pairs"}[config.method.reads]
+    named = {"pairs": "preference pairs", "recorded": "recorded samples"}
+    of = named.get(config.method.reads, config.method.reads)
     counts = f"{rows.train} {of} to train on, {rows.held_out} held out."
     if data.task is not None:
         return (
@@ -185,7 +186,7 @@ def _training(config: Config, step: int) -> str:
     if config.method.reads != "pairs" and (config.method.reads == "prompts" or config.reward.kind != "binary"):
         lines.append(ABOUT_REWARD[config.reward.kind])
     samples = config.prompts_per_step * config.group_size
-    of = {"prompts": "samples", "demonstrations": "demonstrations", "pairs": "pairs"}[config.method.reads]
+    of = {"prompts": "samples", "recorded": "recorded samples"}.get(config.method.reads, config.method.reads)
     lines.append(f"{step} steps of {samples} {of}, seed {config.seed}; the whole config is below.")
     return " ".join(line for line in lines if line)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ class Parts:
     rollout: Rollout
     reward: Callable[..., Batch]
     curriculum: Curriculum
+    folder: Path | None = None
+    """The run's folder; None where no run is trained. Ranks other than 0 have a temporary one."""
 
     @classmethod
     def of(
@@ -43,10 +46,11 @@ class Parts:
         reference: Reference,
         reward: Callable[..., Batch],
         rows: Sequence[Row] = (),
+        folder: Path | None = None,
     ) -> "Parts":
         """With the rollout and the curriculum that the config asks for."""
         rollout, curriculum = build_rollout(config, policy), build_curriculum(config, rows)
-        return cls(config, policy, reference, rollout, reward, curriculum)
+        return cls(config, policy, reference, rollout, reward, curriculum, folder)
 
     @cached_property
     def sampling(self) -> Sampling:

@@ -16,8 +16,8 @@ PART = 1024
 
 
 def row_losses(parts: Parts, method: Method) -> Callable[[Sequence[Row]], list[float]]:
-    """For demonstrations and pairs the method's own loss, a pair's once; for prompts 1 − the reward of a greedy
-    completion, NaN where it is missing."""
+    """For demonstrations, pairs and recorded samples the method's own loss, a pair's once; for prompts 1 − the reward
+    of a greedy completion, NaN where it is missing."""
     config, update = parts.config, method.update
     samples = config.method.reads == "prompts"
     if not samples and not isinstance(update, GradientUpdate):
@@ -29,7 +29,7 @@ def row_losses(parts: Parts, method: Method) -> Callable[[Sequence[Row]], list[f
 
     def of_texts(rows: Sequence[Row]) -> list[float]:
         assert isinstance(update, GradientUpdate)
-        loss_B = update.sample_losses(method.advantage(assign_ranks(method.rollout(rows))))
+        loss_B = update.sample_losses(method.advantage(assign_ranks(method.reward(method.rollout(rows)))))
         return loss_B.unflatten(0, (len(rows), -1)).mean(1).tolist()
 
     def measure(rows: Sequence[Row]) -> list[float]:

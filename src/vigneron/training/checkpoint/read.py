@@ -97,6 +97,18 @@ def load_weights(path: Path, policy: Policy) -> None:
             raise UserError(f"'{path}' does not fit the model: {', '.join([*missing, *keys.unexpected_keys][:3])}")
 
 
+def load_critic(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Load the weights of a checkpoint's critic into `weights`, by their names in `Update.weights`."""
+    check_manifest(path)
+    with explain_damage(path):
+        tensors = {**load_file(path / TENSORS), **read_shards(path, weights)}
+        if missing := [name for name in weights if name not in tensors]:
+            raise UserError(f"'{path}' has no weights of a critic: {', '.join(missing[:3])}")
+        with torch.no_grad():
+            for name, weight in weights.items():
+                weight.copy_(tensors[name])
+
+
 def _read_parts(file: Path, places: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """This rank's shard of every tensor. One tensor at a time is read whole: all of them may not fit into memory."""
     with safe_open(file, framework="pt") as opened:

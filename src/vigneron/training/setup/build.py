@@ -25,6 +25,7 @@ from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.engine.sample import check_lengths, sampler_of
 from vigneron.rollout.guided import guided_prompts
 from vigneron.rollout.pairs import sequences_of
+from vigneron.rollout.recorded import recorded_texts
 from vigneron.rubric.prompts import generation_prompt
 from vigneron.rubric.rows import category_of
 from vigneron.run_data.load import Data, check_rubric_data, checker_name
@@ -61,13 +62,14 @@ def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any =
             continue
         if config.method.reads == "pairs":
             ids = sequences_of(policy, rows, of, joined=config.method.joins_pairs)
-        elif config.method.reads == "demonstrations" and rows is data.train:
-            texts = demonstrations(policy, rows, of=of)
+        elif config.method.reads in ("demonstrations", "recorded") and rows is data.train:
+            texts = (recorded_texts if config.method.reads == "recorded" else demonstrations)(policy, rows, of=of)
             ids = [text.ids for text in texts]
             numbers = [number for number, text in enumerate(texts, start=1) if text.cut]
             if numbers:
+                named = "demonstrations" if config.method.reads == "demonstrations" else "recorded samples"
                 truncation = (
-                    f"{len(numbers)} of {len(rows)} demonstrations are longer than the model's context of "
+                    f"{len(numbers)} of {len(rows)} {named} are longer than the model's context of "
                     f"{policy.context_length} tokens and are truncated, the first in row {numbers[0]} of {of}"
                 )
         else:
@@ -127,7 +129,7 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
             microbatch_tokens = -int(ranks.all_reduce_max(-find_microbatch_tokens(policy, longest)))
         config = config.model_copy(update={"microbatch_tokens": microbatch_tokens})
         folder.write_config(config)
-    parts = Parts.of(config, policy, reference, reward, data.train)
+    parts = Parts.of(config, policy, reference, reward, data.train, folder.path)
     built = build(parts)
     if isinstance(parts.curriculum, ByLoss):
         parts.curriculum.measure = row_losses(parts, built)
@@ -164,7 +166,8 @@ def wrap_method(method: Method, parts: Parts) -> tuple[Method, AsyncRollout | No
     if config.sampling.prompt is not None:
         advantage = method.advantage
         method = replace(method, advantage=lambda batch: advantage(score_after_training_prompt(batch, parts)))
-    if config.method.reads == "prompts" and (config.scale.staleness or not sampler_of(policy).exact):
+    weighted = config.method.reads == "prompts" and not config.method.weighs_samples
+    if weighted and (config.scale.staleness or not sampler_of(policy).exact):
         method = replace(method, advantage=WeightedAdvantage(method.advantage, parts))
     if not config.scale.staleness:
         return method, None

@@ -1,0 +1,96 @@
+"""Recorded samples with their scores, as `vigneron sample` writes them.
+
+    prompt, completion    what was sampled for the prompt; text that follows it directly, or one assistant message
+    reward                its score, under whichever name the method's `score` gives; null or empty: missing
+    logprobs              optional: log-probs of the completion under the policy that wrote it, of each token or summed
+    token_ids             optional: the completion's tokens; used where they decode to the completion's text
+    truncated             optional: true for a completion that was cut, and has no end token
+
+Other columns stay as they are: `answer` is the reference answer, not the sample.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vigneron.data.dataset import check_rows
+from vigneron.data.formats import is_conversation
+from vigneron.data.prompts import Row
+from vigneron.errors import UserError, did_you_mean
+
+RECORD = ("completion", "logprobs", "token_ids", "truncated")
+ROUNDING = 1e-2
+"""How far above 0 a log-prob may be by rounding."""
+
+
+def check_recorded(
+    rows: Sequence[Row], score: str, bounds: tuple[float, float] | None, where: str
+) -> tuple[list[Row], list[str]]:
+    """The rows that have a score, as a float, and a notice about the others. Errors name the row by its number."""
+    check_rows(rows, ["prompt"], where)
+    kept = []
+    for number, row in enumerate(rows, start=1):
+        place = f"data: {where}, row {number}"
+        _check_completion(row, place)
+        value = score_of(row, score, bounds, place)
+        if value is not None:
+            kept.append({**row, score: value, **_behaviour(row, place)})
+    if not kept:
+        hint = did_you_mean(score, rows[0])
+        raise UserError(f"data: {where}: no row has a score in the column '{score}'{hint}: set `method.score`")
+    missing = len(rows) - len(kept)
+    notices = [f"{where}: {missing} of {len(rows)} rows have no `{score}` and are left out"] if missing else []
+    return kept, notices
+
+
+def score_of(row: Row, column: str, bounds: tuple[float, float] | None, place: str) -> float | None:
+    """A row's score as a float (in CSV it is text); None: missing."""
+    given = row.get(column)
+    if given in (None, ""):
+        return None
+    try:
+        score = float(given)
+    except (TypeError, ValueError, OverflowError):
+        score = math.nan
+    wanted = "a number" if bounds is None else f"a number from {bounds[0]:g} to {bounds[1]:g}"
+    if not math.isfinite(score) or (bounds is not None and not bounds[0] <= score <= bounds[1]):
+        raise UserError(f"{place}: {column} is {given!r}, not {wanted}")
+    return score
+
+
+def without_record(row: Row, score: str | None) -> Row:
+    """The row's prompt and what belongs to it, without the sample: for evaluation."""
+    return {name: value for name, value in row.items() if name not in (*RECORD, score)}
+
+
+def _check_completion(row: Row, place: str) -> None:
+    completion = row.get("completion")
+    if completion is None:
+        raise UserError(f"{place} has no 'completion': the recorded sample{did_you_mean('completion', row)}")
+    if isinstance(completion, str):
+        return
+    one_message = is_conversation(completion) and [m["role"] for m in completion] == ["assistant"]
+    if not one_message or not is_conversation(row["prompt"]):
+        raise UserError(f"{place}: completion must be a text, or after a conversation one message of role 'assistant'")
+
+
+def _behaviour(row: Row, place: str) -> Row:
+    """`logprobs` as numbers, `truncated` as a bool (in CSV both are text), where the row has them."""
+    found: Row = {}
+    if row.get("logprobs") not in (None, ""):
+        given = row["logprobs"]
+        values = [_logprob(value, place) for value in (given if isinstance(given, list) else [given])]
+        found["logprobs"] = values if isinstance(given, list) else values[0]
+    if row.get("truncated") is not None:
+        found["truncated"] = row["truncated"] in (True, "true", "True", "1")
+    return found
+
+
+def _logprob(given: Any, place: str) -> float:
+    try:
+        value = float(given)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not value <= ROUNDING or math.isinf(value):
+        raise UserError(f"{place}: logprobs has {given!r}: expected log-probabilities, numbers that are at most 0")
+    return value
