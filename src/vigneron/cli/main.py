@@ -213,7 +213,7 @@ def evaluate(
     ] = None,
     best_of: Annotated[
         int | None,
-        typer.Option(min=2, help="Choose the best of this many samples by --by, or by the run's value (oreo)."),
+        typer.Option(min=2, help="Choose among this many samples, by --by or the run's value (oreo)."),
     ] = None,
     by: Annotated[
         str | None, typer.Option(help="With --best-of: run or folder of a process, reward or preference model.")
