@@ -3,10 +3,9 @@
     python -m benchmarks.emerging.curricula --out FOLDER [--seeds 0 1 2] [--small]     what is not in the folder yet
     python -m benchmarks.emerging.curricula table --out FOLDER                         the table alone
 
-Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder: of its checkpoints the first one that gets
-70 % of the sums of level 1 and 2 right (greedy, on the tuning part), or the last one: levels 1 and 2 are mostly right
-and level 5 mostly wrong. Every arm begins at it: GRPO on ladder-steps, 30 steps of 32 prompts with 8 samples, learning
-rate 1e-5, no KL.
+Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder (`ladder_base.py`): levels 1 and 2 are mostly
+right and level 5 mostly wrong. Every arm begins at it: GRPO on ladder-steps, 30 steps of 32 prompts with 8 samples,
+learning rate 1e-5, no KL.
 
     cosine, gaussian, balanced, classical     E2H: sums of 1 to 5 terms, drawn by their level
     hard_only                                 sums of 5 terms alone
@@ -20,13 +19,13 @@ at level 5 minus hard_only's lies above 0. It is worth its column if the interva
 shuffled's lies above 0. Otherwise the page says that no difference was measured.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.emerging.ladder_base import ladder_base
 from benchmarks.emerging.records import Record, Records, arguments, table
 from vigneron.errors import UserError
 
@@ -41,37 +40,6 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "success": {"by": "success"},
 }
 DEFAULT_ARMS = tuple(name for name in ARMS if name != "success")
-EASY_ENOUGH = 0.7
-
-
-def base_model(out: Path, small: bool) -> tuple[str, int]:
-    """The folder of the model that all arms begin with, trained once, and its number of SFT steps."""
-    if small:
-        from benchmarks.fuzzing.tiny import save_tiny_model
-
-        save_tiny_model(out / "base")
-        return str(out / "base"), 0
-    from vigneron import api
-
-    run = out / "runs" / "base"
-    if not (run / "chosen.json").is_file():
-        shutil.rmtree(run, ignore_errors=True)  # of an interrupted start
-        keys = ("save_every=5", "eval_every=5", "keep_last=8", "model.compile=false", "data.held_out=tuning")
-        levels = "curriculum={by: level, schedule: balanced}"  # logs the accuracy of each level
-        api.train("sft-ladder", *keys, levels, runs=run.parent, name=run.name)
-        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        easy = {
-            record["step"]: (record["eval/accuracy/level/1"] + record["eval/accuracy/level/2"]) / 2
-            for record in records
-            if record["step"] and "eval/accuracy" in record
-        }
-        step = next((step for step, accuracy in easy.items() if accuracy >= EASY_ENOUGH), max(easy))
-        for folder in (run / "checkpoints").glob("step-*"):
-            if folder.name != f"step-{step}":
-                shutil.rmtree(folder)
-        (run / "chosen.json").write_text(json.dumps({"step": step, "easy": easy}))
-    step = json.loads((run / "chosen.json").read_text())["step"]
-    return str(run / "checkpoints" / f"step-{step}"), step
 
 
 def by_level(trained: Any, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -154,7 +122,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if unknown := set(arms) - set(ARMS):
         raise UserError(f"--arms: unknown {', '.join(sorted(unknown))}: expected {', '.join(ARMS)}")
     if options.what == "run":
-        base, step = base_model(options.out, options.small)
+        base, step = ladder_base(options.out, small=options.small)
         records.add_missing([("base", 0)], lambda arm, seed: base_figures(base, step, options.small))
         records.add_missing(
             [(arm, seed) for seed in options.seeds for arm in arms],

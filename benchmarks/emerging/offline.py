@@ -3,10 +3,9 @@
 python -m benchmarks.emerging.offline --out FOLDER [--seeds 0 1 2] [--small]     what is not in FOLDER/offline.jsonl yet
 python -m benchmarks.emerging.offline table --out FOLDER                         the table alone
 
-Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder: of its checkpoints the one whose accuracy on
-the tuning part is nearest to 0.45. For each seed it writes 16 samples of 250 sums (ladder-steps), which are scored by
-the checker. Every arm begins at the base, has batches of 200 samples, learning rate 1e-5, and sees each sample five
-times:
+Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder (`ladder_base.py`). For each seed it writes
+16 samples of 250 sums (ladder-steps), which are scored by the checker. Every arm begins at the base, has batches of 200
+samples, learning rate 1e-5, and sees each sample five times:
 
     reinforce    −R log π with R = ±1, no importance weight
     topr         the same with TOPR's taper
@@ -35,6 +34,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from benchmarks.emerging.ladder_base import ladder_base
 from benchmarks.emerging.records import Record, Records, arguments, table
 from vigneron.errors import UserError
 
@@ -95,28 +95,7 @@ class Bench:
     @cached_property
     def base(self) -> str:
         """The folder of the model that all arms begin with, trained once."""
-        from vigneron import api
-
-        if self.small:
-            from benchmarks.fuzzing.tiny import save_tiny_model
-
-            save_tiny_model(self.out / "base")
-            return str(self.out / "base")
-        run = self.runs / "base"
-        if not (run / "checkpoints" / "step-40").is_dir():
-            keys = ("save_every=10", "eval_every=10", "keep_last=4", "model.compile=false", "data.held_out=tuning")
-            if run.exists():
-                api.resume(run)
-            else:
-                api.train("sft-ladder", *keys, runs=self.runs, name="base")
-        found = {}
-        for line in (run / "metrics.jsonl").read_text().splitlines():
-            record = json.loads(line)
-            if record["step"] and "eval/accuracy" in record:
-                found[record["step"]] = record["eval/accuracy"]
-        step = min(found, key=lambda step: abs(found[step] - 0.45))
-        print(f"base: step {step} of sft-ladder, accuracy on the tuning part by step {found}", flush=True)
-        return str((run / "checkpoints" / f"step-{step}").resolve())
+        return ladder_base(self.out, small=self.small)[0]
 
     def recorded(self, base: str, seed: int) -> str:
         """The file of a seed's fixed samples."""

@@ -3,9 +3,9 @@
 python -m benchmarks.emerging.process --out FOLDER [--parts best_of active pspo] [--seeds 0 1 2] [--small]
 python -m benchmarks.emerging.process table --out FOLDER                         the tables alone
 
-Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder: of its checkpoints the one whose accuracy on
-the tuning part is nearest to 0.45, trained once per folder. For each seed it writes four solutions of each training
-sum. A rule labels each line: right if it is the running sum of as many terms. Models begin at the base.
+Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder (`ladder_base.py`). For each seed it writes
+four solutions of each training sum. A rule labels each line: right if it is the running sum of as many terms. Models
+begin at the base.
 
     best_of   A process model (every line's label) and an outcome model (whether the last line is right) of the same
               2,160 solutions. Of eight samples of each held-out sum each chooses one: its accuracy, against the mean of
@@ -34,6 +34,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+from benchmarks.emerging.ladder_base import ladder_base
 
 RECORDS = "process.jsonl"
 PARTS = ("best_of", "active", "pspo")
@@ -110,25 +112,7 @@ class Bench:
         return {"recipe": "process", "model": model, "seed": seed, "save_every": 0, "microbatch_tokens": 16384}
 
     def base(self) -> str:
-        """The model that everything begins with, trained once."""
-        from vigneron import api
-
-        if self.small:
-            from benchmarks.fuzzing.tiny import save_tiny_model
-
-            if not (self.out / "base").is_dir():
-                save_tiny_model(self.out / "base")
-            return str((self.out / "base").resolve())
-        run = self.runs / "base"
-        if not (run / "checkpoints" / "step-40").is_dir():
-            shutil.rmtree(run, ignore_errors=True)
-            keys = ("save_every=10", "eval_every=10", "keep_last=4", "model.compile=false", "data.held_out=tuning")
-            api.train("sft-ladder", *keys, runs=self.runs, name="base")
-        logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        found = {r["step"]: r["eval/accuracy"] for r in logged if r["step"] and "eval/accuracy" in r}
-        step = min(found, key=lambda at: abs(found[at] - 0.45))
-        self.measure("base", f"step {step}", 0, lambda: {"tuning_accuracy": found[step]})
-        return str((run / "checkpoints" / f"step-{step}").resolve())
+        return ladder_base(self.out, small=self.small)[0]
 
     def samples(self, rows: Sequence[Row], count: int, seed: int) -> list[tuple[Row, str]]:
         """Each row with `count` completions of the base."""

@@ -5,10 +5,9 @@
 
 `--steps` and `--lr` change GRPO's: choose them with the clean labels of one seed, in another folder.
 
-Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder: of its checkpoints the first one that gets
-35 % of the tuning sums right (greedy), or the last one. The labeller is a rule: is the last line the sum? Its label is
-flipped with the probability 0, 0.2 or 0.4, the same way whenever it sees the same texts, as a greedy judge would be
-wrong.
+Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder (`ladder_base.py`). The labeller is a rule:
+is the last line the sum? Its label is flipped with the probability 0, 0.2 or 0.4, the same way whenever it sees the
+same texts, as a greedy judge would be wrong.
 
     model      pairs of a right and a wrong sample of the base, their labels flipped; a reward model of these pairs
                (30 steps of 32 pairs); GRPO with its score as the reward
@@ -34,10 +33,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.emerging.ladder_base import ladder_base
+
 RECORDS = "rlaif.jsonl"
 NOISES = (0.0, 0.2, 0.4)
 ARMS = ("model", "direct")
-MIDDLING = 0.35
 SAMPLES = 8
 PAIRS_A_PROMPT = 2
 STEPS, LR = 16, 2e-5
@@ -80,31 +80,6 @@ def write(path: Path, rows: Sequence[Row]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
-
-
-def base_model(out: Path, small: bool) -> tuple[str, int]:
-    """The folder of the model that all arms begin with, trained once, and its number of SFT steps."""
-    if small:
-        from benchmarks.fuzzing.tiny import save_tiny_model
-
-        save_tiny_model(out / "base")
-        return str(out / "base"), 0
-    from vigneron import api
-
-    run = out / "runs" / "base"
-    if not (run / "chosen.json").is_file():
-        shutil.rmtree(run, ignore_errors=True)  # of an interrupted start
-        keys = ("save_every=5", "eval_every=5", "keep_last=8", "model.compile=false", "data.held_out=tuning")
-        api.train("sft-ladder", *keys, runs=run.parent, name=run.name)
-        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        found = {r["step"]: r["eval/accuracy"] for r in records if r["step"] and "eval/accuracy" in r}
-        step = next((step for step, accuracy in found.items() if accuracy >= MIDDLING), max(found))
-        for folder in (run / "checkpoints").glob("step-*"):
-            if folder.name != f"step-{step}":
-                shutil.rmtree(folder)
-        (run / "chosen.json").write_text(json.dumps({"step": step, "tuning": found}))
-    step = json.loads((run / "chosen.json").read_text())["step"]
-    return str(run / "checkpoints" / f"step-{step}"), step
 
 
 def model_keys(base: str, small: bool) -> dict[str, Any]:
@@ -241,7 +216,7 @@ def read_records(out: Path) -> list[Row]:
 
 def run(out: Path, seeds: Sequence[int], small: bool, steps: int = STEPS, lr: float = LR) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    base, step = base_model(out, small)
+    base, step = ladder_base(out, small=small)
 
     def add(record: Row) -> None:
         with (out / RECORDS).open("a") as file:
