@@ -4,11 +4,11 @@ python -m benchmarks.emerging.process --out FOLDER [--parts best_of active pspo]
 python -m benchmarks.emerging.process table --out FOLDER                         the tables alone
 
 Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder (`ladder_base.py`). For each seed it writes
-four solutions of each training sum. A rule labels each line: right if it is the running sum of as many terms. Models
-begin at the base.
+four solutions of each of some 450 sums that are in no split. A rule labels each line: right if it is the running sum of
+as many terms. Models begin at the base.
 
     best_of   A process model (every line's label) and an outcome model (whether the last line is right) of the same
-              2,160 solutions. Of eight samples of each held-out sum each chooses one: its accuracy, against the mean of
+              solutions. Of eight samples of each held-out sum each chooses one: its accuracy, against the mean of
               the samples and pass@8, and among right choices the share with a wrong line (trace errors).
     active    Process models of 128 and 384 labelled solutions. The first 128 are random; the others are random too, or
               the most convincing wrong answers by the model of the first 128 (80 %) and the most convincing of the rest
@@ -63,6 +63,11 @@ def has_trace_error(row: Row, text: str) -> bool:
     return step_labels(row["terms"], text) != [1] * int(row["level"])
 
 
+def terms_of(row: Row) -> tuple[str, ...]:
+    """The terms of a sum, in whichever order."""
+    return tuple(sorted(row["terms"].split(" + ")))
+
+
 class Bench:
     """The folder, and the sizes of the real and the small experiment."""
 
@@ -91,9 +96,16 @@ class Bench:
         return any((r["part"], r["arm"], r["seed"]) == (part, arm, seed) for r in self.records())
 
     def rows(self, split: str) -> list[Row]:
+        from vigneron.data.ladder import generate
         from vigneron.data.tasks import load_task
 
-        rows = load_task("ladder-steps").rows(split)
+        task = load_task("ladder-steps")
+        if split == "fresh":  # the base has not seen them, so that right and wrong solutions differ as in held-out ones
+            kept = {terms_of(row) for part in ("train", "tuning", "held_out") for row in task.rows(part)}
+            drawn = [row for row in generate(seed=1000) if row["split"] == "train" and terms_of(row) not in kept]
+            rows = [{**row, "prompt": task.child_prompt.format(**row), "answer": row["steps"]} for row in drawn]
+        else:
+            rows = task.rows(split)
         return rows[:: len(rows) // 10] if self.small else rows
 
     def trained(self, name: str, given: dict[str, Any]) -> Path:
@@ -175,7 +187,7 @@ class Bench:
         return {"accuracy": mean([right[at] for at in picked]), "trace_errors": mean(traces), **more}
 
     def best_of(self, seed: int) -> None:
-        solutions = self.solutions("train", self.per_prompt, seed)
+        solutions = self.solutions("fresh", self.per_prompt, seed)
         self.measure("best_of", "mean of samples", seed, lambda: self.chosen(None, seed))
         for arm in ("outcome", "process"):
 
@@ -198,7 +210,7 @@ class Bench:
         wanted = [f"random {self.counts[0]}", *(f"{arm} {n}" for n in self.counts[1:] for arm in ("random", "active"))]
         if all(self.has("active", arm, seed) for arm in wanted):
             return
-        pool = self.solutions("train", self.per_prompt, seed)
+        pool = self.solutions("fresh", self.per_prompt, seed)
         random.Random(seed).shuffle(pool)
         first, rest = pool[: self.counts[0]], pool[self.counts[0] :]
         start = self.scorer(f"labelled-{self.counts[0]}-{seed}", first, seed)
@@ -222,7 +234,7 @@ class Bench:
         missing = [shape for shape in SHAPES if not self.has("pspo", shape, seed)]
         if not missing:
             return
-        scorer = self.model("process", self.solutions("train", self.per_prompt, seed), seed)
+        scorer = self.model("process", self.solutions("fresh", self.per_prompt, seed), seed)
         for shape in missing:
             shaped = {"combine": "min"} if shape == "min" else {"shape": shape}
             steps, tokens = (1, 8) if self.small else (24, 64)

@@ -5,6 +5,8 @@ from collections import Counter
 from itertools import accumulate
 from pathlib import Path
 
+import pytest
+
 from vigneron.data import ladder
 from vigneron.data.tasks import load_task
 from vigneron.rewards.checkers import last_line_reward
@@ -15,6 +17,12 @@ ROWS = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines
 
 def test_the_file_is_the_generators() -> None:
     assert ladder.generate() == ROWS
+
+
+def test_more_sums_than_there_are_is_an_error() -> None:
+    """Of two terms from 1 to 20 there are 20 · 21 / 2 sums."""
+    with pytest.raises(ValueError, match="only 210 sums of 2 terms"):
+        ladder.generate(splits={"train": 198, "held_out": 13})
 
 
 def test_every_row_adds_up() -> None:

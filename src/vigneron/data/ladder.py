@@ -5,6 +5,7 @@
 
 import json
 from itertools import accumulate
+from math import comb
 from pathlib import Path
 from random import Random
 
@@ -33,10 +34,12 @@ def generate(seed: int = 0, splits: dict[str, int] = SPLITS) -> list[Row]:
     random, rows = Random(seed), []
     for level in range(1, LEVELS + 1):
         seen: set[tuple[int, ...]] = set()
-        for split, count in splits.items():
-            count = count if level > 1 else count // 2
+        largest = LARGEST_TERM if level > 1 else LARGEST_ALONE
+        wanted = {split: count if level > 1 else count // 2 for split, count in splits.items()}
+        if sum(wanted.values()) > (possible := comb(largest + level - 1, level)):
+            raise ValueError(f"there are only {possible} sums of {level} terms")
+        for split, count in wanted.items():
             while count:
-                largest = LARGEST_TERM if level > 1 else LARGEST_ALONE
                 terms = [random.randint(1, largest) for _ in range(level)]
                 if (key := tuple(sorted(terms))) not in seen:
                     seen.add(key)
