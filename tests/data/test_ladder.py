@@ -20,9 +20,11 @@ def test_the_file_is_the_generators() -> None:
 
 
 def test_more_sums_than_there_are_is_an_error() -> None:
-    """Of two terms from 1 to 20 there are 20 · 21 / 2 sums."""
+    """Of one term from 1 to 99 there are 99 sums, and half as many rows; of two from 1 to 20 there are 20 · 21 / 2."""
+    with pytest.raises(ValueError, match="only 99 sums of 1 terms"):
+        ladder.generate(splits={"train": 200})
     with pytest.raises(ValueError, match="only 210 sums of 2 terms"):
-        ladder.generate(splits={"train": 198, "held_out": 13})
+        ladder.generate(splits=dict.fromkeys(range(211), 1))  # type: ignore[arg-type]
 
 
 def test_every_row_adds_up() -> None:
