@@ -7,7 +7,7 @@ Set-up. The base is SmolLM2-135M, fine-tuned on 16 prompts to answer rock 60 %, 
 time. No answer beats all others, so no reward of one text has these preferences; the balanced mix (1/3 each) cannot be
 beaten.
 
-    sppo_1           SPPO, η = 1, 150 steps, a round per step, all samples; the win rate by the true probabilities
+    sppo_1           SPPO, η = 1, 400 steps, a round per step, all samples; the win rate by the true probabilities
     sppo_1000        the same with the paper's η = 1000, best and worst sample
     dpo              DPO on 480 pairs of the base's answers, the winner drawn by the true probabilities, 60 steps
     reward_model     a Bradley-Terry model of the same pairs, then GRPO by it, 60 steps
@@ -53,8 +53,8 @@ NAMES = (
     "Pia",
 )
 PROMPTS = [f"{name} plays rock, paper, scissors and shows" for name in NAMES]
-# Learning rates; sppo's were chosen on seed 9: with 1e-5 one step overshoots its target, and one word is left.
-RATES = {"sppo_1": 1e-6, "sppo_1000": 1e-6, "dpo": 5e-6, "reward_model": 1e-5}
+# Learning rates. SPPO's cycle widens with its rate: with 1e-6 rock is gone after one turn, and is never sampled again.
+RATES = {"sppo_1": 3e-7, "sppo_1000": 1e-6, "dpo": 5e-6, "reward_model": 1e-5}
 COLUMNS = ("exploitability_mean", "exploitability_last", "rock_last", "paper_last", "scissors_last", "words_last")
 
 
@@ -114,7 +114,7 @@ def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> str:
 class Circular:
     def __init__(self, out: Path, *, small: bool) -> None:
         self.out, self.small = out, small
-        self.steps, self.sppo_steps, self.base_steps = (3, 3, 2) if small else (60, 150, 40)
+        self.steps, self.sppo_steps, self.base_steps = (3, 3, 2) if small else (60, 400, 40)
         self.word_of = letter_word_of if small else word_of
 
     def model(self, name: str) -> dict[str, Any]:
