@@ -51,10 +51,10 @@ def test_by_a_process_and_an_outcome_model(runs: tuple[Path, Path, Path]) -> Non
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--best-of", 4], "belong together"),
-        (["--by", "x"], "belong together"),
-        (["--combine", "last"], "--combine needs --best-of"),
-        (["--best-of", 4, "--by", "MODEL", "--samples", 4], "exclude each other"),
+        (["--by", "x"], "--by has no effect without --best-of"),
+        (["--best-of", 4, "--combine", "last"], "--combine has no effect without --by"),
+        (["--best-of", 4, "--by", "MODEL", "--samples", 4], "leave out --best-of and --beam"),
+        (["--best-of", 4, "--by", "MODEL", "--beam", 2], "--beam searches by the run's own value"),
         (["--best-of", 4, "--by", "MODEL", "--combine", "sum"], "expected min, last, product or mean"),
         (["--best-of", 4, "--by", "runs/nowhere"], "--by: there is no run"),
     ],

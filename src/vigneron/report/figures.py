@@ -157,7 +157,7 @@ def _draw(axis: Axes, panel: Panel, runs: Sequence[Records], x: str, colour: str
     smooth = not panel.measured and len(raw.xs) > SMOOTHED_FROM
     shown = over_runs([(xs, smoothed(values)) for xs, values in lines]) if smooth else raw
     if smooth:
-        axis.plot(*thinned(raw.xs, raw.means), color=colour, alpha=0.3, linewidth=0.8, zorder=1)
+        axis.plot(*thinned(raw.xs, raw.means, 200), color=colour, alpha=0.3, linewidth=0.8, zorder=1)
     if len(lines) > 1:
         band = thinned_band(shown, 200)
         axis.fill_between(band.xs, band.lows, band.highs, color=colour, alpha=0.2, linewidth=0, zorder=1.5)
