@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emerging.records import Record, Records, arguments, table
+from benchmarks.emerging.records import Record, Records, arguments, table, write_rows
 
 WORDS = ("rock", "paper", "scissors")
 BEATS = {"rock": "scissors", "scissors": "paper", "paper": "rock"}
@@ -104,11 +104,6 @@ def exploitability(shares: dict[str, float]) -> float:
     """How much more than half of the games the best answer to a mix wins; what is no word loses."""
     rest = 1 - sum(shares.values())
     return max(sum(shares[other] * wins(one, other) for other in WORDS) + rest for one in WORDS) - 0.5
-
-
-def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
 
 
 class Circular:

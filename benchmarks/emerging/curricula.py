@@ -4,7 +4,7 @@
     python -m benchmarks.emerging.curricula table --out FOLDER                         the table alone
 
 Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder (`ladder_base.py`): levels 1 and 2 are mostly
-right and level 5 mostly wrong. Every arm begins at it: GRPO on ladder-steps, 30 steps of 32 prompts with 8 samples,
+right and level 5 mostly wrong. Every arm begins at it: GRPO on fresh sums, 30 steps of 32 prompts with 8 samples,
 learning rate 1e-5, no KL.
 
     cosine, gaussian, balanced, classical     E2H: sums of 1 to 5 terms, drawn by their level
@@ -25,8 +25,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.emerging.ladder_base import ladder_base
-from benchmarks.emerging.records import Record, Records, arguments, table
+from benchmarks.emerging.ladder_base import fresh_sums, ladder_base
+from benchmarks.emerging.records import Record, Records, arguments, table, write_rows
 from vigneron.errors import UserError
 
 NAME = "curricula"
@@ -57,8 +57,10 @@ def train_arm(arm: str, seed: int, base: str, out: Path, small: bool) -> Record:
     from vigneron import api
     from vigneron.run_store.folder import RunFolder
 
+    rows = fresh_sums(1200, small=small)
     keys: dict[str, Any] = {
         **model_keys(base, small),
+        "data": {"task": None, "train": write_rows(out / "sums.jsonl", rows), "checker": "last_line"},
         "curriculum": ARMS[arm],
         "seed": seed,
         "steps": 3 if small else 30,

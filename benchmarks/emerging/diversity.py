@@ -19,7 +19,6 @@ Decision rule, before the runs. Flower shows its worth if its number of answers 
 differences that excludes 0, with a share of right answers no more than 0.05 below sft's.
 """
 
-import json
 import math
 import random
 import shutil
@@ -29,7 +28,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.emerging.records import Record, Records, arguments, table
+from benchmarks.emerging.records import Record, Records, arguments, table, write_rows
 
 ANSWERS = {
     "colour": "red blue green yellow orange purple brown pink",
@@ -52,11 +51,6 @@ def question(kind: str) -> str:
 def is_right(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
     right = {question(kind): {word.lower() for word in words.split()} for kind, words in ANSWERS.items()}
     return [float(text.strip().lower() in right[prompt]) for prompt, text in zip(prompts, completions, strict=True)]
-
-
-def written(file: Path, rows: Sequence[dict[str, Any]]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
 
 
 class Diversity:
@@ -90,7 +84,7 @@ class Diversity:
             for n in range(24 // rank)
         ]
         random.Random(seed).shuffle(rows)
-        return written(self.out / f"records-{seed}.jsonl", rows)
+        return write_rows(self.out / f"records-{seed}.jsonl", rows)
 
     def sft(self, seed: int) -> Any:
         lr, data = {"actor_lr": 3e-5}, {"train": self.records(seed)}
@@ -108,11 +102,11 @@ class Diversity:
                 for kind, words in ANSWERS.items()
                 for word in words.split()
             ]
-            data = {"train": written(self.out / "catalogue.jsonl", rows)}
+            data = {"train": write_rows(self.out / "catalogue.jsonl", rows)}
             keys = {"method": {"name": "flower"}, "data": data, "optimizer": {"actor_lr": 3e-5}}
             return self.figures(self.train(f"flower-{seed}", self.start(), seed=seed, prompts_per_step=32, **keys))
         base = self.sft(seed)
-        prompts = written(self.out / "prompts.jsonl", [{"prompt": question(kind)} for kind in ANSWERS])
+        prompts = write_rows(self.out / "prompts.jsonl", [{"prompt": question(kind)} for kind in ANSWERS])
         reward = {"kind": "python", "function": "benchmarks.emerging.diversity:is_right"}
         keys = {
             "method": {"name": "grpo"},

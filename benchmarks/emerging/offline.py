@@ -34,7 +34,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emerging.ladder_base import ladder_base
+from benchmarks.emerging.ladder_base import fresh_sums, ladder_base
 from benchmarks.emerging.records import Record, Records, arguments, table
 from vigneron.errors import UserError
 
@@ -72,11 +72,11 @@ class Bench:
         return str(path)
 
     def prompts_files(self) -> dict[str, str]:
-        """The sums to train on, a part of the task's, of all levels; and the held-out ones."""
+        """The sums to train on, fresh ones of all levels; and the held-out ones."""
         from vigneron.data.tasks import load_task
 
         task = load_task("ladder-steps")
-        train, held_out = task.rows("train"), task.rows("held_out")
+        train, held_out = fresh_sums(self.prompts), task.rows("held_out")
         train = train[:: len(train) // self.prompts][: self.prompts]
         held_out = held_out[::30] if self.small else held_out
         return {"train": self.write("prompts.jsonl", train), "held_out": self.write("held-out.jsonl", held_out)}

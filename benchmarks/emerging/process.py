@@ -4,7 +4,7 @@ python -m benchmarks.emerging.process --out FOLDER [--parts best_of active pspo]
 python -m benchmarks.emerging.process table --out FOLDER                         the tables alone
 
 Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder (`ladder_base.py`). For each seed it writes
-four solutions of each of some 450 sums that are in no split. A rule labels each line: right if it is the running sum of
+four solutions of each of some 500 fresh sums. A rule labels each line: right if it is the running sum of
 as many terms. Models begin at the base.
 
     best_of   A process model (every line's label) and an outcome model (whether the last line is right) of the same
@@ -35,7 +35,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emerging.ladder_base import ladder_base
+from benchmarks.emerging.ladder_base import fresh_sums, ladder_base
 
 RECORDS = "process.jsonl"
 PARTS = ("best_of", "active", "pspo")
@@ -61,11 +61,6 @@ def is_right(row: Row, text: str) -> bool:
 
 def has_trace_error(row: Row, text: str) -> bool:
     return step_labels(row["terms"], text) != [1] * int(row["level"])
-
-
-def terms_of(row: Row) -> tuple[str, ...]:
-    """The terms of a sum, in whichever order."""
-    return tuple(sorted(row["terms"].split(" + ")))
 
 
 class Bench:
@@ -96,16 +91,9 @@ class Bench:
         return any((r["part"], r["arm"], r["seed"]) == (part, arm, seed) for r in self.records())
 
     def rows(self, split: str) -> list[Row]:
-        from vigneron.data.ladder import generate
         from vigneron.data.tasks import load_task
 
-        task = load_task("ladder-steps")
-        if split == "fresh":  # the base has not seen them, so that right and wrong solutions differ as in held-out ones
-            kept = {terms_of(row) for part in ("train", "tuning", "held_out") for row in task.rows(part)}
-            drawn = [row for row in generate(seed=1000) if row["split"] == "train" and terms_of(row) not in kept]
-            rows = [{**row, "prompt": task.child_prompt.format(**row), "answer": row["steps"]} for row in drawn]
-        else:
-            rows = task.rows(split)
+        rows = fresh_sums(120) if split == "fresh" else load_task("ladder-steps").rows(split)
         return rows[:: len(rows) // 10] if self.small else rows
 
     def trained(self, name: str, given: dict[str, Any]) -> Path:

@@ -35,6 +35,13 @@ class Records:
                 print(json.dumps({k: v for k, v in record.items() if not isinstance(v, list)}), flush=True)
 
 
+def write_rows(file: Path, rows: Iterable[Record]) -> str:
+    """The rows as JSON lines; returns the file's name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
 def interval(values: Sequence[float]) -> str:
     """Mean ± half of the 95 % interval of Student's t over seeds."""
     if len(values) < 2:

@@ -13,7 +13,7 @@ same texts, as a greedy judge would be wrong.
                (30 steps of 32 pairs); GRPO with its score as the reward
     direct     GRPO with the flipped label of each sample as the reward (d-RLAIF's direct feedback)
 
-GRPO on ladder-steps for both: 16 steps of 32 prompts with 8 samples, learning rate 2e-5, no KL, from the same base.
+GRPO on fresh sums for both: 16 steps of 32 prompts with 8 samples, learning rate 2e-5, no KL, from the same base.
 Measured: greedy accuracy on the held-out sums; and the reward model's accuracy on pairs of the tuning sums with right
 labels.
 
@@ -33,7 +33,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emerging.ladder_base import ladder_base
+from benchmarks.emerging.ladder_base import fresh_sums, ladder_base
+from benchmarks.emerging.records import write_rows
 
 RECORDS = "rlaif.jsonl"
 NOISES = (0.0, 0.2, 0.4)
@@ -72,14 +73,11 @@ def noisy_rule(
 def task_rows(split: str, small: bool) -> list[Row]:
     from vigneron.data.tasks import load_task
 
-    rows = load_task("ladder-steps").rows(split)
-    return [{name: row[name] for name in ("prompt", "answer", "level")} for row in (rows[::30] if small else rows)]
-
-
-def write(path: Path, rows: Sequence[Row]) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    rows = fresh_sums(1200) if split == "train" else load_task("ladder-steps").rows(split)
+    return [
+        {name: row[name] for name in ("prompt", "answer", "level")}
+        for row in (rows[:: len(rows) // 10] if small else rows)
+    ]
 
 
 def model_keys(base: str, small: bool) -> dict[str, Any]:
@@ -137,7 +135,7 @@ def pairs_of(out: Path, seed: int, base: str, small: bool) -> tuple[list[Row], l
     if not all(file.is_file() for file in files):
         trained = loaded(base, small)
         for file, split in zip(files, ("train", "tuning"), strict=True):
-            write(file, right_and_wrong(trained, split, seed, small))
+            write_rows(file, right_and_wrong(trained, split, seed, small))
     train, test = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
     return train, test
 
@@ -153,8 +151,8 @@ def train_reward_model(name: str, noise: float, seed: int, base: str, out: Path,
         "method": {"name": "reward_model"},
         **model_keys(base, small),
         "data": {
-            "train": write(out / "pairs" / f"{name}.jsonl", flipped(pairs, noise, seed)),
-            "held_out": write(out / "pairs" / f"{name}.test.jsonl", test),
+            "train": write_rows(out / "pairs" / f"{name}.jsonl", flipped(pairs, noise, seed)),
+            "held_out": write_rows(out / "pairs" / f"{name}.test.jsonl", test),
         },
         "optimizer": {"actor_lr": 1e-5},
         "seed": seed,
@@ -183,7 +181,7 @@ def train_arm(arm: str, noise: float, seed: int, base: str, out: Path, small: bo
     rows = [{**row, "noise": noise, "noise_seed": seed} for row in task_rows("train", small)]
     keys: dict[str, Any] = {
         **model_keys(base, small),
-        "data": {"train": write(out / "rows" / f"{name}.jsonl", rows), "task": None, "checker": "last_line"},
+        "data": {"train": write_rows(out / "rows" / f"{name}.jsonl", rows), "task": None, "checker": "last_line"},
         "reward": {"kind": "python", "function": "benchmarks.emerging.rlaif:noisy_rule"}
         if scorer is None
         else {"kind": "model", "model": str(scorer)},
