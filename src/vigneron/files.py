@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,22 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def write_for_user(path: Path, text: str) -> None:
+@contextmanager
+def writing_for_user(path: Path) -> Iterator[None]:
     try:
-        write_atomically(path, text)
+        yield
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error
+
+
+def write_for_user(path: Path, text: str) -> None:
+    with writing_for_user(path):
+        write_atomically(path, text)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A .jsonl file."""
+    write_for_user(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def parse_int(text: str) -> int:
@@ -121,3 +132,10 @@ def check_new_file(path: Path, suffixes: Sequence[str] = ()) -> None:
         raise UserError(f"'{path}' should end in {' or '.join(suffixes)}")
     if path.exists():
         raise UserError(f"'{path}' exists: choose another name")
+
+
+def check_out(path: Path) -> None:
+    """A new .jsonl file in a folder that exists."""
+    check_new_file(path, [".jsonl"])
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"cannot write '{path}': the folder '{path.absolute().parent}' does not exist")

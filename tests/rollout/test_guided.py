@@ -79,3 +79,18 @@ def test_a_run_resumes(tmp_path: Path, tiny_folder: Path, trained_once: TrainedO
 def test_a_missing_column_is_one_line(tmp_path: Path, tiny_folder: Path) -> None:
     with pytest.raises(UserError, match=r"row 1 of the data: sampling.prompt cannot be filled"):
         api.train(config_of(tiny_folder, tmp_path, sampling={"prompt": "{rules} {prompt}"}), runs=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        {"staleness": 1, "sampling": {"kind": "ray"}},
+        {"sampling": {"kind": "vllm", "url": "http://127.0.0.1:1"}},
+    ],
+)
+def test_stale_or_foreign_samples_are_refused(tmp_path: Path, scale: dict[str, Any]) -> None:
+    """Their log-probs after the row's own prompt are not known, so nothing could correct for the difference."""
+    with pytest.raises(UserError, match=r"nothing corrects for `scale.staleness` or vLLM") as raised:
+        config_of(tmp_path, tmp_path, scale=scale)
+    assert "\n" not in str(raised.value)
+    config_of(tmp_path, tmp_path, scale={"sampling": {"kind": "ray"}})

@@ -112,6 +112,21 @@ def test_a_search_with_one_beam_equals_a_plain_loop() -> None:
     assert max(rounds) > 1, "more than one step is compared"
 
 
+def test_a_row_s_answer_does_not_depend_on_other_rows() -> None:
+    """Neither on a prompt that fills the context of 64 tokens but for two, nor on how many beams of others are open."""
+    often = Sampling(temperature=0.05)
+    long = {"prompt": "a" * 62}
+    for seed in range(6):
+        search = searching(max_new_tokens=14, seed=seed, sampling=often)
+        keys: dict[str, Any] = {"beams": 2, "expand": 3, "separator": written_letter(search)}
+        alone = beam_search(search, ROWS[:1], **keys).samples
+        beside = beam_search(search, [ROWS[0], long], **keys).samples
+        assert beside.completion_lists()[0] == alone.completion_lists()[0]
+        assert len(beside.completion_lists()[1]) <= 2
+        last = [beam_search(search, [ROWS[0], other, ROWS[1]], **keys).samples for other in (*ROWS, long)]
+        assert len({samples.completion_lists()[2] for samples in last}) == 1
+
+
 def one_beam_by_hand(search: ValueSearch) -> int:
     policy, separator = search.policy, written_letter(search)
     prompt = tuple(policy.tokenizer(ROWS[0]["prompt"])["input_ids"])

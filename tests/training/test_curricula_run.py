@@ -293,6 +293,19 @@ def test_success_needs_rewards(tmp_path: Path) -> None:
         texts_config(tmp_path, tmp_path, "dpo", SUCCESS)
 
 
+@pytest.mark.parametrize("by", ["success", "loss"])
+def test_rewards_that_compare_samples_order_no_prompts(tmp_path: Path, by: str) -> None:
+    """Their mean over a group is the same for every prompt, and one greedy completion has none."""
+    both = {"kind": "combined", "rewards": [{"kind": "binary"}, {"kind": "binary"}], "combine": "normalised"}
+    for reward in (both, {"kind": "preference", "model": "a model"}):
+        keys = GRPO | {"reward": reward, "curriculum": {"by": by}}
+        with pytest.raises(UserError, match=rf"`curriculum.by: {by}` compares the rewards of prompts") as raised:
+            tiny_config(tmp_path, write_data(tmp_path), **keys)
+        assert "\n" not in str(raised.value)
+    keys = GRPO | {"reward": both, "curriculum": {"by": "success", "measure": "verdict"}}
+    tiny_config(tmp_path, write_data(tmp_path), **keys)
+
+
 def test_a_config_is_read_again_as_it_was_written(tmp_path: Path, tiny_folder: Path) -> None:
     for curriculum in ({"by": "level"}, LEVEL, LOSS, SUCCESS):
         config = grpo_config(tmp_path, tiny_folder, curriculum)

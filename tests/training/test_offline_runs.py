@@ -1,6 +1,7 @@
 """TOPR, OREO and A*-PO in the loop with a real, tiny model: they learn, resume, and a killed stage 0 continues."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from vigneron.methods.reference_samples import FILE
 from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.logprobs import score
 from vigneron.policy.model import Reference
-from vigneron.recipe import check_config
+from vigneron.recipe import check_config, load_config, recipe_names
 from vigneron.report.html import write_report
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.recorded import Recorded
+from vigneron.run_data.load import checker_name
 from vigneron.run_store.folder import RunFolder
+from vigneron.sources.embedders import SentenceEmbedder
+from vigneron.training import record_samples
 from vigneron.training.parts import Parts
 from vigneron.training.setup.build import wrap_method
 
@@ -97,11 +101,31 @@ def test_what_was_rewarded_becomes_likelier(tmp_path: Path, tiny_folder: Path, m
     write_report([trained.folder], tmp_path / "report.html")
 
 
-@pytest.mark.parametrize("curriculum", [{"by": "level"}, {"by": "loss"}])
-def test_recorded_samples_can_have_a_curriculum(tmp_path: Path, tiny_folder: Path, curriculum: Any) -> None:
+@pytest.mark.parametrize(("method", "curriculum"), [(SIGNED, {"by": "level"}), (HEAD, {"by": "loss"})])
+def test_recorded_samples_can_have_a_curriculum(
+    tmp_path: Path, tiny_folder: Path, method: dict[str, Any], curriculum: Any
+) -> None:
     rows = [row | {"level": number % 2} for number, row in enumerate(recorded_rows())]
-    config = recorded_config(tmp_path, tiny_folder, SIGNED, rows, steps=2, curriculum=curriculum, eval_every=0)
+    config = recorded_config(tmp_path, tiny_folder, method, rows, steps=2, curriculum=curriculum, eval_every=0)
     assert len(RunFolder(api.train(config, runs=tmp_path, name="run").folder).metrics()) == 2
+
+
+def test_topr_has_no_order_by_loss(tmp_path: Path, tiny_folder: Path) -> None:
+    """−w R log π is negative for a bad text: those with the worst rewards would come first. With `samples: sampled` the
+    measure is a reward."""
+    with pytest.raises(UserError, match=r"`curriculum.by: loss` has no order with `method: topr`") as raised:
+        recorded_config(tmp_path, tiny_folder, SIGNED, curriculum={"by": "loss"})
+    assert "\n" not in str(raised.value)
+    a_star_config(tmp_path, tiny_folder, method={"name": "topr", "samples": "sampled"}, curriculum={"by": "loss"})
+
+
+def test_rewards_that_compare_samples_have_no_v(tmp_path: Path, tiny_folder: Path) -> None:
+    both = {"kind": "combined", "rewards": [{"kind": "binary"}, REWARD], "combine": "normalised"}
+    for reward in (both, {"kind": "preference", "model": "a model"}):
+        with pytest.raises(UserError, match=r"`method: a_star_po` compares the rewards of prompts, but `reward: ") as e:
+            a_star_config(tmp_path, tiny_folder, reward=reward, group_size=2)
+        assert "\n" not in str(e.value)
+    a_star_config(tmp_path, tiny_folder, reward=both | {"combine": "sum"}, group_size=2)
 
 
 @pytest.mark.parametrize("network", [pytest.param("head", marks=pytest.mark.slow), "own"])
@@ -192,6 +216,17 @@ def test_a_reference_that_solves_nothing_ends_before_training_and_leaves_no_fold
     assert not (tmp_path / "run").exists()
 
 
+def missing(completions: list[str], **columns: Any) -> list[None]:
+    return [None] * len(completions)
+
+
+def test_a_reward_that_fails_is_not_called_an_unsolved_prompt(tmp_path: Path, tiny_folder: Path) -> None:
+    reward = {"kind": "python", "function": "test_offline_runs:missing", "missing_limit": 1.0}
+    with pytest.raises(UserError, match="the reward is missing for all 40 samples of the reference") as raised:
+        api.train(a_star_config(tmp_path, tiny_folder, reward=reward), name="run", runs=tmp_path)
+    assert "solves none" not in str(raised.value)
+
+
 # ---------------------------------------------------------------------------------------------------- sample, search
 
 
@@ -231,6 +266,105 @@ def test_samples_are_recorded_trained_on_and_searched(tmp_path: Path, tiny_folde
         loaded.evaluate_by_value(beam=2, separator="never this")
 
 
+calls: list[int] = []
+
+
+def fails_at_the_third_call(completions: list[str], **columns: Any) -> list[float]:
+    calls.append(len(completions))
+    if len(calls) == 3:
+        raise RuntimeError("the judge is down")
+    return has_vowel(completions)
+
+
+def test_samples_are_kept_if_a_later_part_fails(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command continues, and the file is the one of an uninterrupted command, to the byte."""
+    monkeypatch.setattr(record_samples, "PROMPTS", 3)
+    reward = {"kind": "python", "function": "test_offline_runs:fails_at_the_third_call"}
+    recipe = a_star_config(tmp_path, tiny_folder, method={"name": "grpo"}, group_size=2, reward=reward)
+    out, listener = tmp_path / "samples.jsonl", Listener()
+    calls.clear()
+    with pytest.raises(UserError, match="the judge is down"):
+        api.record_samples(recipe, out=out, samples=2, notice=listener.notice)
+    assert not out.exists()
+    assert listener.notices[-1].startswith("12 samples are kept in ")
+    api.record_samples(recipe, out=out, samples=2, notice=listener.notice)
+    assert listener.notices[-1].startswith("continues behind the 12 samples in ")
+    assert calls == [6, 6, 6, 6, 2], "the first two parts are not rewarded again"
+    whole = api.record_samples(recipe, out=tmp_path / "whole.jsonl", samples=2).file
+    assert whole.read_bytes() == out.read_bytes()
+    assert sorted(path.name for path in tmp_path.glob("samples*")) == ["samples.held_out.jsonl", "samples.jsonl"]
+
+    calls.clear()
+    with pytest.raises(UserError, match="the judge is down"):
+        api.record_samples(recipe, out=tmp_path / "other.jsonl", samples=2)
+    api.record_samples(recipe, out=tmp_path / "other.jsonl", samples=1)
+    assert calls[3:] == [3, 3, 3, 1], "drawn with another number of samples: nothing is continued"
+
+
+def missing_at_first(completions: list[str], **columns: Any) -> list[float | None]:
+    calls.append(len(completions))
+    return [None if len(calls) == 1 else 1.0] * len(completions)
+
+
+def test_a_part_without_rewards_is_not_a_step(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_samples, "PROMPTS", 3)
+    keys: dict[str, Any] = {"method": {"name": "grpo"}, "group_size": 2}
+    reward = {"kind": "python", "function": "test_offline_runs:missing_at_first"}
+    calls.clear()
+    done = api.record_samples(
+        a_star_config(tmp_path, tiny_folder, reward=reward, **keys), out=tmp_path / "a.jsonl", samples=1
+    )
+    assert (done.rows, done.mean_reward) == (10, 1.0)
+    reward = {"kind": "python", "function": "test_offline_runs:missing", "missing_limit": 0.5}
+    recipe = a_star_config(tmp_path, tiny_folder, reward=reward, **keys)
+    with pytest.raises(UserError, match=r"^the reward is missing for all 10 samples: nothing is written$"):
+        api.record_samples(recipe, out=tmp_path / "b.jsonl", samples=1)
+    assert not list(tmp_path.glob("b.jsonl*"))
+
+
+def test_embeddings_of_samples_are_cached(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second command asks the embedder for nothing."""
+    monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path / "cache"))
+    asked: list[int] = []
+    embed = SentenceEmbedder.embed
+
+    def counted(embedder: SentenceEmbedder, texts: Any) -> Any:
+        asked.append(len(texts))
+        return embed(embedder, texts)
+
+    monkeypatch.setattr(SentenceEmbedder, "embed", counted)
+    recipe = tiny_config(tiny_folder, write_data(tmp_path), method={"name": "grpo"}, optimizer={"actor_lr": 1e-3})
+    first = api.record_samples(recipe, out=tmp_path / "a.jsonl", samples=1).file
+    assert asked
+    asked.clear()
+    assert api.record_samples(recipe, out=tmp_path / "b.jsonl", samples=1).file.read_bytes() == first.read_bytes()
+    assert not asked
+
+
+def test_a_folder_that_does_not_exist_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    recipe = a_star_config(tmp_path, tmp_path / "no model", method={"name": "grpo"}, group_size=2)
+    with pytest.raises(UserError, match=r"cannot write '.*': the folder '.*none' does not exist"):
+        api.record_samples(recipe, out=tmp_path / "none" / "samples.jsonl")
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_the_command_to_train_on_samples_fits_the_recipe(samples: int) -> None:
+    """Every built-in recipe that samples: the overrides are accepted, and model and checker stay."""
+    recording = record_samples.Recording(Path("my samples.jsonl"), 9, 0.5, Path("my samples.held_out.jsonl"))
+    for recipe in [name for name in recipe_names() if load_config(name).method.reads == "prompts"]:
+        config = load_config(recipe, ["max_new_tokens=77"])
+        overrides = record_samples.training_overrides(config, recording, samples)
+        trained = load_config(recipe, ["max_new_tokens=77", *overrides])
+        assert trained.method.reads == "recorded", recipe
+        assert (trained.data.task, trained.data.train) == (None, "my samples.jsonl"), recipe
+        assert (trained.model, trained.max_new_tokens) == (config.model, 77), recipe
+        assert checker_name(trained) == checker_name(config), recipe
+
+
 def test_recorded_log_probs_are_those_that_the_model_gives(tmp_path: Path, tiny_folder: Path) -> None:
     """A recorded file trained on by the model that wrote it: π/μ is 1, so every weight is 1."""
     recipe = a_star_config(tmp_path, tiny_folder, method={"name": "grpo"}, group_size=2)
@@ -249,6 +383,10 @@ def test_the_commands(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.Mon
     assert done.code == 0, done.err
     assert "wrote s.jsonl: 540 samples, mean reward 0.000" in done.out
     assert (tmp_path / "s.held_out.jsonl").is_file()
+    command = shlex.split(done.out.splitlines()[-1].removeprefix("train"))
+    assert command[:3] == ["vigneron", "train", "grpo-ladder"]
+    trained = load_config(command[2], command[3:])
+    assert (trained.model.name, trained.data.train, trained.method.reads) == (str(tiny_folder), "s.jsonl", "recorded")
     done = vigneron("sample", "sft-ladder", *overrides, "--out", "t.jsonl")
     assert done.code == 2
     assert "samples nothing: give a recipe that does" in done.err
@@ -284,6 +422,24 @@ def test_stale_samples_are_weighed_by_topr_alone(tmp_path: Path, tiny_folder: Pa
     assert weighted == {"topr": False, "grpo": True}
     with pytest.raises(UserError, match=r"`scale.correction_limit` has no effect with `method: topr`"):
         a_star_config(tmp_path, tiny_folder, method=sampled, scale=scale | {"correction_limit": 3.0})
+
+
+@pytest.mark.parametrize(
+    "method",
+    [A_STAR, {"name": "sppo"}, {"name": "dpo", "pairs": "sampled"}, {"name": "rejection_sampling"}],
+    ids=lambda method: method["name"],
+)
+@pytest.mark.parametrize(
+    "correction", [{"correction_limit": 3.0}, {"correction_mode": "mask"}, {"correction_level": "text"}]
+)
+def test_a_correction_without_advantages_is_refused(
+    tmp_path: Path, method: dict[str, Any], correction: dict[str, Any]
+) -> None:
+    scale = {"staleness": 1, "sampling": {"kind": "ray"}}
+    a_star_config(tmp_path, tmp_path, method=method, group_size=2, scale=scale)
+    with pytest.raises(UserError, match=r"`scale.correction_\w+` has no effect with .*, which has no advantages") as e:
+        a_star_config(tmp_path, tmp_path, method=method, group_size=2, scale=scale | correction)
+    assert "\n" not in str(e.value)
 
 
 def test_a_conversation_is_recorded_and_read_with_the_same_tokens(tmp_path: Path, tiny_folder: Path) -> None:

@@ -24,6 +24,7 @@ from vigneron.rewards.model import ModelReward
 from vigneron.rewards.process import ProcessReward, step_probabilities
 from vigneron.training.method import unchanged
 from vigneron.training.parts import Parts
+from vigneron.training.row_losses import row_losses
 
 
 def loss_and_gradients(method: dict[str, Any], rows: list[dict[str, Any]], budget: int = 4096) -> Any:
@@ -46,11 +47,11 @@ ROWS = [
 ]
 
 
-def plain_loss(policy: Any) -> float:
+def plain_loss(policy: Any, rows: list[dict[str, Any]] = ROWS) -> float:
     """Every label by itself: transformers' pass over one text, without padding or packing."""
     total, count = 0.0, 0
     head, trunk = policy.causal.score, policy.causal.model
-    for row in ROWS:
+    for row in rows:
         ids = [*policy.tokenizer(row["prompt"])["input_ids"], *policy.tokenizer(row["completion"])["input_ids"], 0]
         hidden = trunk(torch.tensor([ids])).last_hidden_state[0]
         at, steps = len(row["prompt"]), row["completion"].split("\n")
@@ -73,6 +74,19 @@ def test_the_loss_is_the_mean_cross_entropy_at_the_labelled_ends(budget: int) ->
     _, whole, _ = loss_and_gradients({"name": "process_model"}, ROWS)
     for name, gradient in whole.items():
         torch.testing.assert_close(gradients[name], gradient)
+
+
+def test_the_loss_of_a_row_is_the_mean_over_its_own_labels() -> None:
+    """What `curriculum.by: loss` orders by: neither the number of steps nor the other rows count."""
+    policy = tiny_scorer("llama", dtype=torch.float64)
+    config = check_config({"method": {"name": "process_model"}, "data": {"train": "x.jsonl"}}, "test")
+    parts = Parts.of(config, policy, Reference.of(policy), unchanged)
+    measure = row_losses(parts, build_method(parts))
+    rows = [{**row, "answer": row["completion"]} for row in ROWS]
+    with torch.no_grad():
+        wanted = [plain_loss(policy, [row]) for row in ROWS]
+    assert measure(rows) == pytest.approx(wanted, abs=1e-6)
+    assert measure(rows[:2]) == pytest.approx(wanted[:2], abs=1e-6)
 
 
 SCORED = [{"prompt": f"p{n}", "completion": "ab" * (1 + n % 2), "score": n / 5} for n in range(6)]

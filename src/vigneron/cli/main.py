@@ -1,6 +1,7 @@
 """The command line: parses arguments, calls `commands/`, prints. Heavy imports wait until a command needs them."""
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -184,13 +185,14 @@ def sample(
 
     config = load_config(recipe, overrides or [])
     from vigneron.api import record_samples
+    from vigneron.training.record_samples import training_overrides
 
     done = record_samples(config, out=out, samples=samples, notice=lambda text: typer.echo(f"note: {visible(text)}"))
     typer.echo(f"wrote {done.file}: {done.rows} samples, mean reward {done.mean_reward:.3f}")
     if done.held_out is not None:
         typer.echo(f"wrote {done.held_out}: the held-out prompts")
-    held_out = f" data.held_out={done.held_out}" if done.held_out is not None else ""
-    typer.echo(f"train  vigneron train topr-ladder data.train={done.file}{held_out}")
+    changes = [*(overrides or []), *training_overrides(config, done, samples)]
+    typer.echo(f"train  {shlex.join(['vigneron', 'train', recipe, *changes])}")
 
 
 # Options of `eval` and what they belong to.

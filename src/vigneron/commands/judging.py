@@ -1,7 +1,6 @@
 """What the commands that call a judge share: opening it, reading prompts, and the line about what it cost."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from vigneron.config.judges import LocalJudgeConfig
 from vigneron.data.dataset import check_rows, read_rows
 from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.prompts import Row
-from vigneron.errors import UserError
-from vigneron.files import check_new_file, write_for_user
+from vigneron.files import check_out as check_out
+from vigneron.files import write_rows as write_rows
 from vigneron.policy.bundled import cache_folder
 from vigneron.recipe import load_config
 from vigneron.report.terminal import say
@@ -56,17 +55,6 @@ def prompt_rows(source: str, limit: int | None) -> tuple[list[Row], list[Row]]:
         return rows[:limit], []
     data = load_data(load_config(source))
     return data.train[:limit], data.held_out
-
-
-def check_out(out: Path) -> None:
-    """A new .jsonl file in a folder that exists."""
-    check_new_file(out, [".jsonl"])
-    if not out.absolute().parent.is_dir():
-        raise UserError(f"cannot write '{out}': the folder '{out.absolute().parent}' does not exist")
-
-
-def write_rows(out: Path, rows: Iterable[Row]) -> None:
-    write_for_user(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def note_missing(tell: Callable[[str], None], count: int, what: str, why: str | None) -> None:

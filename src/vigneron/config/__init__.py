@@ -296,6 +296,24 @@ class Config(Strict):
         return self
 
     @model_validator(mode="after")
+    def rewards_of_prompts_can_be_compared(self) -> "Config":
+        if self.reward.smallest_group == 1:
+            return self
+        curriculum, who = self.curriculum, None
+        if isinstance(curriculum, LossCurriculumConfig):
+            who = "`curriculum.by: loss`"
+        if isinstance(curriculum, SuccessCurriculumConfig) and curriculum.measure == "reward":
+            who = "`curriculum.by: success`"
+        if self.method.compares_prompts:
+            who = _named(self.method)
+        if who is not None:
+            raise ValueError(
+                f"{who} compares the rewards of prompts, but `reward: {self.reward.kind}` compares the samples of one "
+                "prompt: use a reward that scores each sample by itself"
+            )
+        return self
+
+    @model_validator(mode="after")
     def step_rewards_are_used(self) -> "Config":
         at_steps = [part for part in self.reward.parts if getattr(part, "rewards_at", None) == "steps"]
         if at_steps and self.reward not in at_steps:
@@ -330,11 +348,15 @@ class Config(Strict):
                 f"`scale.sampling` has no effect with {_named(self.method)}, which samples nothing: leave it out"
             )
         for key in ("correction_limit", "correction_mode", "correction_level"):
-            if self.method.weighs_samples and getattr(scale, key) != ScaleConfig.model_fields[key].default:
-                raise ValueError(
-                    f"`scale.{key}` has no effect with {_named(self.method)}, which weighs its samples itself: leave "
-                    "it out"
-                )
+            inert = self.method.weighs_samples or not self.method.has_advantages
+            if inert and getattr(scale, key) != ScaleConfig.model_fields[key].default:
+                why = "weighs its samples itself" if self.method.weighs_samples else "has no advantages to weight"
+                raise ValueError(f"`scale.{key}` has no effect with {_named(self.method)}, which {why}: leave it out")
+        if self.sampling.prompt is not None and (scale.staleness or scale.sampling.kind == "vllm"):
+            raise ValueError(
+                "`sampling.prompt` gives log-probs after another prompt, so nothing corrects for `scale.staleness` or "
+                "vLLM: leave it out, or sample with `scale.sampling.kind: here` or `ray` and `staleness: 0`"
+            )
         if scale.embedding is not None and not embeds_here(reward):
             raise ValueError("`scale.embedding` has no effect: this reward uses no local embedder: leave it out")
         if scale.judging is not None and not judges_here(reward):
@@ -368,6 +390,15 @@ class Config(Strict):
             raise ValueError(
                 "`curriculum.measure: verdict` has no verdicts of the groups that `method.resample` replaces: use "
                 "`measure: reward`"
+            )
+        if (
+            isinstance(curriculum, LossCurriculumConfig)
+            and self.method.reads != "prompts"
+            and not self.method.loss_falls
+        ):
+            raise ValueError(
+                f"`curriculum.by: loss` has no order with {_named(self.method)}, whose loss is lowest for texts with "
+                "bad rewards: use `by: level`"
             )
         if isinstance(curriculum, LossCurriculumConfig) and self.scale.staleness:
             raise ValueError(

@@ -260,6 +260,7 @@ class RejectionSamplingConfig(MethodOptions):
     description: ClassVar[str] = "Fine-tuning on the best of each prompt's samples, one round per step (rlmt-grape §3)."
     card: ClassVar[str] = "Rejection sampling: fine-tuning on the best of each prompt's samples."
     metrics: ClassVar[tuple[str, ...]] = ("loss/nll", "kept/reward")
+    has_advantages: ClassVar[bool] = False
     name: Literal["rejection_sampling"]
     keep: Positive = 1
     """Number of best samples per prompt that are trained on."""
@@ -293,6 +294,7 @@ class DpoConfig(MethodOptions):
         "eval/loss/dpo",
         "eval/rewards/margins",
     )
+    has_advantages: ClassVar[bool] = False
     name: Literal["dpo"]
     loss: Literal["dpo", "ipo", "simpo", "orpo"] = "dpo"
     """dpo: −log σ of the margin. ipo: squared distance of the mean margin to 1/2β. simpo: mean log-probs, no reference.
@@ -397,6 +399,7 @@ class SppoConfig(MethodOptions):
         "SPPO: self-play on win rates; the log-ratio to the previous policy is moved towards a sample's win rate."
     )
     metrics: ClassVar[tuple[str, ...]] = ("loss/sppo",)
+    has_advantages: ClassVar[bool] = False
     name: Literal["sppo"]
     eta: Annotated[float, Field(gt=0)] = 1000.0
     """η, the inverse of the KL's coefficient: how far a round moves the policy."""

@@ -20,6 +20,7 @@ class ToprConfig(MethodOptions):
     )
     metrics: ClassVar[tuple[str, ...]] = ("loss/topr", "topr/weight")
     weighs_samples: ClassVar[bool] = True
+    loss_falls: ClassVar[bool] = False
     name: Literal["topr"]
     samples: Literal["recorded", "sampled"] = "recorded"
     """recorded: rows with `prompt`, `completion` and a score, as `vigneron sample` writes them. sampled: the policy's
@@ -121,6 +122,8 @@ class AStarPoConfig(MethodOptions):
         "A*-PO: the log-ratio to the base model is regressed on the reward less the prompt's value V*."
     )
     metrics: ClassVar[tuple[str, ...]] = ("loss/a_star", "value")
+    has_advantages: ClassVar[bool] = False
+    compares_prompts: ClassVar[bool] = True
     name: Literal["a_star_po"]
     reference_samples: Positive = 8
     """Samples of the reference for each training prompt, drawn before the first step and kept in the run's folder."""

@@ -49,6 +49,13 @@ class MethodOptions(Strict):
     """Whether both texts of a pair are read as one sequence."""
     weighs_samples: ClassVar[bool] = False
     """Whether its loss compares samples with the policy that wrote them: they then get no other importance weight."""
+    has_advantages: ClassVar[bool] = True
+    """Whether samples have advantages, which importance weights multiply; without them stale samples are trained on
+    as they are."""
+    compares_prompts: ClassVar[bool] = False
+    """Whether it needs a prompt's rewards by themselves: those that compare samples of a group have no common scale."""
+    loss_falls: ClassVar[bool] = True
+    """Whether a low loss of a given text means that it is learned, as `curriculum.by: loss` takes it."""
 
     @property
     def reads(self) -> Reads:

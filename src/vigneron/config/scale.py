@@ -70,7 +70,7 @@ class ScaleConfig(Strict):
     """Ray cluster to join, as `auto` or `host:6379`. null: start one on this machine for this run."""
     staleness: Annotated[int, Field(ge=0, le=8)] = 0
     """Asynchronous rollout: how many updates old the sampling weights may be (at most 1 with vLLM). Importance weights
-    correct for the difference. 0: every step samples from the current weights."""
+    correct for the difference in methods with advantages. 0: every step samples from the current weights."""
     correction_limit: Annotated[float, Field(ge=1)] = 2.0
     """Upper limit of an importance weight, with `staleness` or vLLM."""
     correction_mode: Literal["truncate", "mask"] = "truncate"

@@ -27,6 +27,11 @@ def build(parts: Parts, options: AStarPoConfig) -> Method:
     rewards_PG = torch.tensor(reference_rewards(parts, options.reference_samples), dtype=torch.float64)
     rewards_PG = rewards_PG.view(len(rows), options.reference_samples)
     values = optimal_value(rewards_PG, beta=options.value_beta).tolist()
+    if rows and rewards_PG.isnan().all():
+        raise UserError(
+            f"method: a_star_po: the reward is missing for all {rewards_PG.numel()} samples of the reference, so there "
+            "is no V*: check the reward"
+        )
     solved = (rewards_PG > 0).any(1).tolist()
     if rows and not any(solved) and len(rewards_PG[~rewards_PG.isnan()].unique()) < 2:
         raise UserError(

@@ -67,8 +67,9 @@ def token_label_method(parts: Parts, places: Callable[[Batch], Places]) -> Metho
             return values_N.new_zeros(len(batch)).index_add(0, row_N, weighted_N)
 
         error_N = (logit_N.detach().sigmoid() - labels_N).abs()
+        loss_B, weights_B = by_sample(preference_bce(logit_N, labels_N)), by_sample(torch.ones_like(logit_N))
         return [
-            Term("loss/score", by_sample(preference_bce(logit_N, labels_N)), 1.0, "samples"),
+            Term("loss/score", loss_B, 1.0, "samples", weights=weights_B.detach()),
             Term("score_error", by_sample(error_N), 0.0, "samples"),
         ]
 

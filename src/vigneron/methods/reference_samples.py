@@ -1,24 +1,21 @@
-"""Rewards of the reference's samples of every training prompt, drawn once and kept in the run's folder.
+"""Rewards of the reference's samples of every training prompt, drawn once and kept in the run's folder, part by part
+(training/drawn_parts.py)."""
 
-The file has one line for each part of the prompts, written when the part is done: a run that was killed in between
-continues behind the last whole line, with the same samples. Its first line says what it was drawn with; if that has
-changed, it is drawn again.
-"""
-
-import hashlib
 import json
 import math
-from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
 import torch
 
 from vigneron.data.prompts import Row
 from vigneron.distributed import ranks
-from vigneron.files import append_line, parse_json, write_atomically, writing
+from vigneron.files import append_line, writing
 from vigneron.rollout.build import build_rollout
 from vigneron.timing import phase, progress
+from vigneron.training.drawn_parts import fingerprint, read_parts, write_parts
 from vigneron.training.parts import Parts
+
+Rewards = list[list[float]]
 
 FILE = "reference_rewards.jsonl"
 PROMPTS = 64
@@ -27,21 +24,18 @@ STEP = 2**42
 """Keeps these draws apart from those of training steps."""
 
 
-def reference_rewards(parts: Parts, samples: int) -> list[list[float]]:
+def reference_rewards(parts: Parts, samples: int) -> Rewards:
     """Rewards of `samples` samples of the reference for each training row; NaN: missing.
 
     Called before a checkpoint is loaded, when the policy is the reference. Leaves reward and random state as they were.
     """
     rows, file = parts.curriculum.rows, None if parts.folder is None else parts.folder / FILE
     drawn_with = _fingerprint(parts, samples)
-    done: list[list[float]] = ranks.run_on_rank0(lambda: _read(file, drawn_with))
+    done_parts: list[Rewards] = ranks.run_on_rank0(lambda: read_parts(file, drawn_with, _from_json))
+    done = [rewards for part in done_parts for rewards in part]
     if file is not None and ranks.is_rank0():
-        lines = [
-            {"drawn_with": drawn_with},
-            *(_as_json(done[at : at + PROMPTS]) for at in range(0, len(done), PROMPTS)),
-        ]
         with writing(file):  # without a line that a kill cut
-            write_atomically(file, "".join(json.dumps(line) + "\n" for line in lines))
+            write_parts(file, drawn_with, map(_as_json, done_parts))
     rollout = build_rollout(parts.config.model_copy(update={"group_size": samples}), parts.policy)
     before = parts.reward.scalars() if hasattr(parts.reward, "scalars") else None
     devices = [parts.policy.device] if parts.policy.device.type == "cuda" else []
@@ -65,7 +59,11 @@ def row_key(row: Row) -> str:
     return json.dumps({name: value for name, value in row.items() if value is not None}, sort_keys=True)
 
 
-def _as_json(part: list[list[float]]) -> list[list[float | None]]:
+def _from_json(part: Any) -> Rewards:
+    return [[math.nan if reward is None else float(reward) for reward in rewards] for rewards in part]
+
+
+def _as_json(part: Rewards) -> list[list[float | None]]:
     return [[None if math.isnan(reward) else reward for reward in rewards] for rewards in part]
 
 
@@ -75,20 +73,4 @@ def _fingerprint(parts: Parts, samples: int) -> str:
     written = {key: value for key, value in config.model_dump(mode="json").items() if key in keys}
     written["model"] = {key: written["model"][key] for key in ("name", "chat", "lora")}
     written["reward"].pop("missing_limit", None)  # may change on resume
-    return hashlib.sha256(json.dumps([written, rows, samples], sort_keys=True).encode()).hexdigest()
-
-
-def _read(file: Path | None, drawn_with: str) -> list[list[float]]:
-    """The rewards in the file; none if it was drawn with something else, or is damaged."""
-    if file is None or not file.is_file():
-        return []
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")[
-        :-1
-    ]  # a last line that a kill cut is left out
-    found: list[list[float]] = []
-    with suppress(ValueError, TypeError, KeyError):
-        if parse_json(lines[0])["drawn_with"] != drawn_with:
-            return []
-        for line in lines[1:]:
-            found += [[math.nan if reward is None else float(reward) for reward in row] for row in parse_json(line)]
-    return found
+    return fingerprint([written, rows, samples])

@@ -3,7 +3,9 @@
 The value of a text is that of the state behind it: what the critic expects of whatever follows.
 """
 
+import sys
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -78,7 +80,13 @@ def beam_search(search: ValueSearch, rows: Sequence[Row], *, beams: int, expand:
     prompts = prompts_token_ids(search.policy.tokenizer, [row["prompt"] for row in rows])
     found = [[Beam(())] for _ in rows]
     for number in range(search.max_new_tokens):
-        open_beams = [(at, beam) for at, own in enumerate(found) for beam in own if not beam.done]
+        # The numbers of a beam's samples do not depend on which beams of other rows are open.
+        open_beams = [
+            (at, beam, (at * beams + place) * expand)
+            for at, own in enumerate(found)
+            for place, beam in enumerate(own)
+            if not beam.done
+        ]
         if not open_beams:
             break
         grown = _continued(search, prompts, open_beams, number, expand, separator)
@@ -108,35 +116,48 @@ def beam_search(search: ValueSearch, rows: Sequence[Row], *, beams: int, expand:
 def _continued(
     search: ValueSearch,
     prompts: Sequence[Ids],
-    open_beams: Sequence[tuple[int, Beam]],
+    open_beams: Sequence[tuple[int, Beam, int]],
     number: int,
     expand: int,
     separator: str,
 ) -> list[tuple[int, Beam]]:
     """`expand` continuations of each beam, each up to its first separator, its end token, or the longest completion."""
-    repeated = [(at, beam) for at, beam in open_beams for _ in range(expand)]
-    starts = [(*prompts[at], *beam.ids) for at, beam in repeated]
-    most = search.max_new_tokens - min(len(beam.ids) for _, beam in repeated)
-    if (limit := search.policy.context_length) is not None:
-        most = min(most, limit - max(map(len, starts)))
-    done = sample(
-        search.policy,
-        starts,
-        max_new_tokens=max(most, 1),
-        sampling=search.sampling,
-        seed=search.seed,
-        step=number,
-        microbatch_tokens=search.microbatch_tokens,
-    )
+    repeated = [(at, beam, first + i) for at, beam, first in open_beams for i in range(expand)]
+    drawn = _drawn(search, [((*prompts[at], *beam.ids), len(beam.ids), name) for at, beam, name in repeated], number)
     grown = []
-    for (at, beam), row, length in zip(repeated, done.ids_BT.tolist(), done.lengths_B.tolist(), strict=True):
-        ids = tuple(row[: min(length, search.max_new_tokens - len(beam.ids))])
+    for (at, beam, _), ids in zip(repeated, drawn, strict=True):
         step = _first_step(search.policy, ids, separator)
         whole = (*beam.ids, *step)
         ended = bool(step) and step[-1] in search.policy.eos_ids
         truncated = not ended and len(step) == len(ids)  # nothing follows: no separator, or it was the last token
         grown.append((at, Beam(whole, done=ended or truncated, truncated=truncated)))
     return grown
+
+
+def _drawn(search: ValueSearch, starts: Sequence[tuple[Ids, int, int]], number: int) -> list[Ids]:
+    """A continuation of each (text, its length without the prompt, sample number). Texts for which the context leaves
+    less room than for the others are sampled apart."""
+    longest = search.max_new_tokens - min(length for _, length, _ in starts)
+    limit = search.policy.context_length or sys.maxsize
+    by_room: dict[int, list[int]] = defaultdict(list)
+    for place, (ids, length, _) in enumerate(starts):
+        fits = len(ids) + longest <= limit
+        by_room[longest if fits else min(search.max_new_tokens - length, limit - len(ids))].append(place)
+    drawn: dict[int, Ids] = {}
+    for room, places in by_room.items():
+        done = sample(
+            search.policy,
+            [starts[place][0] for place in places],
+            max_new_tokens=max(room, 1),
+            sampling=search.sampling,
+            seed=search.seed,
+            step=number,
+            sample_ids=[starts[place][2] for place in places],
+            microbatch_tokens=search.microbatch_tokens,
+        )
+        for place, row, length in zip(places, done.ids_BT.tolist(), done.lengths_B.tolist(), strict=True):
+            drawn[place] = tuple(row[: min(length, search.max_new_tokens - starts[place][1])])
+    return [drawn[place] for place in range(len(starts))]
 
 
 def _first_step(policy: Policy, ids: Ids, separator: str) -> Ids:

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.core.masked import masked_sum
 from vigneron.data.prompts import Row
 from vigneron.data.recorded import RECORD
 from vigneron.errors import UserError
-from vigneron.files import check_new_file, write_for_user
+from vigneron.files import append_line, check_out, write_rows, writing_for_user
+from vigneron.policy.bundled import cache_folder
 from vigneron.policy.from_config import policy_from_config, seed_everything
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
@@ -21,6 +24,7 @@ from vigneron.rollout.build import build_rollout
 from vigneron.run_data.load import checker_name, load_data
 from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.timing import phase, progress
+from vigneron.training.drawn_parts import fingerprint, read_parts, write_parts
 from vigneron.training.setup.resolve import newest_weights, resolved
 
 PROMPTS = 64
@@ -48,39 +52,72 @@ def record_samples(config: Config, out: Path, samples: int, notice: Callable[[st
         )
     held_out_file = out.with_suffix(".held_out.jsonl")
     for path in (out, held_out_file):
-        check_new_file(path, [".jsonl"])
-    if not out.absolute().parent.is_dir():
-        raise UserError(f"cannot write '{out}': the folder '{out.absolute().parent}' does not exist")
+        check_out(path)
     config = resolved(config)
     data = with_parent_answers(config, load_data(config), notice)
-    rows = list(_recorded(config, data.train, samples))
-    _write(out, rows)
-    if data.held_out:
-        _write(held_out_file, data.held_out)
+    parts_file = out.with_name(f"{out.name}.parts")
+    rows = _recorded(config, data.train, samples, parts_file, notice)
     rewards = [row[REWARD] for row in rows if row[REWARD] is not None]
+    if rows and not rewards and config.reward.missing_limit < 1:
+        parts_file.unlink(missing_ok=True)
+        raise UserError(f"the reward is missing for all {len(rows)} samples: nothing is written")
+    write_rows(out, rows)
+    if data.held_out:
+        write_rows(held_out_file, data.held_out)
+    parts_file.unlink(missing_ok=True)
     mean = sum(rewards) / len(rewards) if rewards else float("nan")
     return Recording(out, len(rows), mean, held_out_file if data.held_out else None)
 
 
-def _recorded(config: Config, rows: Sequence[Row], samples: int) -> Iterator[Row]:
-    seed_everything(config.seed)
-    with phase("load the model"):
-        policy = policy_from_config(config)
+def _recorded(
+    config: Config, rows: Sequence[Row], samples: int, file: Path, notice: Callable[[str], None]
+) -> list[Row]:
+    """The samples of all rows. What is done stays in `file`, and is not drawn again by the next call."""
+    drawn_with = _fingerprint(config, rows, samples)
+    parts = read_parts(file, drawn_with, lambda part: [{**row, REWARD: row[REWARD]} for row in part])
+    done = [row for part in parts for row in part]
+    if done:
+        notice(f"continues behind the {len(done)} samples in '{file}'")
+    embeddings = cache_folder() / "embeddings.sqlite"
+    embeddings.parent.mkdir(parents=True, exist_ok=True)
     built = build_reward(
         config.reward,
         load_checker(checker_name(config)),
+        cache=embeddings,
         device=config.model.device,
+        notice=notice,
         weights=partial(newest_weights, key="reward.file"),
     )
     reward = ApplyReward.of(config, built)
-    rollout = build_rollout(config.model_copy(update={"group_size": samples}), policy)
     try:
-        for first in range(0, len(rows), PROMPTS):
+        seed_everything(config.seed)
+        with phase("load the model"):
+            policy = policy_from_config(config)
+        rollout = build_rollout(config.model_copy(update={"group_size": samples}), policy)
+        with writing_for_user(file):
+            write_parts(file, drawn_with, parts)
+        for first in range(len(done) // samples, len(rows), PROMPTS):
             progress("sample", first, len(rows))
+            torch.manual_seed(config.seed + first)
             part = rows[first : first + PROMPTS]
-            yield from _rows_of(reward(rollout(part, 0, first)), [row for row in part for _ in range(samples)])
+            batch = reward(rollout(part, 0, first), whole_step=False)
+            recorded = list(_rows_of(batch, [row for row in part for _ in range(samples)]))
+            with writing_for_user(file):
+                append_line(file, json.dumps(recorded, ensure_ascii=False))
+            done += recorded
+    except BaseException:  # Ctrl-C too
+        if done:
+            notice(f"{len(done)} samples are kept in '{file}': the same command continues behind them")
+        raise
     finally:
         reward.close()
+    return done
+
+
+def _fingerprint(config: Config, rows: Sequence[Row], samples: int) -> str:
+    written = config.model_dump(mode="json")
+    written["reward"].pop("missing_limit", None)  # may be raised after it was reached
+    return fingerprint([written, list(rows), samples])
 
 
 def _rows_of(batch: Batch, rows: Sequence[Row]) -> Iterator[Row]:
@@ -98,5 +135,22 @@ def _rows_of(batch: Batch, rows: Sequence[Row]) -> Iterator[Row]:
         }
 
 
-def _write(path: Path, rows: Sequence[Row]) -> None:
-    write_for_user(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+def training_overrides(config: Config, recording: Recording, samples: int) -> list[str]:
+    """What makes of the recipe that was sampled one that trains TOPR on the samples, with the same model."""
+    data, held_out = config.data, recording.held_out or "null"
+    of_data = {"task": data.task and "null", "template": data.template and "null", "train": recording.file}
+    of_data |= {"held_out": held_out, "checker": checker_name(config)}
+    inert = {"group_size": "1", "sampling": "{}", "parent": "null", "rollout": "null", "curriculum": "null"}
+    inert |= {"scale": "{}"}
+    reads_groups = config.reward.smallest_group > 1 or getattr(config.reward, "rewards_at", None) == "steps"
+    return [
+        "method={name: topr, rewards: advantage}" if samples > 1 else "method=topr",
+        *(f"data.{key}={value}" for key, value in of_data.items() if value is not None),
+        *(f"{key}={value}" for key, value in inert.items() if getattr(config, key) != Config.model_fields[key].default),
+        *(["reward=binary"] if reads_groups else []),
+        *(
+            [f"optimizer={{actor_lr: {config.optimizer.actor_lr:g}}}"]
+            if "critic_lr" in config.optimizer.model_fields_set
+            else []
+        ),
+    ]

@@ -37,6 +37,8 @@ class Term:
     mode: AggregateMode = "tokens"
     first_update_only: bool = False
     """A metric of the policy that sampled: of a step's several updates, the first one's."""
+    weights: Float[Tensor, " B"] | None = None
+    """What each sample's value is multiplied by, if not by 1: its own loss is the value without it."""
 
 
 class TermValue(NamedTuple):
@@ -205,7 +207,7 @@ class GradientUpdate:
 
 def _per_sample(term: Term, batch: Batch) -> Float[Tensor, " B"]:
     if term.values.dim() == 1:
-        return term.values
+        return term.values if term.weights is None else term.values / term.weights
     return masked_sum(term.values, batch.trained_BT) / batch.trained_BT.sum(1).clamp(min=1)
 
 
