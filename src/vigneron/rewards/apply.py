@@ -1,6 +1,7 @@
 """The reward slot: calls a reward with TRL's signature, checks its result, and records its parts."""
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
@@ -20,7 +21,7 @@ RewardFunction = Callable[..., Any]
 # Key in `Batch.extras` of a part's intermediate results, until the whole step is there.
 BEGUN = "begun"
 # What a reward logs as this extra are rewards within completions, for methods that take them: for each completion a
-# list of [characters, reward], each on the token that completes so many characters.
+# list of [characters, reward], each on the token that completes so many characters. None: no reward within it.
 STEP_REWARDS = "step_rewards"
 # Key in `Batch.extras` of what the reward reads, where it is not the whole completion.
 SEEN = "seen"
@@ -221,12 +222,28 @@ class _Log:
         self.metrics: dict[str, float] = {}
 
     def extra(self, name: str, values: Any) -> None:
-        self.extras[name] = tuple(values)
+        values = self.extras[name] = tuple(values)
         if len(self.extras[name]) != self._count:
             raise ValueError(f"log_extra('{name}') got {len(self.extras[name])} values for {self._count} completions")
+        if name == STEP_REWARDS:
+            self.extras[name] = tuple(_step_rewards(given, row) for row, given in enumerate(values, start=1))
 
     def metric(self, name: str, value: float) -> None:
         self.metrics[name] = float(value)
+
+
+def _step_rewards(given: Any, row: int) -> list[list[Any]] | None:
+    if given is None:
+        return None
+    try:
+        pairs = [[operator.index(stop), float(reward)] for stop, reward in given]
+    except (TypeError, ValueError):
+        pairs = [[-1, math.nan]]
+    if not all(stop >= 0 and math.isfinite(reward) for stop, reward in pairs):
+        raise ValueError(
+            f"log_extra('{STEP_REWARDS}') got {given!r:.80} for row {row}; expected [characters, reward] pairs"
+        )
+    return pairs
 
 
 def _arguments(batch: Batch) -> dict[str, Any]:
