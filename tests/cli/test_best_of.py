@@ -35,9 +35,9 @@ def test_an_interval_of_all_or_nothing_has_a_width(share: float) -> None:
 
 
 def test_groups_need_not_be_in_a_row() -> None:
-    batch = make_batch([1] * 4, [1] * 4).with_signals(correct=(True, False, False, False), rewards_B=torch.zeros(4))
+    batch = make_batch([1] * 4, [1] * 4).with_signals(correct=(True, False, True, False), rewards_B=torch.zeros(4))
     got = ranked(batch.with_samples(group_B=torch.tensor([0, 1, 0, 1])), lambda **_: [0.9, 0.1, 0.2, 0.3], 2)
-    assert (got.accuracy, got.mean, got.passed) == (0.5, 0.25, 0.5)
+    assert (got.accuracy, got.mean, got.passed) == (0.5, 0.5, 0.5)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from support.command_line import vigneron
 from support.judged_data import process_config
 from support.labelling import make_run, read_jsonl, sample, session_of, write_rows
 from vigneron import api
@@ -116,3 +117,10 @@ def test_whether_a_solution_is_right_is_text_in_a_csv(tmp_path: Path, tiny_folde
     solutions, notices = solutions_of(source, separator="\n", by=str(scorer), step=None, seed=0)
     assert {int(solution.completion[0]) for solution in solutions[:4]} == {1, 3, 5, 7}
     assert notices == []
+
+
+def test_a_separator_may_be_written_with_a_backslash(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", ROWS)
+    refused = vigneron("label", source, "--solutions", "--separator", r"\n;", "--out", tmp_path / "out.jsonl")
+    assert refused.code == 2
+    assert r"the separator '\n;' occurs in no completion" in refused.err
