@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emerging.records import Record, Records, arguments, table, write_rows
+from benchmarks.emerging.records import Record, Records, arguments, difference, table, write_rows
 
 WORDS = ("rock", "paper", "scissors")
 BEATS = {"rock": "scissors", "scissors": "paper", "paper": "rock"}
@@ -241,6 +241,10 @@ def main(given: Sequence[str] | None = None) -> None:
         arms = options.arms or ARMS
         records.add_missing([("base", 0), *((arm, seed) for seed in options.seeds for arm in arms)], circular.run)
     print(table(records.read(), COLUMNS))
+    # The rule compares the mean over SPPO's steps with where the others end.
+    compared = [{**r, "exploitability": r.get("exploitability_mean", r["exploitability_last"])} for r in records.read()]
+    for other in ("base", "dpo", "reward_model"):
+        print(difference(compared, "sppo_1", other, "exploitability"))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.emerging.records import Record, Records, arguments, table, write_rows
+from benchmarks.emerging.records import Record, Records, arguments, difference, table, write_rows
 
 ANSWERS = {
     "colour": "red blue green yellow orange purple brown pink",
@@ -142,6 +142,8 @@ def main(given: Sequence[str] | None = None) -> None:
         arms = options.arms or ARMS
         records.add_missing([(arm, seed) for seed in options.seeds for arm in arms], diversity.run)
     print(table(records.read(), COLUMNS))
+    for figure in ("answers", "right"):
+        print(difference(records.read(), "flower", "sft", figure))
 
 
 if __name__ == "__main__":

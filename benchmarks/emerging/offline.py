@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.emerging.ladder_base import fresh_sums, ladder_base
-from benchmarks.emerging.records import Record, Records, arguments, table
+from benchmarks.emerging.records import Record, Records, arguments, difference, table
 from vigneron.errors import UserError
 
 ARMS = ("reinforce", "topr", "rejection", "dpo", "oreo", "a_star_po")
@@ -259,6 +259,13 @@ def main(given: Sequence[str] | None = None) -> None:
         arms = ("base", *(options.arms or ARMS))
         records.add_missing([(arm, seed) for seed in options.seeds for arm in arms], bench.run)
     print(table(with_gains(records.read()), COLUMNS))
+    print(difference(records.read(), "topr", "reinforce", "accuracy"))
+    for figure in ("sampled/accuracy", "accuracy"):
+        chosen = [
+            {**r, "arm": "best of 8", "value": r["best_of_8/accuracy"]} for r in records.read() if r["arm"] == "oreo"
+        ]
+        others = [{**r, "arm": f"its {figure}", "value": r[figure]} for r in records.read() if r["arm"] == "oreo"]
+        print(difference([*chosen, *others], "best of 8", f"its {figure}", "value"))
 
 
 if __name__ == "__main__":

@@ -36,12 +36,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.emerging.ladder_base import fresh_sums, ladder_base
+from benchmarks.emerging.records import interval
 
 RECORDS = "process.jsonl"
 PARTS = ("best_of", "active", "pspo")
 SHAPES = ("min", "pspo", "pspo_released")
 COUNTS = (128, 384)
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 Row = dict[str, Any]
 
 
@@ -271,15 +271,6 @@ def mean(values: Sequence[float]) -> float:
 def write(path: Path, rows: Sequence[Row]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path.resolve())
-
-
-def interval(values: Sequence[float]) -> str:
-    """Mean and half a 95 % interval over seeds."""
-    known = [value for value in values if value == value]
-    if len(known) < 2:
-        return f"{mean(known):.3f}" if known else "–"
-    spread = math.sqrt(sum((value - mean(known)) ** 2 for value in known) / (len(known) - 1))
-    return f"{mean(known):.3f} ± {T_95.get(len(known), 1.96) * spread / math.sqrt(len(known)):.3f}"
 
 
 COLUMNS = {

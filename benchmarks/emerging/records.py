@@ -43,11 +43,23 @@ def write_rows(file: Path, rows: Iterable[Record]) -> str:
 
 
 def interval(values: Sequence[float]) -> str:
-    """Mean ± half of the 95 % interval of Student's t over seeds."""
+    """Mean ± half of the 95 % interval of Student's t over seeds; NaN is left out, and "–" is no value."""
+    values = [value for value in values if value == value]
     if len(values) < 2:
-        return f"{statistics.mean(values):.3f}"
+        return f"{values[0]:.3f}" if values else "–"
     half = T_95[min(len(values), max(T_95))] * statistics.stdev(values) / math.sqrt(len(values))
     return f"{statistics.mean(values):.3f} ± {half:.3f}"
+
+
+def difference(records: Sequence[Record], one: str, other: str, figure: str) -> str:
+    """One arm minus another, paired by seed; an arm with one record (the base) stands for all seeds."""
+    values = [
+        {r["seed"]: r[figure] for r in records if r["arm"] == arm and r.get(figure) is not None} for arm in (one, other)
+    ]
+    if len(values[1]) == 1:
+        values[1] = dict.fromkeys(values[0], *values[1].values())
+    paired = [values[0][seed] - values[1][seed] for seed in values[0] if seed in values[1]]
+    return f"{one} − {other}, {figure}: {interval(paired) if paired else 'not measured'}"
 
 
 def table(records: Sequence[Record], columns: Sequence[str]) -> str:

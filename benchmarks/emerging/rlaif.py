@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.emerging.ladder_base import fresh_sums, ladder_base
-from benchmarks.emerging.records import write_rows
+from benchmarks.emerging.records import interval, write_rows
 
 RECORDS = "rlaif.jsonl"
 NOISES = (0.0, 0.2, 0.4)
@@ -42,7 +42,6 @@ ARMS = ("model", "direct")
 SAMPLES = 8
 PAIRS_A_PROMPT = 2
 STEPS, LR = 16, 2e-5
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
 Row = dict[str, Any]
 
@@ -230,14 +229,6 @@ def run(out: Path, seeds: Sequence[int], small: bool, steps: int = STEPS, lr: fl
             for arm in ARMS:
                 if (arm, noise, seed) not in done:
                     add(train_arm(arm, noise, seed, base, out, small, 2 if small else steps, lr))
-
-
-def interval(values: Sequence[float]) -> str:
-    """Mean ± half of the 95 % interval of Student's t over seeds."""
-    if len(values) < 2:
-        return f"{statistics.mean(values):.3f}" if values else ""
-    half = T_95[min(len(values), max(T_95))] * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.mean(values):.3f} ± {half:.3f}"
 
 
 def table(records: Sequence[Row]) -> str:

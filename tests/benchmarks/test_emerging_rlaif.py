@@ -24,7 +24,7 @@ def test_the_table_pairs_by_seed() -> None:
         records += [{"arm": "direct", "noise": noise, "seed": seed, "accuracy": x} for noise, x in values.items()]
     lines = rlaif.table(records).splitlines()
     assert lines[2].startswith("| base | 0 | 1 | 0.400 |")
-    assert lines[4].startswith("| direct | 0.2 | 2 | 0.600 ± 1.271 |  | 0.200 ± 1.271 | 0.000 ± 1.271 |")
+    assert lines[4].startswith("| direct | 0.2 | 2 | 0.600 ± 1.271 | – | 0.200 ± 1.271 | 0.000 ± 1.271 |")
 
 
 def test_the_whole_of_it_with_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

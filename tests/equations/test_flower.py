@@ -83,8 +83,9 @@ def test_a_run_samples_in_proportion_to_the_scores(tmp_path: Path, tiny_folder: 
     assert shares == pytest.approx({"red": 1 / 3, "rose": 1 / 3, "green": 1 / 6, "blue": 1 / 6}, abs=0.1)
 
 
-def test_a_score_of_0_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
+@pytest.mark.parametrize("part", ["train", "held-out"])
+def test_a_score_of_0_is_refused(tmp_path: Path, tiny_folder: Path, part: str) -> None:
     config = flower_config(tmp_path, tiny_folder)
-    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b", "score": 0.0}) + "\n")
+    (tmp_path / f"{part}.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b", "score": 0.0}) + "\n")
     with pytest.raises(UserError, match="leave out rows with 0"):
         api.train(config, runs=tmp_path)

@@ -107,9 +107,8 @@ def test_a_completion_that_would_not_fit_keeps_its_own_prompt() -> None:
 
 
 def test_one_row_a_step_is_refused() -> None:
-    policy = tiny_policy("gpt2")
-    with pytest.raises(UserError, match="set 2 or more"):
-        build_method(Parts.of(config_of(prompts_per_step=1), policy, Reference.of(policy), lambda batch: batch))
+    with pytest.raises(UserError, match="needs `prompts_per_step` of 2 or more"):
+        config_of(prompts_per_step=1)
 
 
 def kto_config(place: Path, model: Path) -> Any:

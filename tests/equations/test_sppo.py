@@ -91,9 +91,11 @@ def test_all_samples_are_trained_where_the_recipe_says_so(tmp_path: Path, tiny_f
     assert batch.trained_BT.any(1).all()
 
 
-def test_a_run_can_be_a_round(tmp_path: Path, tiny_folder: Path) -> None:
-    """`against: reference`: π_t is the policy at the run's start, though another one sampled."""
-    config = tiny_config(tiny_folder, write_data(tmp_path), method=METHOD | {"against": "reference"}, **COMMON)
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_a_run_can_be_a_round(tmp_path: Path, tiny_folder: Path, top_p: float) -> None:
+    """`against: reference`: π_t is the policy at the run's start, though another one sampled; both without top-p."""
+    method, sampling = METHOD | {"against": "reference"}, {"top_p": top_p}
+    config = tiny_config(tiny_folder, write_data(tmp_path), method=method, sampling=sampling, **COMMON)
     policy = tiny_policy()
     reference = Reference.of(policy)
     torch.manual_seed(1)
@@ -108,7 +110,7 @@ def test_a_run_can_be_a_round(tmp_path: Path, tiny_folder: Path) -> None:
     (loss, *_) = method.update.loss(batch, parts.score(batch))  # type: ignore[attr-defined]
     mask = batch.samples.mask_BT
     start = parts.precompute(batch, parts.reference_pass)["reference_BT"]
-    gap = ((parts.score(batch).logprobs_BT - start) * mask).sum(1)
+    gap = ((parts.score_untruncated(batch).logprobs_BT - start) * mask).sum(1)
     wanted = 0.5 * (gap - 10 * (batch.signals.returns_BT[:, 0] - 0.5)) ** 2
     torch.testing.assert_close(loss.values, wanted, atol=1e-4, rtol=1e-4)
     assert gap.abs().max() > 0.01

@@ -130,6 +130,20 @@ def test_reward_and_checker_see_only_the_answer() -> None:
     assert batch.signals.metrics["completions/answered"] == 0.75
 
 
+def test_the_tokens_of_the_reasoning_are_not_given() -> None:
+    seen: list[set[str]] = []
+
+    def reward(completions: list[Any], **columns: Any) -> list[float]:
+        seen.append(set(columns))
+        return [1.0] * len(completions)
+
+    for sees in ("answer", "completion"):
+        config = config_with({"kind": "python", "function": f"{__name__}:letters", "sees": sees})
+        ApplyReward.of(config, reward)(small_batch(completions=("a</think>b",) * 4))
+    assert "completion_ids" not in seen[0]
+    assert "completion_ids" in seen[1]
+
+
 def test_the_overlong_penalty_is_added() -> None:
     reward = {"kind": "python", "function": f"{__name__}:letters", "overlong": {"buffer": 2, "penalty": 3.0}}
     batch = small_batch(completions=("a", "bb", "ccc", "dddd"))
@@ -149,6 +163,7 @@ def test_the_overlong_penalty_is_added() -> None:
         ({"kind": "combined", "rewards": [{"kind": "binary"}] * 2, "weights": [1.0]}, "1 numbers for 2 rewards"),
         ({"kind": "combined", "rewards": [{"kind": "binary", "sees": "answer"}, {"kind": "binary"}]}, "belongs to the"),
         ({"kind": "binary", "delimiter": "###"}, "no effect without `sees: answer`"),
+        ({"kind": "binary", "overlong": {"buffer": 100}}, "above `max_new_tokens`"),
         ({"kind": "combined", "rewards": [{"kind": "rubric", "file": "x"}, {"kind": "binary"}]}, "rubric"),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vigneron.rewards.semantic import SemanticReward, similarity_reward
+from vigneron.rewards.semantic import SemanticReward, contrastive_reward, similarity_reward
 from vigneron.sources.embedders import Embedder, load_embedder
 from vigneron.sources.embedding_cache import CachedEmbedder
 
@@ -163,3 +163,24 @@ def test_without_any_answer_nothing_is_embedded() -> None:
     counting = CountingEmbedder(TableEmbedder({}))
     assert SemanticReward(counting)(["p", "p"], ["a", "b"], answer=[None, None]) == [None, None]
     assert counting.asked == []
+
+
+def test_the_contrastive_reward_by_hand() -> None:
+    """Cosines 1 with the parent, 0 and −1 with two negatives, at temperature 0.5: e² / (e² + 1 + e⁻²)."""
+    parent = child = torch.tensor([[2.0, 0.0]])
+    negatives = torch.tensor([[[0.0, 3.0], [-1.0, 0.0]]])
+    wanted = math.exp(2) / (math.exp(2) + 1 + math.exp(-2))
+    assert contrastive_reward(parent, child, negatives, temperature=0.5).item() == pytest.approx(wanted)
+    zero = contrastive_reward(parent, torch.zeros(1, 2), negatives, temperature=0.5)
+    assert zero.item() == pytest.approx(1 / 3), "a zero row has cosine 0 with all three"
+
+
+def test_what_is_missing_in_the_contrastive_reward() -> None:
+    parent, child = torch.tensor([[1.0, 0.0]] * 4), torch.tensor([[1.0, 0.0]] * 4)
+    negatives = torch.tensor([[[0.0, 1.0], [-1.0, 0.0]]] * 4)
+    negatives[0, 1] = torch.nan
+    negatives[1] = torch.nan
+    child[2], parent[3] = torch.nan, torch.nan
+    rewards = contrastive_reward(parent, child, negatives, temperature=1.0)
+    assert rewards[0].item() == pytest.approx(math.e / (math.e + 1)), "one negative is left"
+    assert rewards[1:].isnan().all()

@@ -25,6 +25,11 @@ from vigneron.run_store.folder import RunFolder
 from vigneron.training.update import Term
 
 
+def test_a_label_below_one_half_exchanges_the_texts() -> None:
+    (pair,) = read_pairs([row("a", "b", preferred=0.2)], "'file'")[0]
+    assert (pair["chosen"], pair["rejected"], pair["preferred"]) == ("b", "a", 0.8)
+
+
 def test_the_loss_of_a_soft_label_by_hand() -> None:
     """hp = 0.8, a margin of 2 − 0.5 = 1.5: −0.8 log σ(1.5) − 0.2 log σ(−1.5) = 0.5014."""
     chosen, rejected, label = (torch.tensor([x], dtype=torch.float64) for x in (2.0, 0.5, 0.8))

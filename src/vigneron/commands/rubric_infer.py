@@ -17,7 +17,6 @@ from vigneron.report.terminal import say
 from vigneron.rollout.pairs import PREFERRED, read_pairs
 from vigneron.rubric.infer import Tested, as_principles, merged, propose, score_principles
 from vigneron.rubric.principles import principles_text
-from vigneron.rubric.read import SUFFIXES
 
 FEWEST_PAIRS = 4
 
@@ -35,16 +34,12 @@ def infer(
     seed: int = 0,
 ) -> None:
     """Pairs are split by their content: `from_pairs` of them for proposals, `held_out` others for the test. Pairs whose
-    soft label is a tie are left out; one below 0.5 is turned round."""
-    check_new_file(out, SUFFIXES)
+    soft label is a tie are left out."""
+    check_new_file(out, [".yaml", ".yml"])
     rows, notices = read_pairs(read_rows(file), f"'{file}'")
     for notice in notices:
         say(console, f"note: {notice}")
-    rows = [
-        row if row.get(PREFERRED, 1.0) > 0.5 else {**row, "chosen": row["rejected"], "rejected": row["chosen"]}
-        for row in rows
-        if row.get(PREFERRED) != 0.5
-    ]
+    rows = [row for row in rows if row.get(PREFERRED) != 0.5]
     if len(rows) < FEWEST_PAIRS:
         raise UserError(f"'{file}' has {len(rows)} pairs that are no ties: at least {FEWEST_PAIRS} are needed")
     rows = sorted(rows, key=lambda row: digest(seed, row["prompt"], row["chosen"], row["rejected"]))

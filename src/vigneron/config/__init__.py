@@ -308,6 +308,21 @@ class Config(Strict):
         return self
 
     @model_validator(mode="after")
+    def a_step_has_enough_rows(self) -> "Config":
+        if self.prompts_per_step < self.method.smallest_step:
+            raise ValueError(f"{_named(self.method)} needs `prompts_per_step` of {self.method.smallest_step} or more")
+        return self
+
+    @model_validator(mode="after")
+    def the_overlong_penalty_has_an_effect(self) -> "Config":
+        overlong = self.reward.overlong
+        if overlong is not None and self.method.reads != "prompts":
+            raise ValueError(f"`reward.overlong` has no effect with {_named(self.method)}, which samples nothing")
+        if overlong is not None and overlong.buffer > self.max_new_tokens:
+            raise ValueError(f"`reward.overlong.buffer` is above `max_new_tokens` ({self.max_new_tokens})")
+        return self
+
+    @model_validator(mode="after")
     def pools_have_work(self) -> "Config":
         scale, reward = self.scale, self.reward
         if scale.sampling.kind != "here" and self.method.reads == "pairs":

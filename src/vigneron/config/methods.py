@@ -373,7 +373,11 @@ class KtoConfig(MethodOptions):
     undesirable_weight: NotNegative = 1.0
     """Weight of the texts labelled 0."""
     label: str = "label"
-    """The column of labels: 1 or true for a good text, 0 or false for a bad one."""
+    """The column of labels: 1 for a good text, 0 for a bad one, or the share of people who find it good."""
+
+    @property
+    def smallest_step(self) -> int:
+        return 2  # completions are put behind other rows' prompts
 
     @property
     def reads(self) -> Reads:
@@ -398,7 +402,8 @@ class SppoConfig(MethodOptions):
     """η, the inverse of the KL's coefficient: how far a round moves the policy."""
     against: Literal["previous", "reference"] = "previous"
     """π_t: the policy that sampled, so that a step is a round; or the policy at the run's start, so that a run is a
-    round and the next one starts from its folder."""
+    round and the next one starts from its folder. Samples, and the opponents they win against, are the current policy's
+    in both."""
     updates_per_step: Positive = 1
     """Updates on the samples of one step."""
     samples: Literal["best_and_worst", "all"] = "best_and_worst"

@@ -80,6 +80,11 @@ class MethodOptions(Strict):
         return False
 
     @property
+    def smallest_step(self) -> int:
+        """Rows of a step that it cannot do without."""
+        return 1
+
+    @property
     def score_column(self) -> str | None:
         """A column of scores, where it learns from them."""
         return None

@@ -44,8 +44,8 @@ class RewardOptions(Strict):
     missing_limit: Share = 0.05
     """The run stops if a larger share of all rewards so far is missing, or all rewards of a step."""
     sees: Literal["completion", "answer"] = "completion"
-    """answer: reward and checker read only what follows the last `delimiter`; nothing, if it does not occur. For models
-    that think first."""
+    """answer: reward and checker read only what follows the last `delimiter`, nothing if it does not occur, and get no
+    `completion_ids`. For models that think first."""
     delimiter: Annotated[str, Field(min_length=1)] = "</think>"
     """Where the answer begins, with `sees: answer`."""
     overlong: OverlongConfig | None = None

@@ -30,6 +30,8 @@ def build(parts: Parts, options: FlowerConfig) -> Method:
 
     def tree_of(rows: Sequence[Row]) -> Tree:
         """log F(sₜ₊₁)/F(sₜ) of every prompt and answer among the rows."""
+        if any(row[options.score] <= 0 for row in rows):
+            raise UserError(f"data: `method: flower` samples in proportion to `{options.score}`: leave out rows with 0")
         groups: dict[str, list[Row]] = {}
         for row in rows:
             groups.setdefault(json.dumps(row["prompt"], sort_keys=True), []).append(row)
@@ -40,8 +42,6 @@ def build(parts: Parts, options: FlowerConfig) -> Method:
             tree |= {(t.prompt_ids, t.completion_ids): flow for t, flow in zip(texts, flows, strict=True)}
         return tree
 
-    if any(row[options.score] <= 0 for row in parts.curriculum.rows):
-        raise UserError(f"data: `method: flower` samples in proportion to `{options.score}`: leave out rows with 0")
     training_tree = tree_of(parts.curriculum.rows)
 
     def with_flows(batch: Batch, tree: Tree) -> Batch:

@@ -11,7 +11,6 @@ from vigneron.batch import Batch
 from vigneron.config import KtoConfig
 from vigneron.core.losses import kto
 from vigneron.core.masked import masked_sum
-from vigneron.errors import UserError
 from vigneron.policy.logprobs import Scores
 from vigneron.training.method import Method, unchanged
 from vigneron.training.parts import Parts
@@ -19,9 +18,6 @@ from vigneron.training.update import Term
 
 
 def build(parts: Parts, options: KtoConfig) -> Method:
-    if parts.config.prompts_per_step < 2:
-        raise UserError("prompts_per_step: `method: kto` puts completions behind other rows' prompts: set 2 or more")
-
     def label(batch: Batch) -> Tensor:
         return torch.tensor(batch.samples.columns[options.label], device=batch.samples.completion_BT.device)
 

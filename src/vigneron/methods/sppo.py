@@ -1,8 +1,9 @@
 """SPPO (Wu et al. 2024; `rlmt-grape` §5): self-play on win rates, with a squared loss.
 
 π_t is the policy that sampled, so that a step is a round, or the one at the run's start (`against: reference`): then a
-run is a round, and the next one has `model.name: runs/ROUND`. The reward is a sample's win rate against the others of
-its group, as `reward: {kind: preference}` gives it; P̂ counts the sample itself as a tie, as the released code does.
+run is a round, and the next one has `model.name: runs/ROUND`; its samples are still the current policy's. The reward is
+a sample's win rate against the others of its group, as `reward: {kind: preference}` gives it; P̂ counts the sample
+itself as a tie, as the released code does.
 """
 
 import torch
@@ -40,8 +41,11 @@ def build(parts: Parts, options: SppoConfig) -> Method:
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = ½ [log π/π_t − η (P̂ − ½)]², of whole texts."""
         mask_BT = batch.samples.mask_BT
-        previous_BT = batch.samples.behaviour_BT if sampler else batch.signals.reference_BT
-        logps_B, previous_B = (masked_sum(x, mask_BT) for x in (now.logprobs_BT, previous_BT))
+        if sampler:
+            ratio = (now.logprobs_BT, batch.samples.behaviour_BT)
+        else:  # the reference's log-probs are those without top-k and top-p
+            ratio = (now.untruncated_BT, batch.signals.reference_BT)
+        logps_B, previous_B = (masked_sum(x, mask_BT) for x in ratio)
         values_B = sppo(logps_B, previous_B, batch.signals.returns_BT[:, 0], eta=options.eta)
         return [Term("loss/sppo", values_B, 1.0, "samples"), *policy_metrics(batch, now)]
 

@@ -246,10 +246,15 @@ def _step_rewards(given: Any, row: int) -> list[list[Any]] | None:
     return pairs
 
 
+def _ids(batch: Batch) -> list[list[int]]:
+    return [list(row) for row in batch.samples.completion_lists()]
+
+
 def _arguments(batch: Batch) -> dict[str, Any]:
     return {
         **{name: list(column) for name, column in batch.samples.columns.items()},
         "prompts": list(batch.samples.prompts),
         "completions": list(batch.samples.extras.get(SEEN, batch.samples.completions)),
-        "completion_ids": [list(row) for row in batch.samples.completion_lists()],
+        # A reward that sees only the answer must not read the reasoning off the tokens.
+        **({} if SEEN in batch.samples.extras else {"completion_ids": _ids(batch)}),
     }

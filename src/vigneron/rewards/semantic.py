@@ -73,6 +73,28 @@ def similarity_reward(
     raise ValueError(f"form must be clip, shift or euclidean, not {form!r}")
 
 
+def contrastive_reward(
+    parent_BD: Float[Tensor, "B D"],
+    child_BD: Float[Tensor, "B D"],
+    negatives_BND: Float[Tensor, "B N D"],
+    *,
+    temperature: float = 0.1,
+) -> Float[Tensor, " B"]:
+    """The probability of the parent's answer among itself and N negatives: softmax over cosines / temperature.
+
+    A NaN negative is left out; with none left the reward is missing (NaN), as with a NaN child or parent. A zero row
+    has cosine 0.
+    """
+    child_BD = normalize(child_BD, dim=1)
+    positive_B1 = (normalize(parent_BD, dim=1) * child_BD).sum(1, keepdim=True)
+    negative_BN = (normalize(negatives_BND, dim=2) * child_BD[:, None]).sum(2)
+    given_BN = ~negatives_BND.isnan().any(2)
+    negative_BN = torch.where(given_BN, negative_BN, -torch.inf)
+    missing_B = ~given_BN.any(1) | parent_BD.isnan().any(1) | child_BD.isnan().any(1)
+    probability_B = (torch.cat([positive_B1, negative_BN], 1) / temperature).softmax(1)[:, 0]
+    return torch.where(missing_B, torch.nan, probability_B)
+
+
 class SemanticReward:
     """`similarity_reward` of texts, with TRL's signature. The parent's answers are in the column `answer`.
 

@@ -120,12 +120,14 @@ def sequences_of(policy: Policy, rows: Sequence[Row], of: str, *, joined: bool) 
 
 
 def read_pairs(rows: Sequence[Row], where: str) -> tuple[list[Row], list[str]]:
-    """Rows with `prompt`, `chosen` and `rejected`, and a notice about pairs of equal texts, which are left out."""
+    """Rows with `prompt`, `chosen` and `rejected`, and a notice about pairs of equal texts, which are left out. If the
+    soft label is below 0.5, the texts of a pair are exchanged."""
     check_rows(rows, SIDES, where)
     pairs = [
         _with_label(_with_prompt(row, f"data: {where}, row {number}"), f"data: {where}, row {number}")
         for number, row in enumerate(rows, start=1)
     ]
+    pairs = [_turned(row) for row in pairs]
     check_rows(pairs, ["prompt"], where)
     if all(row.get(PREFERRED) == 0.5 for row in pairs):
         raise UserError(f"data: {where}: all {len(pairs)} pairs are ties (`preferred` is 0.5): nothing can be learned")
@@ -138,6 +140,13 @@ def read_pairs(rows: Sequence[Row], where: str) -> tuple[list[Row], list[str]]:
         raise UserError(f"data: {where}: in all {len(rows)} pairs `chosen` and `rejected` are equal, {example}")
     notice = f"{where}: {len(same)} pairs have equal texts and are left out, {example}"
     return [row for number, row in enumerate(pairs, start=1) if number not in set(same)], [notice]
+
+
+def _turned(row: Row) -> Row:
+    """With the text that is more probably better as `chosen`."""
+    if row.get(PREFERRED, 1.0) >= 0.5:
+        return row
+    return {**row, "chosen": row["rejected"], "rejected": row["chosen"], PREFERRED: 1.0 - row[PREFERRED]}
 
 
 def _text(row: Row, side: str) -> str:
