@@ -202,3 +202,14 @@ def test_rewards_of_steps_are_kept_as_numbers() -> None:
         return [0.0, 0.0, 0.0]
 
     assert ApplyReward(mine)(make_batch()).samples.extras["step_rewards"] == ([[2, 0.5]], None, None)
+
+
+def test_rewards_of_steps_need_the_whole_completion() -> None:
+    """With a delimiter the reward counts the characters of the answer alone."""
+
+    def mine(log_extra, **given: object) -> list[float]:
+        log_extra("step_rewards", [[[0, 0.5]], None, None])
+        return [0.0, 0.0, 0.0]
+
+    with pytest.raises(RewardFailed, match="needs the whole completion: leave out `reward.sees: answer`"):
+        ApplyReward(mine, delimiter="c")(make_batch())

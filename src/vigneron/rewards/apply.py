@@ -122,7 +122,7 @@ class ApplyReward:
 
     def _call(self, batch: Batch) -> Callable[[], Batch]:
         """Call the reward. The returned function waits for an asynchronous one and gives the batch with its rewards."""
-        log = _Log(len(batch))
+        log = _Log(len(batch), SEEN in batch.samples.extras)
         result = self._named_errors(
             lambda: started(self._function(**_arguments(batch), log_extra=log.extra, log_metric=log.metric))
         )
@@ -145,7 +145,7 @@ class ApplyReward:
     def _finish_step_reward(self, batch: Batch, function: StepReward) -> Batch:
         extras = dict(batch.samples.extras)
         begun = list(extras.pop(BEGUN))
-        batch, log = batch.with_samples(extras=extras), _Log(len(batch))
+        batch, log = batch.with_samples(extras=extras), _Log(len(batch), SEEN in batch.samples.extras)
         groups = batch.samples.group_B.tolist()
         values = self._named_errors(
             lambda: function.finish(begun, groups, **_arguments(batch), log_extra=log.extra, log_metric=log.metric)
@@ -216,8 +216,8 @@ def after(completion: Any, delimiter: str) -> Any:
 class _Log:
     """Collects what a reward logs through TRL's `log_extra` and `log_metric`."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, answer_only: bool) -> None:
+        self._count, self._answer_only = count, answer_only
         self.extras: dict[str, tuple[Any, ...]] = {}
         self.metrics: dict[str, float] = {}
 
@@ -225,6 +225,8 @@ class _Log:
         values = self.extras[name] = tuple(values)
         if len(self.extras[name]) != self._count:
             raise ValueError(f"log_extra('{name}') got {len(self.extras[name])} values for {self._count} completions")
+        if name == STEP_REWARDS and self._answer_only:
+            raise ValueError(f"log_extra('{name}') needs the whole completion: leave out `reward.sees: answer`")
         if name == STEP_REWARDS:
             self.extras[name] = tuple(_step_rewards(given, row) for row, given in enumerate(values, start=1))
 
