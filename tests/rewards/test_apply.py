@@ -211,5 +211,5 @@ def test_rewards_of_steps_need_the_whole_completion() -> None:
         log_extra("step_rewards", [[[0, 0.5]], None, None])
         return [0.0, 0.0, 0.0]
 
-    with pytest.raises(RewardFailed, match="needs the whole completion: leave out `reward.sees: answer`"):
+    with pytest.raises(RewardFailed, match=r"needs the whole completion: leave out `reward.sees: answer`"):
         ApplyReward(mine, delimiter="c")(make_batch())
