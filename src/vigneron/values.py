@@ -1,4 +1,4 @@
-"""Plain values: number checks, nested mappings as dotted keys, even splits of a sequence."""
+"""Plain values: number and bool checks, nested mappings as dotted keys, even splits of a sequence."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,11 @@ ABSENT = "–"
 def is_number(value: Any) -> bool:
     """Whether a value is a finite int or float; a bool is not a number, nor is an int too large for a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def yes_or_no(value: Any) -> bool | None:
+    """A bool, which is text in CSV; None: not given."""
+    return None if value in (None, "") else str(value).lower() in ("true", "1", "1.0")
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vigneron.core.pass_at_k import bootstrap_interval, pass_at_k
+from vigneron.core.intervals import bootstrap_interval
+from vigneron.core.pass_at_k import pass_at_k
 
 
 def test_by_hand() -> None:

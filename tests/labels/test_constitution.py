@@ -223,7 +223,7 @@ def test_pairs_that_are_ties_only_are_written_with_a_notice_and_refused_in_train
     ("words", "line"),
     [
         (["--people", "file.jsonl"], "--people needs --judge"),
-        (["--judge", "J", "--best"], "--judge labels pairs: leave out --best, --scores, --steps and --as"),
+        (["--judge", "J", "--best"], "--judge labels pairs: leave out --best, --scores, --solutions and --as"),
         (["--judge", "J", "--principle", "kind"], "--principle needs --principles: the file that has it"),
         (["--judge", "J", "--checker", "equality"], "--checker: equality needs the column 'answer', which no row has"),
         (
@@ -240,6 +240,18 @@ def test_mistakes_are_one_line(house: Path, words: Sequence[str], line: str) -> 
     )
     assert refused.code == 2
     assert refused.err.startswith(f"error: {line}")
+    assert len(refused.err.splitlines()) == 1
+    assert not (house / "pairs.jsonl").exists()
+
+
+def test_a_checker_that_fails_is_one_line(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (house / "failing_checks.py").write_text("def check(completions, **_): return [1 / 0]")
+    monkeypatch.syspath_prepend(str(house))
+    write_jsonl(house / "file.jsonl", [json.dumps({"prompt": "p", "completions": ["a", "b"]})])
+    words = ["--judge", option("biased"), "--checker", "failing_checks:check", "--out", "pairs.jsonl"]
+    refused = vigneron("label", "file.jsonl", *words)
+    assert refused.code == 2
+    assert refused.err.startswith("error: checker 'failing_checks:check' raised ZeroDivisionError")
     assert len(refused.err.splitlines()) == 1
     assert not (house / "pairs.jsonl").exists()
 

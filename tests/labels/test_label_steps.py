@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from support.command_line import vigneron
 from support.judged_data import process_config
 from support.labelling import make_run, read_jsonl, sample, session_of, write_rows
 from vigneron import api
@@ -29,7 +30,7 @@ def judge(session: Any, *marks: str) -> dict[str, Any]:
 
 def test_a_solution_is_labelled_step_by_step(tmp_path: Path) -> None:
     source, out = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "steps.jsonl"
-    session = session_of(source, out, steps=True)
+    session = session_of(source, out, solutions=True)
     item = judge(session, "right", "wrong")
     completion = next(row["completion"] for row in ROWS if row["prompt"] == item["prompt"])
     assert item["steps"] == [line for line in completion.split("\n") if line]
@@ -44,7 +45,7 @@ def test_a_solution_is_labelled_step_by_step(tmp_path: Path) -> None:
     assert len(read_jsonl(out)) == 2
     session.journal.close()
     # Another session continues where this one ended, from the journal alone.
-    again = session_of(source, out, steps=True)
+    again = session_of(source, out, solutions=True)
     assert again.state()["done"] == 3
 
 
@@ -57,7 +58,7 @@ def test_the_majority_decides_for_each_step() -> None:
 
 @pytest.mark.parametrize("choice", [["right"], ["right", "good"], "right", ["right", 1], None, {"a": 1}, ["right"] * 3])
 def test_a_bad_choice_is_one_line(tmp_path: Path, choice: Any) -> None:
-    session = session_of(write_rows(tmp_path / "in.jsonl", ROWS[:1]), tmp_path / "out.jsonl", steps=True)
+    session = session_of(write_rows(tmp_path / "in.jsonl", ROWS[:1]), tmp_path / "out.jsonl", solutions=True)
     client = TestClient(label_app(session, "steps"))
     answer = client.post("/judge", json={"item": client.get("/state").json()["item"]["id"], "choice": choice})
     assert answer.status_code == 400
@@ -98,11 +99,28 @@ def test_the_most_convincing_wrong_answers_come_first(tmp_path: Path, tiny_folde
         (ROWS, {"separator": ";"}, "the separator ';' occurs in no completion"),
         ([{"prompt": "p", "completion": "\n "}], {}, "no solution has a step"),
         ([{"prompt": "p"}], {}, "has no 'completion'"),
-        (ROWS, {"steps": False, "by": "x"}, "--by needs --steps"),
+        (ROWS, {"solutions": False, "by": "x"}, "--by needs --solutions"),
         (ROWS, {"best": True}, "exclude each other"),
         (ROWS, {"sample": "model"}, "leave out --sample"),
     ],
 )
 def test_bad_input(tmp_path: Path, rows: list[dict[str, Any]], options: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
-        session_of(write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl", **{"steps": True, **options})
+        session_of(write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl", **{"solutions": True, **options})
+
+
+def test_whether_a_solution_is_right_is_text_in_a_csv(tmp_path: Path, tiny_folder: Path) -> None:
+    scorer = api.train(process_config(tmp_path, tiny_folder), name="scorer", runs=tmp_path).folder
+    marks = ["True", "False", "true", "FALSE", "1", "0", "", "false"]
+    source = tmp_path / "in.csv"
+    source.write_text("prompt,completion,correct\n" + "".join(f'p{n},"{n}\n{n}.",{m}\n' for n, m in enumerate(marks)))
+    solutions, notices = solutions_of(source, separator="\n", by=str(scorer), step=None, seed=0)
+    assert {int(solution.completion[0]) for solution in solutions[:4]} == {1, 3, 5, 7}
+    assert notices == []
+
+
+def test_a_separator_may_be_written_with_a_backslash(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", ROWS)
+    refused = vigneron("label", source, "--solutions", "--separator", r"\n;", "--out", tmp_path / "out.jsonl")
+    assert refused.code == 2
+    assert r"the separator '\n;' occurs in no completion" in refused.err

@@ -131,6 +131,7 @@ def test_the_command_writes_what_a_process_model_reads(tmp_path: Path, obliging_
         ([{"prompt": "p", "completion": "a\nb", "answer": "b"}], ["--solutions", 2], "leave out one"),
         ([{"prompt": "p", "completion": "a"}, {"prompt": "p"}], [], "row 2 has no `completion`"),
         ([{"answer": "b"}], [], "row 1 has no 'prompt'"),
+        ([{"prompt": "p"}], ["--separator", ""], "--separator is empty"),
         (None, [], "is not a run: give a file"),
     ],
 )
@@ -140,3 +141,35 @@ def test_bad_input_is_one_line(tmp_path: Path, obliging_folder: Path, rows: Any,
     assert answer.code == 2
     assert line in answer.err
     assert answer.err.count("\n") == 1
+
+
+def test_the_output_is_checked_before_the_model_is_loaded(tmp_path: Path) -> None:
+    file = write(tmp_path / "in.jsonl", [{"prompt": "p", "completion": "a", "answer": "b"}])
+    answer = vigneron("process", "label", "no-such-model", file, "--out", tmp_path / "missing" / "out.jsonl")
+    assert answer.code == 2
+    assert "missing' does not exist" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_an_error_midway_leaves_no_new_file(
+    tmp_path: Path, obliging_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second part's rows have no reference; the first part's labels are beside the output."""
+    monkeypatch.setattr("vigneron.commands.process.PART", 2)
+    rows = [{"prompt": "p", "completion": "a", **({"answer": "a"} if n < 2 else {})} for n in range(4)]
+    file, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    answer = vigneron("process", "label", obliging_folder, file, "--out", out)
+    assert answer.code == 2
+    assert "each row needs the reference" in answer.err
+    assert not out.exists()
+    assert len((tmp_path / "out.jsonl.part").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("given", ["\\n\\n", "\n\n"])
+def test_a_separator_may_be_written_with_a_backslash(tmp_path: Path, obliging_folder: Path, given: str) -> None:
+    file = write(tmp_path / "in.jsonl", [{"prompt": "p", "completion": "a\n\nb\n\nc", "answer": "c"}])
+    options = ["--continuations", 1, "--max-new-tokens", 4, "--separator", given]
+    answer = vigneron("process", "label", obliging_folder, file, "--out", tmp_path / "out.jsonl", *options)
+    assert answer.code == 0, answer.err
+    assert "1 solutions, 3 steps" in answer.out
+    assert 'separator: "\\n\\n"' in answer.out

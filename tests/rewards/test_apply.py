@@ -179,3 +179,37 @@ def test_a_reward_that_leaves_is_named_and_nothing_waits_for_ever(is_async: bool
         return [1.0] * len(completions)
 
     assert ApplyReward(afterwards)(make_batch()).signals.rewards_B.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [[[2, 0.5, 1]], [[-1, 0.5]], [[0.5, 0.5]], [["2", 0.5]], [[2, math.nan]], [2, 0.5], 3]
+)
+def test_rewards_of_steps_are_pairs(wrong: object) -> None:
+    def mine(log_extra, **given: object) -> list[float]:
+        log_extra("step_rewards", [[[2, 0.5], [3, -1]], None, wrong])
+        return [0.0, 0.0, 0.0]
+
+    with pytest.raises(
+        RewardFailed, match=r"'mine' .*got .* for row 3; expected \[characters, reward\] pairs"
+    ) as raised:
+        ApplyReward(mine)(make_batch())
+    assert "\n" not in str(raised.value)
+
+
+def test_rewards_of_steps_are_kept_as_numbers() -> None:
+    def mine(log_extra, **given: object) -> list[float]:
+        log_extra("step_rewards", ([[torch.tensor(2), torch.tensor(0.5)]] if at == 0 else None for at in range(3)))
+        return [0.0, 0.0, 0.0]
+
+    assert ApplyReward(mine)(make_batch()).samples.extras["step_rewards"] == ([[2, 0.5]], None, None)
+
+
+def test_rewards_of_steps_need_the_whole_completion() -> None:
+    """With a delimiter the reward counts the characters of the answer alone."""
+
+    def mine(log_extra, **given: object) -> list[float]:
+        log_extra("step_rewards", [[[0, 0.5]], None, None])
+        return [0.0, 0.0, 0.0]
+
+    with pytest.raises(RewardFailed, match=r"needs the whole completion: leave out `reward.sees: answer`"):
+        ApplyReward(mine, delimiter="c")(make_batch())

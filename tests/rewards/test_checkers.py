@@ -14,7 +14,7 @@ from vigneron.data.tasks import TASKS
 from vigneron.errors import UserError
 from vigneron.recipe import load_config, recipe_names
 from vigneron.rewards.apply import RewardFailed
-from vigneron.rewards.checkers import build_check, exact_reward, load_checker
+from vigneron.rewards.checkers import build_check, check_texts, exact_reward, load_checker
 from vigneron.rewards.sentiment import inversion_reward, is_about, is_inverted, is_one_sentence, sentiment
 from vigneron.run_data.load import checker_name
 
@@ -161,3 +161,16 @@ def test_a_bad_checker_is_one_line(batch: Batch, name: str, line: str) -> None:
     with pytest.raises(RewardFailed, match=line) as caught:
         build_check(f"own_checks:{name}")(batch)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("batch")
+def test_texts_are_checked_as_samples_are() -> None:
+    assert check_texts("own_checks:later", ["p"] * 3, ["a"] * 3, {}) == (None, True, False)
+    assert check_texts("equality", ["p"] * 3, ["a", "b", "c"], {"answer": ["a", "a", None]}) == (True, False, None)
+    for name, problem in (
+        ("broken", "raised ZeroDivisionError"),
+        ("half", "returned 0.5"),
+        ("words", "returned 'yes'"),
+    ):
+        with pytest.raises(RewardFailed, match=f"checker 'own_checks:{name}' {problem}"):
+            check_texts(f"own_checks:{name}", ["p"], ["a"], {})

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.command_line import vigneron, write_jsonl
-from vigneron.rubric.infer import merged, parse_proposals, similarity, wilson
+from vigneron.core.intervals import wilson
+from vigneron.rubric.infer import merged, parse_proposals, similarity
 from vigneron.rubric.principles import read_principles
 
 FUNCTIONS = '''

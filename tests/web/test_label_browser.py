@@ -201,7 +201,7 @@ def test_steps_are_labelled_by_keyboard_and_a_process_model_trains_on_them(
 ) -> None:
     rows = [{"prompt": f"sum {n} =\n", "completion": f"{n}\n{HOSTILE}{n}\n{n}.\n"} for n in range(4)]
     out = tmp_path / "steps.jsonl"
-    session = session_of(write_rows(tmp_path / "in.jsonl", rows), out, steps=True)
+    session = session_of(write_rows(tmp_path / "in.jsonl", rows), out, solutions=True)
     with opened(browser_page, session, "steps") as page:
         assert page.locator("#steps li").count() == 3
         assert "<script>alert(1)</script>" in page.locator("#steps li .text").nth(1).inner_text()

@@ -16,7 +16,17 @@ from vigneron.cli import pages as pages_commands
 from vigneron.cli import process as process_commands
 from vigneron.cli import rubric as rubric_commands
 from vigneron.cli import runs as runs_commands
-from vigneron.cli.options import Overrides, Processes, Recipe, RunPath, Runs, Step, console, is_main_process
+from vigneron.cli.options import (
+    Overrides,
+    Processes,
+    Recipe,
+    RunPath,
+    Runs,
+    Step,
+    console,
+    is_main_process,
+    separator_option,
+)
 from vigneron.errors import UserError, visible
 
 if TYPE_CHECKING:
@@ -229,9 +239,7 @@ def evaluate(
     expand: Annotated[
         int | None, typer.Option(min=1, help="With --beam: continuations of each beam in a step. Default: 4.")
     ] = None,
-    separator: Annotated[
-        str | None, typer.Option(help=r"With --beam: the text that ends a step. Default: \n, a new line.")
-    ] = None,
+    separator: Annotated[str | None, separator_option("With --beam: ")] = None,
 ) -> None:
     """Evaluate a run on held-out prompts, with greedy completions; or pass@k, with sampled ones."""
     from vigneron.commands.pass_at_k import chosen_k
@@ -277,8 +285,9 @@ def evaluate(
         return
     metrics, completions = loaded.evaluate_samples(rows)
     if best_of is not None or beam is not None:
-        ends = (separator or r"\n").replace(r"\n", "\n")
-        metrics |= loaded.evaluate_by_value(rows, best_of=best_of, beam=beam, expand=expand or 4, separator=ends)
+        metrics |= loaded.evaluate_by_value(
+            rows, best_of=best_of, beam=beam, expand=expand or 4, separator=separator or "\n"
+        )
     if show and completions:
         out.print(samples_table(completions[:show]))
     out.print(metrics_table(metrics))

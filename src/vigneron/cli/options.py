@@ -2,9 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from vigneron.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +22,19 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free 
 Host = Annotated[str, typer.Option(help="Address to bind to; 127.0.0.1 is this machine only.")]
 JUDGE_HELP = "Judge model: a reward.judge mapping in YAML or JSON, or a recipe or config file that has one."
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def separator_option(when: str = "") -> Any:
+    """The option `--separator`. A shell's '\\n' is a line break."""
+    return typer.Option(
+        parser=_separator, metavar="TEXT", help=when + r"What stands between steps. Default: \n, a line break."
+    )
+
+
+def _separator(text: str) -> str:
+    if not text:
+        raise UserError("--separator is empty: give what stands between steps")
+    return text.replace(r"\n", "\n")
 
 
 def is_main_process() -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vigneron.cli.options import JUDGE_HELP, Host, Port, SampleStep, console
+from vigneron.cli.options import JUDGE_HELP, Host, Port, SampleStep, console, separator_option
 
 
 def add_to(app: typer.Typer) -> None:
@@ -49,16 +49,14 @@ def label(
     scores: Annotated[
         bool, typer.Option("--scores", help="Score answers of a rubric run, the judge's least confident first.")
     ] = False,
-    steps: Annotated[
-        bool, typer.Option("--steps", help="Label the steps of solutions, as data for a process model.")
+    solutions: Annotated[
+        bool, typer.Option("--solutions", help="Label the steps of solutions, as data for a process model.")
     ] = False,
     by: Annotated[
         str | None,
-        typer.Option(help="With --steps: run of a process model; the most convincing wrong answers come first."),
+        typer.Option(help="With --solutions: run of a process model; the most convincing wrong answers come first."),
     ] = None,
-    separator: Annotated[
-        str | None, typer.Option(help="With --steps: what stands between steps. Default: a line break.")
-    ] = None,
+    separator: Annotated[str | None, separator_option("With --solutions: ")] = None,
     agreement: Annotated[
         bool, typer.Option("--agreement", help="Print the agreement between labellers and exit.")
     ] = False,
@@ -106,7 +104,7 @@ def label(
 
     options = LabelOptions(
         source, out, labeller, best, scores, sample, prompts, group, temperature, max_new_tokens, step, limit, seed,
-        judge, principles, principle, people, checker, steps, by, separator,
+        judge, principles, principle, people, checker, solutions, by, separator,
     )  # fmt: skip
     if agreement:
         typer.echo(agreement_line(options))

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from vigneron.cli.options import separator_option
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Process supervision: labels of solutions' steps.")
 
 
@@ -31,7 +33,7 @@ def label(
     hard: Annotated[
         bool, typer.Option("--hard", help="Label 1 if any continuation ends right. Default: the share that does.")
     ] = False,
-    separator: Annotated[str, typer.Option(help="What stands between steps. Default: a line break.")] = "\n",
+    separator: Annotated[str | None, separator_option()] = None,
     checker: Annotated[str | None, typer.Option(help="As data.checker. Default: the run's, or equality.")] = None,
     temperature: Annotated[float, typer.Option(min=0.01, help="Sampling temperature.")] = 1.0,
     max_new_tokens: Annotated[
@@ -43,6 +45,6 @@ def label(
     from vigneron.commands.process import ProcessLabelOptions, label_steps
 
     options = ProcessLabelOptions(
-        source, file, out, continuations, solutions, hard, separator, checker, temperature, max_new_tokens, seed
+        source, file, out, continuations, solutions, hard, separator or "\n", checker, temperature, max_new_tokens, seed
     )
     label_steps(options, typer.echo)

@@ -1,25 +1,25 @@
 """`vigneron eval RUN --best-of N --by MODEL`: the sample that a model ranks first, against the mean and pass@N."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from vigneron.api import load_run
 from vigneron.batch import Batch
+from vigneron.core.intervals import wilson
+from vigneron.core.pass_at_k import pass_at_k
 from vigneron.data.prompts import Row
 from vigneron.errors import UserError
 from vigneron.policy.reward_model import load_reward_model
 from vigneron.rewards.apply import RewardFunction
-from vigneron.rewards.checkers import build_check
 from vigneron.rewards.process import ranking_reward
-from vigneron.rollout.on_policy import OnPolicy, sampling_of
-from vigneron.run_data.load import checker_name
 from vigneron.run_store.folder import RunFolder
+from vigneron.training.pass_at_k import sampled_and_checked
 from vigneron.training.setup.resolve import newest_weights
 
 
@@ -36,9 +36,10 @@ class BestOf:
     passed: float
     """pass@N: of the best possible choice."""
 
-    def interval(self, share: float) -> float:
-        """Half the width of a 95 % interval."""
-        return 1.96 * math.sqrt(share * (1 - share) / self.prompts)
+    def interval(self, share: float) -> tuple[float, float]:
+        """Wilson's 95 % interval over prompts. It is conservative for `mean`: a prompt's share of right samples varies
+        less than one verdict."""
+        return wilson(share * self.prompts, self.prompts)
 
 
 def best_of(
@@ -60,37 +61,39 @@ def best_of(
         raise UserError("no rows to evaluate on: set data.held_out, or give --file")
     device = str(trained.policy.device)
     scorer = load_reward_model(newest_weights(by, "--by"), start=False, device=device, dtype="float32", key="--by")
-    rollout = OnPolicy(trained.policy, sampling_of(trained.config), trained.config.max_new_tokens, count, seed)
-    batch = build_check(checker_name(trained.config))(rollout(rows))
+    batch = sampled_and_checked(trained.config, trained.policy, rows, count, seed)
     return ranked(batch, ranking_reward(scorer, combine), count)
 
 
 def ranked(batch: Batch, reward: RewardFunction, count: int) -> BestOf:
-    """Of a batch whose groups are `count` samples in a row. The first of equal scores is chosen."""
+    """Of a batch with groups of `count` samples. The first of equal scores is chosen."""
     correct = batch.signals.correct or (None,)
     if None in correct:
         raise UserError("the checker cannot judge every sample: each row needs the reference in the column `answer`")
     scores = reward(prompts=list(batch.samples.prompts), completions=list(batch.samples.completions))
-    groups = [range(at, at + count) for at in range(0, len(batch), count)]
-    chosen = [max(group, key=lambda sample: (scores[sample], -sample)) for group in groups]
-    total = len(groups)
+    groups: dict[int, list[int]] = {}
+    for sample, group in enumerate(batch.samples.group_B.tolist()):
+        groups.setdefault(group, []).append(sample)
+    chosen = [max(group, key=lambda sample: (scores[sample], -sample)) for group in groups.values()]
+    right_P = torch.tensor([sum(bool(correct[sample]) for sample in group) for group in groups.values()])
     return BestOf(
-        total,
+        len(groups),
         count,
-        sum(bool(correct[sample]) for sample in chosen) / total,
-        sum(map(bool, correct)) / len(batch),
-        sum(any(correct[sample] for sample in group) for group in groups) / total,
+        sum(bool(correct[sample]) for sample in chosen) / len(groups),
+        float(pass_at_k(right_P, samples=count, k=1).mean()),
+        float(pass_at_k(right_P, samples=count, k=count).mean()),
     )
 
 
 def print_best_of(console: Console, result: BestOf, by: str) -> None:
-    table = Table("", "accuracy", "±", box=None)
+    table = Table("", "accuracy", "95 % interval", box=None)
     named = (
         ("mean of samples", result.mean),
         (f"best of {result.samples} by {by}", result.accuracy),
         (f"pass@{result.samples}", result.passed),
     )
     for name, share in named:
-        table.add_row(name, f"{share:.3f}", f"{result.interval(share):.3f}")
+        low, high = result.interval(share)
+        table.add_row(name, f"{share:.3f}", f"{low:.3f} – {high:.3f}")
     console.print(table)
-    console.print(f"{result.prompts} prompts; ± is half a 95 % interval over prompts", style="dim")
+    console.print(f"{result.prompts} prompts; interval: Wilson's, over prompts", style="dim")

@@ -46,13 +46,13 @@ class LabelOptions:
     principle: str | None = None
     people: Path | None = None
     checker: str | None = None
-    steps: bool = False
+    solutions: bool = False
     by: str | None = None
     separator: str | None = None
 
     @property
     def kind(self) -> Kind:
-        return "steps" if self.steps else "scores" if self.scores else "best" if self.best else "pairs"
+        return "steps" if self.solutions else "scores" if self.scores else "best" if self.best else "pairs"
 
     @property
     def file(self) -> Path:
@@ -65,18 +65,20 @@ class LabelOptions:
         for name in ("principles", "principle", "people", "checker"):
             if self.judge is None and getattr(self, name) is not None:
                 raise UserError(f"--{name} needs --judge")
-        if self.judge is not None and (self.best or self.scores or self.steps or self.labeller is not None):
-            raise UserError("--judge labels pairs: leave out --best, --scores, --steps and --as")
+        if self.judge is not None and (self.best or self.scores or self.solutions or self.labeller is not None):
+            raise UserError("--judge labels pairs: leave out --best, --scores, --solutions and --as")
         if self.principle is not None and self.principles is None:
             raise UserError("--principle needs --principles: the file that has it")
-        kinds = [f"--{name}" for name in ("best", "scores", "steps") if getattr(self, name)]
+        kinds = [f"--{name}" for name in ("best", "scores", "solutions") if getattr(self, name)]
         if len(kinds) > 1:
             raise UserError(f"{' and '.join(kinds)} exclude each other: give one")
         for name in ("by", "separator"):
-            if getattr(self, name) is not None and not self.steps:
-                raise UserError(f"--{name} needs --steps")
-        if self.steps and self.sample is not None:
-            raise UserError("--steps labels given solutions: leave out --sample, or name a run or a file of solutions")
+            if getattr(self, name) is not None and not self.solutions:
+                raise UserError(f"--{name} needs --solutions")
+        if self.solutions and self.sample is not None:
+            raise UserError(
+                "--solutions labels given solutions: leave out --sample, or name a run or a file of solutions"
+            )
         if self.file.suffix not in SUFFIXES[self.kind]:
             raise UserError(f"'{self.file}' should end in {' or '.join(SUFFIXES[self.kind])}")
         if self.labeller is not None and (not self.labeller.strip() or not self.labeller.isprintable()):
@@ -145,7 +147,7 @@ def open_session(options: LabelOptions, tell: Callable[[str], None]) -> Session:
 
 def from_source(options: LabelOptions) -> tuple[list[Any], list[str]]:
     assert options.source is not None
-    if options.steps:
+    if options.solutions:
         from vigneron.labels.from_solutions import solutions_of
 
         separator = options.separator or "\n"
@@ -188,7 +190,7 @@ def next_step(options: LabelOptions) -> str:
     """How to use the written file."""
     if options.kind == "scores":
         return f"vigneron rubric review {options.source} --labels {options.file}"
-    name = "process_model" if options.steps else "sft" if options.best else "dpo"
+    name = "process_model" if options.solutions else "sft" if options.best else "dpo"
     separator = "" if options.separator is None else f", separator: {json.dumps(options.separator)}"
     return f"method: {{name: {name}{separator}}}\ndata: {{train: {options.file}}}"
 

@@ -15,7 +15,7 @@ from vigneron.labels.by_judge import Check, label_pairs
 from vigneron.labels.items import Comparison, in_format_of, make_comparisons
 from vigneron.labels.live_sampling import rows_of, sample_groups
 from vigneron.report.terminal import say
-from vigneron.rewards.checkers import NEEDS, load_checker
+from vigneron.rewards.checkers import NEEDS, check_texts, load_checker
 from vigneron.rollout.pairs import read_pairs
 from vigneron.rubric.principles import Principle, read_principles
 from vigneron.run_store.folder import RunFolder
@@ -80,7 +80,7 @@ def _comparisons(console: Console, options: LabelOptions) -> list[Comparison]:
 
 def _check(options: LabelOptions, name: str) -> Check:
     """Whether a completion is right, by a checker of `data.checker` and the columns of the prompt's row."""
-    checker = load_checker(name)
+    load_checker(name)  # a wrong name is an error before the first request
     needed = NEEDS.get(name)
     rows = {prompt_text(row["prompt"]): row for row in _rows_with_columns(options)}
     if needed is not None and not any(row.get(needed) is not None for row in rows.values()):
@@ -91,8 +91,7 @@ def _check(options: LabelOptions, name: str) -> Check:
         if needed is not None and row.get(needed) is None:
             return None
         columns = {key: [value] for key, value in row.items() if key != "prompt"}
-        (verdict,) = checker([prompt], [completion], **columns)
-        return None if verdict is None else bool(verdict)
+        return check_texts(name, [prompt], [completion], columns)[0]
 
     return check
 

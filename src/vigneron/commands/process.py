@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vigneron.commands.judging import check_out
 from vigneron.core.draws import Sampling
 from vigneron.data.dataset import check_rows, read_rows
 from vigneron.data.prompts import Row, completion_text
 from vigneron.data.steps import step_spans
 from vigneron.errors import UserError
-from vigneron.files import check_new_file
 from vigneron.labels.live_sampling import NEW_TOKENS
 from vigneron.labels.monte_carlo import MonteCarlo
-from vigneron.rewards.checkers import build_check
+from vigneron.rewards.checkers import Check, build_check, build_run_check
 from vigneron.rollout.on_policy import OnPolicy
 
 PART = 64
@@ -39,12 +39,13 @@ class ProcessLabelOptions:
 
 
 def label_steps(options: ProcessLabelOptions, tell: Callable[[str], None]) -> None:
-    """Writes rows with `prompt`, `completion` and `labels`, which `process_model` reads."""
-    check_new_file(options.out, (".jsonl",))
+    """Writes rows with `prompt`, `completion` and `labels`, which `process_model` reads. They are in OUT.part until
+    all are done."""
+    check_out(options.out)
     rows = None if options.file is None else read_rows(options.file)
     if rows is not None:
         check_rows(rows, ["prompt"], f"'{options.file}'")
-    policy, own_rows, checker, tokens = _load(options, needs_rows=rows is None)
+    policy, own_rows, check, tokens = _load(options, tell, needs_rows=rows is None)
     rows = own_rows if rows is None else rows
     given = [row.get("completion") not in (None, "") for row in rows]
     if any(given) and options.solutions is not None:
@@ -53,14 +54,21 @@ def label_steps(options: ProcessLabelOptions, tell: Callable[[str], None]) -> No
         raise UserError(f"row {given.index(False) + 1} has no `completion`, and others have: give all or none")
     sampling = Sampling(temperature=options.temperature)
     sampler = OnPolicy(policy, sampling, options.max_new_tokens or tokens, options.continuations, options.seed)
-    labeller = MonteCarlo(sampler, build_check(checker), options.separator, options.hard)
+    labeller = MonteCarlo(sampler, check, options.separator, options.hard)
     done, labels = 0, list[float]()
-    with options.out.open("w", encoding="utf-8") as file:
-        for row in _labelled(labeller, rows, None if any(given) else options.solutions or 1, options.separator):
-            file.write(json.dumps(_exported(row), ensure_ascii=False) + "\n")
-            done, labels = done + 1, [*labels, *row["labels"]] if len(labels) < 10**6 else labels
+    part = options.out.with_name(f"{options.out.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            for row in _labelled(labeller, rows, None if any(given) else options.solutions or 1, options.separator):
+                file.write(json.dumps(_exported(row), ensure_ascii=False) + "\n")
+                done, labels = done + 1, [*labels, *row["labels"]] if len(labels) < 10**6 else labels
+        if done:
+            part.replace(options.out)
+        else:
+            part.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write '{options.out}': {error.strerror}") from error
     if not done:
-        options.out.unlink()
         raise UserError("no solution has a step: sample from a model that answers, or check --separator")
     wrong = sum(label == 0 for label in labels) / len(labels)
     tell(
@@ -70,7 +78,8 @@ def label_steps(options: ProcessLabelOptions, tell: Callable[[str], None]) -> No
         tell(
             f"note: no solution has two steps: {options.separator!r} may not be what stands between them (--separator)"
         )
-    tell(f"next    method: {{name: process_model}}\n        data: {{train: {options.out}}}")
+    separator = "" if options.separator == "\n" else f", separator: {json.dumps(options.separator)}"
+    tell(f"next    method: {{name: process_model{separator}}}\n        data: {{train: {options.out}}}")
 
 
 def _labelled(labeller: MonteCarlo, rows: list[Row], solutions: int | None, separator: str) -> Iterator[Row]:
@@ -88,8 +97,10 @@ def _exported(row: Row) -> Row:
     return {**kept, **({"reference": row["answer"]} if row.get("answer") is not None else {})}
 
 
-def _load(options: ProcessLabelOptions, *, needs_rows: bool) -> tuple[Any, list[Row], str, int]:
-    """The policy, the run's training rows, the name of the checker and the length limit."""
+def _load(
+    options: ProcessLabelOptions, tell: Callable[[str], None], *, needs_rows: bool
+) -> tuple[Any, list[Row], Check, int]:
+    """The policy, the run's training rows, the check and the length limit."""
     if (Path(options.source).expanduser() / "config.yaml").is_file():
         from vigneron.api import load_run
         from vigneron.run_data.load import checker_name
@@ -99,10 +110,12 @@ def _load(options: ProcessLabelOptions, *, needs_rows: bool) -> tuple[Any, list[
         if trained.config.method.trains == "scorer":
             raise UserError(f"'{options.source}' trained a reward model, which cannot continue a solution")
         rows = RunFolder(trained.folder).data(trained.config).train if needs_rows else []
-        checker = options.checker or checker_name(trained.config)
-        return trained.policy, rows, checker, trained.config.max_new_tokens
+        if trained.config.rollout is not None:
+            tell("note: the run's own `rollout` cannot continue a solution: the model samples without it")
+        check = build_run_check(trained.config, options.checker or checker_name(trained.config))
+        return trained.policy, rows, check, trained.config.max_new_tokens
     if needs_rows:
         raise UserError(f"'{options.source}' is not a run: give a file of prompts or solutions (.jsonl, .csv)")
     from vigneron.policy.load import load_policy
 
-    return load_policy(options.source), [], options.checker or "equality", NEW_TOKENS
+    return load_policy(options.source), [], build_check(options.checker or "equality"), NEW_TOKENS

@@ -16,15 +16,3 @@ def pass_at_k(correct_P: Int[Tensor, " P"], *, samples: int, k: int) -> Float[Te
     factors_N = (1 - k / i_N).clamp(min=0)
     among_last_PN = i_N > (samples - correct_P)[:, None]
     return 1 - torch.where(among_last_PN, factors_N, 1.0).prod(1)
-
-
-def bootstrap_interval(
-    values_P: Float[Tensor, " P"], *, seed: int = 0, resamples: int = 2000, level: float = 0.95
-) -> tuple[float, float]:
-    """The percentile interval of the mean: P values are drawn with replacement, `resamples` times."""
-    generator = torch.Generator().manual_seed(seed)
-    means = torch.stack(
-        [values_P[torch.randint(len(values_P), (len(values_P),), generator=generator)].mean() for _ in range(resamples)]
-    )
-    low, high = means.double().quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
-    return low, high

@@ -17,6 +17,7 @@ from vigneron.data.dataset import check_rows
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import Row
 from vigneron.errors import UserError, did_you_mean
+from vigneron.values import yes_or_no
 
 RECORD = ("completion", "logprobs", "token_ids", "truncated")
 ROUNDING = 1e-2
@@ -82,7 +83,7 @@ def _behaviour(row: Row, place: str) -> Row:
         values = [_logprob(value, place) for value in (given if isinstance(given, list) else [given])]
         found["logprobs"] = values if isinstance(given, list) else values[0]
     if row.get("truncated") is not None:
-        found["truncated"] = row["truncated"] in (True, "true", "True", "1")
+        found["truncated"] = bool(yes_or_no(row["truncated"]))
     return found
 
 

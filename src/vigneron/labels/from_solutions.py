@@ -14,6 +14,7 @@ from vigneron.labels.items import digest
 from vigneron.labels.solution import Solution
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Kind
+from vigneron.values import yes_or_no
 
 KINDS: tuple[Kind, ...] = ("train", "eval")
 Found = dict[str, tuple[Solution, bool | None]]
@@ -60,7 +61,7 @@ def _of_file(path: Path, separator: str) -> Found:
 def _add(found: Found, prompt: Any, completion: str, separator: str, correct: Any) -> None:
     if step_spans(completion, separator) and prompt:
         solution = Solution(prompt, completion, separator)
-        found.setdefault(solution.id, (solution, None if correct is None else bool(correct)))
+        found.setdefault(solution.id, (solution, yes_or_no(correct)))
 
 
 def _scores(by: str, solutions: Sequence[Solution]) -> list[float]:

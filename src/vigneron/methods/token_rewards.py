@@ -13,18 +13,22 @@ from vigneron.training.parts import Parts
 
 def token_rewards(parts: Parts, batch: Batch) -> Tensor:
     """R on the last token; or each of the rewards that were logged as `step_rewards` on the token that completes its
-    characters, and the rest of R on the last token: they sum to R, whatever was added to it."""
+    characters, and the rest of R on the last token: they sum to R, whatever was added to it. What ends the text belongs
+    to the last token."""
     samples, rewards_B = batch.samples, batch.signals.rewards_B
     rewards_BT = on_last_token(rewards_B, samples.mask_BT)
     logged = samples.extras.get(STEP_REWARDS)
     if logged is None:
         return rewards_BT
-    stops = [[int(stop) for stop, _ in given[:-1]] if given else [] for given in logged]
     ids, texts = samples.completion_lists(), [completion_text(text) for text in samples.completions]
-    ends = token_ends(parts.policy.tokenizer, ids, texts, stops)
+    within = [
+        [(stop, reward) for stop, reward in given or () if text[stop:].strip()]
+        for given, text in zip(logged, texts, strict=True)
+    ]
+    ends = token_ends(parts.policy.tokenizer, ids, texts, [[stop for stop, _ in given] for given in within])
     placed = torch.zeros(rewards_BT.shape, dtype=torch.float64)
-    for row, (given, tokens) in enumerate(zip(logged, ends, strict=True)):
-        for (_, reward), token in zip(given or (), tokens, strict=False):
-            placed[row, min(token, len(ids[row]) - 1)] += float(reward)
+    for row, (given, tokens) in enumerate(zip(within, ends, strict=True)):
+        for (_, reward), token in zip(given, tokens, strict=True):
+            placed[row, min(token, len(ids[row]) - 1)] += reward
     placed_BT = placed.to(rewards_BT)
     return placed_BT + on_last_token(rewards_B - placed_BT.sum(1), samples.mask_BT)

@@ -1,6 +1,7 @@
 """The reward slot: calls a reward with TRL's signature, checks its result, and records its parts."""
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
@@ -20,7 +21,7 @@ RewardFunction = Callable[..., Any]
 # Key in `Batch.extras` of a part's intermediate results, until the whole step is there.
 BEGUN = "begun"
 # What a reward logs as this extra are rewards within completions, for methods that take them: for each completion a
-# list of [characters, reward], each on the token that completes so many characters.
+# list of [characters, reward], each on the token that completes so many characters. None: no reward within it.
 STEP_REWARDS = "step_rewards"
 # Key in `Batch.extras` of what the reward reads, where it is not the whole completion.
 SEEN = "seen"
@@ -121,7 +122,7 @@ class ApplyReward:
 
     def _call(self, batch: Batch) -> Callable[[], Batch]:
         """Call the reward. The returned function waits for an asynchronous one and gives the batch with its rewards."""
-        log = _Log(len(batch))
+        log = _Log(len(batch), SEEN in batch.samples.extras)
         result = self._named_errors(
             lambda: started(self._function(**_arguments(batch), log_extra=log.extra, log_metric=log.metric))
         )
@@ -144,7 +145,7 @@ class ApplyReward:
     def _finish_step_reward(self, batch: Batch, function: StepReward) -> Batch:
         extras = dict(batch.samples.extras)
         begun = list(extras.pop(BEGUN))
-        batch, log = batch.with_samples(extras=extras), _Log(len(batch))
+        batch, log = batch.with_samples(extras=extras), _Log(len(batch), SEEN in batch.samples.extras)
         groups = batch.samples.group_B.tolist()
         values = self._named_errors(
             lambda: function.finish(begun, groups, **_arguments(batch), log_extra=log.extra, log_metric=log.metric)
@@ -215,18 +216,36 @@ def after(completion: Any, delimiter: str) -> Any:
 class _Log:
     """Collects what a reward logs through TRL's `log_extra` and `log_metric`."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, answer_only: bool) -> None:
+        self._count, self._answer_only = count, answer_only
         self.extras: dict[str, tuple[Any, ...]] = {}
         self.metrics: dict[str, float] = {}
 
     def extra(self, name: str, values: Any) -> None:
-        self.extras[name] = tuple(values)
+        values = self.extras[name] = tuple(values)
         if len(self.extras[name]) != self._count:
             raise ValueError(f"log_extra('{name}') got {len(self.extras[name])} values for {self._count} completions")
+        if name == STEP_REWARDS and self._answer_only:
+            raise ValueError(f"log_extra('{name}') needs the whole completion: leave out `reward.sees: answer`")
+        if name == STEP_REWARDS:
+            self.extras[name] = tuple(_step_rewards(given, row) for row, given in enumerate(values, start=1))
 
     def metric(self, name: str, value: float) -> None:
         self.metrics[name] = float(value)
+
+
+def _step_rewards(given: Any, row: int) -> list[list[Any]] | None:
+    if given is None:
+        return None
+    try:
+        pairs = [[operator.index(stop), float(reward)] for stop, reward in given]
+    except (TypeError, ValueError):
+        pairs = [[-1, math.nan]]
+    if not all(stop >= 0 and math.isfinite(reward) for stop, reward in pairs):
+        raise ValueError(
+            f"log_extra('{STEP_REWARDS}') got {given!r:.80} for row {row}; expected [characters, reward] pairs"
+        )
+    return pairs
 
 
 def _ids(batch: Batch) -> list[list[int]]:

@@ -1,13 +1,17 @@
 """Checkers: whether a completion is correct. A checker is a reward that gives 1, 0, or None if it cannot tell."""
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from vigneron.batch import Batch
+from vigneron.config import Config
 from vigneron.data.prompts import completion_text
-from vigneron.rewards.apply import ApplyReward, RewardFailed, RewardFunction
+from vigneron.rewards.apply import ApplyReward, RewardFailed, RewardFunction, with_seen
 from vigneron.rewards.sentiment import inversion_reward
+from vigneron.rewards.user_reward import checked_rewards, named_errors, started
 from vigneron.text import normalise
 from vigneron.user_code import python_function
 
@@ -74,6 +78,25 @@ def build_check(name: str) -> Check:
         return batch.with_signals(correct=_verdicts(apply(batch).signals.rewards_B.tolist(), name))
 
     return check
+
+
+def build_run_check(config: Config, name: str) -> Check:
+    """The same of what a run's reward reads: with `reward.sees: answer`, what follows the delimiter."""
+    check, reward = build_check(name), config.reward
+    return check if reward.sees != "answer" else lambda batch: check(with_seen(batch, reward.delimiter))
+
+
+def check_texts(
+    name: str, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
+) -> tuple[bool | None, ...]:
+    """Verdicts on texts without a batch. The checker gets no `completion_ids`."""
+    checker, what = load_checker(name), f"checker '{name}'"
+    given = {**columns, "prompts": list(prompts), "completions": list(completions)}
+    logs = {"log_extra": lambda name, values: None, "log_metric": lambda name, value: None}
+    result = named_errors(what, lambda: started(checker(**given, **logs)))
+    result = named_errors(what, result.result) if isinstance(result, Future) else result
+    values = checked_rewards(what, result, len(completions))
+    return _verdicts([math.nan if value is None else value for value in values], name)
 
 
 def _verdicts(values: Sequence[float], name: str) -> tuple[bool | None, ...]:

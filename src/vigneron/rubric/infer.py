@@ -2,10 +2,10 @@
 duplicates merged, each tested on held-out pairs, and kept where it predicts them (as C3AI asks of a constitution)."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vigneron.core.intervals import wilson
 from vigneron.data.prompts import Row, completion_text
 from vigneron.rubric.comparing import Compared, compare
 from vigneron.rubric.principle_prompts import proposal_request
@@ -97,16 +97,6 @@ def score_principles(judge: Judge, proposals: Sequence[tuple[str, int]], pairs: 
         share = right / len(known) if known else 0.0
         tested.append(Tested(text, count, share, low, high, len(known), len(pairs) - len(known)))
     return sorted(tested, key=lambda each: (-each.accuracy, -each.proposed))
-
-
-def wilson(right: float, of: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of a share; (0, 1) of nothing."""
-    if not of:
-        return 0.0, 1.0
-    p, n = right / of, float(of)
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def as_principles(tested: Sequence[Tested]) -> list[Principle]:

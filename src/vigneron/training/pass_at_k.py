@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
+from vigneron.batch import Batch
 from vigneron.config import Config
-from vigneron.core.pass_at_k import bootstrap_interval, pass_at_k
+from vigneron.core.intervals import bootstrap_interval
+from vigneron.core.pass_at_k import pass_at_k
 from vigneron.data.prompts import Row
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
-from vigneron.rewards.apply import with_seen
-from vigneron.rewards.checkers import NEEDS, build_check
+from vigneron.rewards.checkers import NEEDS, build_run_check
 from vigneron.rollout.build import sampling_rollout
 from vigneron.run_data.load import checker_name
 
@@ -42,8 +43,7 @@ def measure_pass_at_k(
         raise UserError("pass@k: no rows to evaluate on: set data.held_out, or give --file")
     name = checker_name(config)
     seed = config.seed if seed is None else seed
-    batch = sampling_rollout(config, policy, group_size=samples, seed=seed)(rows)
-    batch = build_check(name)(with_seen(batch, config.reward.delimiter) if config.reward.sees == "answer" else batch)
+    batch = sampled_and_checked(config, policy, rows, samples, seed)
     by_prompt: dict[int, list[bool | None]] = {}
     for group, verdict in zip(batch.samples.group_B.tolist(), batch.signals.correct or (), strict=True):
         by_prompt.setdefault(group, []).append(verdict)
@@ -59,6 +59,12 @@ def measure_pass_at_k(
         mean = float(values_P.mean())
         done.append(PassAtK(k, mean, low, high, samples, len(counts), len(by_prompt) - len(counts)))
     return done
+
+
+def sampled_and_checked(config: Config, policy: Policy, rows: Sequence[Row], samples: int, seed: int) -> Batch:
+    """So many samples of each row and their verdicts, as the run samples and checks."""
+    batch = sampling_rollout(config, policy, group_size=samples, seed=seed)(rows)
+    return build_run_check(config, checker_name(config))(batch)
 
 
 def check_k(ks: Sequence[int], samples: int) -> None:
