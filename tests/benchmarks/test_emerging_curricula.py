@@ -7,6 +7,7 @@ from benchmarks.emerging import curricula
 from benchmarks.emerging.records import Record, Records, table
 
 
+@pytest.mark.slow
 def test_it_runs_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--out", str(tmp_path), "--small", "--seeds", "0"]
     curricula.main([*common, "--arms", "cosine"])

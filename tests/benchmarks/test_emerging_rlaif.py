@@ -27,6 +27,7 @@ def test_the_table_pairs_by_seed() -> None:
     assert lines[4].startswith("| direct | 0.2 | 2 | 0.600 ± 1.271 | – | 0.200 ± 1.271 | 0.000 ± 1.271 |")
 
 
+@pytest.mark.slow
 def test_the_whole_of_it_with_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rlaif.main(["--out", str(tmp_path), "--seeds", "0", "--small"])
     records = rlaif.read_records(tmp_path)

@@ -35,6 +35,7 @@ def levels_at(curriculum: Curriculum, step: int) -> list[int]:
     return [row["level"] for row in curriculum.at(step)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["cosine", "gaussian", "balanced", "classical"])
 def test_levels_are_drawn_with_the_schedules_probabilities(schedule: str) -> None:
     """1,500 rows of each of three steps, against the schedule: at t/T = 0, ½ and 29/30."""

@@ -67,6 +67,7 @@ def flower_config(place: Path, model: Path, **changes: Any) -> Any:
     return check_config(recipe | changes, "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers])
 def test_a_run_resumes(tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, lose: Any) -> None:
     whole = trained_once("flower", lambda place: flower_config(place, tiny_folder))

@@ -135,6 +135,7 @@ def kto_config(place: Path, model: Path) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers])
 def test_a_run_learns_and_resumes(tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, lose: Any) -> None:
     whole = trained_once("kto", lambda place: kto_config(place, tiny_folder))

@@ -116,6 +116,7 @@ def test_a_run_can_be_a_round(tmp_path: Path, tiny_folder: Path, top_p: float) -
     assert gap.abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_winners_become_likelier(tmp_path: Path, tiny_folder: Path) -> None:
     """More vowels win: with the sign turned they would become rarer."""
     config = tiny_config(

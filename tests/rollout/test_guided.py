@@ -68,6 +68,7 @@ def test_log_probs_after_the_row_s_own_prompt_are_filled_in(tmp_path: Path, tiny
     assert batch.signals.metrics["drawn/gap"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo", "rejection_sampling"])
 def test_a_run_resumes(tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, method: str) -> None:
     options = GRPO if method == "grpo" else {**GRPO, "method": {"name": method}}

@@ -105,6 +105,7 @@ def test_a_step_ends_with_the_token_that_completes_the_first_separator(letters: 
     assert _first_step(policy, ids, separator) == (ids if at < 0 else ids[: at + len(separator)])
 
 
+@pytest.mark.slow
 def test_a_search_with_one_beam_equals_a_plain_loop() -> None:
     """Draw four continuations, cut each behind its first separator, keep the one with the highest value; again."""
     often = Sampling(temperature=0.05)  # letters recur, so that there are several steps
@@ -112,6 +113,7 @@ def test_a_search_with_one_beam_equals_a_plain_loop() -> None:
     assert max(rounds) > 1, "more than one step is compared"
 
 
+@pytest.mark.slow
 def test_a_row_s_answer_does_not_depend_on_other_rows() -> None:
     """Neither on a prompt that fills the context of 64 tokens but for two, nor on how many beams of others are open."""
     often = Sampling(temperature=0.05)

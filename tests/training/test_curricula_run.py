@@ -80,6 +80,7 @@ def lose_losses(run: Any) -> None:
     run.curriculum.round = -1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("curriculum", "lose"),
     [(LEVEL, lose_nothing), (LOSS, lose_nothing), (LOSS, lose_losses), (SUCCESS, lose_nothing), (SUCCESS, lose_means)],
@@ -92,6 +93,7 @@ def test_a_resumed_grpo_run_is_the_same(
     check_third_arm(whole, tmp_path, lose)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "curriculum"),
     [("dpo", LEVEL), ("reward_model", {"by": "level", "schedule": "classical"}), ("dpo", LOSS), ("sft", LOSS)],

@@ -68,6 +68,7 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "lose"),
     [
@@ -166,6 +167,7 @@ def killed_in_stage_0(config: Config, place: Path, monkeypatch: pytest.MonkeyPat
     return place / "other"
 
 
+@pytest.mark.slow
 def test_stage_0_continues_where_it_was_killed(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

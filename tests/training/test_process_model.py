@@ -120,6 +120,7 @@ def test_a_run_of_one_step_is_the_run_of_a_score_model(tmp_path: Path, tiny_fold
     assert before["state/tensors.safetensors"] == after["state/tensors.safetensors"]
 
 
+@pytest.mark.slow
 def test_it_learns_which_steps_are_right_and_is_a_reward(tmp_path: Path, tiny_folder: Path) -> None:
     learning = {"optimizer": {"actor_lr": 1e-2}, "steps": 60, "prompts_per_step": 32, "eval_every": 30, "save_every": 0}
     config = config_in(tmp_path, tiny_folder, **learning)

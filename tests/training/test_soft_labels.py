@@ -116,6 +116,7 @@ def soft_config(place: Path, model: Path, rows: list[dict[str, Any]], name: str 
     return check_config(recipe | keys, "soft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "loss"),
     [
@@ -143,6 +144,7 @@ def test_a_method_trains_on_them(method: dict[str, str], loss: str, tmp_path: Pa
     assert soft[1:] != pytest.approx(plain[1:], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dpo", "reward_model", "preference_model"])
 def test_they_go_on_bit_by_bit_and_in_microbatches(
     tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, name: str
