@@ -193,6 +193,7 @@ def test_the_page_says_what_differs(arms: list[Arm], tmp_path: Path) -> None:
     assert re.search(r"<td>a-seed-1</td><td>a</td><td>1</td><td>6</td><td>96</td>", page)
 
 
+@pytest.mark.slow
 def test_long_runs_are_drawn_small(tmp_path: Path) -> None:
     records = [
         {

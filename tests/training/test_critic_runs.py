@@ -102,6 +102,7 @@ def test_a_critic_comes_to_know_the_reward(tmp_path: Path, tiny_folder: Path) ->
     assert sum(known[-5:]) / 5 > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_run_is_the_same(tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, name: str) -> None:
     check_third_arm(trained_once(name, drawing_config(tiny_folder, name)), tmp_path, lose_nothing)

@@ -45,6 +45,7 @@ def share_of_vowels(completions: list[str], **columns: Any) -> list[float]:
     return [sum(c in "aeiouAEIOU" for c in text) / 4 for text in completions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [

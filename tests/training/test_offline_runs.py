@@ -84,6 +84,7 @@ def test_a_resumed_run_is_the_same(
     check_third_arm(trained_once(name, lambda place: CONFIGS[name](place, tiny_folder)), tmp_path, lose)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [SIGNED, pytest.param({"name": "topr", "rewards": "advantage"}, marks=pytest.mark.slow), HEAD]
 )

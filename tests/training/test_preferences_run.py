@@ -25,6 +25,7 @@ from vigneron.run_store.folder import RunFolder
 LOSS = {"dpo": "loss/dpo", "reward_model": "loss/bradley_terry", "preference_model": "loss/preference"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dpo", "reward_model", "preference_model"])
 def test_preferences_are_learned_and_carry_over_to_other_prompts(tmp_path: Path, tiny_folder: Path, name: str) -> None:
     steps = 60 if name == "preference_model" else 30  # to compare is harder than to score
@@ -161,6 +162,7 @@ def scorers(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> dict
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reward",
     [

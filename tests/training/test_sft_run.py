@@ -30,6 +30,7 @@ def config_of(tmp_path: Path, model: Path, **changes: Any) -> Any:
     return tiny_config(model, write_data(tmp_path), **{**SFT, **changes})
 
 
+@pytest.mark.slow
 def test_it_learns_the_answers_by_heart(tmp_path: Path, tiny_folder: Path) -> None:
     write_data(tmp_path)
     shutil.copy(tmp_path / "words.jsonl", held_out_of(tmp_path / "words.jsonl"))  # asked what it has learned

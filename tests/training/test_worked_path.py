@@ -24,6 +24,7 @@ def started(obliging_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
