@@ -23,6 +23,7 @@ QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database
 numbers = st.integers(0, 10**12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_few_of_each_kind(kind: str) -> None:
     @settings(max_examples=QUICK, **QUIET)
