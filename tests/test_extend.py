@@ -110,6 +110,7 @@ REWARD = {"kind": "semantic", "embedder": "lexical", "form": "shift", "clean": "
 STATEFUL = {"curriculum": {"name": "own_methods:counting"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [CRITIC | STATEFUL, PAIRS], ids=["critic", "pairs"])
 @pytest.mark.usefixtures("own_methods")
 def test_what_the_options_class_says_survives_the_folder(

@@ -51,6 +51,7 @@ def test_preferences_are_learned_and_carry_over_to_other_prompts(tmp_path: Path,
     write_report([run.folder], tmp_path / "report.html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dpo", "reward_model", "preference_model"])
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers, lose_schedule])
 def test_every_part_of_the_state_is_needed(
