@@ -52,7 +52,7 @@ def token_label_method(parts: Parts, places: Callable[[Batch], Places]) -> Metho
         labels_BT = labels_of(batch, places(batch))
         known_BT = ~labels_BT.isnan()
         weights_BT = known_BT.to(labels_BT.dtype) * (len(batch) / known_BT.sum().clamp(min=1))
-        return batch.with_signals(returns_BT=labels_BT, advantages_BT=weights_BT)
+        return batch.with_signals(returns_BT=labels_BT, values_BT=weights_BT)
 
     def score(batch: Batch) -> Tensor:
         return scores_at(policy, batch, ~batch.signals.returns_BT.isnan())
@@ -63,7 +63,7 @@ def token_label_method(parts: Parts, places: Callable[[Batch], Places]) -> Metho
         labels_N, row_N = batch.signals.returns_BT[known_BT], known_BT.nonzero()[:, 0]
 
         def by_sample(values_N: Tensor) -> Tensor:
-            weighted_N = values_N * batch.signals.advantages_BT[known_BT].to(values_N.dtype)
+            weighted_N = values_N * batch.signals.values_BT[known_BT].to(values_N.dtype)
             return values_N.new_zeros(len(batch)).index_add(0, row_N, weighted_N)
 
         error_N = (logit_N.detach().sigmoid() - labels_N).abs()
