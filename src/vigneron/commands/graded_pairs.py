@@ -40,15 +40,17 @@ def write_graded_pairs(
         writer = opened.enter_context(open_judge(console, model, "--model"))
         labeller = None if judge is None else opened.enter_context(open_judge(console, judge))
         prompts = [row["prompt"] for row in rows]
-        found = graded_pairs(writer, labeller, prompts, by, levels=wanted, temperature=temperature, seed=seed)
-        if not found.rows:
-            raise UserError(f"no pair was made: {found.missing} answers are missing ({found.why}), {found.equal} equal")
-        write_rows(out, found.rows)
-    note_missing(lambda text: say(console, text), found.missing, "answers or labels are missing", found.why)
-    if found.equal:
-        say(console, f"note: {found.equal} pairs of equal texts are left out")
-    counts = ", ".join(f"{sum(row['level'] == level for row in found.rows)} of level {level}" for level in wanted)
-    say(console, f"wrote {out}: {len(found.rows)} pairs ({counts})")
+        graded = graded_pairs(writer, labeller, prompts, by, levels=wanted, temperature=temperature, seed=seed)
+        if not graded.rows:
+            raise UserError(
+                f"no pair was made: {graded.missing} answers are missing ({graded.why}), {graded.equal} equal"
+            )
+        write_rows(out, graded.rows)
+    note_missing(lambda text: say(console, text), graded.missing, "answers or labels are missing", graded.why)
+    if graded.equal:
+        say(console, f"note: {graded.equal} pairs of equal texts are left out")
+    counts = ", ".join(f"{sum(row['level'] == level for row in graded.rows)} of level {level}" for level in wanted)
+    say(console, f"wrote {out}: {len(graded.rows)} pairs ({counts})")
     say(console, f"method: {{name: reward_model}}\ndata: {{train: {out}}}\ncurriculum: {{by: level}}")
 
 

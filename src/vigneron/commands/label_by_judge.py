@@ -37,17 +37,19 @@ def label_by_judge(console: Console, options: LabelOptions) -> None:
     check = None if options.checker is None else _check(options, options.checker)
     with open_judge(console, options.judge) as judge:
         items = _comparisons(console, options)[: options.limit]
-        found = label_pairs(judge, items, principles=principles, people=people, check=check, seed=options.seed)
-        if not found.rows:
-            raise UserError(f"no pair has a label: {found.missing} are missing ({found.why})")
-        write_rows(options.file, found.rows)
-    note_missing(lambda text: say(console, text), found.missing, "pairs have no label and are left out", found.why)
-    if found.both_wrong:
-        say(console, f"note: {found.both_wrong} pairs of two wrong answers are left out")
-    if found.ties == len(found.rows):
+        labelled = label_pairs(judge, items, principles=principles, people=people, check=check, seed=options.seed)
+        if not labelled.rows:
+            raise UserError(f"no pair has a label: {labelled.missing} are missing ({labelled.why})")
+        write_rows(options.file, labelled.rows)
+    note_missing(
+        lambda text: say(console, text), labelled.missing, "pairs have no label and are left out", labelled.why
+    )
+    if labelled.both_wrong:
+        say(console, f"note: {labelled.both_wrong} pairs of two wrong answers are left out")
+    if labelled.ties == len(labelled.rows):
         say(console, "note: all pairs are ties: a method that trains on them refuses them")
-    counts = ", ".join(f"{found.count(by)} by {by}" for by in ("people", "checker", "judge") if found.count(by))
-    say(console, f"wrote {options.file}: {len(found.rows)} pairs ({counts}), {found.ties} ties")
+    counts = ", ".join(f"{labelled.count(by)} by {by}" for by in ("people", "checker", "judge") if labelled.count(by))
+    say(console, f"wrote {options.file}: {len(labelled.rows)} pairs ({counts}), {labelled.ties} ties")
     say(console, next_step(options))
 
 

@@ -64,19 +64,19 @@ def revise_rows(console: Console, options: ReviseOptions) -> None:
                 seed=options.seed,
             )
             answers = [text for (text,) in groups]
-        found = revise(model, prompts, answers, principles, revisions=options.revisions, seed=options.seed)
-        written = [row for row in found.rows if row.answer.strip()]
+        revised = revise(model, prompts, answers, principles, revisions=options.revisions, seed=options.seed)
+        written = [row for row in revised.rows if row.answer.strip()]
         if not written:
-            raise UserError(f"no row has an answer: the model gave none ({found.why})")
+            raise UserError(f"no row has an answer: the model gave none ({revised.why})")
         write_rows(options.out, [row.row() for row in written])
 
     def tell(text: str) -> None:
         say(console, text)
 
-    note_missing(tell, found.unanswered, "prompts have no first answer and are left out", found.why)
-    note_missing(tell, found.failed, "critiques or revisions are missing: the last good answer is kept", found.why)
-    if len(written) < len(found.rows):
-        tell(f"note: {len(found.rows) - len(written)} rows are left out: their answer is empty")
+    note_missing(tell, revised.unanswered, "prompts have no first answer and are left out", revised.why)
+    note_missing(tell, revised.failed, "critiques or revisions are missing: the last good answer is kept", revised.why)
+    if len(written) < len(revised.rows):
+        tell(f"note: {len(revised.rows) - len(written)} rows are left out: their answer is empty")
     changed = sum(row.answer != row.first for row in written)
     say(console, f"wrote {options.out}: {len(written)} rows, {changed} of them revised to another text")
     if held_out:

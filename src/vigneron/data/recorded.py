@@ -77,14 +77,14 @@ def _check_completion(row: Row, place: str) -> None:
 
 def _behaviour(row: Row, place: str) -> Row:
     """`logprobs` as numbers, `truncated` as a bool (in CSV both are text), where the row has them."""
-    found: Row = {}
+    optional: Row = {}
     if row.get("logprobs") not in (None, ""):
         given = row["logprobs"]
         values = [_logprob(value, place) for value in (given if isinstance(given, list) else [given])]
-        found["logprobs"] = values if isinstance(given, list) else values[0]
+        optional["logprobs"] = values if isinstance(given, list) else values[0]
     if row.get("truncated") is not None:
-        found["truncated"] = bool(yes_or_no(row["truncated"]))
-    return found
+        optional["truncated"] = bool(yes_or_no(row["truncated"]))
+    return optional
 
 
 def _logprob(given: Any, place: str) -> float:

@@ -61,7 +61,7 @@ def label_pairs(
 ) -> LabelledPairs:
     """`people` are labelled pairs: each is kept, and no judge is called for the same two texts. Of several principles
     one is drawn for each pair, keyed by the pair."""
-    found = LabelledPairs([{PREFERRED: 1.0, **row, "labelled_by": "people"} for row in people])
+    labelled = LabelledPairs([{PREFERRED: 1.0, **row, "labelled_by": "people"} for row in people])
     known = {pair_key(row["prompt"], (row["chosen"], row["rejected"])) for row in people}
     judged: list[tuple[Comparison, Principle | None]] = []
     for item in comparisons:
@@ -70,20 +70,22 @@ def label_pairs(
         right = _checked(item, check)
         if right == {True, False}:
             first_is_right = check is not None and check(item.prompt, item.completions[0]) is True
-            found.rows.append(pair_row(item.prompt, item.completions, float(first_is_right), "checker"))
+            labelled.rows.append(pair_row(item.prompt, item.completions, float(first_is_right), "checker"))
         elif right == {False}:
-            found.both_wrong += 1
+            labelled.both_wrong += 1
         else:
             judged.append((item, drawn(principles, seed, item.id) if principles else None))
     preferences = compare(judge, [_compared(item, principle) for item, principle in judged])
     for (item, principle), preference in zip(judged, preferences, strict=True):
         if preference.probability is None:
-            found.missing += 1
-            found.why = found.why or preference.why
+            labelled.missing += 1
+            labelled.why = labelled.why or preference.why
             continue
         named: Mapping[str, str] = {} if principle is None else {"principle": principle.name}
-        found.rows.append(pair_row(item.prompt, item.completions, round(preference.probability, 6), "judge", **named))
-    return found
+        labelled.rows.append(
+            pair_row(item.prompt, item.completions, round(preference.probability, 6), "judge", **named)
+        )
+    return labelled
 
 
 def _checked(item: Comparison, check: Check | None) -> set[bool]:

@@ -17,7 +17,7 @@ from vigneron.run_store.samples import Kind
 from vigneron.values import yes_or_no
 
 KINDS: tuple[Kind, ...] = ("train", "eval")
-Found = dict[str, tuple[Solution, bool | None]]
+Collected = dict[str, tuple[Solution, bool | None]]
 """By id: the solution, and whether it is right, where that is known."""
 
 
@@ -26,12 +26,14 @@ def solutions_of(
 ) -> tuple[list[Solution], list[str]]:
     """Solutions in the order of labelling, and notices. `by` names a run or model that scores them."""
     folder = source.expanduser()
-    found = _of_run(folder, separator, step) if folder.is_dir() else _of_file(source, separator)
-    if not found:
+    collected = _of_run(folder, separator, step) if folder.is_dir() else _of_file(source, separator)
+    if not collected:
         raise UserError(f"'{source}': no solution has a step")
-    if all(len(solution.steps) == 1 for solution, _ in found.values()):
+    if all(len(solution.steps) == 1 for solution, _ in collected.values()):
         raise UserError(f"'{source}': the separator {separator!r} occurs in no completion: set --separator")
-    solutions, right = zip(*(found[each] for each in sorted(found, key=lambda each: digest(seed, each))), strict=True)
+    solutions, right = zip(
+        *(collected[each] for each in sorted(collected, key=lambda each: digest(seed, each))), strict=True
+    )
     if by is None:
         return list(solutions), []
     unknown = f"'{source}': no solution is known to be wrong (`correct`): the highest scores come first"
@@ -39,29 +41,29 @@ def solutions_of(
     return [solutions[at] for at in order], [] if False in right else [unknown]
 
 
-def _of_run(folder: Path, separator: str, step: int | None) -> Found:
+def _of_run(folder: Path, separator: str, step: int | None) -> Collected:
     run = RunFolder.open(folder).path
-    prompts, found = prompts_of_run(run), dict[str, tuple[Solution, bool | None]]()
+    prompts, collected = prompts_of_run(run), dict[str, tuple[Solution, bool | None]]()
     with open_samples(run) as store:
         check_step(store, step)
         for kind in KINDS:
             for sample in samples_of_steps(store, kind, step):
-                _add(found, prompts.get(sample.prompt, sample.prompt), sample.completion, separator, sample.correct)
-    return found
+                _add(collected, prompts.get(sample.prompt, sample.prompt), sample.completion, separator, sample.correct)
+    return collected
 
 
-def _of_file(path: Path, separator: str) -> Found:
-    rows, found = read_rows(path), dict[str, tuple[Solution, bool | None]]()
+def _of_file(path: Path, separator: str) -> Collected:
+    rows, collected = read_rows(path), dict[str, tuple[Solution, bool | None]]()
     check_rows(rows, ["prompt", "completion"], f"'{path}'")
     for row in rows:
-        _add(found, row["prompt"], completion_text(row["completion"]), separator, row.get("correct"))
-    return found
+        _add(collected, row["prompt"], completion_text(row["completion"]), separator, row.get("correct"))
+    return collected
 
 
-def _add(found: Found, prompt: Any, completion: str, separator: str, correct: Any) -> None:
+def _add(collected: Collected, prompt: Any, completion: str, separator: str, correct: Any) -> None:
     if step_spans(completion, separator) and prompt:
         solution = Solution(prompt, completion, separator)
-        found.setdefault(solution.id, (solution, yes_or_no(correct)))
+        collected.setdefault(solution.id, (solution, yes_or_no(correct)))
 
 
 def _scores(by: str, solutions: Sequence[Solution]) -> list[float]:

@@ -57,30 +57,30 @@ def graded_pairs(
         return model.complete([conversation(None, p) for p in prompts], random)
 
     texts_of = {side: answers(side) for side in dict.fromkeys(side for level in levels for side in SIDES[level])}
-    found = GradedPairs()
+    graded = GradedPairs()
     for level in levels:
         pairs: list[tuple[int, str, str]] = []
         for number, (one, two) in enumerate(zip(*(texts_of[side] for side in SIDES[level]), strict=True)):
             if isinstance(one, Failure) or isinstance(two, Failure):
-                found.missing += 1
-                found.why = found.why or (one.why if isinstance(one, Failure) else two.why)
+                graded.missing += 1
+                graded.why = graded.why or (one.why if isinstance(one, Failure) else two.why)
             elif one.strip() == two.strip():
-                found.equal += 1
+                graded.equal += 1
             else:
                 pairs.append((number, one, two))
         probabilities: list[float | None] = [1.0] * len(pairs)
         if level == 3:
             assert judge is not None
-            asked = [Compared(prompts[n], one, two, by[n].text) for n, one, two in pairs]
-            preferences = compare(judge, asked)
+            comparisons = [Compared(prompts[n], one, two, by[n].text) for n, one, two in pairs]
+            preferences = compare(judge, comparisons)
             probabilities = [preference.probability for preference in preferences]
-            found.why = found.why or next((p.why for p in preferences if p.probability is None), None)
+            graded.why = graded.why or next((p.why for p in preferences if p.probability is None), None)
         for (number, one, two), probability in zip(pairs, probabilities, strict=True):
             if probability is None:
-                found.missing += 1
+                graded.missing += 1
                 continue
             texts = in_format_of(prompts[number], [one, two])
             named = {"principle": by[number].name, "level": level}
             by_whom: By = "judge" if level == 3 else "construction"
-            found.rows.append(pair_row(prompts[number], texts, round(probability, 6), by_whom, **named))
-    return found
+            graded.rows.append(pair_row(prompts[number], texts, round(probability, 6), by_whom, **named))
+    return graded

@@ -166,8 +166,8 @@ class ApplyReward:
             penalty_B = self._overlong(batch)
             rewards_B, metrics["reward/overlong"] = rewards_B + penalty_B, float(penalty_B.mean())
         if self._delimiter is not None:
-            found = [self._delimiter in completion_text(text) for text in batch.samples.completions]
-            metrics["completions/answered"] = sum(found) / len(found)
+            has_delimiter = [self._delimiter in completion_text(text) for text in batch.samples.completions]
+            metrics["completions/answered"] = sum(has_delimiter) / len(has_delimiter)
         return batch.with_signals(rewards_B=rewards_B, metrics={**batch.signals.metrics, **metrics}).with_samples(
             extras={**batch.samples.extras, **log.extras}
         )

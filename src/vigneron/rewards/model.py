@@ -119,9 +119,9 @@ def load_reward_scorer(name: str, kind: RewardModelKind, device: str) -> Policy:
     """The model of `reward.model` in float32. One of another kind is refused; a process model is a reward model too: it
     scores a text at its end."""
     scorer = load_reward_model(name, start=False, device=device, dtype="float32", key="reward.model")
-    found = reward_model_kind(scorer)
-    compares = found == "first_is_better"
-    if compares != (kind == "first_is_better") or (kind == "process" and found != "process"):
+    kind_of_scorer = reward_model_kind(scorer)
+    compares = kind_of_scorer == "first_is_better"
+    if compares != (kind == "first_is_better") or (kind == "process" and kind_of_scorer != "process"):
         what, kind_needed = ("compares two texts", "preference") if compares else ("scores one text", "model")
         raise UserError(f"reward.model: '{name}' {what}: set `reward.kind: {kind_needed}`")
     return scorer

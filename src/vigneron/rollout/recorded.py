@@ -39,7 +39,7 @@ def recorded_texts(policy: Policy, rows: Sequence[Row], of: str = "the step") ->
     texts = demonstrations(policy, given, of=of)
     known = [_token_ids(row.get("token_ids"), policy.causal.config.vocab_size) for row in rows]
     decoded = texts_of(policy.tokenizer, known)
-    found = []
+    as_written = []
     for row, text, ids, written in zip(rows, texts, known, decoded, strict=True):
         if ids and written == completion_text(row["completion"]):
             start = len(text.prompt_ids)
@@ -48,8 +48,8 @@ def recorded_texts(policy: Policy, rows: Sequence[Row], of: str = "the step") ->
         elif row.get("truncated") and not text.cut and len(text.completion_ids) > 1:
             start, stop = text.spans[-1]
             text = Demonstration(text.ids[:-1], (*text.spans[:-1], (start, stop - 1)))
-        found.append(text)
-    return found
+        as_written.append(text)
+    return as_written
 
 
 def _token_ids(given: Any, vocabulary: int) -> tuple[int, ...]:

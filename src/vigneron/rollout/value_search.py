@@ -78,12 +78,12 @@ def beam_search(search: ValueSearch, rows: Sequence[Row], *, beams: int, expand:
     """Each round continues every unfinished beam `expand` times up to the next separator, and keeps the `beams`
     candidates with the highest value; the answer is the best finished one."""
     prompts = prompts_token_ids(search.policy.tokenizer, [row["prompt"] for row in rows])
-    found = [[Beam(())] for _ in rows]
+    kept = [[Beam(())] for _ in rows]
     for number in range(search.max_new_tokens):
         # The numbers of a beam's samples do not depend on which beams of other rows are open.
         open_beams = [
             (at, beam, (at * beams + place) * expand)
-            for at, own in enumerate(found)
+            for at, own in enumerate(kept)
             for place, beam in enumerate(own)
             if not beam.done
         ]
@@ -97,13 +97,13 @@ def beam_search(search: ValueSearch, rows: Sequence[Row], *, beams: int, expand:
                 "an answer (--separator), or use --best-of"
             )
         values = search.values([(prompts[at], beam.ids) for at, beam in grown])
-        for at, own in enumerate(found):
+        for at, own in enumerate(kept):
             candidates = {beam.ids: beam for beam in own if beam.done}
             for (place, beam), value in zip(grown, values, strict=True):
                 if place == at:
                     candidates.setdefault(beam.ids, Beam(beam.ids, value, beam.done, beam.truncated))
             own[:] = sorted(candidates.values(), key=lambda beam: -beam.value)[:beams]
-    best = [own[0] for own in found]
+    best = [own[0] for own in kept]
     texts = texts_of(search.policy.tokenizer, [beam.ids for beam in best])
     whole = [
         Demonstration((*p, *beam.ids), ((len(p), len(p) + len(beam.ids)),), beam.truncated)

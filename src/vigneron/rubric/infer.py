@@ -86,8 +86,8 @@ def similarity(one: frozenset[str], other: frozenset[str]) -> float:
 
 def score_principles(judge: Judge, proposals: Sequence[tuple[str, int]], pairs: Sequence[Row]) -> list[Tested]:
     """Every principle on every pair, in both orders; the best first. A tie counts half, a missing label is left out."""
-    asked = [Compared(row["prompt"], *_texts(row), principle=text) for text, _ in proposals for row in pairs]
-    preferences = compare(judge, asked)
+    comparisons = [Compared(row["prompt"], *_texts(row), principle=text) for text, _ in proposals for row in pairs]
+    preferences = compare(judge, comparisons)
     tested = []
     for place, (text, count) in enumerate(proposals):
         of_text = preferences[place * len(pairs) : (place + 1) * len(pairs)]

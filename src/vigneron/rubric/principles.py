@@ -61,12 +61,12 @@ def _bundled() -> Traversable:
 
 def read_principles(path: str | Path, *, only: str | None = None) -> list[Principle]:
     """The principles of a file, or of a bundled one by its name; `only` the one of that name."""
-    found = parse_principles(_text(path), str(path), json=Path(path).suffix == ".json").principles
+    principles = parse_principles(_text(path), str(path), json=Path(path).suffix == ".json").principles
     if only is None:
-        return found
-    chosen = [principle for principle in found if principle.name == only]
+        return principles
+    chosen = [principle for principle in principles if principle.name == only]
     if not chosen:
-        known = did_you_mean(only, [principle.name for principle in found])
+        known = did_you_mean(only, [principle.name for principle in principles])
         raise UserError(f"--principle: '{path}' has no principle '{only}'{known}")
     return chosen
 

@@ -145,14 +145,17 @@ def digit_probabilities(positions: Sequence[Sequence[tuple[bytes, float]]], samp
     token 1 counts as 1.
     """
     at = next((place for place, token in enumerate(sampled) if token.strip()), len(sampled))
-    found = [0.0] * 10
+    probabilities = [0.0] * 10
     for token, logprob in positions[at] if at < len(positions) else ():
         if token.strip() in DIGITS:
-            found[DIGITS.index(token.strip())] += math.exp(min(0.0, logprob))
+            probabilities[DIGITS.index(token.strip())] += math.exp(min(0.0, logprob))
     if at + 1 < len(positions) and sampled[at].strip() == b"1":
         becomes_ten = min(1.0, sum(math.exp(min(0.0, p)) for token, p in positions[at + 1] if token == b"0"))
-        found[0], found[9] = found[0] * (1 - becomes_ten), found[9] + found[0] * becomes_ten
-    return found
+        probabilities[0], probabilities[9] = (
+            probabilities[0] * (1 - becomes_ten),
+            probabilities[9] + probabilities[0] * becomes_ten,
+        )
+    return probabilities
 
 
 def parse_text(text: str) -> str:

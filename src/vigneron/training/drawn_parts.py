@@ -25,13 +25,13 @@ def read_parts(file: Path | None, drawn_with: str, parse: Callable[[Any], Part])
     if file is None or not file.is_file():
         return []
     lines = file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]  # without a last line that a kill cut
-    found: list[Part] = []
+    parts: list[Part] = []
     with suppress(ValueError, TypeError, KeyError, IndexError):
         if parse_json(lines[0])["drawn_with"] != drawn_with:
             return []
         for line in lines[1:]:
-            found.append(parse(parse_json(line)))
-    return found
+            parts.append(parse(parse_json(line)))
+    return parts
 
 
 def write_parts(file: Path, drawn_with: str, parts: Iterable[Any]) -> None:
