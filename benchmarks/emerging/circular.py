@@ -8,16 +8,15 @@ Set-up. The base is SmolLM2-135M, fine-tuned on 16 prompts to answer rock 60 %, 
 time. No answer beats all others, so no reward of one text has these preferences; the balanced mix (1/3 each) cannot be
 beaten.
 
-    sppo_1           SPPO, η = 1, 400 steps, a round per step, all samples; the win rate by the true probabilities
-    sppo_1000        the same with the paper's η = 1000, best and worst sample
+    sppo             SPPO, η = 1, 400 steps, a round per step, all samples; the win rate by the true probabilities
     dpo              DPO on 480 pairs of the base's answers, the winner drawn by the true probabilities, 60 steps
     reward_model     a Bradley-Terry model of the same pairs, then GRPO by it, 60 steps
 
 Measured: the shares of the three words among 512 samples at temperature 1 after training (`last`), and their mean over
 the steps (`mean`); exploitability, the win rate of the best answer against the mix minus ½: 0 for the balanced mix, 0.4
 for a single word; what is no word of the three loses. `words`: the share of samples that are one of the three. The
-learning rates were chosen with another seed: of sppo_1 and sppo_1000 by the exploitability of the mean over steps, of
-dpo by its loss on other pairs (`pair_loss`). The policy of reward_model has its highest reward with one word alone.
+learning rates were chosen with another seed: of sppo by the exploitability of the mean over steps, of dpo by
+its loss on other pairs (`pair_loss`). The policy of reward_model has its highest reward with one word alone.
 
 Decision rule, before the runs. SPPO shows its worth if the exploitability of its mean over steps is below the base's
 and below the last of dpo and of reward_model, by intervals of the paired differences that exclude 0.
@@ -45,7 +44,7 @@ WORDS = ("rock", "paper", "scissors")
 BEATS = {"rock": "scissors", "scissors": "paper", "paper": "rock"}
 BASE = {"rock": 0.6, "paper": 0.25, "scissors": 0.15}
 STRONG = 0.9
-ARMS = ("sppo_1", "sppo_1000", "dpo", "reward_model")
+ARMS = ("sppo", "dpo", "reward_model")
 NAMES = (
     "Anna",
     "Ben",
@@ -65,8 +64,8 @@ NAMES = (
     "Pia",
 )
 PROMPTS = [f"{name} plays rock, paper, scissors and shows" for name in NAMES]
-RATES = {"sppo_1": 3e-7, "sppo_1000": 1e-6, "dpo": 1e-6, "reward_model": 1e-5}
-TRIED = {"sppo_1": (5e-8, 1e-7, 2e-7, 4e-7), "sppo_1000": (1e-7, 1e-6), "dpo": (3e-7, 1e-6, 5e-6), "reward_model": ()}
+RATES = {"sppo": 1e-7, "dpo": 1e-6, "reward_model": 1e-5}
+TRIED = {"sppo": (1e-7, 2e-7, 4e-7), "dpo": (3e-7, 1e-6, 5e-6), "reward_model": ()}
 COLUMNS = (
     "exploitability_mean",
     "exploitability_last",
@@ -207,9 +206,8 @@ class Circular:
         rule = "letter_win_rate" if self.small else "win_rate"
         by_rule = {"kind": "python", "function": f"benchmarks.emerging.circular:{rule}"}
         name, rate = f"{run}-{seed}", {"actor_lr": lr}
-        if arm.startswith("sppo"):
-            eta = float(arm.removeprefix("sppo_"))
-            method = {"name": "sppo", "eta": eta, "samples": "all" if eta == 1 else "best_and_worst"}
+        if arm == "sppo":
+            method = {"name": "sppo", "eta": 1.0, "samples": "all"}
             common["steps"] = self.sppo_steps
             keys = {"method": method, "reward": by_rule, "data": {"train": prompts}, "optimizer": rate}
             return self.figures(self.trained(name, prompts_per_step=16, **keys, **common))
@@ -269,7 +267,7 @@ def main(given: Sequence[str] | None = None) -> None:
     # The rule compares the mean over SPPO's steps with where the others end.
     compared = [{**r, "exploitability": r.get("exploitability_mean", r["exploitability_last"])} for r in records.read()]
     for other in ("base", "dpo", "reward_model"):
-        print(difference(compared, "sppo_1", other, "exploitability"))
+        print(difference(compared, "sppo", other, "exploitability"))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "success": {"by": "success"},
 }
 DEFAULT_ARMS = tuple(name for name in ARMS if name != "success")
-RATES = dict.fromkeys(ARMS, 1e-5)
+RATES = dict.fromkeys(ARMS, 3e-6)
 TRIED = dict.fromkeys(ARMS, (3e-6, 1e-5, 2e-5))
 
 
