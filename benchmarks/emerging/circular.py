@@ -15,8 +15,8 @@ beaten.
 Measured: the shares of the three words among 512 samples at temperature 1 after training (`last`), and their mean over
 the steps (`mean`); exploitability, the win rate of the best answer against the mix minus ½: 0 for the balanced mix, 0.4
 for a single word; what is no word of the three loses. `words`: the share of samples that are one of the three. The
-learning rates were chosen with another seed: of sppo by the exploitability of the mean over steps, of dpo by
-its loss on other pairs (`pair_loss`). The policy of reward_model has its highest reward with one word alone.
+learning rate of sppo was chosen with another seed by the exploitability of the mean over steps; `--tune` gives dpo's
+loss on other pairs too (`pair_loss`). The policy of reward_model has its highest reward with one word alone.
 
 Decision rule, before the runs. SPPO shows its worth if the exploitability of its mean over steps is below the base's
 and below the last of dpo and of reward_model, by intervals of the paired differences that exclude 0.

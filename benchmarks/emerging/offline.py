@@ -40,7 +40,7 @@ from benchmarks.emerging.records import Record, Records, arguments, arm_and_rate
 from vigneron.errors import UserError
 
 ARMS = ("reinforce", "topr", "rejection", "dpo", "oreo", "a_star_po")
-RATES = {"reinforce": 1e-6, "topr": 1e-5, "rejection": 1e-5, "dpo": 3e-7, "oreo": 1e-6, "a_star_po": 1e-5}
+RATES = {"reinforce": 1e-7, "topr": 1e-5, "rejection": 1e-5, "dpo": 3e-7, "oreo": 1e-6, "a_star_po": 3e-6}
 TRIED = {
     **dict.fromkeys(ARMS, (3e-6, 1e-5, 3e-5)),
     "reinforce": (1e-7, 3e-7, 1e-6, 3e-6, 1e-5),

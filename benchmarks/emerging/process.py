@@ -45,7 +45,7 @@ RECORDS = "process.jsonl"
 PARTS = ("best_of", "active", "pspo")
 SHAPES = ("min", "pspo", "pspo_released")
 COUNTS = (500, 2000)
-RATES = {"scorer": 1e-4, "grpo": 3e-6}
+RATES = {"scorer": 1e-4, "grpo": 1e-6}
 TRIED = {"scorer": (1e-5, 3e-5, 1e-4, 3e-4), "grpo": (1e-6, 3e-6, 1e-5)}
 Row = dict[str, Any]
 

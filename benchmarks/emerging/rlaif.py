@@ -45,7 +45,7 @@ from benchmarks.emerging.records import (
 NOISES = ("0", "0.2", "0.4")
 KINDS = ("model", "direct")
 ARMS = tuple(f"{kind}-{noise}" for noise in NOISES for kind in KINDS)
-RATES = {**dict.fromkeys(ARMS, 3e-6), "scorer": 1e-4}
+RATES = {**{arm: 1e-6 if arm.startswith("model") else 3e-6 for arm in ARMS}, "scorer": 1e-4}
 TRIED = {"scorer": (1e-5, 3e-5, 1e-4, 3e-4), "model-0": (1e-6, 3e-6), "direct-0": (3e-6, 1e-5, 2e-5)}
 SAMPLES = 8
 PAIRS_A_PROMPT = 2
