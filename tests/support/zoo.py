@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from support.tiny_models import VOCABULARY, byte_tokenizer
+from vigneron.policy.bundled import quiet_transformers
 
 WINDOW = 16
 CONTEXT = 64
@@ -191,6 +192,7 @@ def zoo_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> P
 def zoo_folder(name: str, place: Path, seed: int = 0) -> Path:
     """A folder as `save_pretrained` writes it, with a tokenizer of one token a byte."""
     folder = place / name.replace("/", "-").replace(" ", "-")
-    zoo_model(name, seed).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
+    with quiet_transformers():
+        zoo_model(name, seed).save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
     return folder

@@ -92,7 +92,8 @@ def _first_above(
     cumulative_NK = weights_NK.cumsum(-1)
     total_N = cumulative_NK[:, -1]
     target_N = torch.minimum(target_N, torch.nextafter(total_N, torch.zeros_like(total_N)))
-    at_N1 = torch.searchsorted(cumulative_NK, target_N[:, None], right=True)
+    # NaN weights have no such index: an index outside would be an error of the device. The result is then NaN too.
+    at_N1 = torch.searchsorted(cumulative_NK, target_N[:, None], right=True).clamp(max=weights_NK.shape[-1] - 1)
     before_N1 = cumulative_NK.gather(-1, at_N1) - weights_NK.gather(-1, at_N1)
     return (target_N - before_N1[:, 0]).clamp(min=0), at_N1[:, 0]
 

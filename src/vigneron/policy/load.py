@@ -1,5 +1,6 @@
 """Load a model to train: a hub id, a folder, or a bundled model."""
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +19,8 @@ from vigneron.policy.packing import can_share_prompts
 
 LARGEST_CONFIG = 2**24
 MOST_LAYERS = 10_000
+LAYER_COUNT = r"(?<!per_)layers?$"
+"""Config keys that count layers: `num_hidden_layers`, `n_layer`; not `vocab_size_per_layer_input`."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def _check_layer_count(file: Path, where: str) -> None:
     except (OSError, ValueError):
         return
     parts = [part for part in (config, *config.values()) if isinstance(part, dict)] if isinstance(config, dict) else []
-    numbers = [value for part in parts for name, value in part.items() if "layer" in str(name)]
+    numbers = [value for part in parts for name, value in part.items() if re.search(LAYER_COUNT, str(name))]
     if any(isinstance(number, int) and number > MOST_LAYERS for number in numbers):
         raise UserError(f"{where} claims more than {MOST_LAYERS:,} layers in its config.json")
 
@@ -115,6 +118,7 @@ def load_policy(
     where = resolve_device(device)
     blank = shared and not ranks.is_rank0()
     model, tokenizer = _load_pretrained(name, blank, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    _freeze_encoders(model)
     if chat == "minted":
         add_chat_tokens(model, tokenizer)
     if lora is not None:
@@ -159,7 +163,7 @@ def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torc
     config = model.config
     generation = getattr(model, "generation_config", None)
     ends: set[int] = set()
-    for source in (config, generation, tokenizer):
+    for source in (config, config.get_text_config(), generation, tokenizer):
         ids = getattr(source, "eos_token_id", None)
         listed = ids if isinstance(ids, list | tuple) else [] if ids is None else [ids]
         if not all(isinstance(one, int) for one in listed):
@@ -172,7 +176,7 @@ def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torc
 
 def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote_code: bool) -> tuple[Any, Any]:
     """`blank`: on the meta device, without reading weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     source = model_source(name)
     options = {"trust_remote_code": trust_remote_code}
@@ -181,7 +185,7 @@ def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote
             config = AutoConfig.from_pretrained(source, **options)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             tokenizer("a")  # invalid settings fail on first use
-            model = AutoModelForCausalLM.from_pretrained(
+            model = auto_class(config).from_pretrained(
                 source,
                 config=config,
                 dtype=torch.float32,
@@ -194,11 +198,38 @@ def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote
     return model, tokenizer
 
 
+def auto_class(config: Any) -> Any:
+    """The auto class that loads a model with a language model's head: some composite models have only one of images
+    and text."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    composite = config.get_text_config() is not config
+    known = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForImageTextToText if composite and not known else AutoModelForCausalLM
+
+
+def encoder_names(model: Any) -> list[str]:
+    """Of a composite model: the modules that belong to images and sounds, which texts do not train."""
+    if model.config.get_text_config() is model.config:
+        return []
+    text = {id(module) for module in model.get_decoder().modules()} | {id(model.get_output_embeddings())}
+    holds_text = {name for name, module in model.named_modules() if any(id(m) in text for m in module.modules())}
+    outside = [name for name, module in model.named_modules() if name not in holds_text]
+    return [name for name in outside if name.rpartition(".")[0] in holds_text]
+
+
+def _freeze_encoders(model: Any) -> None:
+    for name in encoder_names(model):
+        model.get_submodule(name).requires_grad_(False)
+
+
 def _add_lora(model: Any, lora: Lora) -> Any:
     from peft import LoraConfig, get_peft_model
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     options: dict[str, Any] = {"lora_alpha": lora.alpha}  # annotated as int in peft, but any number works
+    if encoders := encoder_names(model):
+        options["exclude_modules"] = rf"({'|'.join(map(re.escape, encoders))})(\..*)?"
     config = LoraConfig(
         r=lora.rank,
         target_modules=targets,

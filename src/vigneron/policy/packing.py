@@ -118,13 +118,13 @@ def _allowed(owner_RS: Int[Tensor, "R S"], bundle_RS: Int[Tensor, "R S"]) -> Boo
 def can_share_prompts(policy: Policy) -> bool:
     """Whether the model respects the packed mask: computes two completions of one prompt together and compares the
     second with the same completion alone. Some layers ignore a mask."""
-    if not has_full_attention(policy.causal.config):
+    if not has_full_attention(policy.text_config):
         return False
 
     def ids(*numbers: int) -> Tensor:
         return to_device([numbers], policy.device)
 
-    size = policy.causal.config.vocab_size
+    size = policy.text_config.vocab_size
     prompt, one, two = ([i % size for i in numbers] for numbers in (range(1, 4), range(4, 9), range(9, 14)))
     owner_RS = ids(*[0] * 3, *[1] * 5, *[2] * 5)
     try:

@@ -40,13 +40,19 @@ class InferenceModel:
         self.attentions = self._find_attentions()
 
     def _merge_adapters(self, causal: Any) -> None:
-        """Replace each adapted layer by a plain one with the weight base + delta."""
+        """Replace each adapted layer by a plain one with the weight base + delta. Of a layer with several adapted
+        parameters, such as experts, peft's wrappers contain each other."""
+        merged: tuple[str, ...] = ()
         for name, module in list(causal.named_modules()):
-            if not hasattr(module, "get_delta_weight"):
+            if not hasattr(module, "get_delta_weight") or name.startswith(merged):
                 continue
+            merged = (*merged, f"{name}.")
             owner, _, attribute = name.rpartition(".")
-            plain = self.model.get_submodule(name).base_layer
-            plain.weight = self._copy_of(plain.weight, partial(merged_weight, module))
+            plain = self.model.get_submodule(name).get_base_layer()
+            for wrapper in wrappers_of(module):
+                parameter = adapted_parameter(wrapper)
+                copy = self._copy_of(getattr(plain, parameter), partial(merged_weight, wrapper))
+                setattr(plain, parameter, copy)
             setattr(self.model.get_submodule(owner), attribute, plain)
 
     def _copy_matrices(self) -> None:
@@ -75,7 +81,7 @@ class InferenceModel:
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         self.hidden(one, one, discover=modules)
         shapes = {(heads, size) for _, heads, size in modules}
-        if len(modules) != self.model.config.num_hidden_layers or len(shapes) != 1:
+        if len(modules) != self.model.config.get_text_config().num_hidden_layers or len(shapes) != 1:
             raise Unsupported("custom attention")
         return modules
 
@@ -130,9 +136,23 @@ def _itself(master: Tensor) -> Tensor:
     return master
 
 
+def wrappers_of(adapted: Any) -> list[Any]:
+    """An adapted layer, and the ones inside of it that adapt other parameters of the same layer."""
+    found = []
+    while hasattr(adapted, "get_delta_weight"):
+        found.append(adapted)
+        adapted = adapted.base_layer
+    return found
+
+
+def adapted_parameter(adapted: Any) -> str:
+    """The name of the parameter that a peft layer adapts."""
+    return getattr(adapted, "parameter_name", "weight")
+
+
 def merged_weight(adapted: Any) -> Tensor:
     """The weight of an adapted layer with its active adapters merged."""
-    weight = adapted.base_layer.weight
+    weight = getattr(adapted.get_base_layer(), adapted_parameter(adapted))
     for adapter in () if adapted.disable_adapters else adapted.active_adapters:
         weight = weight + adapted.get_delta_weight(adapter).to(weight.dtype)
     return weight

@@ -9,8 +9,8 @@ from torch import Tensor
 from vigneron.core.draws import Sampling
 from vigneron.core.masked import length_mask
 from vigneron.distributed import ranks
-from vigneron.errors import UserError
-from vigneron.policy.model import Policy
+from vigneron.errors import UserError, first_line
+from vigneron.policy.model import Policy, replaces_attention
 from vigneron.rollout.engine.cached_attention import Unsupported
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
@@ -36,7 +36,13 @@ def sample(
     check_lengths(policy, prompt_ids, max_new_tokens)
     names = list(sample_ids) if sample_ids is not None else list(range(len(prompt_ids)))
     request = Request(prompt_ids, max_new_tokens, sampling, seed, step, names, microbatch_tokens)
-    return sampler_of(policy).sample(request).trimmed()
+    done = sampler_of(policy).sample(request).trimmed()
+    if broken := int((~done.behaviour_BT.isfinite()).any(1).sum()):
+        raise UserError(
+            f"the model's logits are NaN or infinite in {broken} of {len(names)} samples: its weights are damaged, or "
+            "training has diverged; resume from an earlier checkpoint with a lower learning rate"
+        )
+    return done
 
 
 def sample_on_all_ranks(policy: Policy, prompt_ids: Sequence[Sequence[int]], **options: Any) -> Completions:
@@ -97,16 +103,19 @@ def sampler_of(policy: Policy) -> Sampler:
 
 def _make_sampler(policy: Policy) -> Sampler:
     try:
-        if not getattr(type(policy.causal), "_supports_attention_backend", False):
+        if not replaces_attention(policy.causal):
             raise Unsupported("custom attention")
         engine = Engine(policy)
         _check(policy, engine)
-    except Unsupported as reason:
+    except (torch.OutOfMemoryError, UserError):
+        raise
+    except Exception as error:  # any model is possible: what the engine cannot build or run, `generate` may
+        why = str(error) if isinstance(error, Unsupported) else f"layers that fail in it: {first_line(error)}"
         if policy.sharding is not None:
             raise UserError(
-                f"scale.shard: the engine cannot sample from this model, it has {reason}: set scale.shard=1"
+                f"scale.shard: the engine cannot sample from this model, it has {why}: set scale.shard=1"
             ) from None
-        return GenerateSampler(policy, str(reason))
+        return GenerateSampler(policy, why)
     if policy.compiled:
         engine.compile()
     return engine
@@ -115,7 +124,7 @@ def _make_sampler(policy: Policy) -> Sampler:
 @torch.no_grad()
 def _check(policy: Policy, engine: Engine) -> None:
     """Raise `Unsupported` if sampled log-probs, in rows of different lengths, are not those of a plain forward pass."""
-    vocabulary = policy.causal.config.vocab_size
+    vocabulary = policy.text_config.vocab_size
     prompts = [[1 % vocabulary, 2 % vocabulary, 3 % vocabulary], [4 % vocabulary]]
     done = engine.sample(Request(prompts, 3, None, 0, 0, [0, 1], 64))
     for row, prompt in enumerate(prompts):
