@@ -57,7 +57,9 @@ def shard_policy(policy: Policy, shard: int) -> None:
         return
     model, device = policy.model, policy.device
     _match_rank0(model)
-    policy.shares_prompts = ranks.run_on_rank0(lambda: policy.shares_prompts)
+    policy.shares_prompts, policy.own_attention = ranks.run_on_rank0(
+        lambda: (policy.shares_prompts, policy.own_attention)
+    )
     for module in model.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else _broadcast(buffer, device)
