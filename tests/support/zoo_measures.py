@@ -108,8 +108,10 @@ def gradient_difference(policy: Policy, reference: Any, longest: int) -> float:
 
 def reference_of(policy: Policy, folder: Path) -> Any:
     kind = type(policy.causal)
+    # transformers adds ALiBi twice in Falcon's eager attention: to the scores and to the mask.
+    attention = "sdpa" if getattr(policy.causal.config, "alibi", False) else "eager"
     with quiet_transformers():
-        return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
 
 
 def with_random_adapter(folder: Path) -> Policy:

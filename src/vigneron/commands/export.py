@@ -166,7 +166,9 @@ def _load_with_transformers(draft: Path, trained: Trained) -> tuple[Any, Any]:
     options = {"trust_remote_code": trained.config.model.trust_remote_code}
     with quiet_transformers():
         scorer = trained.config.method.trains == "scorer"
-        kind = AutoModelForSequenceClassification if scorer else auto_class(AutoConfig.from_pretrained(draft, **options))
+        kind = (
+            AutoModelForSequenceClassification if scorer else auto_class(AutoConfig.from_pretrained(draft, **options))
+        )
         model = kind.from_pretrained(draft, dtype=torch.float32, use_safetensors=True, **options).eval()
         return model, AutoTokenizer.from_pretrained(draft, **options)
 

@@ -218,6 +218,12 @@ def encoder_names(model: Any) -> list[str]:
     return [name for name in outside if name.rpartition(".")[0] in holds_text]
 
 
+def _router_names(model: Any) -> list[str]:
+    """Linear layers with another output than a product, which an adapter cannot be added to: some routers of experts."""
+    linear = [(name, type(module)) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    return [name for name, kind in linear if kind.forward is not torch.nn.Linear.forward]
+
+
 def _freeze_encoders(model: Any) -> None:
     for name in encoder_names(model):
         model.get_submodule(name).requires_grad_(False)
@@ -228,8 +234,8 @@ def _add_lora(model: Any, lora: Lora) -> Any:
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     options: dict[str, Any] = {"lora_alpha": lora.alpha}  # annotated as int in peft, but any number works
-    if encoders := encoder_names(model):
-        options["exclude_modules"] = rf"({'|'.join(map(re.escape, encoders))})(\..*)?"
+    if excluded := [*encoder_names(model), *_router_names(model)]:
+        options["exclude_modules"] = rf"({'|'.join(map(re.escape, excluded))})(\..*)?"
     config = LoraConfig(
         r=lora.rank,
         target_modules=targets,

@@ -3,7 +3,7 @@
 The master weights are never changed. `refresh` updates the copies in place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -14,15 +14,18 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from vigneron.distributed import ranks
-from vigneron.policy.model import Policy, model_logits, precision
+from vigneron.policy.attention import Unsupported, may_have_windows, text_config
+from vigneron.policy.model import Policy, model_logits, precision, trunk_of
 from vigneron.rollout.engine import cached_attention
-from vigneron.rollout.engine.cached_attention import Unsupported
+from vigneron.rollout.engine.cached_attention import Layer
+from vigneron.rollout.engine.slot_cache import SlotCache
 
 Source = Callable[[], Tensor]
 
 
 class InferenceModel:
-    """A copy of the model's structure with cached attention; see `cached_attention`."""
+    """A copy of the model's structure with cached attention; see `cached_attention`, and `slot_cache` for models that
+    have only their own."""
 
     def __init__(self, policy: Policy) -> None:
         self.dtype = policy.compute_dtype
@@ -32,11 +35,14 @@ class InferenceModel:
         self._refresh(self._gathered)
         self._policy, self._version = policy, policy.version
         self.model = deepcopy(causal, {id(p): p for p in causal.parameters()}).eval()
-        self.model.config._attn_implementation = cached_attention.NAME
+        self.own_attention = policy.own_attention
+        if self.own_attention:
+            self.model.config._attn_implementation = cached_attention.NAME
         self._merge_adapters(causal)
         if self.dtype == torch.bfloat16:
             self._copy_matrices()
         self.refresh()
+        self.attentions: list[Layer] = []
         self.attentions = self._find_attentions()
 
     def _merge_adapters(self, causal: Any) -> None:
@@ -75,15 +81,20 @@ class InferenceModel:
         return copy
 
     @torch.no_grad()
-    def _find_attentions(self) -> list[tuple[nn.Module, int, int]]:
-        """The attention modules in order, with their numbers of key heads and head sizes."""
-        modules: list[tuple[nn.Module, int, int]] = []
+    def _find_attentions(self) -> list[Layer]:
+        """The attention modules in order, with the shapes of their caches."""
+        config = text_config(self.model)
+        if not self.own_attention and may_have_windows(config):
+            raise Unsupported("local attention of its own kind")
+        layers: list[Layer] = []
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        self.hidden(one, one, discover=modules)
-        shapes = {(heads, size) for _, heads, size in modules}
-        if len(modules) != self.model.config.get_text_config().num_hidden_layers or len(shapes) != 1:
-            raise Unsupported("custom attention")
-        return modules
+        try:
+            self.hidden(one, one, discover=layers)
+        except Exception as error:  # any model is possible
+            raise Unsupported("attention of its own kind") from error
+        if len(layers) != config.num_hidden_layers:
+            raise Unsupported("recurrent layers" if layers else "attention of its own kind")
+        return layers
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -98,16 +109,18 @@ class InferenceModel:
             chunk = copies[start : start + 32]
             torch._foreach_copy_([copy for copy, _ in chunk], [source() for _, source in chunk])
 
-    def attach(self, keys: Tensor, values: Tensor) -> None:
-        """Give each layer its slice of a cache [L, rows, key heads, slots, D]."""
-        for layer, (module, _, _) in enumerate(self.attentions):
-            module.vigneron_keys, module.vigneron_values = keys[layer], values[layer]
+    def attach(self, planes: Sequence[Tensor]) -> None:
+        """Give each layer its part of the cache, as keys and values [rows, key heads, slots, size] in turn."""
+        for number, layer in enumerate(self.attentions):
+            layer.module.vigneron_keys, layer.module.vigneron_values = planes[2 * number : 2 * number + 2]
 
     def hidden(self, ids_RS: Int[Tensor, "R S"], positions_RS: Int[Tensor, "R S"], **cache: Any) -> Tensor:
+        options: dict[str, Any] = {"use_cache": False, "attention_mask": None, **cache}
+        if not self.own_attention:
+            slots = SlotCache([layer.module for layer in self.attentions], **cache)
+            options = {"use_cache": True, "attention_mask": slots.mask(), "past_key_values": slots}
         with precision(self.device, self.dtype):
-            out = self.model.base_model(
-                input_ids=ids_RS, position_ids=positions_RS, use_cache=False, attention_mask=None, **cache
-            )
+            out = trunk_of(self.model)(input_ids=ids_RS, position_ids=positions_RS, **options)
         return out.last_hidden_state
 
     def logits(self, hidden_NH: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:

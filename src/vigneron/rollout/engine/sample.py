@@ -10,8 +10,8 @@ from vigneron.core.draws import Sampling
 from vigneron.core.masked import length_mask
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
-from vigneron.policy.model import Policy, replaces_attention
-from vigneron.rollout.engine.cached_attention import Unsupported
+from vigneron.policy.attention import Unsupported, shrunken_windows, text_config
+from vigneron.policy.model import Policy, attention_fits
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
 from vigneron.rollout.engine.request import Completions, Request, Sampler
@@ -103,10 +103,12 @@ def sampler_of(policy: Policy) -> Sampler:
 
 def _make_sampler(policy: Policy) -> Sampler:
     try:
-        if not replaces_attention(policy.causal):
-            raise Unsupported("custom attention")
+        if policy.own_attention is None:
+            policy.own_attention = attention_fits(policy)
         engine = Engine(policy)
-        _check(policy, engine)
+        with shrunken_windows(policy.causal, engine.model):
+            _check(policy, engine)
+        engine.clear_graphs()  # of the small windows
     except (torch.OutOfMemoryError, UserError):
         raise
     except Exception as error:  # any model is possible: what the engine cannot build or run, `generate` may
@@ -123,15 +125,21 @@ def _make_sampler(policy: Policy) -> Sampler:
 
 @torch.no_grad()
 def _check(policy: Policy, engine: Engine) -> None:
-    """Raise `Unsupported` if sampled log-probs, in rows of different lengths, are not those of a plain forward pass."""
-    vocabulary = policy.text_config.vocab_size
-    prompts = [[1 % vocabulary, 2 % vocabulary, 3 % vocabulary], [4 % vocabulary]]
-    done = engine.sample(Request(prompts, 3, None, 0, 0, [0, 1], 64))
+    """Raise `Unsupported` if sampled log-probs, in rows of different lengths, are not those of a plain forward pass.
+    One prompt is longer than a shrunken window, one completion grows beyond it."""
+    size = text_config(policy.causal).vocab_size
+    prompts = [[i % size for i in range(1, 8)], [8 % size]]
+    try:
+        done = engine.sample(Request(prompts, 6, None, 0, 0, [0, 1], 64))
+    except UserError:
+        raise
+    except Exception as error:  # any model is possible
+        raise Unsupported("attention that the engine does not reproduce") from error
     for row, prompt in enumerate(prompts):
         completion = done.ids_BT[row, : int(done.lengths_B[row])]
         ids = torch.cat([torch.tensor(prompt, device=policy.device), completion])[None]
         positions = torch.arange(ids.shape[1], device=policy.device)[None]
-        logprobs = policy.logits(policy.hidden(ids, positions))[0].log_softmax(-1)
+        logprobs = policy.logits(policy.trunk(ids, positions))[0].log_softmax(-1)
         expected = logprobs[len(prompt) - 1 : -1].gather(1, completion[:, None])[:, 0]
         tolerance = 0.05 if policy.compute_dtype == torch.bfloat16 else 1e-3
         if (done.behaviour_BT[row, : len(completion)] - expected).abs().mean() > tolerance:
