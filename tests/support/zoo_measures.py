@@ -1,4 +1,4 @@
-"""What Vigneron does with a model of the zoo, measured against transformers alone: the rows of docs/reference/models.md.
+"""What Vigneron does with a model of the zoo, held against transformers: the rows of docs/reference/models.md.
 
 The reference is the model as `from_pretrained` loads it, in float32 with eager attention, one text at a time.
 """

@@ -22,6 +22,9 @@ MOST_LAYERS = 10_000
 LAYER_COUNT = r"(?<!per_)layers?$"
 """Config keys that count layers: `num_hidden_layers`, `n_layer`; not `vocab_size_per_layer_input`."""
 
+FUSED_OUTPUT = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Model types whose output projections peft refuses to adapt."""
+
 
 @dataclass(frozen=True)
 class Lora:
@@ -218,10 +221,16 @@ def encoder_names(model: Any) -> list[str]:
     return [name for name in outside if name.rpartition(".")[0] in holds_text]
 
 
-def _router_names(model: Any) -> list[str]:
-    """Linear layers with another output than a product, which an adapter cannot be added to: some routers of experts."""
+def _not_adaptable(model: Any) -> list[str]:
+    """Linear layers that adapters cannot be added to: routers of experts with another output than a product, and what
+    the kernels of Mamba read directly."""
     linear = [(name, type(module)) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    return [name for name, kind in linear if kind.forward is not torch.nn.Linear.forward]
+    fused = ".out_proj" if model.config.model_type in FUSED_OUTPUT else None
+    return [
+        name
+        for name, kind in linear
+        if kind.forward is not torch.nn.Linear.forward or (fused is not None and name.endswith(fused))
+    ]
 
 
 def _freeze_encoders(model: Any) -> None:
@@ -234,7 +243,10 @@ def _add_lora(model: Any, lora: Lora) -> Any:
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     options: dict[str, Any] = {"lora_alpha": lora.alpha}  # annotated as int in peft, but any number works
-    if excluded := [*encoder_names(model), *_router_names(model)]:
+    excluded = encoder_names(model)
+    if lora.targets == "all-linear":  # of targets that were named, peft explains what is wrong with them
+        excluded += _not_adaptable(model)
+    if excluded:
         options["exclude_modules"] = rf"({'|'.join(map(re.escape, excluded))})(\..*)?"
     config = LoraConfig(
         r=lora.rank,

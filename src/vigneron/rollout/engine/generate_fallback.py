@@ -29,7 +29,10 @@ class GenerateSampler:
     def sample(self, request: Request) -> Completions:
         completions = blank_completions(request, self._policy)
         lengths = [len(ids) + request.max_new_tokens for ids in request.prompt_ids]
-        for rows in length_buckets(lengths, request.microbatch_tokens):
+        rows_together = length_buckets(lengths, request.microbatch_tokens)
+        if getattr(type(self._policy.causal), "_is_stateful", False):  # padding would enter the recurrent state
+            rows_together = [same for rows in rows_together for same in _of_equal_length(request.prompt_ids, rows)]
+        for rows in rows_together:
             with phase("generate"):
                 self._sample_rows(request, rows, completions)
         return completions
@@ -81,6 +84,13 @@ class GenerateSampler:
         hidden_BSH = self._policy.hidden(ids_BS.to(device), positions_BS)
         last_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         return hidden_BSH[torch.arange(len(prompts), device=device), last_B]
+
+
+def _of_equal_length(prompt_ids: Sequence[Sequence[int]], rows: Sequence[int]) -> list[list[int]]:
+    by_length: dict[int, list[int]] = {}
+    for row in rows:
+        by_length.setdefault(len(prompt_ids[row]), []).append(row)
+    return list(by_length.values())
 
 
 @contextmanager

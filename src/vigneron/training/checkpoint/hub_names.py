@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-
 Conversion = tuple[WeightConverter | None, list[tuple[str, str]]]
 """A conversion, None for a tensor that is only renamed, and the (pattern, name) of each tensor that it takes."""
 
