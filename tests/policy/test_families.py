@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import T5Config
 
 from support.zoo import zoo_config, zoo_folder
 from support.zoo_measures import (
@@ -19,6 +20,7 @@ from vigneron.core.draws import Sampling, draw
 from vigneron.errors import UserError
 from vigneron.policy.load import check_model_name, encoder_names
 from vigneron.policy.model import check_head
+from vigneron.policy.reward_model import load_reward_model
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.sample import sample, sampler_of
 
@@ -58,6 +60,25 @@ def test_adapters_on_a_mixture_of_experts_are_sampled_from(tmp_path: Path, name:
     adapted = with_random_adapter(zoo_folder(name, tmp_path))
     assert logprob_difference(adapted, adapted.causal, LONG) < 1e-5
     assert isinstance(sampler_of(adapted), Engine)
+
+
+def test_prompts_of_a_recurrent_model_are_not_padded(tmp_path: Path) -> None:
+    """Padding entered the state: log-probs of shorter prompts were 0.37 nats off."""
+    folder = zoo_folder("RecurrentGemma", tmp_path)
+    policy = load(folder)
+    assert logprob_difference(policy, reference_of(policy, folder), LONG) < 1e-3
+
+
+def test_an_architecture_without_a_reward_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = zoo_folder("OLMoE", tmp_path)
+    with pytest.raises(UserError, match="transformers has no sequence-classification model for 'olmoe'"):
+        load_reward_model(str(folder), start=True, device="cpu")
+
+
+def test_a_model_without_a_causal_head_is_refused_in_one_line(tmp_path: Path) -> None:
+    T5Config(d_model=8, num_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="transformers has no language model with a causal head for 't5'"):
+        load(tmp_path)
 
 
 def test_a_failure_of_the_engine_leads_to_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

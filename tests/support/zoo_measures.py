@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from support.small_batch import batch_of, changed
 from support.tiny_runs import final_state, tiny_config, write_data
-from support.zoo import WINDOW, zoo_folder, zoo_model
+from support.zoo import WINDOW, zoo_model
 from vigneron import api
 from vigneron.batch import Batch
 from vigneron.commands.export import export
 from vigneron.core.draws import Sampling
-from vigneron.errors import UserError
+from vigneron.policy.architecture import reward_model_class
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.load import Lora, load_policy
 from vigneron.policy.logprobs import score
@@ -31,6 +31,9 @@ from vigneron.rollout.engine.sample import sample, sampler_of
 SHORT, LONG = 4, WINDOW + 4
 """Tokens of the longest prompt: texts that stay inside of the window, and texts that leave it."""
 NEW_TOKENS = 6
+EXACT = 1e-5
+"""Largest difference by rounding. RecurrentGemma's own cache rounds more."""
+LIMITS = {"RecurrentGemma": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Measured:
     gradient: float
     lora: float
     """Of sampled and of trained log-probs with an adapter."""
-    reward_model: float | str
-    """Of the scores; or why there is none."""
+    reward_model: float | None
+    """Of the scores; None if transformers has no such model."""
 
 
 def load(folder: Path, **options: Any) -> Policy:
@@ -78,12 +81,16 @@ def sampled_batch(policy: Policy, longest: int) -> Batch:
 
 def logprob_difference(policy: Policy, reference: Any, longest: int) -> float:
     """The largest of sampled and trained log-probs to the reference's."""
-    batch = sampled_batch(policy, longest)
-    with torch.no_grad():
-        trained_BT = score(policy, batch, Sampling()).logprobs_BT
-        worst = 0.0
-        for i, prompt in enumerate(batch.samples.prompt_ids):
-            completion = batch.samples.completion_lists()[i]
+    return _logprob_difference(policy, sampled_batch(policy, longest), reference)
+
+
+@torch.no_grad()
+def _logprob_difference(policy: Policy, batch: Batch, *references: Any) -> float:
+    trained_BT = score(policy, batch, Sampling()).logprobs_BT
+    worst = 0.0
+    for i, prompt in enumerate(batch.samples.prompt_ids):
+        completion = batch.samples.completion_lists()[i]
+        for reference in references:
             expected = reference_logprobs(reference, prompt, completion)
             for own_BT in (batch.samples.behaviour_BT, trained_BT):
                 worst = max(worst, float((own_BT[i, : len(completion)] - expected).abs().max()))
@@ -92,18 +99,21 @@ def logprob_difference(policy: Policy, reference: Any, longest: int) -> float:
 
 def gradient_difference(policy: Policy, reference: Any, longest: int) -> float:
     """Of Σ log-probs with changing weights: the largest difference of an entry, relative to the largest entry."""
-    batch = sampled_batch(policy, longest)
+    return _gradient_difference(policy, sampled_batch(policy, longest), reference)
+
+
+def _gradient_difference(policy: Policy, batch: Batch, reference: Any) -> float:
     weight_BT = torch.linspace(-1, 1, batch.samples.completion_BT.numel()).view(batch.samples.completion_BT.shape)
     trained = dict(policy.causal.named_parameters())
     (score(policy, batch, Sampling()).logprobs_BT * weight_BT * batch.samples.mask_BT).sum().backward()
-    own = dict(reference.named_parameters())
+    total = torch.zeros(())
     for i, prompt in enumerate(batch.samples.prompt_ids):
         completion = batch.samples.completion_lists()[i]
-        (reference_logprobs(reference, prompt, completion) * weight_BT[i, : len(completion)]).sum().backward()
-    pairs = [(trained[name].grad, weight.grad) for name, weight in own.items() if weight.grad is not None]
-    assert all(mine is not None for mine, _ in pairs)
-    largest = max(float(theirs.abs().max()) for _, theirs in pairs if theirs is not None)
-    return max(float((mine - theirs).abs().max()) for mine, theirs in pairs) / largest  # type: ignore[operator]
+        total = total + (reference_logprobs(reference, prompt, completion) * weight_BT[i, : len(completion)]).sum()
+    total.backward()
+    grads = {name: weight.grad for name, weight in reference.named_parameters() if weight.grad is not None}
+    differences = [float((trained[name].grad - grad).abs().max()) for name, grad in grads.items()]  # type: ignore[operator]
+    return max(differences) / max(float(grad.abs().max()) for grad in grads.values())
 
 
 def reference_of(policy: Policy, folder: Path) -> Any:
@@ -124,16 +134,15 @@ def with_random_adapter(folder: Path) -> Policy:
     return policy
 
 
-def reward_model_difference(folder: Path) -> float | str:
-    """Of the scores of four texts, to transformers' own."""
-    try:
-        policy = load_reward_model(str(folder), start=True, device="cpu", dtype="float32")
-    except UserError as error:
-        return str(error)
+def reward_model_difference(folder: Path) -> float | None:
+    """Of the scores of four texts, to transformers' own; None if it has no reward model of this architecture."""
+    if reward_model_class(AutoConfig.from_pretrained(folder)) is None:
+        return None
+    policy = load_reward_model(str(folder), start=True, device="cpu", dtype="float32")
     texts = [prompt[:-1] for prompt in prompts_of(LONG)]
     pairs = list(zip(texts, ([5], [6], [7], [8]), strict=True))
     batch = batch_of(pairs).with_packing(share_prompts=policy.shares_prompts)
-    with torch.no_grad():
+    with torch.no_grad(), quiet_transformers():
         own_B = scores(policy, batch)
         model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float32).eval()
         model.score.weight.copy_(policy.causal.score.weight)
@@ -142,47 +151,44 @@ def reward_model_difference(folder: Path) -> float | str:
     return float((own_B - torch.tensor(theirs)).abs().max())
 
 
-def measure(name: str, place: Path) -> Measured:
-    folder = zoo_folder(name, place)
+def measure(name: str, folder: Path) -> Measured:
     policy = load(folder)
     hub, reference = zoo_model(name), reference_of(policy, folder)
     adapted = with_random_adapter(folder)
-    notice = sampler_of(policy).notice
+    short, long = sampled_batch(policy, SHORT), sampled_batch(policy, LONG)
     return Measured(
-        sampler=notice or "engine",
+        sampler=sampler_of(policy).notice or "engine",
         shares_prompts=policy.shares_prompts,
-        short=max(logprob_difference(policy, each, SHORT) for each in (hub, reference)),
-        long=max(logprob_difference(policy, each, LONG) for each in (hub, reference)),
-        gradient=gradient_difference(policy, reference, LONG),
+        short=_logprob_difference(policy, short, hub, reference),
+        long=_logprob_difference(policy, long, hub, reference),
+        gradient=_gradient_difference(policy, long, reference),
         lora=logprob_difference(adapted, adapted.causal, LONG),
         reward_model=reward_model_difference(folder),
     )
 
 
-def check_checkpoints(name: str, place: Path, **changes: Any) -> None:
-    """Two steps of SFT: the checkpoint loads here and in transformers, is exported, and the run resumes exactly."""
-    folder = zoo_folder(name, place)
-    options: dict[str, Any] = {
-        "method": {"name": "sft"},
-        "reward": {"kind": "binary"},
-        "optimizer": {"actor_lr": 1e-2},
-        "group_size": 1,
-        "steps": 2,
-        "save_every": 1,
-        "eval_every": 0,
-        "max_new_tokens": 2,
-    }
-    config = tiny_config(folder, write_data(place), **(options | changes))
+def check_checkpoints(name: str, folder: Path, place: Path, **model: Any) -> None:
+    """Two steps of SFT: the last checkpoint loads in transformers, is exported, and the run resumes exactly."""
+    config = tiny_config(
+        folder,
+        write_data(place),
+        method={"name": "sft"},
+        model={"name": str(folder), "device": "cpu", "dtype": "float32", **model},
+        reward={"kind": "binary"},
+        optimizer={"actor_lr": 1e-2},
+        group_size=1,
+        steps=2,
+        save_every=1,
+        eval_every=0,
+        max_new_tokens=2,
+    )
     whole = api.train(config, name="whole", runs=place)
-    loaded = api.load_run(whole.folder)
-    prompt, completion = [3, 4, 5], [6, 7]
-    with torch.no_grad():
-        expected = reference_logprobs(whole.policy.causal, prompt, completion)
-        assert torch.equal(reference_logprobs(loaded.policy.causal, prompt, completion), expected)
-        if config.model.lora is None:
+    if config.model.lora is None:
+        with quiet_transformers(), torch.no_grad():
             again = type(whole.policy.causal).from_pretrained(whole.folder / "checkpoints" / "step-2").eval()
-            assert torch.equal(reference_logprobs(again, prompt, completion), expected)
-    assert export(whole.folder, place / "exported").difference < 1e-4
+            one, other = (reference_logprobs(each, [3, 4, 5], [6, 7]) for each in (again, whole.policy.causal.eval()))
+        assert torch.equal(one, other)
+    assert export(whole.folder, place / "exported").difference < max(1e-4, LIMITS.get(name, 0.0))
     shutil.copytree(whole.folder, place / "other")
     shutil.rmtree(place / "other" / "checkpoints" / "step-2")
     api.resume(place / "other")

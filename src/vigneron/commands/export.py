@@ -16,8 +16,8 @@ from vigneron.api import Trained, load_run
 from vigneron.data.prompts import Row, prompts_token_ids
 from vigneron.errors import UserError, first_line, reason
 from vigneron.files import sync
+from vigneron.policy.architecture import auto_class
 from vigneron.policy.bundled import quiet_transformers
-from vigneron.policy.load import auto_class
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import HEAD
 from vigneron.redaction import MARK, redacted

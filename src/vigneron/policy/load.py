@@ -1,6 +1,7 @@
 """Load a model to train: a hub id, a folder, or a bundled model."""
 
 import re
+import warnings
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json, user_path
+from vigneron.policy.architecture import auto_class, check_language_model
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights, quiet_transformers
 from vigneron.policy.chat import add_chat_tokens
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
@@ -177,6 +179,19 @@ def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torc
     return Policy(model, tokenizer, frozenset(ends), pad, device, dtype)
 
 
+def local_config(name: str) -> Any:
+    """The transformers config of a model that is on this machine; None if it is not, or comes with its own code."""
+    from transformers import AutoConfig
+
+    try:
+        with quiet_transformers():
+            return AutoConfig.from_pretrained(model_source(name), local_files_only=True)
+    except UserError:
+        raise
+    except Exception:  # external files can be broken in any way: loading the model says how
+        return None
+
+
 def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote_code: bool) -> tuple[Any, Any]:
     """`blank`: on the meta device, without reading weights."""
     from transformers import AutoConfig, AutoTokenizer
@@ -186,6 +201,7 @@ def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source, **options)
+            check_language_model(config, f"model: '{name}'")
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             tokenizer("a")  # invalid settings fail on first use
             model = auto_class(config).from_pretrained(
@@ -196,19 +212,11 @@ def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote
                 device_map="meta" if blank else None,
                 **options,
             )
+    except UserError:
+        raise
     except Exception as error:  # external files can be broken in any way
         raise UserError(f"model: cannot load '{name}': {first_line(error)}") from error
     return model, tokenizer
-
-
-def auto_class(config: Any) -> Any:
-    """The auto class that loads a model with a language model's head: some composite models have only one of images
-    and text."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    composite = config.get_text_config() is not config
-    known = type(config) in AutoModelForCausalLM._model_mapping
-    return AutoModelForImageTextToText if composite and not known else AutoModelForCausalLM
 
 
 def encoder_names(model: Any) -> list[str]:
@@ -222,15 +230,22 @@ def encoder_names(model: Any) -> list[str]:
 
 
 def _not_adaptable(model: Any) -> list[str]:
-    """Linear layers that adapters cannot be added to: routers of experts with another output than a product, and what
+    """Linear layers that adapters cannot be added to: routers of experts, which return more than a product, and what
     the kernels of Mamba read directly."""
-    linear = [(name, type(module)) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    fused = ".out_proj" if model.config.model_type in FUSED_OUTPUT else None
-    return [
-        name
-        for name, kind in linear
-        if kind.forward is not torch.nn.Linear.forward or (fused is not None and name.endswith(fused))
-    ]
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    fused = model.config.model_type in FUSED_OUTPUT
+    return [name for name, module in linear if (fused and name.endswith(".out_proj")) or not _is_product(module)]
+
+
+@torch.no_grad()
+def _is_product(linear: torch.nn.Linear) -> bool:
+    if type(linear).forward is torch.nn.Linear.forward:
+        return True
+    row = torch.zeros(1, linear.in_features, dtype=linear.weight.dtype, device=linear.weight.device)
+    try:
+        return isinstance(linear(row), torch.Tensor)
+    except Exception:  # any model is possible
+        return False
 
 
 def _freeze_encoders(model: Any) -> None:
@@ -256,7 +271,9 @@ def _add_lora(model: Any, lora: Lora) -> Any:
         **options,
     )
     try:
-        return get_peft_model(model, config)
+        with warnings.catch_warnings():  # about patterns for experts that peft adds to the config itself
+            warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
+            return get_peft_model(model, config)
     except ValueError as error:
         raise UserError(f"model.lora: {first_line(error)}") from error
 

@@ -10,6 +10,7 @@ from vigneron.core.draws import Sampling
 from vigneron.core.masked import length_mask
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
+from vigneron.policy.architecture import engine_obstacle
 from vigneron.policy.attention import Unsupported, shrunken_windows, text_config
 from vigneron.policy.model import Policy, attention_fits
 from vigneron.rollout.engine.engine import Engine
@@ -103,6 +104,8 @@ def sampler_of(policy: Policy) -> Sampler:
 
 def _make_sampler(policy: Policy) -> Sampler:
     try:
+        if reason := engine_obstacle(type(policy.causal), policy.causal.config):
+            raise Unsupported(reason)
         if policy.own_attention is None:
             policy.own_attention = attention_fits(policy)
         engine = Engine(policy)
