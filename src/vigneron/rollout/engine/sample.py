@@ -9,8 +9,8 @@ from torch import Tensor
 from vigneron.core.draws import Sampling
 from vigneron.core.masked import length_mask
 from vigneron.distributed import ranks
-from vigneron.errors import UserError
-from vigneron.policy.attention import Unsupported, shrunken_windows, text_config
+from vigneron.errors import UserError, first_line
+from vigneron.policy.attention import Unsupported, shrunken_windows
 from vigneron.policy.model import Policy, attention_fits
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
@@ -101,31 +101,44 @@ def _make_sampler(policy: Policy) -> Sampler:
             policy.own_attention = attention_fits(policy)
         engine = Engine(policy)
         with shrunken_windows(policy.causal, engine.model):
-            _check(policy, engine)
+            if not _agrees(policy, engine):
+                raise Unsupported("layers that the engine does not reproduce")
         engine.clear_graphs()  # of the small windows
-    except Unsupported as reason:
+    except (torch.OutOfMemoryError, UserError):
+        raise
+    except Exception as error:  # any model is possible: what the engine cannot build or run, `generate` may
+        why = str(error) if isinstance(error, Unsupported) else f"layers that fail in it: {first_line(error)}"
         if policy.sharding is not None:
             raise UserError(
-                f"scale.shard: the engine cannot sample from this model, it has {reason}: set scale.shard=1"
+                f"scale.shard: the engine cannot sample from this model, it has {why}: set scale.shard=1"
             ) from None
-        return GenerateSampler(policy, str(reason))
+        return _fallback(policy, why)
     if policy.compiled:
         engine.compile()
     return engine
 
 
+def _fallback(policy: Policy, why: str) -> GenerateSampler:
+    """`generate`, without padding if it changes the log-probs; marked as inexact if they still differ."""
+    sampler = GenerateSampler(policy, why)
+    if not _agrees(policy, sampler):
+        sampler.pads = False
+        sampler.exact = _agrees(policy, sampler)
+        sampler.notice += "; prompts of different lengths are not sampled together, since it reads padding"
+    if not sampler.exact:
+        sampler.notice += (
+            "; its log-probs differ from those of training, so samples get importance weights (`importance/gap`)"
+        )
+    return sampler
+
+
 @torch.no_grad()
-def _check(policy: Policy, engine: Engine) -> None:
-    """Raise `Unsupported` if sampled log-probs, in rows of different lengths, are not those of a plain forward pass.
-    One prompt is longer than a shrunken window, one completion grows beyond it."""
-    size = text_config(policy.causal).vocab_size
+def _agrees(policy: Policy, sampler: Sampler) -> bool:
+    """Whether sampled log-probs, in rows of different lengths, are those of a plain forward pass. One prompt is longer
+    than a shrunken window, one completion grows beyond it."""
+    size = policy.text_config.vocab_size
     prompts = [[i % size for i in range(1, 8)], [8 % size]]
-    try:
-        done = engine.sample(Request(prompts, 6, None, 0, 0, [0, 1], 64))
-    except UserError:
-        raise
-    except Exception as error:  # any model is possible
-        raise Unsupported("attention that the engine does not reproduce") from error
+    done = sampler.sample(Request(prompts, 6, None, 0, 0, [0, 1], 64))
     for row, prompt in enumerate(prompts):
         completion = done.ids_BT[row, : int(done.lengths_B[row])]
         ids = torch.cat([torch.tensor(prompt, device=policy.device), completion])[None]
@@ -133,5 +146,6 @@ def _check(policy: Policy, engine: Engine) -> None:
         logprobs = policy.logits(policy.trunk(ids, positions))[0].log_softmax(-1)
         expected = logprobs[len(prompt) - 1 : -1].gather(1, completion[:, None])[:, 0]
         tolerance = 0.05 if policy.compute_dtype == torch.bfloat16 else 1e-3
-        if (done.behaviour_BT[row, : len(completion)] - expected).abs().mean() > tolerance:
-            raise Unsupported("attention that the engine does not reproduce")
+        if not (done.behaviour_BT[row, : len(completion)] - expected).abs().mean() <= tolerance:
+            return False
+    return True
