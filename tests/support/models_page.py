@@ -47,7 +47,7 @@ COLUMNS = (
 
 def row(name: str, measured: Measured) -> str:
     """One line of the table, of a family whose checkpoints were checked too."""
-    notice = measured.sampler.partition(": the model has ")[2]
+    notice = measured.sampler.partition(": the model has ")[2].partition(";")[0]
     cells = (
         name,
         f"`{FAMILIES[name][0]}`",

@@ -61,16 +61,16 @@ def local_of(config: Any) -> Local | None:
 
 
 def may_have_windows(config: Any) -> bool:
-    """Whether a key of the config may be a window. Asked of models whose attention is not `attention` below."""
-    return any(
-        ("window" in name or "chunk" in name) and isinstance(value, int) and value > 0
-        for name, value in vars(config).items()
-    )
+    """Whether a key of the config may be a window. Asked of models that compute attention by themselves: test passes do
+    not see their windows."""
+    return any("window" in name and isinstance(value, int) and value > 0 for name, value in vars(config).items())
 
 
 def is_local(module: Any, sliding_window: int | None) -> bool:
     """Whether an attention module is a local layer's. Some pass their window, others only have a kind of layer."""
     if sliding_window is not None:
+        if local_of(module.config) != Local(sliding_window):
+            raise Unsupported("windows of several sizes")
         return True
     kinds, layer = getattr(module.config, "layer_types", None), getattr(module, "layer_idx", None)
     if kinds and layer is not None:
@@ -91,6 +91,20 @@ def local_mask(
     return ((at_S[:, None] >= at_S) & local.sees(at_S[:, None], at_S))[None, None]
 
 
+_callers: list[Any] | None = None
+
+
+@contextmanager
+def recorded_callers() -> Iterator[list[Any]]:
+    """The modules that call `attention` meanwhile, in a test pass."""
+    global _callers
+    _callers = []
+    try:
+        yield _callers
+    finally:
+        _callers = None
+
+
 def attention(
     module: nn.Module,
     query_RHSD: Float[Tensor, "R H S D"],
@@ -108,7 +122,9 @@ def attention(
     """Attention of a training pass, causal without a mask. `local_allowed` is the mask of local layers."""
     if others.get("position_bias") is not None:
         raise Unsupported("a position bias")
-    if local_allowed is not None and is_local(module, sliding_window):
+    if _callers is not None:
+        _callers.append(module)
+    if is_local(module, sliding_window) and local_allowed is not None:
         attention_mask = local_allowed
     if softcap is None and s_aux is None:
         out, _ = sdpa_attention_forward(

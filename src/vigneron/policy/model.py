@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from vigneron.errors import UserError, first_line
 from vigneron.policy import attention
-from vigneron.policy.attention import Unsupported, local_mask, local_of, shrunken_windows, text_config
+from vigneron.policy.attention import local_mask, local_of, recorded_callers, shrunken_windows, text_config
 from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk
 from vigneron.policy.fused_head import Head, matmul_fp32
 
@@ -60,8 +60,13 @@ class Policy:
         return int(self.causal.get_output_embeddings().weight.shape[1])
 
     @property
+    def text_config(self) -> Any:
+        """The config of the text model: a composite model has another one for each of its encoders."""
+        return self.causal.config.get_text_config()
+
+    @property
     def context_length(self) -> int | None:
-        return getattr(text_config(self.causal), "max_position_embeddings", None)
+        return getattr(self.text_config, "max_position_embeddings", None)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -102,8 +107,11 @@ class Policy:
             self.own_attention = attention_fits(self)
         inputs: dict[str, Any] = {"input_ids": ids_RS, "position_ids": positions_RS, "attention_mask": allowed_R1SS}
         if self.own_attention:
-            local_allowed = local_mask(local_of(text_config(self.causal)), positions_RS, allowed_R1SS)
+            local_allowed = local_mask(local_of(self.text_config), positions_RS, allowed_R1SS)
             inputs |= {"local_allowed": local_allowed} if local_allowed is not None else {}
+        elif allowed_R1SS is not None and self.text_config._attn_implementation == "eager":  # added to the scores there
+            lowest = torch.finfo(self.causal.dtype).min
+            inputs["attention_mask"] = torch.where(allowed_R1SS, 0.0, lowest).to(self.causal.dtype)
         with self._precision(), attention_function(self.causal.config, attention.NAME if self.own_attention else None):
             out = functional_call(trunk_of(self.causal), weights or {}, kwargs={**inputs, "use_cache": False})
         return out.last_hidden_state
@@ -219,15 +227,23 @@ def precision(device: torch.device, compute_dtype: torch.dtype) -> AbstractConte
 
 def model_logits(causal: Any, hidden_NH: Float[Tensor, "*N H"], compute_dtype: torch.dtype) -> Float[Tensor, "*N V"]:
     """A model's logits, computed in `compute_dtype` and accumulated in float32 (float64 for a model in float64)."""
-    head = plain_head(causal, compute_dtype)
-    if head is not None:
-        dtype = compute_dtype if compute_dtype == torch.bfloat16 else head.weight_VH.dtype
-        flat_NV = matmul_fp32(hidden_NH.flatten(0, -2).to(dtype), head.weight_VH.to(dtype).t())
-        return flat_NV.unflatten(0, hidden_NH.shape[:-1])
-    with precision(hidden_NH.device, compute_dtype):
-        logits = causal.get_output_embeddings()(hidden_NH)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    head = causal.get_output_embeddings()
+    if type(head) is nn.Linear:
+        logits = linear_logits(head, compute_dtype, hidden_NH)
+    else:
+        with precision(hidden_NH.device, compute_dtype):
+            logits = head(hidden_NH)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
     return apply_logit_shape(logits, text_config(causal))
+
+
+def linear_logits(
+    head: nn.Linear, compute_dtype: torch.dtype, hidden_NH: Float[Tensor, "*N H"]
+) -> Float[Tensor, "*N V"]:
+    """The result of a linear head, accumulated in float32."""
+    dtype = compute_dtype if compute_dtype == torch.bfloat16 else head.weight.dtype
+    flat_NV = matmul_fp32(hidden_NH.flatten(0, -2).to(dtype), head.weight.to(dtype).t())
+    return (flat_NV if head.bias is None else flat_NV + head.bias).unflatten(0, hidden_NH.shape[:-1])
 
 
 def plain_head(causal: Any, compute_dtype: torch.dtype) -> Head | None:
@@ -257,15 +273,17 @@ def attention_function(config: Any, name: str | None) -> Iterator[None]:
 
 @torch.no_grad()
 def attention_fits(policy: Policy) -> bool:
-    """Whether `policy.attention` gives the model's own hidden states, also behind a window's end."""
+    """Whether the model calls `policy.attention`, and it gives the model's own hidden states, also behind a window's end."""
     ids, positions = test_row(policy, TEST_TOKENS)
     own, theirs = (replace(policy, own_attention=own, sampler=None) for own in (True, False))
     with shrunken_windows(policy.causal):
         expected = theirs.trunk(ids, positions)
         try:
-            return close_enough(own.trunk(ids, positions), expected)
+            with recorded_callers() as callers:
+                got = own.trunk(ids, positions)
         except Exception:  # any model is possible: one that does not take our attention keeps its own
             return False
+    return bool(callers) and close_enough(got, expected)
 
 
 TEST_TOKENS = 12
@@ -275,7 +293,7 @@ TEST_TOKENS = 12
 def test_row(policy: Policy, width: int) -> tuple[Tensor, Tensor]:
     """Token ids 1, 2, 3 … and their positions, for a test pass."""
     positions_RS = torch.arange(width, device=policy.device)[None]
-    return (positions_RS + 1) % text_config(policy.causal).vocab_size, positions_RS
+    return (positions_RS + 1) % policy.text_config.vocab_size, positions_RS
 
 
 def close_enough(got: Tensor, expected: Tensor) -> bool:
@@ -305,28 +323,28 @@ def check_head(policy: Policy) -> None:
     """
     kind = policy.causal.config.model_type
     try:
-        largest = _compare_logits(policy)
-        with shrunken_windows(policy.causal, final_logit_softcapping=largest):
-            _compare_logits(policy)
-    except (torch.OutOfMemoryError, UserError):
+        got, expected = _test_logits(policy)
+        with shrunken_windows(policy.causal, final_logit_softcapping=float(expected.abs().max())):
+            small_got, small_expected = _test_logits(policy)
+    except torch.OutOfMemoryError:
         raise
-    except Unsupported:
-        raise UserError(
-            f"model: '{kind}' is not supported: it transforms its logits in a way Vigneron does not know"
-        ) from None
     except Exception as error:  # any model is possible
         raise UserError(
-            f"model: '{kind}' is not supported: a test forward pass fails on '{policy.device}': {first_line(error)}"
+            f"model: '{kind}' is not supported: a test forward pass on '{policy.device}' fails: {first_line(error)}"
         ) from error
+    if not torch.isfinite(expected).all():
+        raise UserError("model: its logits are not finite: the weights contain NaN or infinite numbers")
+    for ours, theirs in ((got, expected), (small_got, small_expected)):
+        if not close_enough(ours, theirs):
+            raise UserError(
+                f"model: '{kind}' is not supported: its log-probs in training would be off by up to "
+                f"{float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max()):.2g} nats"
+            )
 
 
-def _compare_logits(policy: Policy) -> float:
-    """The largest logit of a test pass. Raises `Unsupported` if trunk and head give others than the model."""
+def _test_logits(policy: Policy) -> tuple[Tensor, Tensor]:
+    """The logits of a test pass by trunk and head, and by the model."""
     ids, positions = test_row(policy, TEST_TOKENS)
     with policy._precision():
         expected = policy.causal(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
-    if not expected.isfinite().all():
-        raise UserError("model: its logits are not finite: the weights contain NaN or infinite numbers")
-    if not close_enough(policy.logits(policy.trunk(ids, positions)).float(), expected):
-        raise Unsupported("logits of its own")
-    return float(expected.abs().max())
+    return policy.logits(policy.trunk(ids, positions)).float(), expected

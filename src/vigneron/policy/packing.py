@@ -17,7 +17,7 @@ from torch import Tensor
 from vigneron.batch import Batch, to_device
 from vigneron.policy.cuda_graphs import round_to_bucket, round_up
 from vigneron.policy.microbatches import packed_rows
-from vigneron.policy.attention import may_have_windows, shrunken_windows, text_config
+from vigneron.policy.attention import may_have_windows, shrunken_windows
 from vigneron.policy.model import Policy, close_enough
 
 # Attention kernels need masks whose width is a multiple of this.
@@ -123,13 +123,13 @@ def can_share_prompts(policy: Policy) -> bool:
     def ids(*numbers: int) -> Tensor:
         return to_device([numbers], policy.device)
 
-    size = text_config(policy.causal).vocab_size
+    size = policy.text_config.vocab_size
     prompt, one, two = ([i % size for i in numbers] for numbers in (range(1, 4), range(4, 9), range(9, 14)))
     owner_RS = ids(*[0] * 3, *[1] * 5, *[2] * 5)
     try:
         with shrunken_windows(policy.causal):
             alone = policy.trunk(ids(*prompt, *two), ids(*range(8)))
-            if not policy.own_attention and may_have_windows(text_config(policy.causal)):
+            if not policy.own_attention and may_have_windows(policy.text_config):
                 return False
             together = policy.trunk(
                 ids(*prompt, *one, *two), ids(*range(8), *range(3, 8)), _allowed(owner_RS, owner_RS * 0)

@@ -42,7 +42,7 @@ class Engine:
         self.device, self.pad_id = policy.device, policy.pad_id
         self._model = InferenceModel(policy)
         self._graphs = CudaGraphs(policy.device)
-        self._graphs.available &= bool(policy.own_attention)  # other attention may wait for the device
+        self._graphs.available &= self._model.own_attention  # other attention may wait for the device
         self.graphed = self._graphs.available
         self._set_ends()
         self._slots = 0

@@ -4,6 +4,7 @@ The master weights are never changed. `refresh` updates the copies in place.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -35,9 +36,7 @@ class InferenceModel:
         self._refresh(self._gathered)
         self._policy, self._version = policy, policy.version
         self.model = deepcopy(causal, {id(p): p for p in causal.parameters()}).eval()
-        self.own_attention = policy.own_attention
-        if self.own_attention:
-            self.model.config._attn_implementation = cached_attention.NAME
+        self.own_attention = True
         self._merge_adapters(causal)
         if self.dtype == torch.bfloat16:
             self._copy_matrices()
@@ -82,19 +81,23 @@ class InferenceModel:
 
     @torch.no_grad()
     def _find_attentions(self) -> list[Layer]:
-        """The attention modules in order, with the shapes of their caches."""
+        """The attention modules in order, with the shapes of their caches: through `cached_attention` where the model
+        calls it, else through a `SlotCache`."""
         config = text_config(self.model)
-        if not self.own_attention and may_have_windows(config):
-            raise Unsupported("local attention of its own kind")
-        layers: list[Layer] = []
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        try:
-            self.hidden(one, one, discover=layers)
-        except Exception as error:  # any model is possible
-            raise Unsupported("attention of its own kind") from error
-        if len(layers) != config.num_hidden_layers:
-            raise Unsupported("recurrent layers" if layers else "attention of its own kind")
-        return layers
+        most = 0
+        before = self.model.config._attn_implementation
+        for self.own_attention in (True, False) if self._policy.own_attention else (False,):
+            if not self.own_attention and may_have_windows(config):
+                raise Unsupported("local attention of its own kind")
+            self.model.config._attn_implementation = cached_attention.NAME if self.own_attention else before
+            layers: list[Layer] = []
+            with suppress(Exception):  # any model is possible
+                self.hidden(one, one, discover=layers)
+            if len(layers) == config.num_hidden_layers:
+                return layers
+            most = max(most, len(layers))
+        raise Unsupported("recurrent layers" if most else "recurrent layers, or attention of its own kind")
 
     @torch.no_grad()
     def refresh(self) -> None:

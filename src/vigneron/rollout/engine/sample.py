@@ -11,7 +11,7 @@ from vigneron.core.masked import length_mask
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.policy.architecture import engine_obstacle
-from vigneron.policy.attention import Unsupported, shrunken_windows, text_config
+from vigneron.policy.attention import Unsupported, shrunken_windows
 from vigneron.policy.model import Policy, attention_fits
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
@@ -110,7 +110,8 @@ def _make_sampler(policy: Policy) -> Sampler:
             policy.own_attention = attention_fits(policy)
         engine = Engine(policy)
         with shrunken_windows(policy.causal, engine.model):
-            _check(policy, engine)
+            if not _agrees(policy, engine):
+                raise Unsupported("layers that the engine does not reproduce")
         engine.clear_graphs()  # of the small windows
     except (torch.OutOfMemoryError, UserError):
         raise
@@ -120,24 +121,39 @@ def _make_sampler(policy: Policy) -> Sampler:
             raise UserError(
                 f"scale.shard: the engine cannot sample from this model, it has {why}: set scale.shard=1"
             ) from None
-        return GenerateSampler(policy, why)
+        try:
+            return _fallback(policy, why)
+        except (torch.OutOfMemoryError, UserError):
+            raise
+        except Exception as error:  # a model that `generate` cannot run either
+            kind = policy.causal.config.model_type
+            raise UserError(f"model: transformers' generate fails for '{kind}': {first_line(error)}") from error
     if policy.compiled:
         engine.compile()
     return engine
 
 
+def _fallback(policy: Policy, why: str) -> GenerateSampler:
+    """`generate`, without padding if it changes the log-probs; marked as inexact if they still differ."""
+    sampler = GenerateSampler(policy, why)
+    if not _agrees(policy, sampler):
+        sampler.pads = False
+        sampler.exact = _agrees(policy, sampler)
+        sampler.notice += "; prompts of different lengths are not sampled together, since it reads padding"
+    if not sampler.exact:
+        sampler.notice += (
+            "; its log-probs differ from those of training, so samples get importance weights (`importance/gap`)"
+        )
+    return sampler
+
+
 @torch.no_grad()
-def _check(policy: Policy, engine: Engine) -> None:
-    """Raise `Unsupported` if sampled log-probs, in rows of different lengths, are not those of a plain forward pass.
-    One prompt is longer than a shrunken window, one completion grows beyond it."""
-    size = text_config(policy.causal).vocab_size
+def _agrees(policy: Policy, sampler: Sampler) -> bool:
+    """Whether sampled log-probs, in rows of different lengths, are those of a plain forward pass. One prompt is longer
+    than a shrunken window, one completion grows beyond it."""
+    size = policy.text_config.vocab_size
     prompts = [[i % size for i in range(1, 8)], [8 % size]]
-    try:
-        done = engine.sample(Request(prompts, 6, None, 0, 0, [0, 1], 64))
-    except UserError:
-        raise
-    except Exception as error:  # any model is possible
-        raise Unsupported("attention that the engine does not reproduce") from error
+    done = sampler.sample(Request(prompts, 6, None, 0, 0, [0, 1], 64))
     for row, prompt in enumerate(prompts):
         completion = done.ids_BT[row, : int(done.lengths_B[row])]
         ids = torch.cat([torch.tensor(prompt, device=policy.device), completion])[None]
@@ -145,5 +161,6 @@ def _check(policy: Policy, engine: Engine) -> None:
         logprobs = policy.logits(policy.trunk(ids, positions))[0].log_softmax(-1)
         expected = logprobs[len(prompt) - 1 : -1].gather(1, completion[:, None])[:, 0]
         tolerance = 0.05 if policy.compute_dtype == torch.bfloat16 else 1e-3
-        if (done.behaviour_BT[row, : len(completion)] - expected).abs().mean() > tolerance:
-            raise Unsupported("attention that the engine does not reproduce")
+        if not (done.behaviour_BT[row, : len(completion)] - expected).abs().mean() <= tolerance:
+            return False
+    return True
