@@ -99,7 +99,7 @@ def test_a_model_whose_pass_fails_is_refused_in_one_line(tmp_path: Path) -> None
     policy = load(zoo_folder("Llama", tmp_path))
     policy.causal.model.layers[1].self_attn.q_proj = torch.nn.Linear(3, 3)
     with pytest.raises(
-        UserError, match="model: 'llama' is not supported: a test forward pass fails on 'cpu'"
+        UserError, match="model: 'llama' is not supported: a test forward pass on 'cpu' fails"
     ) as caught:
         check_head(policy)
     assert "\n" not in str(caught.value)
