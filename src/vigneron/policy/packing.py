@@ -119,8 +119,8 @@ def _allowed(owner_RS: Int[Tensor, "R S"], bundle_RS: Int[Tensor, "R S"]) -> Boo
 @torch.no_grad()
 def can_share_prompts(policy: Policy) -> bool:
     """Whether the model respects the packed mask: computes two completions of one prompt together and compares the
-    second with the same completion alone, behind a window's end if it has one. Some layers ignore a mask; recurrent ones
-    always do, however small the difference."""
+    second with the same completion alone, behind a window's end if it has one. Some layers ignore a mask; recurrent
+    ones always do, however small the difference."""
     if is_recurrent(type(policy.causal), policy.causal.config):
         return False
 
