@@ -17,7 +17,7 @@ from torch import Tensor
 from vigneron.batch import Batch, to_device
 from vigneron.policy.cuda_graphs import round_to_bucket, round_up
 from vigneron.policy.microbatches import packed_rows
-from vigneron.policy.attention import may_have_windows, shrunken_windows
+from vigneron.policy.attention import has_only_attention, may_have_windows, shrunken_windows
 from vigneron.policy.model import Policy, close_enough
 
 # Attention kernels need masks whose width is a multiple of this.
@@ -119,6 +119,8 @@ def _allowed(owner_RS: Int[Tensor, "R S"], bundle_RS: Int[Tensor, "R S"]) -> Boo
 def can_share_prompts(policy: Policy) -> bool:
     """Whether the model respects the packed mask: computes two completions of one prompt together and compares the
     second with the same completion alone, behind a window's end if it has one. Some layers ignore a mask."""
+    if not has_only_attention(policy.text_config):
+        return False
 
     def ids(*numbers: int) -> Tensor:
         return to_device([numbers], policy.device)
