@@ -120,7 +120,7 @@ def test_the_size_of_a_microbatch_changes_nothing(kind: str, rows: list[list[int
 
 @pytest.mark.parametrize("sharing", [False, True])
 def test_a_window_is_kept_in_training(sharing: bool) -> None:
-    """Mistral with a window of 3: log-probs of a completion past it are the model's own, also behind a shared prompt."""
+    """Mistral with a window of 3: log-probs of a completion past it are the model's own, also after a shared prompt."""
     policy = tiny_policy("mistral")
     assert can_share_prompts(policy)
     pairs = [([5, 6, 7, 8, 9], [10, 11, 12, 13, c]) for c in (14, 15, 16, 17)]

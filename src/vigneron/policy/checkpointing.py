@@ -1,7 +1,7 @@
 """Activation checkpointing: a decoder layer keeps its input, and runs again in the backward pass.
 
-transformers checkpoints in training mode only, which turns on dropout and the noise of routers: a policy would be trained
-as another one than it samples with. Here layers checkpoint in evaluation mode.
+transformers checkpoints in training mode only, which turns on dropout and the noise of routers: a policy would be
+trained as another one than it samples with. Here layers checkpoint in evaluation mode.
 """
 
 from functools import cache

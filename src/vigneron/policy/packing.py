@@ -15,9 +15,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vigneron.batch import Batch, to_device
+from vigneron.policy.attention import has_only_attention, may_have_windows, shrunken_windows
 from vigneron.policy.cuda_graphs import round_to_bucket, round_up
 from vigneron.policy.microbatches import packed_rows
-from vigneron.policy.attention import has_only_attention, may_have_windows, shrunken_windows
 from vigneron.policy.model import Policy, close_enough
 
 # Attention kernels need masks whose width is a multiple of this.

@@ -47,9 +47,7 @@ def by_transformers(policy: Policy, prompt: list[int], completion: list[int], sa
 
 @pytest.mark.parametrize("family", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 @pytest.mark.parametrize("tokens", [WINDOW // 2, WINDOW + 9], ids=["inside the window", "behind its end"])
-def test_what_is_sampled_and_scored_is_transformers(
-    family: str, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_sampled_and_scored_is_transformers(family: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = zoo_policy(family)
     assert isinstance(sampler_of(policy), Engine)
     assert policy.shares_prompts == (family not in DOES_NOT_SHARE)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -128,7 +128,7 @@ def attend_to_cache(
     values: Float[Tensor, "C K S E"],
     slots_R: Int[Tensor, " R"],
     scale: float,
-    extras: Extras = Extras(),
+    extras: Extras,
 ) -> Float[Tensor, "R H E"]:
     """Attention of each row's query over its slots up to its own, or over a local layer's last ones; the rows are the
     first R of the cache."""
@@ -144,9 +144,7 @@ def attend_to_cache(
     if first_R is not None:
         seen_R11S &= (at_S >= first_R[:, None])[:, None, None]
     if not extras.plain:
-        out = capped_attention(
-            query_RHD[:, :, None], keys[:count], values[:count], seen_R11S, scale, *_capped(extras)
-        )
+        out = capped_attention(query_RHD[:, :, None], keys[:count], values[:count], seen_R11S, scale, *_capped(extras))
         return out[:, :, 0]
     # Queries that share a key head take the place of the sequence dimension, so that no key is repeated.
     query_RKGD = query_RHD.unflatten(1, (keys.shape[1], heads // keys.shape[1]))
