@@ -6,11 +6,11 @@ docs/reference/models.md has the results for every common architecture.
 from typing import Any
 
 from vigneron.errors import UserError
-from vigneron.policy.attention import may_have_windows
+from vigneron.policy.attention import LOCAL_LAYERS, may_have_windows
 
-ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+ATTENTION_LAYERS = {"full_attention", *LOCAL_LAYERS}
 # Of the models whose attention cannot be replaced, those that take a mask of queries and keys.
-TAKE_MASKS = ("falcon", "stablelm")
+TAKE_MASKS = ("codegen", "falcon", "gptj", "stablelm")
 
 
 def auto_class(config: Any) -> Any:

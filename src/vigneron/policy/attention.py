@@ -1,7 +1,7 @@
 """Attention with what a model's layers add to it: a window, a cap on the scores, sinks.
 
-transformers passes queries, keys and values, and what a layer adds, to a registered attention function. The mask is ours:
-causal, or the one of a packed row; for local layers that a row is long enough for, a second mask.
+transformers passes queries, keys and values, and what a layer adds, to a registered attention function. The mask is
+ours: causal, or the one of a packed row; for local layers that a row is long enough for, a second mask.
 
     window of W    a token sees itself and the W − 1 tokens before it
     chunks of C    a token sees those before it in its own chunk (Llama 4)

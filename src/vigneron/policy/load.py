@@ -15,6 +15,7 @@ from vigneron.files import parse_json, user_path
 from vigneron.policy.architecture import auto_class, check_language_model
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights, quiet_transformers
 from vigneron.policy.chat import add_chat_tokens
+from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
 from vigneron.policy.model import Policy, Reference, check_head
 from vigneron.policy.packing import can_share_prompts
@@ -133,8 +134,6 @@ def load_policy(
     policy = make_policy(model if blank else model.to(here), tokenizer, device=here)
     if activation_checkpointing:
         checkpoint_activations(policy)
-        if lora is not None:
-            model.enable_input_require_grads()
     if not blank:
         check_head(policy)
         policy.shares_prompts = can_share_prompts(policy)
@@ -143,9 +142,8 @@ def load_policy(
 
 
 def checkpoint_activations(policy: Policy) -> None:
-    """Turn on gradient checkpointing: less memory, more time."""
-    _remove_dropout(policy.model)
-    policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    """Turn on activation checkpointing: less memory, more time."""
+    checkpoint_layers(policy.causal)
     policy.activation_checkpointing = True
 
 
@@ -276,13 +274,3 @@ def _add_lora(model: Any, lora: Lora) -> Any:
             return get_peft_model(model, config)
     except ValueError as error:
         raise UserError(f"model.lora: {first_line(error)}") from error
-
-
-def _remove_dropout(model: Any) -> None:
-    """Set dropout to 0 everywhere: gradient checkpointing needs train(), which would turn it on."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for attribute in ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout"):
-            if isinstance(getattr(module, attribute, None), float):
-                setattr(module, attribute, 0.0)

@@ -273,7 +273,7 @@ def attention_function(config: Any, name: str | None) -> Iterator[None]:
 
 @torch.no_grad()
 def attention_fits(policy: Policy) -> bool:
-    """Whether the model calls `policy.attention`, and it gives the model's own hidden states, also behind a window's end."""
+    """Whether the model calls `policy.attention` and gets its own hidden states by it, also behind a window's end."""
     ids, positions = test_row(policy, TEST_TOKENS)
     own, theirs = (replace(policy, own_attention=own, sampler=None) for own in (True, False))
     with shrunken_windows(policy.causal):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -128,7 +128,7 @@ def attend_to_cache(
     values: Float[Tensor, "C K S E"],
     slots_R: Int[Tensor, " R"],
     scale: float,
-    extras: Extras = Extras(),
+    extras: Extras,
 ) -> Float[Tensor, "R H E"]:
     """Attention of each row's query over its slots up to its own, or over a local layer's last ones; the rows are the
     first R of the cache."""

@@ -87,10 +87,11 @@ class InferenceModel:
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         most = 0
         before = self.model.config._attn_implementation
-        for self.own_attention in (True, False) if self._policy.own_attention else (False,):
-            if not self.own_attention and may_have_windows(config):
+        for own in (True, False) if self._policy.own_attention else (False,):
+            self.own_attention = own
+            if not own and may_have_windows(config):
                 raise Unsupported("local attention of its own kind")
-            self.model.config._attn_implementation = cached_attention.NAME if self.own_attention else before
+            self.model.config._attn_implementation = cached_attention.NAME if own else before
             layers: list[Layer] = []
             with suppress(Exception):  # any model is possible
                 self.hidden(one, one, discover=layers)

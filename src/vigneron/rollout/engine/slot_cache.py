@@ -1,5 +1,5 @@
-"""The engine's cache as transformers' `Cache`, for models whose attention is not a registered function: GPT-J, BLOOM, MPT,
-Falcon. Their own attention runs over all slots of the cache, and a mask of [rows, slots] hides those after a row's own.
+"""The engine's cache as transformers' `Cache`, for models whose attention is not a registered function: GPT-J, BLOOM,
+MPT, Falcon. Their own attention runs over all slots, and a mask of [rows, slots] hides those after a row's own.
 """
 
 from typing import Any
