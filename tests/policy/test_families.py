@@ -21,6 +21,7 @@ from vigneron.errors import UserError
 from vigneron.policy.load import check_model_name, encoder_names
 from vigneron.policy.model import check_head
 from vigneron.policy.reward_model import load_reward_model
+from vigneron.remote.vllm.sampler import merged_weights
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.sample import sample, sampler_of
 
@@ -140,3 +141,13 @@ def test_a_draw_from_nan_stays_inside_the_vocabulary() -> None:
     for size in (3, 700):
         token = draw(torch.full((2, size), torch.nan), torch.tensor([0.3, 0.9], dtype=torch.float64))
         assert ((token >= 0) & (token < size)).all()
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "Gemma 3"])
+def test_a_vllm_server_gets_merged_weights(tmp_path: Path, name: str) -> None:
+    adapted = with_random_adapter(zoo_folder(name, tmp_path))
+    merged = merged_weights(adapted)
+    expected = adapted.model.merge_and_unload().state_dict()
+    assert merged.keys() == expected.keys()
+    for key, weight in expected.items():
+        torch.testing.assert_close(merged[key], weight, atol=1e-6, rtol=1e-6)

@@ -19,7 +19,7 @@ def test_a_family(name: str, tmp_path: Path) -> None:
     assert max(measured.short, measured.long, measured.gradient, measured.lora, measured.reward_model or 0) < limit
     config = zoo_config(name)
     kind, obstacle = language_model_class(config), engine_obstacle(language_model_class(config), config)
-    assert ("engine" == measured.sampler) if obstacle is None else (f"the model has {obstacle}" in measured.sampler)
+    assert (measured.sampler == "engine") if obstacle is None else (f"the model has {obstacle}" in measured.sampler)
     assert measured.shares_prompts == takes_packed_masks(kind, config)  # what `vigneron validate` predicts
     assert row(name, measured) in PAGE.read_text(encoding="utf-8")
     check_checkpoints(name, folder, tmp_path)
