@@ -118,15 +118,15 @@ def test_the_size_of_a_microbatch_changes_nothing(kind: str, rows: list[list[int
         torch.testing.assert_close(split[i, : len(completion)], expected, atol=1e-5, rtol=0)
 
 
-def test_a_window_is_kept_in_training_and_nothing_is_shared_there() -> None:
-    """Mistral with a window of 3: log-probs of a completion past it are the model's own."""
+@pytest.mark.parametrize("sharing", [False, True])
+def test_a_window_is_kept_in_training(sharing: bool) -> None:
+    """Mistral with a window of 3: log-probs of a completion past it are the model's own, also after a shared prompt."""
     policy = tiny_policy("mistral")
-    policy.shares_prompts = can_share_prompts(policy)
-    assert not policy.shares_prompts
+    assert can_share_prompts(policy)
     pairs = [([5, 6, 7, 8, 9], [10, 11, 12, 13, c]) for c in (14, 15, 16, 17)]
-    batch = batch_of(pairs).with_packing(share_prompts=policy.shares_prompts)
+    batch = batch_of(pairs).with_packing(share_prompts=sharing)
     (part,) = microbatches(batch, 1000)
-    assert part.packing.per_row == 1
+    assert part.packing.per_row == (4 if sharing else 1)
     with torch.no_grad():
         got = score(policy, part, Sampling()).logprobs_BT
     for i, (prompt, completion) in enumerate(pairs):

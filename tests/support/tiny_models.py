@@ -53,7 +53,7 @@ SHAPES = {
     "gpt2": lambda: GPT2Config(**LEARNED_POSITIONS, bos_token_id=0, eos_token_id=0),
     "llama": lambda: LlamaConfig(**GROUPED_HEADS),
     "qwen": lambda: Qwen3Config(**GROUPED_HEADS, head_dim=8),
-    # Two that the sampling engine cannot take: attention of its own kind, and a sliding window.
+    # Attention of its own kind, and a sliding window.
     "codegen": lambda: CodeGenConfig(
         **(LEARNED_POSITIONS | {"n_head": 4}), rotary_dim=4, n_ctx=64, bos_token_id=0, eos_token_id=0
     ),

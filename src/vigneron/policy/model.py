@@ -6,7 +6,7 @@ They are called separately, so that the head runs only at completion positions.
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,15 +14,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from vigneron.errors import UserError, first_line
+from vigneron.policy import attention
+from vigneron.policy.attention import local_mask, local_of, recorded_callers, shrunken_windows, text_config
 from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk
 from vigneron.policy.fused_head import Head, matmul_fp32
-
-PLAIN_ATTENTION = "vigneron_plain"
-AttentionInterface.register(PLAIN_ATTENTION, sdpa_attention_forward)
 
 
 @dataclass
@@ -41,6 +38,9 @@ class Policy:
     graphed: bool = False
     """Whether passes with repeated shapes are replayed as CUDA graphs."""
     adapter_off: bool = False
+    own_attention: bool | None = None
+    """Whether passes use `policy.attention`, which knows the model's windows, instead of transformers' attention. Found
+    at the first pass: not for models with a kind of attention that it does not reproduce."""
     shares_prompts: bool = True
     """Whether several completions may share one copy of their prompt in a row; see `can_share_prompts`."""
     sharding: Any = field(default=None, repr=False, compare=False)
@@ -60,8 +60,13 @@ class Policy:
         return int(self.causal.get_output_embeddings().weight.shape[1])
 
     @property
+    def text_config(self) -> Any:
+        """The config of the text model: a composite model has another one for each of its encoders."""
+        return self.causal.config.get_text_config()
+
+    @property
     def context_length(self) -> int | None:
-        return getattr(self.causal.config, "max_position_embeddings", None)
+        return getattr(self.text_config, "max_position_embeddings", None)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -87,7 +92,7 @@ class Policy:
 
     @cached_property
     def _training_graphs(self) -> GraphedTrunk:
-        named = self.causal.base_model.named_parameters()
+        named = trunk_of(self.causal).named_parameters()
         return GraphedTrunk(self.trunk, {name: weight for name, weight in named if weight.requires_grad})
 
     def trunk(
@@ -98,12 +103,17 @@ class Policy:
         weights: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Last hidden states without CUDA graphs. `weights` replace the trunk's own by name."""
-        if self.activation_checkpointing:
-            # transformers checkpoints activations only in training mode. All dropout is 0.
-            self.model.train(torch.is_grad_enabled())
-        with self._precision(), plain_causal(self.causal.config):
-            inputs = {"input_ids": ids_RS, "position_ids": positions_RS, "attention_mask": allowed_R1SS}
-            out = functional_call(self.causal.base_model, weights or {}, kwargs={**inputs, "use_cache": False})
+        if self.own_attention is None:
+            self.own_attention = attention_fits(self)
+        inputs: dict[str, Any] = {"input_ids": ids_RS, "position_ids": positions_RS, "attention_mask": allowed_R1SS}
+        if self.own_attention:
+            local_allowed = local_mask(local_of(self.text_config), positions_RS, allowed_R1SS)
+            inputs |= {"local_allowed": local_allowed} if local_allowed is not None else {}
+        elif allowed_R1SS is not None and self.text_config._attn_implementation == "eager":  # added to the scores there
+            lowest = torch.finfo(self.causal.dtype).min
+            inputs["attention_mask"] = torch.where(allowed_R1SS, 0.0, lowest).to(self.causal.dtype)
+        with self._precision(), attention_function(self.causal.config, attention.NAME if self.own_attention else None):
+            out = functional_call(trunk_of(self.causal), weights or {}, kwargs={**inputs, "use_cache": False})
         return out.last_hidden_state
 
     def logits(self, hidden_NH: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:
@@ -124,6 +134,7 @@ class Policy:
             self.device,
             self.compute_dtype,
             graphed=self.graphed,
+            own_attention=self.own_attention,
             sharding=self.sharding,
         )
 
@@ -140,6 +151,7 @@ class Policy:
             self.device,
             self.compute_dtype,
             self.activation_checkpointing,
+            own_attention=self.own_attention,
             sharding=self.sharding,
         )
 
@@ -148,10 +160,16 @@ class Policy:
 
     def trunk_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The trainable weights without the head."""
-        return [(name, p) for name, p in self.causal.base_model.named_parameters() if p.requires_grad]
+        return [(name, p) for name, p in trunk_of(self.causal).named_parameters() if p.requires_grad]
 
     def _precision(self) -> AbstractContextManager[Any]:
         return precision(self.device, self.compute_dtype)
+
+
+def trunk_of(causal: Any) -> Any:
+    """The model without its head. Llama 4's class names another attribute for it than it has."""
+    base = causal.base_model
+    return base if base is not causal else getattr(causal, "model", causal)
 
 
 @dataclass
@@ -209,47 +227,78 @@ def precision(device: torch.device, compute_dtype: torch.dtype) -> AbstractConte
 
 def model_logits(causal: Any, hidden_NH: Float[Tensor, "*N H"], compute_dtype: torch.dtype) -> Float[Tensor, "*N V"]:
     """A model's logits, computed in `compute_dtype` and accumulated in float32 (float64 for a model in float64)."""
-    head = plain_head(causal, compute_dtype)
-    if head is not None:
-        dtype = compute_dtype if compute_dtype == torch.bfloat16 else head.weight_VH.dtype
-        flat_NV = matmul_fp32(hidden_NH.flatten(0, -2).to(dtype), head.weight_VH.to(dtype).t())
-        return flat_NV.unflatten(0, hidden_NH.shape[:-1])
-    with precision(hidden_NH.device, compute_dtype):
-        logits = causal.get_output_embeddings()(hidden_NH)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return apply_logit_shape(logits, causal.config)
+    head = causal.get_output_embeddings()
+    if type(head) is nn.Linear:
+        logits = linear_logits(head, compute_dtype, hidden_NH)
+    else:
+        with precision(hidden_NH.device, compute_dtype):
+            logits = head(hidden_NH)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+    return apply_logit_shape(logits, text_config(causal))
+
+
+def linear_logits(
+    head: nn.Linear, compute_dtype: torch.dtype, hidden_NH: Float[Tensor, "*N H"]
+) -> Float[Tensor, "*N V"]:
+    """The result of a linear head, accumulated in float32."""
+    dtype = compute_dtype if compute_dtype == torch.bfloat16 else head.weight.dtype
+    flat_NV = matmul_fp32(hidden_NH.flatten(0, -2).to(dtype), head.weight.to(dtype).t())
+    return (flat_NV if head.bias is None else flat_NV + head.bias).unflatten(0, hidden_NH.shape[:-1])
 
 
 def plain_head(causal: Any, compute_dtype: torch.dtype) -> Head | None:
     """The output embeddings as one matrix; None with a bias, an adapter, or scaled or capped logits."""
     head = causal.get_output_embeddings()
-    shaped = any(getattr(causal.config, name, None) for name in LOGIT_SHAPES)
+    shaped = any(getattr(text_config(causal), name, None) for name in LOGIT_SHAPES)
     if type(head) is not nn.Linear or head.bias is not None or shaped:
         return None
     return Head(head.weight, compute_dtype)
 
 
 @contextmanager
-def plain_causal(config: Any) -> Iterator[None]:
-    """Use SDPA with exactly the given mask.
+def attention_function(config: Any, name: str | None) -> Iterator[None]:
+    """Use a registered attention function, with no mask but the given one; without a name transformers' own.
 
-    transformers would otherwise inspect the positions for packed rows, which synchronizes with the device.
+    transformers would also inspect the positions for packed rows, which synchronizes with the device.
     """
-    before = config._attn_implementation
-    if before == "sdpa" and has_full_attention(config):
-        config._attn_implementation = PLAIN_ATTENTION
+    parts = {key: part for key in config.sub_configs if (part := getattr(config, key, None)) is not None}
+    before = {"": config._attn_implementation, **{key: part._attn_implementation for key, part in parts.items()}}
+    if name is not None:
+        config._attn_implementation = name
     try:
         yield
     finally:
         config._attn_implementation = before
 
 
-def has_full_attention(config: Any) -> bool:
-    """Whether all layers have full causal attention: no sliding window, no other layer types."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return set(kinds) == {"full_attention"}
-    return getattr(config, "sliding_window", None) is None
+@torch.no_grad()
+def attention_fits(policy: Policy) -> bool:
+    """Whether the model calls `policy.attention` and gets its own hidden states by it, also behind a window's end."""
+    ids, positions = test_row(policy, TEST_TOKENS)
+    own, theirs = (replace(policy, own_attention=own, sampler=None) for own in (True, False))
+    with shrunken_windows(policy.causal):
+        expected = theirs.trunk(ids, positions)
+        try:
+            with recorded_callers() as callers:
+                got = own.trunk(ids, positions)
+        except Exception:  # any model is possible: one that does not take our attention keeps its own
+            return False
+    return bool(callers) and close_enough(got, expected)
+
+
+TEST_TOKENS = 12
+"""Three times a shrunken window."""
+
+
+def test_row(policy: Policy, width: int) -> tuple[Tensor, Tensor]:
+    """Token ids 1, 2, 3 … and their positions, for a test pass."""
+    positions_RS = torch.arange(width, device=policy.device)[None]
+    return (positions_RS + 1) % policy.text_config.vocab_size, positions_RS
+
+
+def close_enough(got: Tensor, expected: Tensor) -> bool:
+    """Equal up to rounding in float32, of values as large as these."""
+    return torch.allclose(got, expected, atol=1e-3 * float(expected.std()), rtol=1e-3)
 
 
 LOGIT_SHAPES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
@@ -268,15 +317,34 @@ def apply_logit_shape(logits: Tensor, config: Any) -> Tensor:
 
 @torch.no_grad()
 def check_head(policy: Policy) -> None:
-    """Raise if trunk and head called separately do not give the model's own logits."""
-    ids = torch.arange(1, 9, device=policy.device)[None] % policy.causal.config.vocab_size
-    positions = torch.arange(8, device=policy.device)[None]
+    """Raise if trunk and head called separately do not give the model's own logits.
+
+    A second pass has a small window and small caps: a few tokens do not reach real ones.
+    """
+    kind = policy.causal.config.model_type
     try:
-        with policy._precision():
-            expected = policy.causal(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
-        got = policy.logits(policy.hidden(ids, positions)).float()
-    except RuntimeError as error:
-        raise UserError(f"model: a test forward pass fails on '{policy.device}': {first_line(error)}") from error
-    if not torch.allclose(got, expected, atol=1e-3, rtol=1e-3):
-        kind = policy.causal.config.model_type
-        raise UserError(f"model: '{kind}' is not supported: it transforms its logits in a way Vigneron does not know")
+        got, expected = _test_logits(policy)
+        with shrunken_windows(policy.causal, final_logit_softcapping=float(expected.abs().max())):
+            small_got, small_expected = _test_logits(policy)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # any model is possible
+        raise UserError(
+            f"model: '{kind}' is not supported: a test forward pass on '{policy.device}' fails: {first_line(error)}"
+        ) from error
+    if not torch.isfinite(expected).all():
+        raise UserError("model: its logits are not finite: the weights contain NaN or infinite numbers")
+    for ours, theirs in ((got, expected), (small_got, small_expected)):
+        if not close_enough(ours, theirs):
+            raise UserError(
+                f"model: '{kind}' is not supported: its log-probs in training would be off by up to "
+                f"{float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max()):.2g} nats"
+            )
+
+
+def _test_logits(policy: Policy) -> tuple[Tensor, Tensor]:
+    """The logits of a test pass by trunk and head, and by the model."""
+    ids, positions = test_row(policy, TEST_TOKENS)
+    with policy._precision():
+        expected = policy.causal(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
+    return policy.logits(policy.trunk(ids, positions)).float(), expected

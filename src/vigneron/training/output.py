@@ -27,6 +27,7 @@ from vigneron.training.alerts import History
 from vigneron.training.callbacks import View, tell
 from vigneron.training.checkpoint.write import Saver
 from vigneron.training.method import Metrics
+from vigneron.training.mismatch import MismatchLimits, mismatch_warning
 
 
 def samples_of(batch: Batch, step: int, kind: Kind) -> list[Sample]:
@@ -69,6 +70,8 @@ class RunOutput:
     saver: Saver
     history: History = field(default_factory=History)
     """The metrics so far, which alerts are raised from."""
+    mismatch: MismatchLimits | None = None
+    """Limits of `logprob_mismatch`; None if it is not watched."""
     notified: set[str] = field(default_factory=set)
     """Keys of notices that were shown: each is shown once, also after a resume."""
     trackers: Tracking | None = None
@@ -89,10 +92,13 @@ class RunOutput:
         self.trackers.log(step, metrics)
 
     def alert(self, step: int, metrics: Metrics, warnings: list[str], view: View) -> None:
-        """Show and keep the warnings of a step, and those that its metrics and the ones before call for, each once."""
+        """Show and keep the warnings of a step, and those that its metrics and the ones before call for, each once.
+        Raises if the samples are not the policy's."""
         self.history.add({"step": step, **metrics})
+        mismatch = mismatch_warning(metrics, self.mismatch)
         notices = [Notice(step, text, "warning") for text in warnings]
         notices += [Notice(step, text, "warning", about) for about, text in self.history.warnings().items()]
+        notices += [Notice(step, mismatch, "warning", "log-prob mismatch")] if mismatch is not None else []
         notices += [Notice(step, text, "warning") for text in self.trackers.take_warnings()] if self.trackers else []
         for notice in notices:
             if notice.key not in self.notified:

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.tiny_models import tiny_model, tiny_policy
+from support.tiny_models import byte_tokenizer, tiny_model, tiny_policy
+from support.zoo import zoo_model
 from vigneron.core.draws import Sampling
 from vigneron.policy.load import Lora, _add_lora, make_policy
 from vigneron.policy.model import Policy
@@ -57,8 +58,8 @@ def test_refills_and_compactions_change_nothing(
     wide = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
     bytes_before = dict(engine_module.CACHE_BYTES)
     slots = max(map(len, prompts)) + 7
-    _, heads, size = policy.sampler._model.attentions[0]
-    engine_module.CACHE_BYTES["cpu"] = rows * 2 * 2 * heads * size * slots * 4  # room for so many rows
+    layer = policy.sampler._model.attentions[0]
+    engine_module.CACHE_BYTES["cpu"] = rows * 2 * 2 * layer.heads * layer.key_size * slots * 4  # room for so many rows
     try:
         narrow = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
     finally:
@@ -151,13 +152,12 @@ def test_in_bfloat16_the_log_probs_are_near_those_of_a_teacher_forced_pass(kind_
     assert torch.cat(gaps).mean() < 2e-2
 
 
-@pytest.mark.parametrize("kind", ["codegen", "mistral"])
-def test_a_model_that_the_engine_cannot_take_is_sampled_by_generate_with_the_same_draws(kind: str) -> None:
-    policy = tiny_policy(kind)
+def test_a_model_that_the_engine_cannot_take_is_sampled_by_generate_with_the_same_draws() -> None:
+    policy = make_policy(zoo_model("LFM2"), byte_tokenizer(), device=torch.device("cpu"))
     prompts = [[5, 6, 7, 8, 9], [8], [4, 3]]
     done = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(temperature=0.8), seed=2)
     assert isinstance(policy.sampler, GenerateSampler)
-    assert "generate" in policy.sampler.notice
+    assert policy.sampler.notice.endswith("the model has recurrent layers")
     for row, prompt in enumerate(prompts):
         completion = done.ids_BT[row, : int(done.lengths_B[row])].tolist()
         expected = forced_logprobs(policy, prompt, completion, Sampling(temperature=0.8))
@@ -197,12 +197,45 @@ def test_prompts_of_like_length_go_through_the_model_together(monkeypatch: pytes
 
 
 def test_generate_takes_nothing_from_the_models_own_settings() -> None:
-    """No penalties, and no train() that checkpointing left behind: there transformers has no cache."""
-    policy = tiny_policy("mistral")
+    policy = tiny_policy()
+    policy.sampler = GenerateSampler(policy, "a test")
     prompts = [[5, 6, 7, 8, 9], [8], [4, 3]]
     before = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
     policy.model.generation_config.repetition_penalty = 3.0
-    policy.model.train()
     after = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
-    assert isinstance(policy.sampler, GenerateSampler)
     assert after.ids_BT.tolist() == before.ids_BT.tolist()
+
+
+@pytest.mark.usefixtures("mkldnn_as_it_was")
+def test_in_bfloat16_generate_has_the_log_probs_of_training() -> None:
+    """Logits of transformers are rounded to bfloat16: 0.007 nats on average here, and 0.03 at most."""
+    policy = tiny_policy(dtype=torch.float32)
+    policy.compute_dtype, policy.eos_ids = torch.bfloat16, frozenset()
+    with torch.no_grad():
+        policy.causal.lm_head.weight.mul_(60)  # logits as large as a trained model's
+    policy.sampler = GenerateSampler(policy, "a test")
+    prompts = [[5, 6, 7], [8], [9] * 6]
+    done = sample(policy, prompts, max_new_tokens=12, sampling=Sampling(), seed=1)
+    gaps = []
+    for row, prompt in enumerate(prompts):
+        ids = torch.cat([torch.tensor(prompt), done.ids_BT[row]])[None]
+        with torch.no_grad():
+            logits = policy.logits(policy.trunk(ids, torch.arange(ids.shape[1])[None]))[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, done.ids_BT[row][:, None])[:, 0]
+        gaps.append((done.behaviour_BT[row] - expected).abs())
+    assert torch.cat(gaps).mean() < 2e-3
+
+
+@pytest.mark.slow
+def test_generate_does_not_pad_for_layers_that_read_padding() -> None:
+    """RecurrentGemma: with padding its log-probs are off by 0.2 to 0.6 nats."""
+    policy = make_policy(zoo_model("RecurrentGemma"), byte_tokenizer(), device=torch.device("cpu"))
+    policy.eos_ids = frozenset()
+    prompts = [[5, 6, 7, 8, 9], [8], [4, 3], [6]]
+    done = sample(policy, prompts, max_new_tokens=6, sampling=Sampling(), seed=2)
+    assert isinstance(policy.sampler, GenerateSampler)
+    assert policy.sampler.exact
+    assert "not sampled together" in policy.sampler.notice
+    for row, prompt in enumerate(prompts):
+        expected = forced_logprobs(policy, prompt, done.ids_BT[row].tolist(), Sampling())
+        torch.testing.assert_close(done.behaviour_BT[row], expected, atol=1e-4, rtol=0)

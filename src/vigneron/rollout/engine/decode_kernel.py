@@ -1,6 +1,7 @@
 """Triton kernel: attention of one new token per row over its cached keys and values, each read once.
 
-A program handles one row and one key head, with all query heads that share it.
+A program handles one row and one key head, with all query heads that share it. Windows, caps and sinks are those of
+`policy.attention`: a row's first slot, c · tanh(score / c), and exp(sink) in the softmax's denominator.
 """
 
 import torch
@@ -11,14 +12,15 @@ from torch import Tensor
 
 @triton.jit
 def _decode(  # type: ignore[no-untyped-def]
-    query, keys, values, slots, out,
+    query, keys, values, slots, firsts, sinks, out,
     query_row, query_head, cache_row, cache_head, cache_slot,
     SHARING: tl.constexpr, SHARING_PADDED: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK: tl.constexpr,
-    SCALE: tl.constexpr,
+    SCALE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     head = tl.program_id(1)
     length = tl.load(slots + row) + 1
+    first = tl.load(firsts + row) if WINDOW else 0
     g = tl.arange(0, SHARING_PADDED)
     d = tl.arange(0, D_PADDED)
     real = (g[:, None] < SHARING) & (d[None, :] < D)
@@ -28,13 +30,18 @@ def _decode(  # type: ignore[no-untyped-def]
     highest = tl.full([SHARING_PADDED], float("-inf"), tl.float32)
     total = tl.zeros([SHARING_PADDED], tl.float32)
     mixed = tl.zeros([SHARING_PADDED, D_PADDED], tl.float32)
-    for start in range(0, length, BLOCK):
+    if SINKS:  # as a slot with this score and the value 0
+        highest = tl.load(sinks + head * SHARING + g, mask=g < SHARING, other=0.0).to(tl.float32)
+        total = tl.full([SHARING_PADDED], 1.0, tl.float32)
+    for start in range(first // BLOCK * BLOCK, length, BLOCK):
         s = start + tl.arange(0, BLOCK)
         inside = (s[:, None] < length) & (d[None, :] < D)
         offset = base + s[:, None] * cache_slot + d[None, :]
         k = tl.load(keys + offset, mask=inside, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * SCALE
-        scores = tl.where(s[None, :] < length, scores, float("-inf"))
+        if CAP > 0:
+            scores = CAP * (2 * tl.sigmoid(2 * scores / CAP) - 1)
+        scores = tl.where((s[None, :] < length) & (s[None, :] >= first), scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp(highest - new_highest)
         weights = tl.exp(scores - new_highest[:, None])
@@ -47,17 +54,29 @@ def _decode(  # type: ignore[no-untyped-def]
     tl.store(out + to, mixed.to(out.dtype.element_ty), mask=real)
 
 
-def decode_attention(query_RHD: Tensor, keys: Tensor, values: Tensor, slots_R: Tensor, scale: float) -> Tensor:
-    """`query_RHD` [R, H, D] over `keys` and `values` [C, K, S, D], row r up to and with slot `slots_R[r]`."""
+def decode_attention(
+    query_RHD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots_R: Tensor,
+    scale: float,
+    first_R: Tensor | None = None,
+    softcap: float | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """`query_RHD` [R, H, D] over `keys` and `values` [C, K, S, D], row r from slot `first_R[r]` up to and with slot
+    `slots_R[r]`."""
     rows, heads, size = query_RHD.shape
     key_heads = keys.shape[1]
     sharing = heads // key_heads
     query_RHD = query_RHD.contiguous()
     out = torch.empty_like(query_RHD)
     _decode[(rows, key_heads)](
-        query_RHD, keys, values, slots_R, out,
+        query_RHD, keys, values, slots_R,
+        slots_R if first_R is None else first_R, slots_R if sinks_H is None else sinks_H.contiguous(), out,
         query_RHD.stride(0), query_RHD.stride(1), keys.stride(0), keys.stride(1), keys.stride(2),
         SHARING=sharing, SHARING_PADDED=max(16, triton.next_power_of_2(sharing)),
-        D=size, D_PADDED=max(16, triton.next_power_of_2(size)), BLOCK=64, SCALE=scale, num_warps=4,
+        D=size, D_PADDED=max(16, triton.next_power_of_2(size)), BLOCK=64, SCALE=scale,
+        WINDOW=first_R is not None, CAP=softcap or 0.0, SINKS=sinks_H is not None, num_warps=4,
     )  # fmt: skip
     return out

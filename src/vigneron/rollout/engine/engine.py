@@ -5,6 +5,7 @@ the host checks every few steps which rows have ended. On a CPU the steps run di
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,12 +42,13 @@ class Engine:
         self.device, self.pad_id = policy.device, policy.pad_id
         self._model = InferenceModel(policy)
         self._graphs = CudaGraphs(policy.device)
+        self._graphs.available &= self._model.own_attention  # other attention may wait for the device
         self.graphed = self._graphs.available
         self._set_ends()
         self._slots = 0
         self._capacity = 0
         self.state = DecodeState.empty(0, 0, policy.device, torch.float32)
-        self._cache = torch.empty(0)
+        self._cache: list[Tensor] = []
 
     def _set_ends(self) -> None:
         self._end_ids = self._policy.eos_ids
@@ -74,9 +76,8 @@ class Engine:
         return round_up(count, 8 if count <= 128 else 32) if self.graphed else count
 
     def _rows_at_once(self, slots: int) -> int:
-        _, heads, size = self._model.attentions[0]
-        row = 2 * len(self._model.attentions) * heads * size * slots * self._cache_dtype.itemsize
-        return max(1, cache_bytes(self.device) // row)
+        numbers = sum(layer.heads * (layer.key_size + layer.value_size) for layer in self._model.attentions)
+        return max(1, cache_bytes(self.device) // (numbers * slots * self._cache_dtype.itemsize))
 
     @property
     def _cache_dtype(self) -> torch.dtype:
@@ -99,16 +100,19 @@ class Engine:
         elif has == (rows, slots, tokens):
             return
         self._graphs.clear()
-        self._cache = torch.empty(2, len(self._model.attentions), 0)
-        self._model.attach(*self._cache)  # frees the old cache first
-        _, heads, size = self._model.attentions[0]
-        # One extra row takes the writes of padding prompts.
-        shape = (2, len(self._model.attentions), rows + 1, heads, slots, size)
+        self._cache = []
+        self._model.attach([torch.empty(0)] * (2 * len(self._model.attentions)))  # frees the old cache first
         device, dtype = self.device, self._cache_dtype
-        self._cache = torch.zeros(shape, dtype=dtype, device=device)
+        shapes = [(at.heads, size) for at in self._model.attentions for size in (at.key_size, at.value_size)]
+        planes: dict[int, Tensor] = {}
+        for heads, size in dict.fromkeys(shapes):  # one tensor for all layers of a shape
+            members = [number for number, shape in enumerate(shapes) if shape == (heads, size)]
+            # One extra row takes the writes of padding prompts.
+            self._cache.append(torch.zeros(len(members), rows + 1, heads, slots, size, dtype=dtype, device=device))
+            planes |= dict(zip(members, self._cache[-1], strict=True))
         self.state = DecodeState.empty(rows, tokens, device, torch.float64 if dtype == torch.float64 else torch.float32)
         self._capacity, self._slots = rows, slots
-        self._model.attach(*self._cache)
+        self._model.attach([planes[number] for number in range(len(shapes))])
 
     # ------------------------------------------------------------------------------ the two passes over the model
 
@@ -136,7 +140,8 @@ class Engine:
         if targets:
             device = self.device
             source, target = to_device([sources, targets], device).unbind()
-            self._cache[:, :, target, :, :width] = self._cache[:, :, source, :, :width]
+            for cache in self._cache:
+                cache[:, target, :, :width] = cache[:, source, :, :width]
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         return self._model.logits(hidden_NH)
@@ -155,5 +160,13 @@ class Engine:
         """Move these rows to the front."""
         source = to_device(rows, self.device)
         self.state.move(source)
-        for layer_KRHSD in self._cache.unbind(1):  # layer by layer: each move makes a copy
-            layer_KRHSD[:, : len(rows)] = layer_KRHSD[:, source]
+        for layer in (layer for cache in self._cache for layer in cache.split(2)):  # each move makes a copy
+            layer[:, : len(rows)] = layer[:, source]
+
+    def clear_graphs(self) -> None:
+        self._graphs.clear()
+
+    @property
+    def model(self) -> Any:
+        """The model that samples."""
+        return self._model.model

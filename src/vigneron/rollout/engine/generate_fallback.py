@@ -5,21 +5,27 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from vigneron.core.draws import Sampling, draw_keys
 from vigneron.policy.microbatches import length_buckets
-from vigneron.policy.model import Policy
+from vigneron.policy.model import Policy, linear_logits
 from vigneron.rollout.engine.decode_state import choose
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
 from vigneron.timing import phase
 
 
 class GenerateSampler:
-    """Implements the Sampler protocol by `generate`. `why` says what the engine does not support."""
+    """Implements the Sampler protocol by `generate`. `why` says what the engine does not support.
+
+    The logits are those of training: transformers would round the head's products to bfloat16.
+    """
 
     exact = True
+    """Set to False if its log-probs are not those of a forward pass, in spite of all."""
+    pads = True
+    """Whether prompts of different lengths are sampled together, padded. Some recurrent layers read padding."""
 
     def __init__(self, policy: Policy, why: str) -> None:
         self._policy = policy
@@ -29,14 +35,14 @@ class GenerateSampler:
     def sample(self, request: Request) -> Completions:
         completions = blank_completions(request, self._policy)
         lengths = [len(ids) + request.max_new_tokens for ids in request.prompt_ids]
-        for rows in length_buckets(lengths, request.microbatch_tokens):
-            with phase("generate"):
-                self._sample_rows(request, rows, completions)
+        for part in length_buckets(lengths, request.microbatch_tokens):
+            for rows in [part] if self.pads else _of_equal_length(part, lengths):
+                with phase("generate"):
+                    self._sample_rows(request, rows, completions)
         return completions
 
     def _sample_rows(self, request: Request, rows: Sequence[int], into: Completions) -> None:
         policy = self._policy
-        policy.model.eval()  # gradient checkpointing uses train(), in which transformers has no cache
         prompts = [request.prompt_ids[i] for i in rows]
         width = max(len(prompt) for prompt in prompts)
         ids_BS = torch.full((len(prompts), width), policy.pad_id)
@@ -52,7 +58,7 @@ class GenerateSampler:
             eos_token_id=sorted(policy.eos_ids) or None,
             pad_token_id=policy.pad_id,
         )
-        with policy._precision(), _only(settings, policy.causal):
+        with policy._precision(), _only(settings, policy.causal), _training_head(policy):
             out = policy.causal.generate(
                 ids_BS.to(policy.device),
                 attention_mask=real_BS.to(policy.device),
@@ -91,6 +97,30 @@ def _only(settings: GenerationConfig, causal: Any) -> Iterator[None]:
         yield
     finally:
         causal.generation_config = own
+
+
+@contextmanager
+def _training_head(policy: Policy) -> Iterator[None]:
+    """Let the model's head compute as in training. Models scale or cap its result by themselves."""
+    head = policy.causal.get_output_embeddings()
+
+    def forward(hidden_BSH: Tensor) -> Tensor:
+        with torch.autocast(policy.device.type, enabled=False):
+            return linear_logits(head, policy.compute_dtype, hidden_BSH)
+
+    if type(head) is nn.Linear:
+        head.forward = forward
+    try:
+        yield
+    finally:
+        vars(head).pop("forward", None)
+
+
+def _of_equal_length(rows: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    parts: dict[int, list[int]] = {}
+    for row in rows:
+        parts.setdefault(lengths[row], []).append(row)
+    return list(parts.values())
 
 
 class _KeyedDraws(LogitsProcessor):

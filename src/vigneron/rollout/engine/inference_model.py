@@ -3,7 +3,8 @@
 The master weights are never changed. `refresh` updates the copies in place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -14,15 +15,18 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from vigneron.distributed import ranks
-from vigneron.policy.model import Policy, model_logits, precision
+from vigneron.policy.attention import Unsupported, may_have_windows, text_config
+from vigneron.policy.model import Policy, model_logits, precision, trunk_of
 from vigneron.rollout.engine import cached_attention
-from vigneron.rollout.engine.cached_attention import Unsupported
+from vigneron.rollout.engine.cached_attention import Layer
+from vigneron.rollout.engine.slot_cache import SlotCache
 
 Source = Callable[[], Tensor]
 
 
 class InferenceModel:
-    """A copy of the model's structure with cached attention; see `cached_attention`."""
+    """A copy of the model's structure with cached attention; see `cached_attention`, and `slot_cache` for models that
+    have only their own."""
 
     def __init__(self, policy: Policy) -> None:
         self.dtype = policy.compute_dtype
@@ -32,21 +36,28 @@ class InferenceModel:
         self._refresh(self._gathered)
         self._policy, self._version = policy, policy.version
         self.model = deepcopy(causal, {id(p): p for p in causal.parameters()}).eval()
-        self.model.config._attn_implementation = cached_attention.NAME
+        self.own_attention = True
         self._merge_adapters(causal)
         if self.dtype == torch.bfloat16:
             self._copy_matrices()
         self.refresh()
+        self.attentions: list[Layer] = []
         self.attentions = self._find_attentions()
 
     def _merge_adapters(self, causal: Any) -> None:
-        """Replace each adapted layer by a plain one with the weight base + delta."""
+        """Replace each adapted layer by a plain one with the weight base + delta. Of a layer with several adapted
+        parameters, such as experts, peft's wrappers contain each other."""
+        merged: tuple[str, ...] = ()
         for name, module in list(causal.named_modules()):
-            if not hasattr(module, "get_delta_weight"):
+            if not hasattr(module, "get_delta_weight") or name.startswith(merged):
                 continue
+            merged = (*merged, f"{name}.")
             owner, _, attribute = name.rpartition(".")
-            plain = self.model.get_submodule(name).base_layer
-            plain.weight = self._copy_of(plain.weight, partial(merged_weight, module))
+            plain = self.model.get_submodule(name).get_base_layer()
+            for wrapper in wrappers_of(module):
+                parameter = adapted_parameter(wrapper)
+                copy = self._copy_of(getattr(plain, parameter), partial(merged_weight, wrapper))
+                setattr(plain, parameter, copy)
             setattr(self.model.get_submodule(owner), attribute, plain)
 
     def _copy_matrices(self) -> None:
@@ -69,15 +80,25 @@ class InferenceModel:
         return copy
 
     @torch.no_grad()
-    def _find_attentions(self) -> list[tuple[nn.Module, int, int]]:
-        """The attention modules in order, with their numbers of key heads and head sizes."""
-        modules: list[tuple[nn.Module, int, int]] = []
+    def _find_attentions(self) -> list[Layer]:
+        """The attention modules in order, with the shapes of their caches: through `cached_attention` where the model
+        calls it, else through a `SlotCache`."""
+        config = text_config(self.model)
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        self.hidden(one, one, discover=modules)
-        shapes = {(heads, size) for _, heads, size in modules}
-        if len(modules) != self.model.config.num_hidden_layers or len(shapes) != 1:
-            raise Unsupported("custom attention")
-        return modules
+        most = 0
+        before = self.model.config._attn_implementation
+        for own in (True, False) if self._policy.own_attention else (False,):
+            self.own_attention = own
+            if not own and may_have_windows(config):
+                raise Unsupported("local attention of its own kind")
+            self.model.config._attn_implementation = cached_attention.NAME if own else before
+            layers: list[Layer] = []
+            with suppress(Exception):  # any model is possible
+                self.hidden(one, one, discover=layers)
+            if len(layers) == config.num_hidden_layers:
+                return layers
+            most = max(most, len(layers))
+        raise Unsupported("recurrent layers" if most else "recurrent layers, or attention of its own kind")
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -92,16 +113,18 @@ class InferenceModel:
             chunk = copies[start : start + 32]
             torch._foreach_copy_([copy for copy, _ in chunk], [source() for _, source in chunk])
 
-    def attach(self, keys: Tensor, values: Tensor) -> None:
-        """Give each layer its slice of a cache [L, rows, key heads, slots, D]."""
-        for layer, (module, _, _) in enumerate(self.attentions):
-            module.vigneron_keys, module.vigneron_values = keys[layer], values[layer]
+    def attach(self, planes: Sequence[Tensor]) -> None:
+        """Give each layer its part of the cache, as keys and values [rows, key heads, slots, size] in turn."""
+        for number, layer in enumerate(self.attentions):
+            layer.module.vigneron_keys, layer.module.vigneron_values = planes[2 * number : 2 * number + 2]
 
     def hidden(self, ids_RS: Int[Tensor, "R S"], positions_RS: Int[Tensor, "R S"], **cache: Any) -> Tensor:
+        options: dict[str, Any] = {"use_cache": False, "attention_mask": None, **cache}
+        if not self.own_attention:
+            slots = SlotCache([layer.module for layer in self.attentions], **cache)
+            options = {"use_cache": True, "attention_mask": slots.mask(), "past_key_values": slots}
         with precision(self.device, self.dtype):
-            out = self.model.base_model(
-                input_ids=ids_RS, position_ids=positions_RS, use_cache=False, attention_mask=None, **cache
-            )
+            out = trunk_of(self.model)(input_ids=ids_RS, position_ids=positions_RS, **options)
         return out.last_hidden_state
 
     def logits(self, hidden_NH: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
@@ -130,9 +153,23 @@ def _itself(master: Tensor) -> Tensor:
     return master
 
 
+def wrappers_of(adapted: Any) -> list[Any]:
+    """An adapted layer, and the ones inside of it that adapt other parameters of the same layer."""
+    found = []
+    while hasattr(adapted, "get_delta_weight"):
+        found.append(adapted)
+        adapted = adapted.base_layer
+    return found
+
+
+def adapted_parameter(adapted: Any) -> str:
+    """The name of the parameter that a peft layer adapts."""
+    return getattr(adapted, "parameter_name", "weight")
+
+
 def merged_weight(adapted: Any) -> Tensor:
     """The weight of an adapted layer with its active adapters merged."""
-    weight = adapted.base_layer.weight
+    weight = getattr(adapted.get_base_layer(), adapted_parameter(adapted))
     for adapter in () if adapted.disable_adapters else adapted.active_adapters:
         weight = weight + adapted.get_delta_weight(adapter).to(weight.dtype)
     return weight

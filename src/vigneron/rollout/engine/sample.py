@@ -9,9 +9,10 @@ from torch import Tensor
 from vigneron.core.draws import Sampling
 from vigneron.core.masked import length_mask
 from vigneron.distributed import ranks
-from vigneron.errors import UserError
-from vigneron.policy.model import Policy
-from vigneron.rollout.engine.cached_attention import Unsupported
+from vigneron.errors import UserError, first_line
+from vigneron.policy.architecture import engine_obstacle
+from vigneron.policy.attention import Unsupported, shrunken_windows
+from vigneron.policy.model import Policy, attention_fits
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
 from vigneron.rollout.engine.request import Completions, Request, Sampler
@@ -36,7 +37,13 @@ def sample(
     check_lengths(policy, prompt_ids, max_new_tokens)
     names = list(sample_ids) if sample_ids is not None else list(range(len(prompt_ids)))
     request = Request(prompt_ids, max_new_tokens, sampling, seed, step, names, microbatch_tokens)
-    return sampler_of(policy).sample(request).trimmed()
+    done = sampler_of(policy).sample(request).trimmed()
+    if broken := int((~done.behaviour_BT.isfinite()).any(1).sum()):
+        raise UserError(
+            f"the model's logits are NaN or infinite in {broken} of {len(names)} samples: its weights are damaged, or "
+            "training has diverged; resume from an earlier checkpoint with a lower learning rate"
+        )
+    return done
 
 
 def sample_on_all_ranks(policy: Policy, prompt_ids: Sequence[Sequence[int]], **options: Any) -> Completions:
@@ -97,33 +104,63 @@ def sampler_of(policy: Policy) -> Sampler:
 
 def _make_sampler(policy: Policy) -> Sampler:
     try:
-        if not getattr(type(policy.causal), "_supports_attention_backend", False):
-            raise Unsupported("custom attention")
+        if reason := engine_obstacle(type(policy.causal), policy.causal.config):
+            raise Unsupported(reason)
+        if policy.own_attention is None:
+            policy.own_attention = attention_fits(policy)
         engine = Engine(policy)
-        _check(policy, engine)
-    except Unsupported as reason:
+        with shrunken_windows(policy.causal, engine.model):
+            if not _agrees(policy, engine):
+                raise Unsupported("layers that the engine does not reproduce")
+        engine.clear_graphs()  # of the small windows
+    except (torch.OutOfMemoryError, UserError):
+        raise
+    except Exception as error:  # any model is possible: what the engine cannot build or run, `generate` may
+        why = str(error) if isinstance(error, Unsupported) else f"layers that fail in it: {first_line(error)}"
         if policy.sharding is not None:
             raise UserError(
-                f"scale.shard: the engine cannot sample from this model, it has {reason}: set scale.shard=1"
+                f"scale.shard: the engine cannot sample from this model, it has {why}: set scale.shard=1"
             ) from None
-        return GenerateSampler(policy, str(reason))
+        try:
+            return _fallback(policy, why)
+        except (torch.OutOfMemoryError, UserError):
+            raise
+        except Exception as error:  # a model that `generate` cannot run either
+            kind = policy.causal.config.model_type
+            raise UserError(f"model: transformers' generate fails for '{kind}': {first_line(error)}") from error
     if policy.compiled:
         engine.compile()
     return engine
 
 
+def _fallback(policy: Policy, why: str) -> GenerateSampler:
+    """`generate`, without padding if it changes the log-probs; marked as inexact if they still differ."""
+    sampler = GenerateSampler(policy, why)
+    if not _agrees(policy, sampler):
+        sampler.pads = False
+        sampler.exact = _agrees(policy, sampler)
+        sampler.notice += "; prompts of different lengths are not sampled together, since it reads padding"
+    if not sampler.exact:
+        sampler.notice += (
+            "; its log-probs differ from those of training, so samples get importance weights (`importance/gap`)"
+        )
+    return sampler
+
+
 @torch.no_grad()
-def _check(policy: Policy, engine: Engine) -> None:
-    """Raise `Unsupported` if sampled log-probs, in rows of different lengths, are not those of a plain forward pass."""
-    vocabulary = policy.causal.config.vocab_size
-    prompts = [[1 % vocabulary, 2 % vocabulary, 3 % vocabulary], [4 % vocabulary]]
-    done = engine.sample(Request(prompts, 3, None, 0, 0, [0, 1], 64))
+def _agrees(policy: Policy, sampler: Sampler) -> bool:
+    """Whether sampled log-probs, in rows of different lengths, are those of a plain forward pass. One prompt is longer
+    than a shrunken window, one completion grows beyond it."""
+    size = policy.text_config.vocab_size
+    prompts = [[i % size for i in range(1, 8)], [8 % size]]
+    done = sampler.sample(Request(prompts, 6, None, 0, 0, [0, 1], 64))
     for row, prompt in enumerate(prompts):
         completion = done.ids_BT[row, : int(done.lengths_B[row])]
         ids = torch.cat([torch.tensor(prompt, device=policy.device), completion])[None]
         positions = torch.arange(ids.shape[1], device=policy.device)[None]
-        logprobs = policy.logits(policy.hidden(ids, positions))[0].log_softmax(-1)
+        logprobs = policy.logits(policy.trunk(ids, positions))[0].log_softmax(-1)
         expected = logprobs[len(prompt) - 1 : -1].gather(1, completion[:, None])[:, 0]
         tolerance = 0.05 if policy.compute_dtype == torch.bfloat16 else 1e-3
-        if (done.behaviour_BT[row, : len(completion)] - expected).abs().mean() > tolerance:
-            raise Unsupported("attention that the engine does not reproduce")
+        if not (done.behaviour_BT[row, : len(completion)] - expected).abs().mean() <= tolerance:
+            return False
+    return True

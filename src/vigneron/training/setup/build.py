@@ -41,6 +41,7 @@ from vigneron.training.collect import collecting, rewarding
 from vigneron.training.importance_weights import WeightedAdvantage
 from vigneron.training.memory import explained_memory, find_microbatch_tokens
 from vigneron.training.method import Method, unchanged
+from vigneron.training.mismatch import mismatch_limits
 from vigneron.training.output import RunOutput
 from vigneron.training.parts import Parts
 from vigneron.training.row_losses import row_losses
@@ -151,7 +152,7 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
         method=method,
         reward=reward,
         check=build_check(checker_name(config)),
-        output=RunOutput(folder, config, SampleStore(folder.path), saver),
+        output=RunOutput(folder, config, SampleStore(folder.path), saver, mismatch=mismatch_limits(config, policy)),
         origin=origin,
         audit=audit,
         remote=remote,
