@@ -8,8 +8,9 @@ from typing import Any
 
 from vigneron.commands.judging import check_out
 from vigneron.core.draws import Sampling
-from vigneron.data.dataset import check_rows, read_rows
+from vigneron.data.dataset import check_rows
 from vigneron.data.prompts import Row, completion_text
+from vigneron.data.sources import read_rows
 from vigneron.data.steps import step_spans
 from vigneron.errors import UserError
 from vigneron.labels.live_sampling import NEW_TOKENS
@@ -103,7 +104,7 @@ def _load(
     """The policy, the run's training rows, the check and the length limit."""
     if (Path(options.source).expanduser() / "config.yaml").is_file():
         from vigneron.api import load_run
-        from vigneron.run_data.load import checker_name
+        from vigneron.run_data.readers import checker_name
         from vigneron.run_store.folder import RunFolder
 
         trained = load_run(options.source)
