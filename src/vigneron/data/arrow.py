@@ -35,8 +35,12 @@ class ArrowRows:
         return {name: self._plain(value, index) for name, value in self.table[int(index)].items()}
 
     def __iter__(self) -> Iterator[Row]:
-        at = 0
-        for batch in self.table.iter(BATCH):
+        return self.between(0, len(self))
+
+    def between(self, first: int, last: int) -> Iterator[Row]:
+        """Rows first … last − 1, converted in batches."""
+        at = first
+        for batch in self.table.select(range(first, last)).iter(BATCH):
             names = list(batch)
             for values in zip(*batch.values(), strict=True):
                 yield {name: self._plain(value, at) for name, value in zip(names, values, strict=True)}

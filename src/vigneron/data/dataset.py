@@ -33,21 +33,27 @@ def check_row(row: Row, columns: Sequence[str], place: str) -> None:
             hint = did_you_mean(column, has) if has else ""
             fix = ": add it, or set a `parent` that answers" if column == "answer" else ""
             raise MissingColumn(f"data: {place} has no '{column}'{hint}", column, fix)
-    for column in row.keys() & RESERVED:
+    for column in () if RESERVED.isdisjoint(row) else row.keys() & RESERVED:
         raise UserError(f"data: {place}: '{column}' is reserved for an argument of rewards: rename the column")
     answer = row.get("answer") if "answer" in columns else None
     if answer is not None and not isinstance(answer, str | int | float) and not is_conversation(answer):
         raise UserError(f"data: {place}: answer must be a text, a number or messages")
     prompt = row.get("prompt")
-    if prompt is not None and not isinstance(prompt, str) and not is_conversation(prompt):
+    of_messages = isinstance(row.get("messages"), list)  # a prompt that was read from them needs no second check
+    if prompt is not None and not isinstance(prompt, str) and not (of_messages or is_conversation(prompt)):
         raise UserError(f'data: {place}: prompt must be a text or a list of {{"role": …, "content": …}} messages')
-    for column in ("prompt", "messages", "completion", "chosen", "rejected"):
+    for column in ("messages" if of_messages else "prompt", "completion", "chosen", "rejected"):
         if isinstance(row.get(column), list):
             _check_roles(row[column], f"data: {place}: {column}")
 
 
 def _check_roles(messages: Any, where: str) -> None:
     """Raise for unknown roles: many templates render any role, so a typo would be trained on."""
+    try:
+        if all(message["role"] in ROLES for message in messages):
+            return
+    except (TypeError, KeyError):  # no messages
+        return
     for turn, message in enumerate(messages if is_conversation(messages) else (), start=1):
         if message["role"] not in ROLES:
             known = did_you_mean(message["role"], ROLES)

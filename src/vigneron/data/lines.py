@@ -68,7 +68,21 @@ class LineRows:
         return parse_line(_text(data.removeprefix(BOM), self.name), lambda: self._line(index))
 
     def __iter__(self) -> Iterator[Row]:
-        return (self[index] for index in range(len(self)))
+        return self.between(0, len(self))
+
+    def between(self, first: int, last: int) -> Iterator[Row]:
+        """Rows first … last − 1, read in large pieces."""
+        if self.header is not None:
+            yield from (self[index] for index in range(first, last))
+            return
+        with self.path.open("rb") as file:
+            file.seek(int(self.offsets[first]))
+            for index in range(first, last):
+                while not (line := file.readline()).strip():
+                    if not line:
+                        raise UserError(f"data: '{self.name}' was changed while it is read: restore it")
+                text = _text(line.removeprefix(BOM) if index == 0 else line, self.name)
+                yield parse_line(text, lambda index=index: self._line(index))  # type: ignore[misc]
 
     def place(self, index: int) -> str:
         return f"'{self.name}', row {index + 1}"

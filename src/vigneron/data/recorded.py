@@ -44,6 +44,11 @@ class RecordedReader:
         self.missing += value is None
         return None if value is None else {**row, self.score: value, **_behaviour(row, place)}
 
+    def add(self, later: "RecordedReader") -> None:
+        self.hint = self.hint if self.rows else later.hint
+        self.rows += later.rows
+        self.missing += later.missing
+
     def finish(self, where: str) -> list[str]:
         missing, rows, score = self.missing, self.rows, self.score
         if missing == rows:

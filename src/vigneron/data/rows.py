@@ -1,11 +1,17 @@
 """The rows of a run, read from their source at every access, and the one pass over them at the start."""
 
+import copy
 import json
+import multiprocessing
+import os
+import signal
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Protocol, overload
+from itertools import pairwise
+from typing import Any, ClassVar, Protocol, overload
 
 import numpy as np
 
@@ -15,6 +21,8 @@ from vigneron.errors import UserError
 
 DIGEST = 16
 """Bytes of a row's hash."""
+PARALLEL_FROM = 20_000_000
+"""Bytes of a source from which it is read in several processes."""
 RECORDED, RECORD_BYTES = 100_000, 4
 """The largest number of rows whose hashes a checkpoint keeps one by one, and how much of each."""
 LONGEST = 2000
@@ -28,6 +36,9 @@ class Reader(Protocol):
 
     def __call__(self, row: Row, place: str) -> Row | None: ...
 
+    def add(self, later: Any) -> None:
+        """Add the counts of a reader of later rows."""
+
     def finish(self, where: str) -> list[str]: ...
 
 
@@ -37,6 +48,9 @@ class MissingColumn(UserError):
     def __init__(self, message: str, column: str, fix: str = "") -> None:
         super().__init__(message + fix)
         self.message, self.column, self.fix = message, column, fix
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MissingColumn, (self.message, self.column, self.fix)
 
 
 class Subset(Sequence[Row]):
@@ -126,21 +140,20 @@ def read_all(
     exact duplicates if `distinct`, and notices. `one_answer`: the same prompt with two answers is an error."""
     if not len(source):
         raise UserError(f"data: {source.name} has no rows")
-    kept, lengths, digests, prompts = array("q"), array("q"), bytearray(), bytearray()
-    for at, row in enumerate(source):
-        try:
-            read = reader(row, source.place(at))
-        except MissingColumn as error:
-            raise _how_many(error, source, reader, at) from error
-        if read is None:
-            continue
-        kept.append(at)
-        lengths.append(text_length(read, measured))
-        digests += digest_of(read)
-        if one_answer:
-            prompts += _digest(_canonical(read.get("prompt")))
+    wanted = _Pass(source, reader, tuple(measured), one_answer, held_out)
+    parts = list(_parallel(wanted)) if source.bytes > PARALLEL_FROM else [_pass(wanted, 0, len(source))]
+    for part in parts:
+        if isinstance(part.error, MissingColumn):
+            raise _how_many(part.error, source, reader, part.last) from part.error
+        if part.error is not None:
+            raise part.error
+        if part is not parts[0]:
+            parts[0].reader.add(part.reader)
         if held_out is not None:
-            held_out.see(read)
+            held_out.both |= part.both
+    reader = parts[0].reader
+    kept, lengths, digests, prompts = (b"".join(getattr(p, name) for p in parts) for name in _Part.ARRAYS)
+    del parts
     notices = reader.finish(source.name)
     indices = np.frombuffer(kept, dtype=np.int64)
     if one_answer:
@@ -157,6 +170,89 @@ def read_all(
         _longest(np.frombuffer(lengths, dtype=np.int64)[chosen]),
     )
     return rows, notices
+
+
+@dataclass(frozen=True)
+class _Pass:
+    source: SourceRows
+    reader: Reader
+    measured: tuple[str, ...]
+    one_answer: bool
+    held_out: "HeldOutPrompts | None"
+
+
+@dataclass
+class _Part:
+    """What a pass over some rows gives: arrays as bytes, one value or hash for each row that is kept."""
+
+    ARRAYS: ClassVar = ("kept", "lengths", "digests", "prompts")
+    reader: Reader
+    kept: bytes = b""
+    lengths: bytes = b""
+    digests: bytes = b""
+    prompts: bytes = b""
+    both: frozenset[str] = frozenset()
+    error: UserError | None = None
+    last: int = 0
+    """The row of the error."""
+
+
+def _pass(wanted: _Pass, first: int, last: int) -> _Part:
+    source, reader, held_out = wanted.source, copy.deepcopy(wanted.reader), wanted.held_out
+    kept, lengths, digests, prompts, both = array("q"), array("q"), bytearray(), bytearray(), set[str]()
+    at = first - 1
+    try:
+        for at, row in enumerate(source.between(first, last), start=first):
+            read = reader(row, source.place(at))
+            if read is None:
+                continue
+            kept.append(at)
+            lengths.append(text_length(read, wanted.measured))
+            digests += digest_of(read)
+            if wanted.one_answer or held_out is not None:
+                key = _prompt_key(read)
+                if wanted.one_answer:
+                    prompts += _digest(key)
+                if held_out is not None and key in held_out.prompts:
+                    both.add(key)
+    except UserError as error:
+        return _Part(reader, error=error, last=at)
+    return _Part(reader, kept.tobytes(), lengths.tobytes(), bytes(digests), bytes(prompts), frozenset(both))
+
+
+def _parallel(wanted: _Pass) -> Iterator[_Part]:
+    """The pass in one process for each CPU, which are forked: they start at once, and share the index."""
+    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    bounds = [len(wanted.source) * number // count for number in range(count + 1)]
+    ranges = list(pairwise(bounds))
+    if count == 1:
+        yield _pass(wanted, *ranges[0])
+        return
+    context = multiprocessing.get_context("fork")
+    running = []
+    for first, last in ranges:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_send_pass, args=(there, wanted, first, last), daemon=True)
+        process.start()
+        there.close()
+        running.append((process, here))
+    try:
+        for (process, here), (first, last) in zip(running, ranges, strict=True):
+            try:
+                part = here.recv()
+            except EOFError:  # it was killed, as by lack of memory
+                part = _pass(wanted, first, last)
+            process.join()
+            yield part
+    finally:
+        for process, here in running:
+            process.kill()
+            here.close()
+
+
+def _send_pass(there: Any, wanted: _Pass, first: int, last: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    there.send(_pass(wanted, first, last))
 
 
 def read_list(rows: Sequence[Row], reader: Reader, where: str) -> tuple[list[Row], list[str]]:
@@ -176,11 +272,6 @@ class HeldOutPrompts:
             self.prompts.setdefault(_prompt_key(row), number)
         self.rows, self.both = rows, set[str]()
 
-    def see(self, row: Row) -> None:
-        key = _prompt_key(row)
-        if key in self.prompts:
-            self.both.add(key)
-
     def notices(self) -> list[str]:
         both = [(number, row) for number, row in enumerate(self.rows, start=1) if _prompt_key(row) in self.both]
         if not both:
@@ -194,7 +285,7 @@ class HeldOutPrompts:
 
 def _prompt_key(row: Row) -> str:
     prompt = row.get("prompt")
-    return "t" + prompt if isinstance(prompt, str) else _canonical(prompt)
+    return f'"{prompt}' if isinstance(prompt, str) else _canonical(prompt)
 
 
 def digest_of(row: Row) -> bytes:

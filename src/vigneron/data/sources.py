@@ -91,7 +91,16 @@ class SourceRows:
         return self._with_names(part[at])
 
     def __iter__(self) -> Iterator[Row]:
-        return (self._with_names(row) for part in self.parts for row in part)
+        return self.between(0, len(self))
+
+    def between(self, first: int, last: int) -> Iterator[Row]:
+        """Rows first … last − 1, in fewer reads than one by one."""
+        begin = 0
+        for part, end in zip(self.parts, self._ends, strict=True):
+            if begin < last and first < end:
+                rows = part.between(max(first, begin) - begin, min(last, end) - begin)
+                yield from (map(self._with_names, rows) if self._renamed else rows)
+            begin = end
 
     def place(self, index: int) -> str:
         part, at = self._part(index)

@@ -165,6 +165,12 @@ class StepLabelReader:
         self.left_out += not known
         return {**_one_turn(row), labels.column: given} if known else None
 
+    def add(self, later: "StepLabelReader") -> None:
+        self.rows += later.rows
+        self.left_out += later.left_out
+        self.separated = self.separated or later.separated
+        self.error = self.error or later.error
+
     def finish(self, where: str) -> list[str]:
         if not self.separated:
             raise UserError(

@@ -149,6 +149,12 @@ class PairReader:
         )
         return None
 
+    def add(self, later: "PairReader") -> None:
+        self.rows += later.rows
+        self.ties += later.ties
+        self.equal += later.equal
+        self.example = self.example or later.example
+
     def finish(self, where: str) -> list[str]:
         if self.ties == self.rows:
             raise UserError(

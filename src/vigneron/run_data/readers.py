@@ -106,6 +106,10 @@ class PromptReader:
                 raise UserError(f"{where}: the answer is empty: remove the row or fill it in")
         return row if self.labels is None else self.labels(row, place)
 
+    def add(self, later: "PromptReader") -> None:
+        if self.labels is not None and later.labels is not None:
+            self.labels.add(later.labels)
+
     def finish(self, where: str) -> list[str]:
         return [] if self.labels is None else self.labels.finish(where)
 
@@ -120,6 +124,8 @@ class ScoreReader:
         check_row(row, [self.column], place)
         return {**row, self.column: score_of(row, self.column, (0.0, 1.0), f"data: {place}")}
 
+    def add(self, later: Any) -> None: ...
+
     def finish(self, where: str) -> list[str]:
         return []
 
@@ -129,7 +135,6 @@ class _Templated:
 
     def __init__(self, template: str | None, reader: Reader) -> None:
         self.template, self.reader = template, reader
-        self.finish = reader.finish
         self.one_answer = isinstance(reader, PromptReader) and reader.one_answer
 
     def __call__(self, row: Row, place: str) -> Row | None:
@@ -140,6 +145,12 @@ class _Templated:
                 raise UserError(f"data: {place} does not fit the template: {error!r}") from error
         return self.reader(row, place)
 
+    def add(self, later: "_Templated") -> None:
+        self.reader.add(later.reader)
+
+    def finish(self, where: str) -> list[str]:
+        return self.reader.finish(where)
+
 
 class _Unchanged:
     def __init__(self, checks: list[Reader]) -> None:
@@ -149,6 +160,10 @@ class _Unchanged:
         for check in self.checks:
             check(row, place)
         return row
+
+    def add(self, later: "_Unchanged") -> None:
+        for check, other in zip(self.checks, later.checks, strict=True):
+            check.add(other)
 
     def finish(self, where: str) -> list[str]:
         for check in self.checks:
@@ -163,6 +178,8 @@ class _Columns:
     def __call__(self, row: Row, place: str) -> Row:
         check_row(row, self.columns, place)
         return row
+
+    def add(self, later: Any) -> None: ...
 
     def finish(self, where: str) -> list[str]:
         return []
