@@ -3,7 +3,8 @@
     python -m benchmarks.large_data --rows 1000000
     python -m benchmarks.large_data --rows 100000 --kinds prompts --source OLD/src
 
-Every figure is of a process of its own with the bundled model on the CPU; none trains a step.
+Every figure is of a process of its own with the bundled model on the CPU; none trains a step. On a busy machine go by
+the CPU seconds, which are those of all processes together.
 """
 
 import argparse
@@ -19,10 +20,11 @@ from typing import Any
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
 TURNS = 4
 KINDS = ("prompts", "conversations")
+VERBS = ("start", "resume")
 SMALL = 10
 
 CHILD = """
-import json, sys, time
+import json, resource, sys, time
 from pathlib import Path
 
 from vigneron.methods import build_method
@@ -32,19 +34,25 @@ from vigneron.training.callbacks import Silent
 from vigneron.training.setup.start import resume_run, start_run
 
 
+def cpu():
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def peak():
     line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 
 
 config, runs, verb = check_config(json.loads(sys.argv[1]), "benchmark"), Path(sys.argv[2]), sys.argv[3]
-began = time.perf_counter()
+began, used = time.perf_counter(), cpu()
 if verb == "start":
     run = start_run(config, runs, build_method, name="run", view=Silent())
 else:
     run = resume_run(RunFolder.open(runs / "run"), build_method, view=Silent())
-print(json.dumps({"seconds": time.perf_counter() - began, "mib": peak(), "rows": len(run.data.train)}))
+seconds, rows = time.perf_counter() - began, len(run.data.train)
 run.close()
+print(json.dumps({"seconds": seconds, "cpu": cpu() - used, "mib": peak(), "rows": rows}))
 """
 
 
@@ -81,9 +89,10 @@ def recipe(kind: str, data: Path) -> dict[str, Any]:
 
 def measure(command: list[str], kind: str, rows: int, place: Path) -> dict[str, dict[str, float]]:
     data, runs = place / f"{kind}-{rows}.jsonl", place / f"runs-{kind}-{rows}"
+    place.mkdir(exist_ok=True)
     write_rows(data, kind, rows)
     figures = {}
-    for verb in ("start", "resume"):
+    for verb in VERBS:
         done = subprocess.run(
             [*command, json.dumps(recipe(kind, data)), str(runs), verb],
             capture_output=True,
@@ -107,13 +116,15 @@ def main() -> None:
     if options.source:
         os.environ["PYTHONPATH"] = options.source
     command = [sys.executable, "-c", CHILD]
-    print("| kind | rows | start, s | start, MiB | resume, s | resume, MiB |\n|---|---:|---:|---:|---:|---:|")
+    head = [f"{verb}, {unit}" for verb in VERBS for unit in ("s", "CPU s", "MiB")]
+    print(f"| kind | rows | {' | '.join(head)} |\n|---|---:{'|---:' * len(head)}|")
     with tempfile.TemporaryDirectory() as folder:
         for kind in options.kinds:
+            measure(command, kind, SMALL, Path(folder) / "first")  # the first run fills caches
             small = measure(command, kind, SMALL, Path(folder))
             for rows in options.rows:
                 large = measure(command, kind, rows, Path(folder))
-                cells = [f"{large[v][f] - small[v][f]:.1f}" for v in ("start", "resume") for f in ("seconds", "mib")]
+                cells = [f"{large[v][f] - small[v][f]:.1f}" for v in VERBS for f in ("seconds", "cpu", "mib")]
                 print(f"| {kind} | {rows} | {' | '.join(cells)} |", flush=True)
 
 

@@ -125,6 +125,8 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
 
     with _one_line(name):
         table = datasets.load_dataset(name.removeprefix(HUB), config, split=split, revision=revision)
+    if revision is not None and any(revision not in file["filename"] for file in table.cache_files):
+        raise UserError(f"data: the hub does not give commit {revision} of '{name}', which the run was started with")
     return _checked(table, f"{name}, {split}")
 
 
@@ -138,11 +140,14 @@ class _one_line:
         import datasets
 
         self.bars = datasets.utils.are_progress_bars_disabled()
+        self.level = datasets.logging.get_verbosity()
         datasets.disable_progress_bars()
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised too
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         import datasets
 
+        datasets.logging.set_verbosity(self.level)
         if not self.bars:
             datasets.enable_progress_bars()
         if isinstance(error, Exception) and not isinstance(error, UserError):
