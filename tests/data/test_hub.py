@@ -1,4 +1,4 @@
-"""Datasets of the hub, from a local server. In processes of their own: HF_ENDPOINT is read when a library is imported."""
+"""Datasets of the hub, from a local server. In processes of their own: libraries read HF_ENDPOINT at import."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """`vigneron process label`: label the steps of solutions by continuations from their ends."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ def _exported(row: Row) -> Row:
 
 def _load(
     options: ProcessLabelOptions, tell: Callable[[str], None], *, needs_rows: bool
-) -> tuple[Any, list[Row], Check, int]:
+) -> tuple[Any, Sequence[Row], Check, int]:
     """The policy, the run's training rows, the check and the length limit."""
     if (Path(options.source).expanduser() / "config.yaml").is_file():
         from vigneron.api import load_run

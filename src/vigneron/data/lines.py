@@ -82,7 +82,7 @@ class LineRows:
                     if not line:
                         raise UserError(f"data: '{self.name}' was changed while it is read: restore it")
                 text = _text(line.removeprefix(BOM) if index == 0 else line, self.name)
-                yield parse_line(text, lambda index=index: self._line(index))  # type: ignore[misc]
+                yield parse_line(text, lambda index=index: self._line(index))
 
     def place(self, index: int) -> str:
         return f"'{self.name}', row {index + 1}"

@@ -296,7 +296,7 @@ def record_of(digests: np.ndarray) -> str:
     """A short hash of each row, by which changed rows are found; of many rows one hash."""
     if len(digests) <= RECORDED:
         return "".join(row[:RECORD_BYTES].tobytes().hex() for row in digests)
-    return f"{len(digests)} rows, sha256 {sha256(np.ascontiguousarray(digests)).hexdigest()}"
+    return f"{len(digests)} rows, sha256 {sha256(digests.tobytes()).hexdigest()}"
 
 
 def record_of_rows(rows: Sequence[Row]) -> str:

@@ -73,7 +73,8 @@ def _load_parts(config: Config) -> Data:
         )
     if data.task is not None:
         task = load_task(data.task)
-        train, held_out = (task.rows(part, data.template) for part in ("train", data.held_out or "held_out"))
+        evaluated = data.held_out if isinstance(data.held_out, str) else "held_out"
+        train, held_out = (task.rows(part, data.template) for part in ("train", evaluated))
         if config.method.reads == "pairs":
             train, held_out = (_task_pairs(rows, data.task) for rows in (train, held_out))
         if config.method.step_labels is not None:
@@ -86,12 +87,12 @@ def _load_parts(config: Config) -> Data:
         return Data(train, held_out)
     source = open_source(_wanted(config, "train"))
     if data.held_out is None and data.held_out_split is None:
-        train, notices = read_source(config, source, "train")
-        return Data(train, [], tuple(notices))
-    held_out, more = read_source(config, open_source(_wanted(config, "held_out")), "held_out")
-    prompts = HeldOutPrompts(held_out)
-    train, notices = read_source(config, source, "train", prompts)
-    return Data(train, held_out, (*notices, *more, *prompts.notices()))
+        rows, notices = read_source(config, source, "train")
+        return Data(rows, [], tuple(notices))
+    others, more = read_source(config, open_source(_wanted(config, "held_out")), "held_out")
+    prompts = HeldOutPrompts(others)
+    rows, notices = read_source(config, source, "train", prompts)
+    return Data(rows, others, (*notices, *more, *prompts.notices()))
 
 
 def _wanted(config: Config, part: str) -> Wanted:

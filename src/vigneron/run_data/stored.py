@@ -33,10 +33,10 @@ class LostRows(Sequence[Row]):
     """Rows of a source that is gone or has changed: their number is known, and reading one raises the reason."""
 
     def __init__(self, count: int, reason: str) -> None:
-        self.count, self.reason = count, reason
+        self.number, self.reason = count, reason
 
     def __len__(self) -> int:
-        return self.count
+        return self.number
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -64,7 +64,8 @@ def read_changed(folder: Path, config: Config, data: Data) -> Data:
     for part in PARTS:
         if isinstance(getattr(data, part), LostRows):
             rows, _ = read_source(config, open_source(_wanted(_reference(folder, part)["wanted"])), part)
-            data = replace(data, **{part: _store(folder, config, part, rows)})
+            kept = _store(folder, config, part, rows)
+            data = replace(data, train=kept) if part == "train" else replace(data, held_out=kept)
     return data
 
 
