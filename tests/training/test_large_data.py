@@ -103,7 +103,7 @@ def test_a_file_that_has_changed_since_the_start_is_refused_in_one_line(stopped:
     data.unlink()
     with pytest.raises(UserError, match="No such file or directory: the run's rows are in this file"):
         api.resume(folder)
-    assert api.load(folder).evaluate([{"prompt": "say hot: ", "answer": "hot"}])  # needs no training data
+    assert api.load_run(folder).evaluate([{"prompt": "say hot: ", "answer": "hot"}])  # needs no training data
     data.write_text(text)
     assert api.resume(folder).step == 8
 

@@ -43,7 +43,7 @@ def label_steps(options: ProcessLabelOptions, tell: Callable[[str], None]) -> No
     """Writes rows with `prompt`, `completion` and `labels`, which `process_model` reads. They are in OUT.part until
     all are done."""
     check_out(options.out)
-    rows = None if options.file is None else read_rows(options.file)
+    rows: Sequence[Row] | None = None if options.file is None else read_rows(options.file)
     if rows is not None:
         check_rows(rows, ["prompt"], f"'{options.file}'")
     policy, own_rows, check, tokens = _load(options, tell, needs_rows=rows is None)
@@ -83,7 +83,7 @@ def label_steps(options: ProcessLabelOptions, tell: Callable[[str], None]) -> No
     tell(f"next    method: {{name: process_model{separator}}}\n        data: {{train: {options.out}}}")
 
 
-def _labelled(labeller: MonteCarlo, rows: list[Row], solutions: int | None, separator: str) -> Iterator[Row]:
+def _labelled(labeller: MonteCarlo, rows: Sequence[Row], solutions: int | None, separator: str) -> Iterator[Row]:
     steps = 0
     for at in range(0, len(rows), PART):
         part = rows[at : at + PART]
