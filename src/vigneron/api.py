@@ -23,7 +23,7 @@ from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import Check, build_check, load_checker
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.rollout.value_search import ValueSearch, beam_search, best_by_value, samples_of_each
-from vigneron.run_data.load import checker_name
+from vigneron.run_data.readers import checker_name
 from vigneron.run_store.folder import RunFolder, default_runs_folder
 from vigneron.run_store.samples import Sample
 from vigneron.timing import reporting_phases

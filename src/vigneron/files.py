@@ -29,10 +29,15 @@ def user_path(name: str | Path) -> Path:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a temporary file and rename it: a reader sees the old file or the new one."""
+    write_pieces(path, [text])
+
+
+def write_pieces(path: Path, pieces: Iterable[str]) -> None:
+    """`write_atomically` for a text that need not fit into memory."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -125,9 +125,14 @@ class TestData:
         assert_one_line(answer, "nowhere.jsonl'")
 
     def test_unknown_kind_of_file(self, tmp_path: Path, tiny_folder: Path) -> None:
+        (tmp_path / "data.txt").write_bytes(b"PAR1")
+        recipe = write_recipe(tmp_path, tiny_folder)
+        assert_one_line(vigneron("train", recipe, "data.train=data.txt"), "is not a .jsonl or .csv file")
+
+    def test_a_broken_parquet_file(self, tmp_path: Path, tiny_folder: Path) -> None:
         (tmp_path / "data.parquet").write_bytes(b"PAR1")
         recipe = write_recipe(tmp_path, tiny_folder)
-        assert_one_line(vigneron("train", recipe, "data.train=data.parquet"), "is not a .jsonl or .csv file")
+        assert_one_line(vigneron("train", recipe, "data.train=data.parquet"), "cannot read 'data.parquet': ")
 
     def test_bytes_that_are_no_text(self, tmp_path: Path, tiny_folder: Path) -> None:
         (tmp_path / "data.jsonl").write_bytes(b'{"prompt": "\xff"}\n')

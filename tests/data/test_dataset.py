@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vigneron.data.dataset import LONGEST_LINE, check_rows, read_rows
+from vigneron.data.dataset import check_rows
+from vigneron.data.lines import LONGEST_LINE
+from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
 
 
@@ -43,8 +45,11 @@ def test_csv_rows_are_texts_with_quotes_newlines_and_a_byte_order_mark(tmp_path:
         ("a.csv", b"prompt\ncaf\xe9\n", "'.*a.csv' is not UTF-8"),
         ("a.csv", "prompt,answer\na,b\nc,d,e,f\n", r"'.*a.csv', row 2 has more fields than its header: \['e', 'f'\]"),
         ("a.csv", 'prompt\n"' + "x" * (LONGEST_LINE + 1) + '"\n', "'.*a.csv' is not valid CSV"),
-        ("a.json", "[]", r"'.*a.json' is not a .jsonl or .csv file"),
-        ("a", "{}", r"'.*a' is not a .jsonl or .csv file"),
+        ("a.json", '[{"prompt": "x"}, {"prompt": }]', r"'.*a.json', row 2 is not JSON"),
+        ("a.json", '[{"prompt": "x"}', r"'.*a.json', row 2 is not JSON: the list does not end"),
+        ("a.json", '[{"prompt": "x"}, 3]', r"'.*a.json', row 2 is not a JSON object"),
+        ("a.jsonl.gz", "no gzip", r"cannot unpack '.*a.jsonl.gz': it is not complete, or not a .gz file"),
+        ("a.txt", "{}", r"'.*a.txt' is not a .jsonl or .csv file, nor .json, .jsonl.gz or .parquet, a folder of"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from vigneron.commands.rubric_try import parse_judge
 from vigneron.config import Config
-from vigneron.data.dataset import LONGEST_LINE as LONGEST_ROW
-from vigneron.data.dataset import read_rows
+from vigneron.data.lines import LONGEST_LINE as LONGEST_ROW
+from vigneron.data.sources import read_rows
 from vigneron.errors import LONGEST_LINE, MOST_LINES, UserError
 from vigneron.recipe import load_config
 from vigneron.report.comparison_files import write_comparison

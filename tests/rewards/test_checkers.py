@@ -16,7 +16,7 @@ from vigneron.recipe import load_config, recipe_names
 from vigneron.rewards.apply import RewardFailed
 from vigneron.rewards.checkers import build_check, check_texts, exact_reward, load_checker
 from vigneron.rewards.sentiment import inversion_reward, is_about, is_inverted, is_one_sentence, sentiment
-from vigneron.run_data.load import checker_name
+from vigneron.run_data.readers import checker_name
 
 HAPPY = "I love my new job."
 

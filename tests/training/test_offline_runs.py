@@ -26,7 +26,7 @@ from vigneron.recipe import check_config, load_config, recipe_names
 from vigneron.report.html import write_report
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.recorded import Recorded
-from vigneron.run_data.load import checker_name
+from vigneron.run_data.readers import checker_name
 from vigneron.run_store.folder import RunFolder
 from vigneron.sources.embedders import SentenceEmbedder
 from vigneron.training import record_samples

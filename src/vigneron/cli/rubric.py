@@ -23,7 +23,7 @@ def validate(
 
     rubric, notices = normalised(read_rubric(file))
     if data is not None:
-        from vigneron.data.dataset import read_rows
+        from vigneron.data.sources import read_rows
         from vigneron.rubric.rows import check_rubric_rows
 
         rows = read_rows(data)

@@ -18,7 +18,8 @@ from vigneron.report.comparison_files import comparison_table, write_comparison
 from vigneron.report.terminal import TerminalView, say
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
-from vigneron.run_data.load import checker_name, load_data
+from vigneron.run_data.load import load_data
+from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.run_store.archive import write_archive
 from vigneron.run_store.experiment_arms import CollectedRun, arms_of, first_change, refuse_duplicates
@@ -84,9 +85,8 @@ def is_finished(run: PlannedRun) -> bool:
 
 def is_incomplete_start(path: Path) -> bool:
     """Whether the process was killed while it created the folder, so that there is nothing to resume."""
-    return {entry.name for entry in path.iterdir()} <= WRITTEN_AT_START and not (
-        path / "data" / "held_out.jsonl"
-    ).is_file()
+    written = [path / "data" / f"held_out.{kind}" for kind in ("jsonl", "source.json")]
+    return {entry.name for entry in path.iterdir()} <= WRITTEN_AT_START and not any(map(Path.is_file, written))
 
 
 def check_recipes(missing: Sequence[PlannedRun]) -> None:

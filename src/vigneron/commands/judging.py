@@ -1,16 +1,16 @@
 """What the commands that call a judge share: opening it, reading prompts, and the line about what it cost."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 
 from vigneron.commands.rubric_try import parse_judge
 from vigneron.config.judges import LocalJudgeConfig
-from vigneron.data.dataset import check_rows, read_rows
+from vigneron.data.dataset import check_rows
 from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.prompts import Row
+from vigneron.data.sources import is_data_file, read_rows
 from vigneron.files import check_out as check_out
 from vigneron.files import write_rows as write_rows
 from vigneron.policy.bundled import cache_folder
@@ -20,8 +20,6 @@ from vigneron.run_data.load import load_data
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import Judge, build_judge
 from vigneron.training.setup.resolve import newest_weights
-
-DATA_SUFFIXES = (".jsonl", ".csv")
 
 
 @contextmanager
@@ -47,9 +45,9 @@ def open_judge(console: Console, option: str, flag: str = "--judge") -> Iterator
         judge.stop()
 
 
-def prompt_rows(source: str, limit: int | None) -> tuple[list[Row], list[Row]]:
+def prompt_rows(source: str, limit: int | None) -> tuple[Sequence[Row], Sequence[Row]]:
     """The rows of a file, or the training and the held-out rows of a recipe's data."""
-    if Path(source).suffix in DATA_SUFFIXES:
+    if is_data_file(source):
         rows = with_prompts_and_answers(read_rows(source), f"'{source}'")
         check_rows(rows, ["prompt"], f"'{source}'")
         return rows[:limit], []

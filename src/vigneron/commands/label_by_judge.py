@@ -8,8 +8,8 @@ from rich.console import Console
 
 from vigneron.commands.judging import check_out, note_missing, open_judge, write_rows
 from vigneron.commands.label import LabelOptions, from_source, next_step
-from vigneron.data.dataset import read_rows
 from vigneron.data.prompts import Row, prompt_text
+from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
 from vigneron.labels.by_judge import Check, label_pairs
 from vigneron.labels.items import Comparison, in_format_of, make_comparisons

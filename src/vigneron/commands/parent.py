@@ -18,7 +18,8 @@ from vigneron.data.prompts import Row, prompt_text
 from vigneron.errors import UserError, visible
 from vigneron.files import check_new_file, write_atomically
 from vigneron.report.terminal import say
-from vigneron.run_data.load import checker_name, load_data
+from vigneron.run_data.load import load_data
+from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import answer_notices, ask_parent, check_missing, count_cached, load_parent
 from vigneron.sources.parents import Outcome
 

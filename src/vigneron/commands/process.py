@@ -1,15 +1,16 @@
 """`vigneron process label`: label the steps of solutions by continuations from their ends."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vigneron.commands.judging import check_out
 from vigneron.core.draws import Sampling
-from vigneron.data.dataset import check_rows, read_rows
+from vigneron.data.dataset import check_rows
 from vigneron.data.prompts import Row, completion_text
+from vigneron.data.sources import read_rows
 from vigneron.data.steps import step_spans
 from vigneron.errors import UserError
 from vigneron.labels.live_sampling import NEW_TOKENS
@@ -42,7 +43,7 @@ def label_steps(options: ProcessLabelOptions, tell: Callable[[str], None]) -> No
     """Writes rows with `prompt`, `completion` and `labels`, which `process_model` reads. They are in OUT.part until
     all are done."""
     check_out(options.out)
-    rows = None if options.file is None else read_rows(options.file)
+    rows: Sequence[Row] | None = None if options.file is None else read_rows(options.file)
     if rows is not None:
         check_rows(rows, ["prompt"], f"'{options.file}'")
     policy, own_rows, check, tokens = _load(options, tell, needs_rows=rows is None)
@@ -82,7 +83,7 @@ def label_steps(options: ProcessLabelOptions, tell: Callable[[str], None]) -> No
     tell(f"next    method: {{name: process_model{separator}}}\n        data: {{train: {options.out}}}")
 
 
-def _labelled(labeller: MonteCarlo, rows: list[Row], solutions: int | None, separator: str) -> Iterator[Row]:
+def _labelled(labeller: MonteCarlo, rows: Sequence[Row], solutions: int | None, separator: str) -> Iterator[Row]:
     steps = 0
     for at in range(0, len(rows), PART):
         part = rows[at : at + PART]
@@ -99,11 +100,11 @@ def _exported(row: Row) -> Row:
 
 def _load(
     options: ProcessLabelOptions, tell: Callable[[str], None], *, needs_rows: bool
-) -> tuple[Any, list[Row], Check, int]:
+) -> tuple[Any, Sequence[Row], Check, int]:
     """The policy, the run's training rows, the check and the length limit."""
     if (Path(options.source).expanduser() / "config.yaml").is_file():
         from vigneron.api import load_run
-        from vigneron.run_data.load import checker_name
+        from vigneron.run_data.readers import checker_name
         from vigneron.run_store.folder import RunFolder
 
         trained = load_run(options.source)

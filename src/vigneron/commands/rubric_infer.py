@@ -9,7 +9,7 @@ from rich.text import Text
 
 from vigneron.commands.judging import open_judge
 from vigneron.commands.rubric_try import plain
-from vigneron.data.dataset import read_rows
+from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
 from vigneron.files import check_new_file, write_for_user
 from vigneron.labels.items import digest

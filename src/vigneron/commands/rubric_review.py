@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.commands.compare import print_full_width
-from vigneron.data.dataset import read_rows
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import completion_text, prompt_text
+from vigneron.data.sources import read_rows
 from vigneron.errors import UserError, visible
 from vigneron.files import check_new_file, write_for_user
 from vigneron.labels.from_run import EVERY, check_step, open_samples

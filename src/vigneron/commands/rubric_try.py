@@ -13,9 +13,10 @@ from rich.text import Text
 
 from vigneron.config import JudgeConfig
 from vigneron.config.values import Strict
-from vigneron.data.dataset import check_rows, read_rows
+from vigneron.data.dataset import check_rows
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import Row, completion_text
+from vigneron.data.sources import read_rows
 from vigneron.errors import UserError, did_you_mean, visible
 from vigneron.files import user_path
 from vigneron.recipe import config_text, load_config, parse_yaml, recipe_text

@@ -40,6 +40,12 @@ def lines_of(run: RunDetails, width: int) -> Iterator[Text]:
     yield from _section("next", _next_commands(run))
 
 
+def _source_name(given: str | list[str] | None) -> str:
+    names = given if isinstance(given, list) else [given or ""]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (names[0] if names[0].startswith("hf:") else Path(names[0]).name) + more
+
+
 def _head(run: RunDetails) -> Iterator[Text]:
     status, config = run.status, run.config
     yield Text.assemble(
@@ -47,7 +53,7 @@ def _head(run: RunDetails) -> Iterator[Text]:
     )
     if status.error:
         yield Text(f"error: {visible(status.error)}", style="red")
-    data = config.data.task or Path(config.data.train or "").name
+    data = config.data.task or _source_name(config.data.train)
     reward = "" if config.method.reads == "pairs" else f"   reward {config.reward.kind}"
     lora = ", LoRA" if config.model.lora is not None else ""
     for name, value in (

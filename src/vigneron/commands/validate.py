@@ -10,7 +10,8 @@ from vigneron.policy.load import check_model_name, local_config
 from vigneron.policy.reward_model import check_reward_model
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
-from vigneron.run_data.load import checker_name, load_data
+from vigneron.run_data.load import load_data
+from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import count_cached
 from vigneron.trackers.tracking import check_trackers
 from vigneron.training.setup.resolve import newest_weights, resolved

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from vigneron.config.values import NotNegative, Positive, Share, Strict, Url
 
+Files = Annotated[list[str], Field(min_length=1)]
 CHECKER_NAMES = ("equality", "last_line", "sentiment_inversion")
 
 
@@ -79,13 +80,23 @@ class DataConfig(Strict):
     task: str | None = None
     """Built-in task: `antonyms`, `categories`, `colors`, `copying`, `instructions`, `ladder`, `ladder-steps`, `rubric`
     or `sentiment`."""
-    train: str | None = None
-    """A .jsonl or .csv file in one of TRL's formats: `prompt`, with a reference `answer` if the reward needs one;
-    `prompt` and `completion`; `messages`; preference pairs `prompt`, `chosen` and `rejected`; or solutions `prompt`,
-    `completion` (or `completions`, a list of steps) and `labels`."""
-    held_out: str | None = None
+    train: str | Files | None = None
+    """A .jsonl, .csv, .parquet, .json or .jsonl.gz file, a folder of `datasets.save_to_disk`, a hub dataset as
+    `hf:org/name`, a pattern such as `data/*.parquet`, or a list of these; in one of TRL's formats: `prompt`, with a
+    reference `answer` if the reward needs one; `prompt` and `completion`; `messages`; preference pairs `prompt`,
+    `chosen` and `rejected`; or solutions `prompt`, `completion` (or `completions`, a list of steps) and `labels`."""
+    held_out: str | Files | None = None
     """Evaluation data, in the same format. For a built-in task: `held_out` (the default), or `tuning`, which is for
     choosing hyperparameters."""
+    config: str | None = None
+    """Configuration of a hub dataset, as in `load_dataset(path, name)`. null: its default."""
+    split: str | None = None
+    """Split of a hub dataset or of a folder of `save_to_disk` that is trained on, as `train` or `train[:90%]`. null:
+    `train` on the hub."""
+    held_out_split: str | None = None
+    """Split that `held_out` is; without `held_out`, one of the same dataset as `train`."""
+    columns: dict[str, str] | None = None
+    """Columns by name: `{prompt: question}` reads the column `question` as `prompt`. Others keep their names."""
     template: str | None = None
     """Prompt template over the row's columns, as in `The opposite of '{word}' is`. null: the task's, or the column
     `prompt`."""
@@ -102,6 +113,16 @@ class DataConfig(Strict):
             raise ValueError(
                 f"the task '{self.task}' has its own data: `held_out` should be one of {', '.join(TASK_PARTS)}"
             )
+        own = [key for key in ("config", "split", "held_out_split", "columns") if getattr(self, key) is not None]
+        if self.task is not None and own:
+            raise ValueError(f"`{own[0]}` has no effect on the built-in task '{self.task}': remove it")
+        given = self.held_out if isinstance(self.held_out, list) else [self.held_out or ""]
+        if any(name.startswith("hf:") for name in given) and self.held_out_split is None:
+            raise ValueError("`held_out` is a hub dataset: set `held_out_split`, such as `test`")
+        if self.held_out is None and self.held_out_split is not None and self.held_out_split == (self.split or "train"):
+            raise ValueError("`held_out_split` is the split that is trained on: name another")
+        if self.columns is not None and len(set(self.columns.values())) < len(self.columns):
+            raise ValueError("`columns` reads one column under two names: remove one")
         return self
 
 

@@ -117,8 +117,12 @@ def uniform_at(key_N: Int[Tensor, " N"], position_N: Int[Tensor, " N"]) -> Float
 
 def keyed_permutation(seed: int, epoch: int, size: int) -> list[int]:
     """A permutation of 0 … size − 1 that depends only on (seed, epoch)."""
-    keys = keyed_uniform(seed, epoch, torch.arange(size), -1)
-    return [int(i) for i in keys.argsort(stable=True)]
+    return keyed_order(seed, epoch, size).tolist()
+
+
+def keyed_order(seed: int, epoch: int, size: int) -> Int[Tensor, " size"]:
+    """`keyed_permutation` as a tensor, for many rows."""
+    return keyed_uniform(seed, epoch, torch.arange(size), -1).argsort(stable=True)
 
 
 def _mix(bits: Tensor) -> Tensor:

@@ -2,19 +2,22 @@
 
 import json
 import math
+from array import array
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import torch
 
 from vigneron.batch import Batch
 from vigneron.config import Config, LevelCurriculumConfig, LossCurriculumConfig, SuccessCurriculumConfig
 from vigneron.core.curriculum import draw_levels, easiest, level_probabilities, weighted_order
-from vigneron.core.draws import keyed_permutation, keyed_uniform
-from vigneron.data.curriculum import Curriculum, CurriculumParts
+from vigneron.core.draws import keyed_uniform
+from vigneron.data.curriculum import Curriculum, CurriculumParts, order_of
 from vigneron.data.levels import level_name, level_of, rows_by_level
 from vigneron.data.prompts import Row
+from vigneron.data.rows import Subset
 from vigneron.errors import UserError
 from vigneron.user_code import python_function
 
@@ -53,9 +56,9 @@ class ByLevel(Curriculum):
         self, rows: Sequence[Row], prompts_per_step: int, seed: int, options: LevelCurriculumConfig, steps: int
     ) -> None:
         by_level = rows_by_level(rows, options, "the training data")
-        super().__init__([row for of in by_level.values() for row in of], prompts_per_step, seed)
+        super().__init__(rows, prompts_per_step, seed)
         self.options, self.steps = options, steps
-        self.levels, self.members = list(by_level), list(by_level.values())
+        self.levels, self.members = list(by_level), [Subset(rows, indices) for indices in by_level.values()]
         self._drawn = [[0] * len(self.levels)]
         """How many rows of each level were drawn before step 0, 1, …"""
 
@@ -104,7 +107,7 @@ class ByLevel(Curriculum):
     def _row(self, level: int, place: int) -> Row:
         members = self.members[level]
         epoch, index = divmod(place, len(members))
-        return members[_order(self.seed, WITHIN_LEVEL + level * EPOCHS + epoch, len(members))[index]]
+        return members[int(order_of(self.seed, WITHIN_LEVEL + level * EPOCHS + epoch, len(members))[index])]
 
 
 class ByLoss(Curriculum):
@@ -131,10 +134,10 @@ class ByLoss(Curriculum):
         size, first = len(self._pool), (step - round_ * self.options.every) * self.prompts_per_step
         places = [divmod(place, size) for place in range(first, first + self.prompts_per_step)]
         key = WITHIN_ROUND + round_ * EPOCHS
-        return [self.rows[self._pool[_order(self.seed, key + epoch, size)[index]]] for epoch, index in places]
+        return [self.rows[self._pool[int(order_of(self.seed, key + epoch, size)[index])]] for epoch, index in places]
 
     def more(self, rows: Sequence[Row], step: int, attempt: int) -> list[Row]:
-        others = self.others([self.rows[i] for i in self._pool], rows, step, attempt)
+        others = self.others(Subset(self.rows, np.array(self._pool)), rows, step, attempt)
         return [others[i % len(others)] for i in range(self.prompts_per_step)]
 
     def describe(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -180,21 +183,18 @@ class BySuccess(Curriculum):
         self.mean_N = torch.full((len(rows),), math.nan, dtype=torch.float64)
         self.seen_N = torch.zeros(len(rows), dtype=torch.bool)
         """A prompt whose rewards are all missing is seen, and has no mean."""
-        self._orders: dict[int, list[int]] = {}
+        self._orders: dict[int, torch.Tensor] = {}
         self._waiting: dict[int, list[int]] = {}
         """The rows of steps whose rewards are not there yet."""
         self._replaced: dict[int, list[dict[str, list[float]]]] = {}
-        self._index = {id(row): index for index, row in enumerate(rows)}
-        self._with_prompt: dict[str, list[int]] = {}
-        for index, row in enumerate(rows):
-            self._with_prompt.setdefault(_key(row["prompt"]), []).append(index)
+        self._prompts = PromptIndex(rows)
 
     def at(self, step: int) -> list[Row]:
         if step not in self._orders:
             first = step - self.staleness  # older steps are done
             self._waiting = {at: rows for at, rows in self._waiting.items() if first <= at}
             order = self._order(step)
-            self._waiting[step] = order[: self.prompts_per_step]
+            self._waiting[step] = order[: self.prompts_per_step].tolist()
             self._orders = {at: before for at, before in self._orders.items() if first <= at} | {step: order}
         return self._from(step, 0)
 
@@ -202,7 +202,7 @@ class BySuccess(Curriculum):
         return self._from(step, attempt)
 
     def describe(self, rows: Sequence[Row]) -> dict[str, float]:
-        drawn = [self._index[id(row)] for row in rows]
+        drawn = [self._prompts.find(_key(row["prompt"]))[0] for row in rows]  # one of those that share a mean
         kinds = {"solved": self._solved(), "hopeless": self._hopeless(), "unseen": ~self.seen_N}
         kinds["between"] = ~(kinds["solved"] | kinds["hopeless"] | kinds["unseen"])
         shares = {name: float(kind_N[drawn].double().mean()) for name, kind_N in kinds.items()}
@@ -224,12 +224,12 @@ class BySuccess(Curriculum):
 
     def _take(self, values: dict[str, list[float]]) -> None:
         for key, of_prompt in values.items():
-            if key not in self._with_prompt:
+            if not (indices := self._prompts.find(key)):
                 raise UserError(
                     "curriculum.by: success finds a row by its prompt, and the rollout has changed the prompts: keep "
                     "them in `Samples.prompts`, or use `by: level`"
                 )
-            self._update(self._with_prompt[key], [value for value in of_prompt if not math.isnan(value)])
+            self._update(indices, [value for value in of_prompt if not math.isnan(value)])
 
     def scalars(self) -> dict[str, Any]:
         means = self.mean_N.tolist()
@@ -267,7 +267,7 @@ class BySuccess(Curriculum):
     def _hopeless(self) -> torch.Tensor:
         return self.mean_N <= self.options.hopeless
 
-    def _order(self, step: int) -> list[int]:
+    def _order(self, step: int) -> torch.Tensor:
         """All rows: unseen ones first, then by weighted draws. Rows that wait for rewards rest."""
         first_N, rests_N = ~self.seen_N, self._solved() | self._hopeless()
         waiting = [index for rows in self._waiting.values() for index in rows]
@@ -275,16 +275,30 @@ class BySuccess(Curriculum):
         rests_N[waiting] = True
         weight_N = torch.where(rests_N, self.options.rest, 1.0).double()
         uniform_N = keyed_uniform(self.seed, step, torch.arange(len(self.rows)), SUCCESS_DRAW)
-        return weighted_order(weight_N, first_N, uniform_N).tolist()
+        return weighted_order(weight_N, first_N, uniform_N)
 
     def _from(self, step: int, attempt: int) -> list[Row]:
         order, first = self._orders[step], attempt * self.prompts_per_step
-        return [self.rows[order[i % len(order)]] for i in range(first, first + self.prompts_per_step)]
+        return [self.rows[int(order[i % len(order)])] for i in range(first, first + self.prompts_per_step)]
 
 
-@lru_cache(maxsize=64)
-def _order(seed: int, key: int, size: int) -> list[int]:
-    return keyed_permutation(seed, key, size)
+class PromptIndex:
+    """The rows with a prompt, by 8 bytes of its hash for each row."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        hashes = array("Q", (_hash(_key(row["prompt"])) for row in rows))
+        unsorted = np.frombuffer(hashes, dtype=np.uint64)
+        self.rows, self.order = rows, np.argsort(unsorted, kind="stable")
+        self.hashes = unsorted[self.order]
+
+    def find(self, key: str) -> list[int]:
+        """The indices of the rows whose prompt has this key, ascending."""
+        first, last = (np.searchsorted(self.hashes, np.uint64(_hash(key)), side) for side in ("left", "right"))
+        return [i for i in self.order[first:last].tolist() if _key(self.rows[i]["prompt"]) == key]
+
+
+def _hash(key: str) -> int:
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest())
 
 
 def _by_prompt(batch: Batch, values: Sequence[float]) -> dict[str, list[float]]:

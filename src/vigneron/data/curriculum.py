@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
+
+from torch import Tensor
 
 from vigneron.batch import Batch
 from vigneron.config import Config
-from vigneron.core.draws import keyed_permutation
+from vigneron.core.draws import keyed_order
 from vigneron.data.prompts import Row
 
 # Separates the draws of dynamic sampling from those of the epochs' order.
@@ -28,7 +31,7 @@ class Curriculum:
         """The rows of a step. Called once a step, on every rank, which must agree."""
         size, first = len(self.rows), step * self.prompts_per_step
         places = [divmod(place, size) for place in range(first, first + self.prompts_per_step)]
-        return [self.rows[_order(self.seed, epoch, size)[index]] for epoch, index in places]
+        return [self.rows[int(order_of(self.seed, epoch, size)[index])] for epoch, index in places]
 
     def more(self, rows: Sequence[Row], step: int, attempt: int) -> list[Row]:
         """Rows for the first, the second … attempt of dynamic sampling: other than the step's `rows`, if there are any.
@@ -39,10 +42,12 @@ class Curriculum:
         return [others[i % len(others)] for i in range(self.prompts_per_step)]
 
     def others(self, among: Sequence[Row], rows: Sequence[Row], step: int, attempt: int) -> list[Row]:
-        """The rows of `among` in an order of this attempt's own, without the step's `rows` if there are others."""
-        own = {id(row) for row in rows}
-        order = [among[i] for i in keyed_permutation(self.seed, MORE + 1000 * step + attempt, len(among))]
-        return [row for row in order if id(row) not in own] or order
+        """As many rows of `among` as a step has, or all, in an order of this attempt's own; without the step's `rows`
+        if there are others."""
+        order = keyed_order(self.seed, MORE + 1000 * step + attempt, len(among)).tolist()
+        drawn = (among[i] for i in order)
+        others = list(islice((row for row in drawn if row not in rows), self.prompts_per_step))
+        return others or [among[i] for i in order[: self.prompts_per_step]]
 
     def describe(self, rows: Sequence[Row]) -> dict[str, float]:
         """Metrics of a step's rows to log. Called for every step, before its rewards are observed."""
@@ -66,9 +71,10 @@ class Curriculum:
         """The state of a checkpoint; {} of one that has none."""
 
 
-@lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, size: int) -> list[int]:
-    return keyed_permutation(seed, epoch, size)
+@lru_cache(maxsize=16)
+def order_of(seed: int, key: int, size: int) -> Tensor:
+    """The shuffled order of an epoch, of a level or of a round."""
+    return keyed_order(seed, key, size)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from vigneron.errors import UserError
 
 def with_prompts_and_answers(rows: Sequence[Row], where: str) -> list[Row]:
     """Every row with `prompt` and `answer`. Errors name the row by its number."""
-    return [_with_both(row, f"data: {where}, row {number}") for number, row in enumerate(rows, start=1)]
+    return [with_prompt_and_answer(row, f"data: {where}, row {number}") for number, row in enumerate(rows, start=1)]
 
 
 def without_demonstrations(row: Row) -> Row:
@@ -43,7 +43,8 @@ def last_answer(messages: Sequence[dict[str, Any]]) -> int:
     return max((at for at, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
 
 
-def _with_both(row: Row, where: str) -> Row:
+def with_prompt_and_answer(row: Row, where: str) -> Row:
+    """The row with `prompt` and `answer`."""
     messages, completion = row.get("messages"), row.get("completion")
     if messages is not None:
         column, (prompt, answer) = "messages", _of_messages(messages, where)

@@ -7,6 +7,29 @@ from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation
 
 Row = dict[str, Any]
+STEP = "the step"
+
+
+class NumberedRow(dict[str, Any]):
+    """A row of a run's data, with its number there, from 1."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, row: Row, number: int) -> None:
+        super().__init__(row)
+        self.number = number
+
+
+def numbered(row: Row, number: int, of: str) -> tuple[int, str]:
+    """The number of a row in messages, and of what: its number in the run's data if it is known, else those given."""
+    if isinstance(row, NumberedRow):
+        return row.number, "the data" if of == STEP else of
+    return number, of
+
+
+def numbered_like(row: Row, new: Row) -> Row:
+    """A row made of another one, with its number."""
+    return NumberedRow(new, row.number) if isinstance(row, NumberedRow) else new
 
 
 def prompt_text(prompt: Any) -> str:
@@ -37,16 +60,23 @@ def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]], *, skip_special: bool
     return tokenizer.batch_decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
 
-def prompts_token_ids(tokenizer: Any, prompts: Sequence[Any], of: str = "the step") -> list[tuple[int, ...]]:
-    """Token ids of plain prompts, or of conversations by the chat template with its generation prompt."""
+def prompts_token_ids(
+    tokenizer: Any, prompts: Sequence[Any], of: str = STEP, rows: Sequence[Row] | None = None
+) -> list[tuple[int, ...]]:
+    """Token ids of plain prompts, or of conversations by the chat template with its generation prompt.
+
+    Errors name the row `of` which a prompt is, of `rows` by their numbers in the data."""
+    places = [(number, of) for number in range(1, len(prompts) + 1)]
+    if rows is not None:
+        places = [numbered(row, *place) for row, place in zip(rows, places, strict=True)]
     if prompts and all(isinstance(prompt, str) for prompt in prompts):
-        rows = tokenizer(list(prompts))["input_ids"]
+        sequences = tokenizer(list(prompts))["input_ids"]
     else:
-        rows = [in_row(number, of, _prompt_ids, tokenizer, prompt) for number, prompt in enumerate(prompts, start=1)]
-    for number, ids in enumerate(rows, start=1):
+        sequences = [in_row(*at, _prompt_ids, tokenizer, prompt) for at, prompt in zip(places, prompts, strict=True)]
+    for (number, where), prompt, ids in zip(places, prompts, sequences, strict=True):
         if not ids:
-            raise UserError(f"row {number} of {of}: the prompt has no tokens: {prompts[number - 1]!r}")
-    return [tuple(ids) for ids in rows]
+            raise UserError(f"row {number} of {where}: the prompt has no tokens: {prompt!r}")
+    return [tuple(ids) for ids in sequences]
 
 
 def _prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:

@@ -13,9 +13,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from vigneron.data.dataset import check_rows
+from vigneron.data.dataset import check_row
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import Row
+from vigneron.data.rows import read_list
 from vigneron.errors import UserError, did_you_mean
 from vigneron.values import yes_or_no
 
@@ -24,24 +25,42 @@ ROUNDING = 1e-2
 """How far above 0 a log-prob may be by rounding."""
 
 
+class RecordedReader:
+    """The rows that have a score, as a float; the others are counted."""
+
+    def __init__(self, score: str, bounds: tuple[float, float] | None) -> None:
+        self.score, self.bounds = score, bounds
+        self.rows = self.missing = 0
+        self.hint = ""
+
+    def __call__(self, row: Row, place: str) -> Row | None:
+        check_row(row, ["prompt"], place)
+        place = f"data: {place}"
+        _check_completion(row, place)
+        value = score_of(row, self.score, self.bounds, place)
+        if not self.rows:
+            self.hint = did_you_mean(self.score, row)
+        self.rows += 1
+        self.missing += value is None
+        return None if value is None else {**row, self.score: value, **_behaviour(row, place)}
+
+    def add(self, later: "RecordedReader") -> None:
+        self.hint = self.hint if self.rows else later.hint
+        self.rows += later.rows
+        self.missing += later.missing
+
+    def finish(self, where: str) -> list[str]:
+        missing, rows, score = self.missing, self.rows, self.score
+        if missing == rows:
+            raise UserError(f"data: {where}: no row has a score in the column '{score}'{self.hint}: set `method.score`")
+        return [f"{where}: {missing} of {rows} rows have no `{score}` and are left out"] if missing else []
+
+
 def check_recorded(
     rows: Sequence[Row], score: str, bounds: tuple[float, float] | None, where: str
 ) -> tuple[list[Row], list[str]]:
     """The rows that have a score, as a float, and a notice about the others. Errors name the row by its number."""
-    check_rows(rows, ["prompt"], where)
-    kept = []
-    for number, row in enumerate(rows, start=1):
-        place = f"data: {where}, row {number}"
-        _check_completion(row, place)
-        value = score_of(row, score, bounds, place)
-        if value is not None:
-            kept.append({**row, score: value, **_behaviour(row, place)})
-    if not kept:
-        hint = did_you_mean(score, rows[0])
-        raise UserError(f"data: {where}: no row has a score in the column '{score}'{hint}: set `method.score`")
-    missing = len(rows) - len(kept)
-    notices = [f"{where}: {missing} of {len(rows)} rows have no `{score}` and are left out"] if missing else []
-    return kept, notices
+    return read_list(rows, RecordedReader(score, bounds), where)
 
 
 def score_of(row: Row, column: str, bounds: tuple[float, float] | None, place: str) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from vigneron.config.options import StepLabels
 from vigneron.data.prompts import Row, completion_text, texts_of
+from vigneron.data.rows import read_list
 from vigneron.errors import UserError
 from vigneron.values import is_number
 
@@ -117,10 +118,10 @@ def _ends(
 
 def with_step_texts(rows: Sequence[Row], where: str, labels: StepLabels) -> list[Row]:
     """Rows whose steps are a list get a `completion`: the steps, with separators between them."""
-    return [_joined(row, f"data: {where}, row {number}", labels) for number, row in enumerate(rows, start=1)]
+    return [with_step_text(row, f"data: {where}, row {number}", labels) for number, row in enumerate(rows, start=1)]
 
 
-def _joined(row: Row, where: str, labels: StepLabels) -> Row:
+def with_step_text(row: Row, where: str, labels: StepLabels) -> Row:
     name = next((name for name in LISTS if isinstance(row.get(name), list)), None)
     if name is None:
         return row
@@ -139,23 +140,53 @@ def _joined(row: Row, where: str, labels: StepLabels) -> Row:
     return {**rest, "completion": separator.join(texts)}
 
 
+class StepLabelReader:
+    """Rows with their labels as numbers; those without a label to train on are left out and counted."""
+
+    def __init__(self, labels: StepLabels) -> None:
+        self.labels = labels
+        self.rows = self.left_out = 0
+        self.separated = labels.separator is None
+        self.error: UserError | None = None
+        """The first error, until a text has the separator: without one it is the separator that is wrong."""
+
+    def __call__(self, row: Row, place: str) -> Row | None:
+        labels, text = self.labels, completion_text(row["answer"])
+        self.separated = self.separated or (labels.separator or "") in text
+        self.rows += 1
+        try:
+            given = _labels(row, text, f"data: {place}", labels)
+        except UserError as error:
+            if self.separated:
+                raise self.error or error from None
+            self.error = self.error or error
+            return None
+        known = any(label is not None for label in labels.used(given))
+        self.left_out += not known
+        return {**_one_turn(row), labels.column: given} if known else None
+
+    def add(self, later: "StepLabelReader") -> None:
+        self.rows += later.rows
+        self.left_out += later.left_out
+        self.separated = self.separated or later.separated
+        self.error = self.error or later.error
+
+    def finish(self, where: str) -> list[str]:
+        if not self.separated:
+            raise UserError(
+                f"data: {where}: the separator {self.labels.separator!r} occurs in no completion: set "
+                "`method.separator` to what stands between steps, or to null for one label per text"
+            )
+        if self.error is not None:
+            raise self.error
+        if self.left_out == self.rows:
+            raise UserError(f"data: {where}: every label is null: label some steps 1 or 0")
+        return [f"{where}: {self.left_out} rows without a label are left out"] if self.left_out else []
+
+
 def with_step_labels(rows: Sequence[Row], where: str, labels: StepLabels) -> tuple[list[Row], list[str]]:
     """Rows with their labels as numbers, and a notice about those without a label to train on, which are left out."""
-    texts = [completion_text(row["answer"]) for row in rows]
-    if labels.separator is not None and not any(labels.separator in text for text in texts):
-        raise UserError(
-            f"data: {where}: the separator {labels.separator!r} occurs in no completion: set `method.separator` to "
-            "what stands between steps, or to null for one label per text"
-        )
-    read = [
-        {**_one_turn(row), labels.column: _labels(row, text, f"data: {where}, row {number}", labels)}
-        for number, (row, text) in enumerate(zip(rows, texts, strict=True), start=1)
-    ]
-    known = [row for row in read if any(label is not None for label in labels.used(row[labels.column]))]
-    if not known:
-        raise UserError(f"data: {where}: every label is null: label some steps 1 or 0")
-    left_out = len(read) - len(known)
-    return known, [f"{where}: {left_out} rows without a label are left out"] if left_out else []
+    return read_list(rows, StepLabelReader(labels), where)
 
 
 def _one_turn(row: Row) -> Row:

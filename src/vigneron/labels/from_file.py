@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from vigneron.data.dataset import read_rows
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import Row
+from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
 from vigneron.labels.items import Collected, Comparison, distinct, in_random_order, make_comparisons
 

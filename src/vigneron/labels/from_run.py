@@ -5,14 +5,15 @@ Samples of one prompt are compared, within a step or across steps; of a held-out
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from vigneron.data.dataset import read_rows
 from vigneron.data.formats import is_conversation
-from vigneron.data.prompts import prompt_text
+from vigneron.data.prompts import Row, prompt_text
+from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
 from vigneron.labels.items import Collected, in_format_of, in_random_order, make_comparisons
 from vigneron.run_store.folder import RunFolder
@@ -105,5 +106,10 @@ def _groups(store: SampleStore, kind: str, step: int | None) -> dict[tuple[Any, 
 def prompts_of_run(folder: Path) -> dict[str, Any]:
     """Prompts by their text, as in the run's data: samples store conversations as text."""
     files = [folder / "data" / f"{part}.jsonl" for part in ("train", "held_out")]
-    prompts = [row.get("prompt") for file in files if file.is_file() for row in read_rows(file)]
+    rows: Iterable[Row] = (row for file in files if file.is_file() for row in read_rows(file))
+    if any((folder / "data").glob("*.source.json")):
+        run = RunFolder(folder)
+        data = run.data(run.config(user_code=True))
+        rows = chain(data.train, data.held_out)
+    prompts = [row.get("prompt") for row in rows]
     return {prompt_text(prompt): prompt for prompt in prompts if isinstance(prompt, str) or is_conversation(prompt)}

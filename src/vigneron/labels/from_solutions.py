@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vigneron.data.dataset import check_rows, read_rows
+from vigneron.data.dataset import check_rows
 from vigneron.data.prompts import completion_text
+from vigneron.data.sources import read_rows
 from vigneron.data.steps import step_spans
 from vigneron.errors import UserError
 from vigneron.labels.active import most_convincing_first

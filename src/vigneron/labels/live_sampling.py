@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from vigneron.api import load_run
 from vigneron.core.draws import Sampling
-from vigneron.data.dataset import check_rows, read_rows
+from vigneron.data.dataset import check_rows
 from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.prompts import Row, completion_text, prompt_text
+from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
 from vigneron.labels.items import Comparison, digest, distinct, in_format_of, make_comparisons
 from vigneron.labels.session import Session

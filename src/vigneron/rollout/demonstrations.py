@@ -8,7 +8,7 @@ import torch
 
 from vigneron.batch import Batch, Packing, Samples, Span
 from vigneron.data.formats import conversation_of
-from vigneron.data.prompts import Row, columns_of, completion_text, in_row
+from vigneron.data.prompts import Row, columns_of, completion_text, in_row, numbered
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation
 from vigneron.policy.model import Policy
@@ -85,8 +85,9 @@ def demonstrations(
     plain = iter(_plain(policy, [row for row in rows if isinstance(row["prompt"], str)]))
     texts = []
     for number, row in enumerate(rows, start=1):
-        whole = next(plain) if isinstance(row["prompt"], str) else in_row(number, of, _conversational, policy, row)
-        texts.append(in_row(number, of, within_context, whole, policy.context_length, loss_on))
+        place = numbered(row, number, of)
+        whole = next(plain) if isinstance(row["prompt"], str) else in_row(*place, _conversational, policy, row)
+        texts.append(in_row(*place, within_context, whole, policy.context_length, loss_on))
     return texts
 
 

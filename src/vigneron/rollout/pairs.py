@@ -15,9 +15,10 @@ from torch import Tensor
 
 from vigneron.batch import Batch
 from vigneron.core.selection import best_and_worst
-from vigneron.data.dataset import check_rows
+from vigneron.data.dataset import check_row
 from vigneron.data.formats import is_conversation
-from vigneron.data.prompts import Row, completion_text, prompt_text
+from vigneron.data.prompts import STEP, Row, completion_text, numbered, numbered_like, prompt_text
+from vigneron.data.rows import read_list
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations, demonstrations
@@ -35,6 +36,7 @@ class Pairs:
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         batch = Demonstrations(self.policy)(sides_of(rows), step, 2 * first)
+        _refuse_cut(self.policy, batch.samples.truncated_B.tolist(), rows)
         columns = {"side": SIDES * len(rows), **_soft_columns(rows)}
         return batch.with_samples(group_B=batch.samples.group_B // 2, columns=columns).with_packing(paired=True)
 
@@ -50,6 +52,7 @@ class OrderedPairs:
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         batch = Demonstrations(self.policy)(orders_of(rows), step, 2 * first)
+        _refuse_cut(self.policy, batch.samples.truncated_B.tolist(), rows)
         columns = {"first": SIDES * len(rows), **_soft_columns(rows)}
         return batch.with_samples(group_B=batch.samples.group_B // 2, columns=columns)
 
@@ -88,12 +91,12 @@ def paired_up(batch: Batch) -> Batch:
 
 
 def sides_of(rows: Sequence[Row]) -> list[Row]:
-    return [{"prompt": row["prompt"], "answer": row[side]} for row in rows for side in SIDES]
+    return [numbered_like(row, {"prompt": row["prompt"], "answer": row[side]}) for row in rows for side in SIDES]
 
 
 def orders_of(rows: Sequence[Row]) -> list[Row]:
     return [
-        {"prompt": row["prompt"], "answer": two_texts(row[one], row[other])}
+        numbered_like(row, {"prompt": row["prompt"], "answer": two_texts(row[one], row[other])})
         for row in rows
         for one, other in (SIDES, SIDES[::-1])
     ]
@@ -110,36 +113,63 @@ def sequences_of(policy: Policy, rows: Sequence[Row], of: str, *, joined: bool) 
     Raises if one does not fit into the model's context: two truncated texts could be equal.
     """
     texts = demonstrations(policy, orders_of(rows) if joined else sides_of(rows), of=of)
-    cut = [number for number, text in enumerate(texts) if text.cut]
-    if cut:
-        raise UserError(
-            f"{len(cut)} texts of preference pairs do not fit into the model's context of {policy.context_length} "
-            f"tokens (the first is in row {cut[0] // 2 + 1} of {of}): shorten them"
-        )
+    _refuse_cut(policy, [text.cut for text in texts], rows, of)
     return [text.ids for text in texts]
 
 
+def _refuse_cut(policy: Policy, cut: Sequence[bool], rows: Sequence[Row], of: str = STEP) -> None:
+    first = next((at for at, is_cut in enumerate(cut) if is_cut), None)
+    if first is not None:
+        number, where = numbered(rows[first // 2], first // 2 + 1, of)
+        raise UserError(
+            f"{sum(cut)} texts of preference pairs do not fit into the model's context of {policy.context_length} "
+            f"tokens (the first is in row {number} of {where}): shorten them"
+        )
+
+
+class PairReader:
+    """Rows with `prompt`, `chosen` and `rejected`. Pairs of equal texts are left out and counted. If the soft label is
+    below 0.5, the texts of a pair are exchanged."""
+
+    def __init__(self) -> None:
+        self.rows = self.ties = self.equal = 0
+        self.example = ""
+
+    def __call__(self, row: Row, place: str) -> Row | None:
+        check_row(row, SIDES, place)
+        row = _turned(_with_label(_with_prompt(row, f"data: {place}"), f"data: {place}"))
+        check_row(row, ["prompt"], place)
+        self.rows += 1
+        self.ties += row.get(PREFERRED) == 0.5
+        if _text(row, "chosen") != _text(row, "rejected"):
+            return row
+        self.equal += 1
+        self.example = (
+            self.example or f"the first in row {place.rpartition('row ')[2]}: {prompt_text(row['prompt'])[:60]!r}"
+        )
+        return None
+
+    def add(self, later: "PairReader") -> None:
+        self.rows += later.rows
+        self.ties += later.ties
+        self.equal += later.equal
+        self.example = self.example or later.example
+
+    def finish(self, where: str) -> list[str]:
+        if self.ties == self.rows:
+            raise UserError(
+                f"data: {where}: all {self.rows} pairs are ties (`preferred` is 0.5): nothing can be learned"
+            )
+        if self.equal == self.rows:
+            raise UserError(
+                f"data: {where}: in all {self.rows} pairs `chosen` and `rejected` are equal, {self.example}"
+            )
+        return [f"{where}: {self.equal} pairs have equal texts and are left out, {self.example}"] if self.equal else []
+
+
 def read_pairs(rows: Sequence[Row], where: str) -> tuple[list[Row], list[str]]:
-    """Rows with `prompt`, `chosen` and `rejected`, and a notice about pairs of equal texts, which are left out. If the
-    soft label is below 0.5, the texts of a pair are exchanged."""
-    check_rows(rows, SIDES, where)
-    pairs = [
-        _with_label(_with_prompt(row, f"data: {where}, row {number}"), f"data: {where}, row {number}")
-        for number, row in enumerate(rows, start=1)
-    ]
-    pairs = [_turned(row) for row in pairs]
-    check_rows(pairs, ["prompt"], where)
-    if all(row.get(PREFERRED) == 0.5 for row in pairs):
-        raise UserError(f"data: {where}: all {len(pairs)} pairs are ties (`preferred` is 0.5): nothing can be learned")
-    same = [number for number, row in enumerate(pairs, start=1) if _text(row, "chosen") == _text(row, "rejected")]
-    if not same:
-        return pairs, []
-    row = pairs[same[0] - 1]
-    example = f"the first in row {same[0]}: {prompt_text(row['prompt'])[:60]!r}"
-    if len(same) == len(rows):
-        raise UserError(f"data: {where}: in all {len(rows)} pairs `chosen` and `rejected` are equal, {example}")
-    notice = f"{where}: {len(same)} pairs have equal texts and are left out, {example}"
-    return [row for number, row in enumerate(pairs, start=1) if number not in set(same)], [notice]
+    """Pairs of a few rows in memory, and a notice about pairs of equal texts, which are left out."""
+    return read_list(rows, PairReader(), where)
 
 
 def _turned(row: Row) -> Row:

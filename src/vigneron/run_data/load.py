@@ -2,31 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from vigneron.config import Config, LevelCurriculumConfig, RubricRewardConfig, SemanticRewardConfig
-from vigneron.data.dataset import check_rows, distinct_rows, overlap_notices, read_rows
-from vigneron.data.formats import with_prompts_and_answers, without_demonstrations
+from vigneron.config import Config, LevelCurriculumConfig, RubricRewardConfig
 from vigneron.data.levels import rows_by_level
-from vigneron.data.prompts import Row, completion_text
-from vigneron.data.recorded import check_recorded, score_of, without_record
-from vigneron.data.steps import with_step_labels, with_step_texts
+from vigneron.data.prompts import Row
+from vigneron.data.rows import HeldOutPrompts, read_all
+from vigneron.data.sources import SourceRows, Wanted, open_source
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
 from vigneron.rollout.pairs import read_pairs
 from vigneron.rubric.model import Rubric, needs_judge
 from vigneron.rubric.read import read_rubric
 from vigneron.rubric.rows import check_rubric_rows
-from vigneron.text import letters_only
+from vigneron.run_data.readers import ScoreReader, measured_columns, reader_of, saved_reader
 
 
 @dataclass(frozen=True)
 class Data:
     """Training and held-out rows, with notices for the user about how they were read."""
 
-    train: list[Row]
-    held_out: list[Row]
+    train: Sequence[Row]
+    held_out: Sequence[Row]
     notices: tuple[str, ...] = ()
 
 
@@ -39,7 +37,9 @@ def load_data(config: Config) -> Data:
         rows_by_level(data.train, config.curriculum, "the training data")
     if config.method.shows_answers and not any(row.get("answer") for row in data.train):
         raise UserError("method.mix.demonstrated: no row has an `answer`: remove the key, or add answers")
-    if config.model.chat == "minted" and all(isinstance(row["prompt"], str) for row in [*data.train, *data.held_out]):
+    if config.model.chat == "minted" and all(
+        isinstance(row["prompt"], str) for row in chain(data.train, data.held_out)
+    ):
         raise UserError(
             "model.chat: minted has no effect on plain text prompts: remove it, or give prompts as "
             '[{"role": "user", "content": …}]'
@@ -73,7 +73,8 @@ def _load_parts(config: Config) -> Data:
         )
     if data.task is not None:
         task = load_task(data.task)
-        train, held_out = (task.rows(part, data.template) for part in ("train", data.held_out or "held_out"))
+        evaluated = data.held_out if isinstance(data.held_out, str) else "held_out"
+        train, held_out = (task.rows(part, data.template) for part in ("train", evaluated))
         if config.method.reads == "pairs":
             train, held_out = (_task_pairs(rows, data.task) for rows in (train, held_out))
         if config.method.step_labels is not None:
@@ -84,36 +85,52 @@ def _load_parts(config: Config) -> Data:
         if (column := config.method.score_column) is not None:
             train, held_out = (_with_scores(rows, column, f"the task {data.task}") for rows in (train, held_out))
         return Data(train, held_out)
-    assert data.train is not None
-    recorded = config.method.reads == "recorded"
-    train, notices = (_recorded_rows if recorded else load_rows)(config, data.train)
-    if data.held_out is None:
-        return Data(train, [], tuple(notices))
-    held_out, more = load_rows(config, data.held_out)
-    return Data(train, held_out, (*notices, *more, *overlap_notices(train, held_out)))
+    source = open_source(_wanted(config, "train"))
+    if data.held_out is None and data.held_out_split is None:
+        rows, notices = read_source(config, source, "train")
+        return Data(rows, [], tuple(notices))
+    others, more = read_source(config, open_source(_wanted(config, "held_out")), "held_out")
+    prompts = HeldOutPrompts(others)
+    rows, notices = read_source(config, source, "train", prompts)
+    return Data(rows, others, (*notices, *more, *prompts.notices()))
 
 
-def check_saved_rows(config: Config, data: Data, where: str) -> None:
-    """Check the rows in a run's folder, which may have been edited since the run started."""
-    for rows, part in ((data.train, "train"), (data.held_out, "held_out")):
-        of = f"'{where}/{part}.jsonl'"
-        if part == "held_out" and not rows:
-            continue
-        score = config.method.score_column
-        if config.method.reads == "recorded" and part == "train":
-            assert score is not None
-            check_recorded(rows, score, config.method.score_range, of)
-        elif config.method.reads == "pairs":
-            read_pairs(rows, of)
-        else:
-            check_rows(rows, ["prompt", *(["answer"] if config.method.reads == "demonstrations" else [])], of)
-        if score is not None and config.method.reads != "recorded":
-            _with_scores(rows, score, of)
-        if config.method.step_labels is not None:
-            with_step_labels(rows, of, config.method.step_labels)
+def _wanted(config: Config, part: str) -> Wanted:
+    data = config.data
+    given = data.train if part == "train" or data.held_out is None else data.held_out
+    assert given is not None
+    names = (given,) if isinstance(given, str) else tuple(given)
+    return Wanted(names, data.config, data.split if part == "train" else data.held_out_split, data.columns or {})
 
 
-def _task_pairs(rows: list[Row], task: str) -> list[Row]:
+def read_source(
+    config: Config, source: SourceRows, part: str, held_out: HeldOutPrompts | None = None
+) -> tuple[Sequence[Row], list[str]]:
+    """The rows of a source, with prompts from the config's template and checked columns; and notices.
+
+    Equal recorded samples are kept: a policy may write the same text twice."""
+    recorded = config.method.reads == "recorded" and part == "train"
+    reader = reader_of(config, part)
+    return read_all(
+        source,
+        reader,
+        measured=measured_columns(config, part),
+        distinct=not recorded,
+        one_answer=getattr(reader, "one_answer", False),
+        held_out=held_out,
+    )
+
+
+def load_saved_rows(config: Config, path: Path, part: str) -> Sequence[Row]:
+    """Read and check the rows in a run's folder, which may have been edited since the run started."""
+    source = open_source(Wanted((str(path),)))
+    if part == "held_out" and not len(source):
+        return []
+    rows, _ = read_all(source, saved_reader(config, part), measured=measured_columns(config, part), distinct=False)
+    return rows
+
+
+def _task_pairs(rows: Sequence[Row], task: str) -> list[Row]:
     if not all({"chosen", "rejected"} <= set(row) for row in rows):
         raise UserError(
             f"data.task: the task '{task}' has no preference pairs: give `data.train`, a file with the columns "
@@ -122,81 +139,13 @@ def _task_pairs(rows: list[Row], task: str) -> list[Row]:
     return read_pairs(rows, f"the task '{task}'")[0]
 
 
-def checker_name(config: Config) -> str:
-    """The name of the run's answer checker."""
-    data = config.data
-    return data.checker or ("equality" if data.task is None else load_task(data.task).checker)
+def load_rows(config: Config, path: str | Path) -> tuple[Sequence[Row], list[str]]:
+    """The rows of a file, as the config's held-out rows; and notices."""
+    wanted = Wanted((str(path),), columns=config.data.columns or {})
+    return read_source(config, open_source(wanted), "held_out")
 
 
-def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
-    """The rows of a file, with prompts from the config's template and checked columns; and notices."""
-    rows = _with_prompts(read_rows(path), config.data.template, path)
-    if config.method.reads == "pairs":
-        pairs, notices = read_pairs(rows, f"'{path}'")
-        distinct, more = distinct_rows(pairs, f"'{path}'", one_answer=False)
-        return distinct, [*notices, *more]
-    steps = config.method.step_labels
-    if steps is not None:
-        rows = with_step_texts(rows, f"'{path}'", steps)
-    if config.method.reads == "recorded":
-        rows = [without_record(row, config.method.score_column) for row in rows]
-    rows = with_prompts_and_answers(rows, f"'{path}'")
-    compares = any(part.kind in ("semantic", "binary") for part in config.reward.parts)
-    demonstrations = config.method.reads == "demonstrations"
-    recorded = config.parent is None and (compares or demonstrations)
-    if config.parent is not None:
-        rows = [without_demonstrations(row) if {"messages", "completion"} & set(row) else row for row in rows]
-    needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checker_needs_input(config) else [])]
-    check_rows(rows, needed, f"'{path}'")
-    if config.method.score_column is not None and config.method.reads != "recorded":
-        rows = _with_scores(rows, config.method.score_column, path)
-    if recorded:
-        for number, row in enumerate(rows, start=1):
-            if not can_be_compared(config, row["answer"]):
-                raise UserError(f"data: '{path}', row {number}: the answer has no letters: set `reward.clean: none`")
-            if demonstrations and not completion_text(row["answer"]).strip():
-                raise UserError(f"data: '{path}', row {number}: the answer is empty: remove the row or fill it in")
-    unlabelled: list[str] = []
-    if steps is not None:
-        rows, unlabelled = with_step_labels(rows, f"'{path}'", steps)
-    distinct, notices = distinct_rows(rows, f"'{path}'", one_answer=recorded and not demonstrations)
-    return distinct, [*unlabelled, *notices]
-
-
-def _recorded_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
-    """The recorded samples of a file, and notices. Equal rows are kept: a policy may write the same text twice."""
-    rows, column = _with_prompts(read_rows(path), config.data.template, path), config.method.score_column
-    assert column is not None
-    return check_recorded(rows, column, config.method.score_range, f"'{path}'")
-
-
-def _with_scores(rows: Sequence[Row], column: str, path: str | Path) -> list[Row]:
-    """Rows with their scores as floats, each from 0 to 1."""
-    check_rows(rows, [column], f"'{path}'")
-    place = f"data: '{path}', row"
-    return [
-        {**row, column: score_of(row, column, (0.0, 1.0), f"{place} {number}")}
-        for number, row in enumerate(rows, start=1)
-    ]
-
-
-def _checker_needs_input(config: Config) -> bool:
-    return checker_name(config) == "sentiment_inversion"
-
-
-def can_be_compared(config: Config, answer: Any) -> bool:
-    """Whether the semantic reward can embed an answer: with `reward.clean` it must contain letters."""
-    cleans = any(isinstance(part, SemanticRewardConfig) and part.clean == "letters" for part in config.reward.parts)
-    return not cleans or bool(letters_only(completion_text(answer)))
-
-
-def _with_prompts(rows: Sequence[Row], template: str | None, path: str | Path) -> list[Row]:
-    if template is None:
-        return list(rows)
-    filled = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            filled.append({**row, "prompt": template.format(**row)})
-        except (KeyError, IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
-            raise UserError(f"data: '{path}', row {number} does not fit the template: {error!r}") from error
-    return filled
+def _with_scores(rows: Sequence[Row], column: str, where: str) -> list[Row]:
+    """Rows of a task with their scores as floats, each from 0 to 1."""
+    reader = ScoreReader(column)
+    return [reader(row, f"'{where}', row {number}") for number, row in enumerate(rows, start=1)]

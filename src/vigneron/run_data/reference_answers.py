@@ -11,7 +11,8 @@ from vigneron.data.prompts import Row, prompt_text
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
 from vigneron.policy.bundled import cache_folder
-from vigneron.run_data.load import Data, can_be_compared, load_rows
+from vigneron.run_data.load import Data, load_rows
+from vigneron.run_data.readers import can_be_compared
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.parents import NOT_SENT, Answers, Conversation, Outcome, Parent, build_parent, conversation
 from vigneron.timing import progress

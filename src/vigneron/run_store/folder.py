@@ -155,23 +155,18 @@ class RunFolder:
             write_atomically(self.rubric, before)
             raise
 
-    def write_data(self, data: "Data") -> None:
-        """Copy the rows, so that the folder needs no other file."""
+    def write_data(self, config: Config, data: "Data") -> "Data":
+        """Keep the rows, of a large source where they are. Returns the data as it is read from here."""
+        from vigneron.run_data.stored import store_data
+
         with writing(self.path / "data"):
-            (self.path / "data").mkdir(exist_ok=True)
-            for part in ("train", "held_out"):
-                lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in getattr(data, part)]
-                write_atomically(self.path / "data" / f"{part}.jsonl", "".join(lines))
+            return store_data(self.path / "data", config, data)
 
     def data(self, config: Config) -> "Data":
         """The run's rows, checked for its config as it was read with user code."""
-        from vigneron.data.dataset import read_rows
-        from vigneron.run_data.load import Data, check_saved_rows
+        from vigneron.run_data.stored import open_data
 
-        train, held_out = (read_rows(self.path / "data" / f"{part}.jsonl") for part in ("train", "held_out"))
-        data = Data(train, held_out)
-        check_saved_rows(config, data, str(self.path / "data"))
-        return data
+        return open_data(self.path / "data", config)
 
     def remove(self) -> None:
         """Delete the folder of a run that could not start."""

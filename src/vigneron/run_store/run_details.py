@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.config import Config
+from vigneron.files import parse_json
 from vigneron.recipe import load_config, recipe_names
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.headline_metrics import headline_metrics
@@ -55,7 +56,7 @@ def run_details(path: Path) -> RunDetails:
     return RunDetails(
         status=status_of(folder.path),
         config=config,
-        rows=(_lines_in(folder.path / "data" / "train.jsonl"), _lines_in(folder.path / "data" / "held_out.jsonl")),
+        rows=(_rows_in(folder.path, "train"), _rows_in(folder.path, "held_out")),
         changes=changed_keys(config),
         metrics=metrics,
         records=records,
@@ -121,9 +122,12 @@ def details_json(run: RunDetails) -> dict[str, Any]:
     }
 
 
-def _lines_in(path: Path) -> int:
+def _rows_in(folder: Path, part: str) -> int:
+    """The number of rows of a copy, or of a large source that the run's folder refers to."""
     try:
-        with path.open("rb") as file:
+        if (source := folder / "data" / f"{part}.source.json").is_file():
+            return int(parse_json(source.read_text(encoding="utf-8"))["rows"])
+        with (folder / "data" / f"{part}.jsonl").open("rb") as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
-    except OSError:
+    except (OSError, ValueError, TypeError, KeyError):
         return 0

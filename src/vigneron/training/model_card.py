@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from vigneron.config import Config
+from vigneron.config import Config, DataConfig
 from vigneron.recipe import Dumper
 from vigneron.run_store.headline_metrics import headline_metrics
 from vigneron.run_store.metric_table import Metric
@@ -175,10 +175,19 @@ def _data(config: Config, rows: Rows) -> str:
             f"The built-in task `{data.task}`: {counts} Its inputs and answers were written by the "
             "project's authors with a language model's help; Apache-2.0."
         )
-    text = f"`{_one_line(PurePath(data.train or '').name)}`, a local file: {counts}"
+    text = f"{_source(data)}: {counts}"
     if config.parent is not None:
         text += f" Answers of the parent `{_one_line(PurePath(config.parent.model).name)}`, collected before training."
     return text + " The source and licence of its rows are not recorded."
+
+
+def _source(data: DataConfig) -> str:
+    names = data.train if isinstance(data.train, list) else [data.train or ""]
+    if names[0].startswith("hf:"):
+        return f"The hub's dataset `{_one_line(names[0].removeprefix('hf:'))}`"
+    more = len(names) - 1
+    others = f" and {more} more" if more else ""
+    return f"`{_one_line(PurePath(names[0]).name)}`{others}, {'local files' if more else 'a local file'}"
 
 
 def _training(config: Config, step: int) -> str:

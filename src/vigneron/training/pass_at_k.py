@@ -14,7 +14,7 @@ from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.rewards.checkers import NEEDS, build_run_check
 from vigneron.rollout.build import sampling_rollout
-from vigneron.run_data.load import checker_name
+from vigneron.run_data.readers import checker_name
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
 from vigneron.rollout.build import build_rollout
-from vigneron.run_data.load import checker_name, load_data
+from vigneron.run_data.load import load_data
+from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.timing import phase, progress
 from vigneron.training.drawn_parts import fingerprint, read_parts, write_parts

@@ -79,7 +79,9 @@ def build_rubric_audit(
     options, rubric = config.reward, reward.live_rubric.rubric
     by_category: defaultdict[str, list[Row]] = defaultdict(list)
     for number, row in enumerate(data.held_out or data.train, start=1):
-        by_category[category_of(rubric, row, number, "the data")].append(row)
+        rows = by_category[category_of(rubric, row, number, "the data")]
+        if len(rows) < QUESTIONS:
+            rows.append(row)
     other = None
     if options.held_out_file is not None or options.held_out_judge is not None:
         built = build_rubric_reward(
@@ -94,7 +96,7 @@ def build_rubric_audit(
             placement=placement,
         )
         other = ApplyReward(built, missing_limit=1.0)
-    return RubricAudit(reward, [row for rows in by_category.values() for row in rows[:QUESTIONS]], other)
+    return RubricAudit(reward, [row for rows in by_category.values() for row in rows], other)
 
 
 def explain_canaries(metrics: Metrics) -> tuple[str, ...]:

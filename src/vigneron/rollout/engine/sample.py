@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vigneron.core.draws import Sampling
 from vigneron.core.masked import length_mask
+from vigneron.data.prompts import STEP, Row, numbered
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.policy.architecture import engine_obstacle
@@ -83,14 +84,20 @@ def sample_on_all_ranks(policy: Policy, prompt_ids: Sequence[Sequence[int]], **o
 
 
 def check_lengths(
-    policy: Policy, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int, of: str = "the step"
+    policy: Policy,
+    prompt_ids: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    of: str = STEP,
+    rows: Sequence[Row] | None = None,
 ) -> None:
+    """Raise for prompts that leave no room for a completion. `rows` have the numbers by which they are named."""
     limit = policy.context_length
     too_long = [i for i, ids in enumerate(prompt_ids) if limit and len(ids) + max_new_tokens > limit]
     if too_long:
+        number, of = numbered({} if rows is None else rows[too_long[0]], too_long[0] + 1, of)
         raise UserError(
             f"{len(too_long)} prompts do not fit with max_new_tokens={max_new_tokens} into the model's context of "
-            f"{limit} tokens (the first is prompt {too_long[0] + 1} of {of}, {len(prompt_ids[too_long[0]])} tokens): "
+            f"{limit} tokens (the first is prompt {number} of {of}, {len(prompt_ids[too_long[0]])} tokens): "
             "shorten them or lower max_new_tokens"
         )
 

@@ -105,7 +105,7 @@ def _read(path: Path, source: str, options: Options) -> tuple[Rubric, list[str]]
         return read_rubric(path), []
     _check_suffix(path, READS[source], source)
     if source == "healthbench":
-        from vigneron.data.dataset import read_rows
+        from vigneron.data.sources import read_rows
 
         return healthbench.rubric_of(read_rows(path), where, generic=options.generic)
     given = _data(path, where)

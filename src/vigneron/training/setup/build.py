@@ -10,6 +10,7 @@ import torch
 from vigneron.config import Config
 from vigneron.data.curricula import ByLoss
 from vigneron.data.prompts import Row, prompts_token_ids
+from vigneron.data.rows import Subset, longest_of
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.from_config import policy_from_config, seed_everything
@@ -28,7 +29,8 @@ from vigneron.rollout.pairs import sequences_of
 from vigneron.rollout.recorded import recorded_texts
 from vigneron.rubric.prompts import generation_prompt
 from vigneron.rubric.rows import category_of
-from vigneron.run_data.load import Data, check_rubric_data, checker_name
+from vigneron.run_data.load import Data, check_rubric_data
+from vigneron.run_data.readers import checker_name, measured_columns
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice, kept_notices
 from vigneron.run_store.samples import SampleStore
@@ -55,30 +57,35 @@ from vigneron.training.training_prompt import score_after_training_prompt
 def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any = None) -> tuple[int, str | None]:
     """The longest sequence in tokens, and a notice if demonstrations are truncated.
 
-    Raises for a prompt that does not fit into the context, before training starts.
+    Raises for a prompt that does not fit into the context, before training starts. Of many rows the longest are
+    tokenized: the others are checked in the step that draws them.
     """
     longest, truncation = 1, None
-    for rows, of in ((data.train, "the training data"), (data.held_out, "the held-out part")):
-        if not rows:
+    for part, of in (("train", "the training data"), ("held_out", "the held-out part")):
+        whole: Sequence[Row] = getattr(data, part)
+        if not whole:
             continue
+        indices = longest_of(whole, measured_columns(config, part))
+        rows = whole if len(indices) == len(whole) else Subset(whole, indices)
         if config.method.reads == "pairs":
             ids = sequences_of(policy, rows, of, joined=config.method.joins_pairs)
-        elif config.method.reads in ("demonstrations", "recorded") and rows is data.train:
+        elif config.method.reads in ("demonstrations", "recorded") and part == "train":
             texts = (recorded_texts if config.method.reads == "recorded" else demonstrations)(policy, rows, of=of)
             ids = [text.ids for text in texts]
-            numbers = [number for number, text in enumerate(texts, start=1) if text.cut]
+            numbers = [number for number, text in zip(indices + 1, texts, strict=True) if text.cut]
             if numbers:
                 named = "demonstrations" if config.method.reads == "demonstrations" else "recorded samples"
+                least = "at least " if len(rows) < len(whole) else ""
                 truncation = (
-                    f"{len(numbers)} of {len(rows)} {named} are longer than the model's context of "
+                    f"{least}{len(numbers)} of {len(whole)} {named} are longer than the model's context of "
                     f"{policy.context_length} tokens and are truncated, the first in row {numbers[0]} of {of}"
                 )
         else:
             for prompts, what in sampling_prompts(config, rows, reward):
-                ids = prompts_token_ids(policy.tokenizer, prompts, of + what)
-                check_lengths(policy, ids, config.max_new_tokens, of + what)
+                ids = prompts_token_ids(policy.tokenizer, prompts, of + what, rows)
+                check_lengths(policy, ids, config.max_new_tokens, of + what, rows)
                 longest = max(longest, config.max_new_tokens + max(map(len, ids)))
-            if config.method.shows_answers and rows is data.train:
+            if config.method.shows_answers and part == "train":
                 texts = demonstrations(policy, [row for row in rows if row.get("answer")], of=of)
                 longest = max(longest, *(len(text.ids) for text in texts))
         longest = max(longest, *map(len, ids))

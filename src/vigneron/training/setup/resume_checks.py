@@ -9,9 +9,11 @@ from typing import Any
 
 from vigneron.config import Config
 from vigneron.data.prompts import Row
+from vigneron.data.rows import RECORD_BYTES, digest_of, record_of_rows
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
 from vigneron.run_data.load import Data
+from vigneron.run_data.stored import PARTS, LostRows
 from vigneron.validation import shown_value
 from vigneron.values import differing_keys, flatten
 
@@ -45,19 +47,24 @@ FIXED = (
     "method.baseline",
     "method.critic.network",
 )
-# Hex digits of each row's hash, by which changed rows are reported.
-DIGEST_LENGTH = 8
+DIGITS = 2 * RECORD_BYTES
 DATA_CHANGED = "the rows in data/ differ from those that it was trained on"
 
 
 def data_record(data: Data) -> dict[str, str]:
-    """What a checkpoint stores about the data: a hash of all rows, and a short hash of each."""
-    whole = hashlib.sha256(json.dumps([data.train, data.held_out], sort_keys=True).encode()).hexdigest()
-    return {"sha256": whole, "train": _digests(data.train), "held_out": _digests(data.held_out)}
+    """What a checkpoint stores about the data: hashes of the rows of each part."""
+    return {"train": record_of_rows(data.train), "held_out": record_of_rows(data.held_out)}
 
 
-def _digests(rows: Sequence[Row]) -> str:
-    return "".join(hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH] for row in rows)
+def _hash_of_all(data: Data) -> str:
+    """Of checkpoints that earlier versions wrote."""
+    whole = hashlib.sha256(b"[")
+    for part, after in ((data.train, ", "), (data.held_out, "]")):
+        whole.update(b"[")
+        for number, row in enumerate(part):
+            whole.update(((", " if number else "") + json.dumps(row, sort_keys=True)).encode())
+        whole.update(f"]{after}".encode())
+    return whole.hexdigest()
 
 
 def check_changes(path: Path, scalars: Mapping[str, Any], config: Config, data: Data, *, allow: bool) -> list[str]:
@@ -84,17 +91,26 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
 
 
 def data_changes(record: Any, data: Data) -> list[str]:
-    now = data_record(data)
-    if record is None or record == now:
-        return []
-    if not isinstance(record, dict):  # earlier versions stored only the hash of all rows
-        return [] if record == now["sha256"] else [DATA_CHANGED]
-    lines = [line for part in ("train", "held_out") if (line := _rows_changed(part, record[part], now[part]))]
-    return lines or [DATA_CHANGED]
+    lost = [rows.reason for rows in (data.train, data.held_out) if isinstance(rows, LostRows)]
+    if lost or record is None:
+        return lost
+    if not isinstance(record, dict):  # the first versions stored only the hash of all rows
+        return [] if record == _hash_of_all(data) else [DATA_CHANGED]
+    changes = [line for part in PARTS if (line := _rows_changed(part, record[part], getattr(data, part)))]
+    if not changes and "sha256" in record and record["sha256"] != _hash_of_all(data):
+        return [DATA_CHANGED]
+    return changes
 
 
-def _rows_changed(part: str, before: str, now: str) -> str | None:
-    old, new = ([text[at : at + DIGEST_LENGTH] for at in range(0, len(text), DIGEST_LENGTH)] for text in (before, now))
+def _rows_changed(part: str, before: str, rows: Sequence[Row]) -> str | None:
+    now = record_of_rows(rows)
+    if before == now:
+        return None
+    if " " in before:  # one hash of many rows
+        return f"data/{part}.jsonl had {before.split()[0]} rows, has {len(rows)}; some of them differ"
+    if " " in now:
+        now = "".join(digest_of(row)[:RECORD_BYTES].hex() for row in rows)
+    old, new = ([text[at : at + DIGITS] for at in range(0, len(text), DIGITS)] for text in (before, now))
     if old == new:
         return None
     first = next(n for n, (a, b) in enumerate(zip_longest(old, new), start=1) if a != b)

@@ -16,8 +16,10 @@ from vigneron.remote.setup import check_scale
 from vigneron.rubric.read import read_rubric
 from vigneron.run_data.load import Data, check_rubric_data, load_data
 from vigneron.run_data.reference_answers import with_parent_answers
+from vigneron.run_data.stored import hash_sources, read_changed
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice, kept_notices
+from vigneron.threads import DaemonPool
 from vigneron.timing import phase
 from vigneron.trackers.tracking import check_trackers, missing_trackers
 from vigneron.training.alerts import History
@@ -42,7 +44,8 @@ Files = dict[str, str]
 
 def files_of(folder: RunFolder) -> Files:
     """The files of a run's folder that every rank needs to build the run, by path."""
-    names = ("config.yaml", "data/train.jsonl", "data/held_out.jsonl", folder.rubric.name, folder.held_out_rubric.name)
+    data = [f"data/{part}.{kind}" for part in ("train", "held_out") for kind in ("jsonl", "source.json")]
+    names = ("config.yaml", *data, folder.rubric.name, folder.held_out_rubric.name)
     paths = [folder.path / name for name in names]
     return {str(p.relative_to(folder.path)): p.read_text(encoding="utf-8") for p in paths if p.is_file()}
 
@@ -61,7 +64,6 @@ class ResumePlan:
     """What a resumed run starts from."""
 
     config: Config
-    data: Data
     saved: Path | None
     """The checkpoint; None if there is none yet."""
     notices: tuple[str, ...]
@@ -75,21 +77,28 @@ def start_run(config: Config, runs: Path, build: Build, *, name: str | None = No
     _join(config)
     folder: RunFolder | None = None
 
-    def begin() -> tuple[Config, Data, Files]:
-        nonlocal folder
-        chosen, data = _prepare(config, runs, name, view)
+    data: Data | None = None
+
+    def begin() -> tuple[Config, Files]:
+        nonlocal folder, data
+        chosen, read = _prepare(config, runs, name, view)
         folder = RunFolder.create(runs, name or chosen.recipe, exact_name=name is not None)
         folder.lock()
         folder.write_config(chosen)
-        folder.write_data(data)
+        data = folder.write_data(chosen, read)
         if chosen.reward.kind == "rubric":
             folder.write_rubrics(chosen.reward.file, chosen.reward.held_out_file)
-        return chosen, data, files_of(folder) if ranks.world_size() > 1 else {}
+        return chosen, files_of(folder) if ranks.world_size() > 1 else {}
 
     try:
-        chosen, data, files = ranks.run_on_rank0(begin)
+        chosen, files = ranks.run_on_rank0(begin)
         folder = folder or scratch_folder(files)
-        return build_run(chosen, folder, data, build, view)
+        kept = folder
+        rows = ranks.run_on_all_ranks(lambda: kept.data(chosen) if data is None else data)
+        run = build_run(chosen, folder, rows, build, view)
+        if ranks.is_rank0():
+            hash_in_background(folder.path / "data")
+        return run
     except BaseException:  # Ctrl-C too: the name is free again
         if folder is not None:
             folder.remove()
@@ -111,9 +120,12 @@ def resume_run(
     run's. `weights_only`: load the weights, and start with new optimizers and no other state."""
     _join(config or folder.config(user_code=True), device)
 
+    data: Data | None = None
+
     def begin() -> ResumePlan:
+        nonlocal data
         folder.lock()
-        return _prepare_resume(
+        plan, data = _prepare_resume(
             folder,
             config,
             device=device,
@@ -122,17 +134,25 @@ def resume_run(
             allow_changes=allow_changes,
             view=view,
         )
+        return plan
 
     try:
         plan = ranks.run_on_rank0(begin)
         with folder.rubric_replaced(rubric if ranks.is_rank0() else None):
-            run = _rebuild(plan, folder, build, weights_only=weights_only, view=view)
+            run = _rebuild(plan, data, folder, build, weights_only=weights_only, view=view)
         if ranks.is_rank0():
+            hash_in_background(folder.path / "data")
             _restore_folder(run, plan, new_config=config is not None, view=view)
         return run
     except BaseException:  # unlock and re-raise
         folder.unlock()
         raise
+
+
+def hash_in_background(data: Path) -> None:
+    """Hash the files of large sources while the run trains. A run that ends earlier lacks the hashes, and is resumed
+    only if the files have their size and time of change."""
+    DaemonPool(1, "hash").submit(hash_sources, data)
 
 
 def _join(config: Config, device: str | None = None) -> None:
@@ -172,7 +192,7 @@ def _prepare_resume(
     weights_only: bool,
     allow_changes: bool,
     view: View,
-) -> ResumePlan:
+) -> tuple[ResumePlan, Data]:
     """Check a resume and collect its notices."""
     delete_drafts(folder.path)
     config = new or folder.config(user_code=True)
@@ -190,6 +210,7 @@ def _prepare_resume(
     scalars = saved_scalars(folder, saved, weights_only=weights_only)
     with explain_damage(saved or folder.path):
         notices += check_changes(folder.path, scalars, config, data, allow=allow_changes)
+    data = read_changed(folder.path / "data", config, data)
     done = 0 if saved is None else checkpoint_step(saved)
     if config.steps < done:
         raise UserError(f"steps: {config.steps} is less than the {done} steps that are done: set {done} or more")
@@ -204,12 +225,16 @@ def _prepare_resume(
         notices.append("weights only: optimizers and all other state of the checkpoint start fresh")
     for text in notices:
         view.notice(text)
-    return ResumePlan(config, data, saved, tuple(notices))
+    return ResumePlan(config, saved, tuple(notices)), data
 
 
-def _rebuild(plan: ResumePlan, folder: RunFolder, build: Build, *, weights_only: bool, view: View) -> Run:
+def _rebuild(
+    plan: ResumePlan, data: Data | None, folder: RunFolder, build: Build, *, weights_only: bool, view: View
+) -> Run:
     files = ranks.run_on_rank0(lambda: files_of(folder)) if ranks.world_size() > 1 else {}
-    run = build_run(plan.config, folder if ranks.is_rank0() else scratch_folder(files), plan.data, build, view)
+    own = folder if ranks.is_rank0() else scratch_folder(files)
+    rows = ranks.run_on_all_ranks(lambda: own.data(plan.config) if data is None else data)
+    run = build_run(plan.config, own, rows, build, view)
     try:
         if (saved := plan.saved) is not None:
             ranks.run_on_all_ranks(lambda: run.restore(saved, weights_only=weights_only))

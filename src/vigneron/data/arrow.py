@@ -1,0 +1,176 @@
+"""Datasets of the `datasets` library as rows: Parquet files, folders of `save_to_disk`, the Hugging Face hub.
+
+They are Arrow tables that are mapped into memory. `datasets` takes seconds to import: it is imported where it is used.
+"""
+
+import datetime
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vigneron.errors import UserError, did_you_mean, first_line
+
+Row = dict[str, Any]
+HUB = "hf:"
+# Rows that are converted together.
+BATCH = 1000
+
+
+@dataclass
+class ArrowRows:
+    table: Any
+    """A `datasets.Dataset`."""
+    name: str
+
+    @property
+    def bytes(self) -> int:
+        return int(self.table.data.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> Row:
+        return {name: self._plain(value, index) for name, value in self.table[int(index)].items()}
+
+    def __iter__(self) -> Iterator[Row]:
+        return self.between(0, len(self))
+
+    def between(self, first: int, last: int) -> Iterator[Row]:
+        """Rows first … last − 1, converted in batches."""
+        at = first
+        for batch in self.table.select(range(first, last)).iter(BATCH):
+            names = list(batch)
+            for values in zip(*batch.values(), strict=True):
+                yield {name: self._plain(value, at) for name, value in zip(names, values, strict=True)}
+                at += 1
+
+    def place(self, index: int) -> str:
+        return f"'{self.name}', row {index + 1}"
+
+    def _plain(self, value: Any, index: int) -> Any:
+        """As JSON would have it: in a nested table every message has the keys of all others, null where it had none."""
+        if value is None or type(value) in (str, int, bool):
+            return value
+        if isinstance(value, float):
+            if math.isinf(value):
+                raise UserError(f"data: {self.place(index)} has an infinite number: write null")
+            return None if math.isnan(value) else value
+        if isinstance(value, list):
+            return [self._plain(part, index) for part in value]
+        if isinstance(value, dict):
+            return {key: self._plain(part, index) for key, part in value.items() if part is not None}
+        if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+            return value.isoformat()
+        if isinstance(value, int | str):  # subclasses
+            return value
+        raise UserError(
+            f"data: {self.place(index)} has a value of type {type(value).__name__}: expected text or numbers"
+        )
+
+
+def parquet_rows(path: Path) -> ArrowRows:
+    import datasets
+
+    with _one_line(str(path)):
+        table = datasets.load_dataset("parquet", data_files={"train": [_literal(path)]}, split="train")
+    return _checked(table, str(path))
+
+
+def saved_rows(path: Path, split: str | None) -> ArrowRows:
+    """A folder that `save_to_disk` wrote, of one dataset or of several splits."""
+    import datasets
+
+    with _one_line(str(path)):
+        saved = datasets.load_from_disk(str(path))
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            known = did_you_mean(split, saved) if split is not None else f" (it has {', '.join(saved)})"
+            raise UserError(f"data: '{path}' has no split '{split}'{known}: set `data.split`")
+        saved = saved[split]
+    elif split is not None:
+        raise UserError(f"data.split: '{path}' is one dataset, without splits: remove the key")
+    return _checked(saved, str(path))
+
+
+def is_saved(path: Path) -> bool:
+    return (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file()
+
+
+def hub_revision(name: str) -> str | None:
+    """The commit that a hub dataset is at now; None if the hub cannot be reached, as without a network."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        return HfApi().dataset_info(name.removeprefix(HUB)).sha
+    except HfHubHTTPError as error:
+        if error.response is not None and error.response.status_code in (401, 403, 404):
+            raise UserError(
+                f"data: the hub has no dataset '{name.removeprefix(HUB)}', or it is private: check the name, and log "
+                "in with `hf auth login`"
+            ) from error
+        return None
+    except (OfflineModeIsEnabled, OSError):
+        return None
+    except Exception as error:  # httpx raises errors of its own for connections
+        if type(error).__module__.split(".")[0] in ("httpx", "httpcore"):
+            return None
+        raise
+
+
+def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> ArrowRows:
+    import datasets
+
+    with _one_line(name):
+        table = datasets.load_dataset(name.removeprefix(HUB), config, split=split, revision=revision)
+    if revision is not None and any(revision not in file["filename"] for file in table.cache_files):
+        raise UserError(f"data: the hub does not give commit {revision} of '{name}', which the run was started with")
+    return _checked(table, f"{name}, {split}")
+
+
+class _one_line:
+    """Errors of the `datasets` library, which are of many types, in one line."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        import datasets
+
+        self.bars = datasets.utils.are_progress_bars_disabled()
+        self.level = datasets.logging.get_verbosity()
+        datasets.disable_progress_bars()
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised too
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        import datasets
+
+        datasets.logging.set_verbosity(self.level)
+        if not self.bars:
+            datasets.enable_progress_bars()
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            cause = error.__cause__ or error
+            raise UserError(f"data: cannot read '{self.name}': {first_line(cause)}") from error
+
+
+def _checked(table: Any, name: str) -> ArrowRows:
+    import datasets
+
+    for column, feature in table.features.items():
+        kind = type(feature).__name__
+        if kind in ("Image", "Audio", "Video", "Pdf") or getattr(feature, "dtype", "") in ("binary", "large_binary"):
+            raise UserError(f"data: '{name}': the column '{column}' is of type {kind}, not text or numbers: remove it")
+    assert isinstance(table, datasets.Dataset)
+    return ArrowRows(table, name)
+
+
+def _literal(path: Path) -> str:
+    """The path for `datasets`, which reads patterns."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in str(path.absolute()))
+
+
+def arrow_files(path: Path) -> Sequence[Path]:
+    """The files of a folder of `save_to_disk`."""
+    return sorted(file for file in path.rglob("*") if file.is_file())

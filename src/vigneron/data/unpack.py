@@ -1,0 +1,90 @@
+"""`.jsonl.gz`, `.json.gz` and `.json` files as JSON Lines in the cache folder, so that rows can be read one by one."""
+
+import codecs
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any
+
+from vigneron.data.lines import BOM, DECODER, LONGEST_LINE
+from vigneron.errors import UserError
+from vigneron.policy.bundled import cache_folder
+
+PIECE = 2**20
+SPACE = " \t\r\n"
+
+
+def unpacked(path: Path) -> Path:
+    """The file's rows as .jsonl. It is written once for each version of the file."""
+    stat = path.stat()
+    key = sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:24]
+    target = cache_folder() / "data" / f"{key}.jsonl"
+    if target.is_file():
+        return target
+    draft = target.with_name(f".{key}.{os.getpid()}.draft")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            for piece in _lines(path):
+                file.write(piece)
+        draft.replace(target)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or "it is not complete, or not a .gz file"
+        raise UserError(f"data: cannot unpack '{path}': {reason}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        first = file.read(PIECE)
+        if first.removeprefix(BOM).lstrip()[:1] == b"[":
+            for row in _elements(first, file, path):  # type: ignore[arg-type]
+                yield json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+            return
+        while first:  # JSON Lines
+            yield first
+            first = file.read(PIECE)
+
+
+def _elements(first: bytes, file: IO[bytes], path: Path) -> Iterator[Any]:
+    """The elements of a JSON array, without holding all of them in memory."""
+    decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+    try:
+        text, at, number = decode(first).lstrip(SPACE), 1, 0
+        ended = False
+        while True:
+            while at < len(text) and text[at] in (SPACE + "," if number else SPACE):
+                at += 1
+            if at < len(text) and text[at] == "]":
+                return
+            try:
+                if at >= len(text):
+                    raise json.JSONDecodeError("the list does not end", text, at)
+                row, stop = DECODER.raw_decode(text, at)
+                if stop == len(text) and not ended:  # a number may go on
+                    raise json.JSONDecodeError("", text, at)
+            except json.JSONDecodeError as error:
+                where = f"data: '{path}', row {number + 1}"
+                if ended:
+                    raise UserError(f"{where} is not JSON: {error.msg}") from error
+                if len(text) - at > 4 * LONGEST_LINE:
+                    raise UserError(f"{where} is not JSON, or longer than {LONGEST_LINE} characters") from error
+                piece = file.read(max(PIECE, len(text) - at))
+                ended = not piece
+                text, at = text[at:] + decode(piece, final=ended), 0
+                continue
+            except (ValueError, RecursionError) as error:
+                reason = "nested too deeply" if isinstance(error, RecursionError) else error
+                raise UserError(f"data: '{path}', row {number + 1} cannot be read: {reason}") from error
+            number, at = number + 1, stop
+            if not isinstance(row, dict):
+                raise UserError(f"data: '{path}', row {number} is not a JSON object")
+            yield row
+    except UnicodeDecodeError as error:
+        raise UserError(f"data: '{path}' is not UTF-8 text ({error.reason})") from error

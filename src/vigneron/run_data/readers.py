@@ -1,0 +1,185 @@
+"""A row of a file as a run's method reads it. Every reader raises for a row that it cannot use, and names its place."""
+
+from typing import Any
+
+from vigneron.config import Config, SemanticRewardConfig
+from vigneron.data.dataset import check_row
+from vigneron.data.formats import with_prompt_and_answer, without_demonstrations
+from vigneron.data.prompts import Row, completion_text
+from vigneron.data.recorded import RecordedReader, score_of, without_record
+from vigneron.data.rows import Reader
+from vigneron.data.steps import StepLabelReader, with_step_text
+from vigneron.data.tasks import load_task
+from vigneron.errors import UserError
+from vigneron.rollout.pairs import PairReader
+from vigneron.text import letters_only
+
+
+def reader_of(config: Config, part: str) -> Reader:
+    """For the rows of a file, of the part `train` or `held_out`."""
+    return _Templated(config.data.template, _method_reader(config, part))
+
+
+def saved_reader(config: Config, part: str) -> Reader:
+    """For rows of a run's folder, which another reader has written: they are checked, and not changed."""
+    reads, score, steps = config.method.reads, config.method.score_column, config.method.step_labels
+    if reads == "pairs" or (reads == "recorded" and part == "train"):
+        return _Unchanged([_method_reader(config, part)])
+    columns = ["prompt", *(["answer"] if reads == "demonstrations" else [])]
+    checks: list[Reader] = [_Columns(columns)]
+    if score is not None and reads != "recorded":
+        checks.append(ScoreReader(score))
+    if steps is not None:
+        checks.append(StepLabelReader(steps))
+    return _Unchanged(checks)
+
+
+def measured_columns(config: Config, part: str) -> tuple[str, ...]:
+    """The columns of the texts that are tokenized."""
+    if config.method.reads == "pairs":
+        return ("prompt", "chosen", "rejected")
+    if config.method.reads == "recorded" and part == "train":
+        return ("prompt", "completion")
+    trained = config.method.reads == "demonstrations" or config.method.shows_answers
+    return ("prompt", "answer") if trained and part == "train" else ("prompt",)
+
+
+def checker_name(config: Config) -> str:
+    """The name of the run's answer checker."""
+    data = config.data
+    return data.checker or ("equality" if data.task is None else load_task(data.task).checker)
+
+
+def can_be_compared(config: Config, answer: Any) -> bool:
+    """Whether the semantic reward can embed an answer: with `reward.clean` it must contain letters."""
+    return not _cleans(config) or bool(letters_only(completion_text(answer)))
+
+
+def _cleans(config: Config) -> bool:
+    return any(isinstance(part, SemanticRewardConfig) and part.clean == "letters" for part in config.reward.parts)
+
+
+def _method_reader(config: Config, part: str) -> Reader:
+    if config.method.reads == "pairs":
+        return PairReader()
+    if config.method.reads == "recorded" and part == "train":
+        assert config.method.score_column is not None
+        return RecordedReader(config.method.score_column, config.method.score_range)
+    return PromptReader(config)
+
+
+class PromptReader:
+    """Rows with a prompt, and an answer where the method or the reward needs one."""
+
+    def __init__(self, config: Config) -> None:
+        method = config.method
+        self.demonstrations = method.reads == "demonstrations"
+        compares = any(part.kind in ("semantic", "binary") for part in config.reward.parts)
+        self.answered = config.parent is None and (compares or self.demonstrations)
+        self.one_answer = self.answered and not self.demonstrations
+        """Whether the same prompt with two answers is an error."""
+        self.parent, self.cleans = config.parent is not None, _cleans(config)
+        self.record = method.score_column if method.reads == "recorded" else None
+        self.steps = method.step_labels
+        self.labels = None if self.steps is None else StepLabelReader(self.steps)
+        scored = method.score_column is not None and method.reads != "recorded"
+        self.score = ScoreReader(method.score_column) if scored and method.score_column is not None else None
+        has_input = checker_name(config) == "sentiment_inversion"
+        self.needed = ["prompt", *(["answer"] if self.answered else []), *(["input"] if has_input else [])]
+
+    def __call__(self, row: Row, place: str) -> Row | None:
+        where = f"data: {place}"
+        if self.steps is not None:
+            row = with_step_text(row, where, self.steps)
+        if self.record is not None:
+            row = without_record(row, self.record)
+        row = with_prompt_and_answer(row, where)
+        if self.parent and ("messages" in row or "completion" in row):
+            row = without_demonstrations(row)
+        check_row(row, self.needed, place)
+        if self.score is not None:
+            row = self.score(row, place)
+        if self.answered:
+            if self.cleans and not letters_only(completion_text(row["answer"])):
+                raise UserError(f"{where}: the answer has no letters: set `reward.clean: none`")
+            if self.demonstrations and not completion_text(row["answer"]).strip():
+                raise UserError(f"{where}: the answer is empty: remove the row or fill it in")
+        return row if self.labels is None else self.labels(row, place)
+
+    def add(self, later: "PromptReader") -> None:
+        if self.labels is not None and later.labels is not None:
+            self.labels.add(later.labels)
+
+    def finish(self, where: str) -> list[str]:
+        return [] if self.labels is None else self.labels.finish(where)
+
+
+class ScoreReader:
+    """Rows with their scores as floats, each from 0 to 1."""
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+    def __call__(self, row: Row, place: str) -> Row:
+        check_row(row, [self.column], place)
+        return {**row, self.column: score_of(row, self.column, (0.0, 1.0), f"data: {place}")}
+
+    def add(self, later: Any) -> None: ...
+
+    def finish(self, where: str) -> list[str]:
+        return []
+
+
+class _Templated:
+    """With the prompt of the config's template."""
+
+    def __init__(self, template: str | None, reader: Reader) -> None:
+        self.template, self.reader = template, reader
+        self.one_answer = isinstance(reader, PromptReader) and reader.one_answer
+
+    def __call__(self, row: Row, place: str) -> Row | None:
+        if self.template is not None:
+            try:
+                row = {**row, "prompt": self.template.format(**row)}
+            except (KeyError, IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
+                raise UserError(f"data: {place} does not fit the template: {error!r}") from error
+        return self.reader(row, place)
+
+    def add(self, later: "_Templated") -> None:
+        self.reader.add(later.reader)
+
+    def finish(self, where: str) -> list[str]:
+        return self.reader.finish(where)
+
+
+class _Unchanged:
+    def __init__(self, checks: list[Reader]) -> None:
+        self.checks = checks
+
+    def __call__(self, row: Row, place: str) -> Row:
+        for check in self.checks:
+            check(row, place)
+        return row
+
+    def add(self, later: "_Unchanged") -> None:
+        for check, other in zip(self.checks, later.checks, strict=True):
+            check.add(other)
+
+    def finish(self, where: str) -> list[str]:
+        for check in self.checks:
+            check.finish(where)
+        return []
+
+
+class _Columns:
+    def __init__(self, columns: list[str]) -> None:
+        self.columns = columns
+
+    def __call__(self, row: Row, place: str) -> Row:
+        check_row(row, self.columns, place)
+        return row
+
+    def add(self, later: Any) -> None: ...
+
+    def finish(self, where: str) -> list[str]:
+        return []

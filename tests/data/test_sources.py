@@ -1,0 +1,140 @@
+"""Rows from every kind of source are the same rows."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.dataset_hub import parquet
+from vigneron.data.sources import Wanted, open_source, read_rows
+from vigneron.errors import UserError
+
+TALK = [{"role": "user", "content": "2020-01-01?"}, {"role": "assistant", "content": "café ☕"}]
+ROWS: list[dict[str, Any]] = [
+    {"prompt": "2020-01-01", "answer": "a", "level": 3, "messages": None},
+    {"prompt": "x\u2028y", "answer": "b", "level": 0, "messages": TALK},
+    {"prompt": "01", "answer": "c\nd", "level": -1, "messages": [*TALK, *TALK]},
+]
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+
+
+def lines(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def write_all(folder: Path) -> dict[str, Path]:
+    import datasets
+
+    contents = {
+        "a.jsonl": lines(ROWS),
+        "a.json": json.dumps(ROWS, indent=2).encode(),
+        "lines.json": lines(ROWS),
+        "a.jsonl.gz": gzip.compress(lines(ROWS)),
+        "a.json.gz": gzip.compress(json.dumps(ROWS).encode()),
+        "a.parquet": parquet(ROWS),
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(folder / "saved"))
+    return {name: folder / name for name in (*contents, "saved")}
+
+
+def test_every_format_gives_the_same_rows_in_order_and_by_index(tmp_path: Path) -> None:
+    for name, path in write_all(tmp_path).items():
+        source = open_source(Wanted((str(path),)))
+        assert list(source) == ROWS, name
+        assert [source[2], source[0], source[1]] == [ROWS[2], ROWS[0], ROWS[1]], name
+        assert list(source.between(1, 3)) == ROWS[1:], name
+        assert source.place(1) == f"'{path}', row 2"
+
+
+def test_several_files_and_patterns_follow_each_other(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    (tmp_path / "more").mkdir()
+    for number in (2, 10, 1):
+        (tmp_path / "more" / f"part{number:02}.jsonl").write_bytes(lines([{"prompt": str(number)}]))
+    given = (str(tmp_path / "more" / "*.jsonl"), str(tmp_path / "a.parquet"))
+    source = open_source(Wanted(given))
+    assert [row["prompt"] for row in source] == ["1", "2", "10", *(row["prompt"] for row in ROWS)]
+    assert source[4] == ROWS[1]
+    assert list(source.between(2, 5)) == [{"prompt": "10"}, *ROWS[:2]]
+    assert source.place(2).endswith("part10.jsonl', row 1")
+    assert source.place(5).endswith("a.parquet', row 3")
+    (tmp_path / "more" / "part03.jsonl").write_bytes(b"{}\n")  # a later file does not join a source that is reopened
+    assert len(open_source(source.wanted)) == 6
+    (tmp_path / "odd[1].jsonl").write_bytes(lines([{"prompt": "odd"}]))  # a name, though it looks like a pattern
+    assert read_rows(tmp_path / "odd[1].jsonl") == [{"prompt": "odd"}]
+
+
+def test_splits_of_a_saved_folder_and_columns_by_name(tmp_path: Path) -> None:
+    import datasets
+
+    parts = {"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS[:1])}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "splits"))
+    wanted = Wanted((str(tmp_path / "splits"),), split="test", columns={"question": "prompt"})
+    assert list(open_source(wanted)) == [{"question": "2020-01-01", "answer": "a", "level": 3, "messages": None}]
+    for split, line in (("tset", r"no split 'tset' \(did you mean 'test'\?\)"), (None, r"\(it has train, test\)")):
+        with pytest.raises(UserError, match=f"^data: '.*splits' has .*{line}: set `data.split`$"):
+            open_source(Wanted(wanted.names, split=split))
+
+
+def test_messages_of_a_table_have_only_their_own_keys(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"x": 1}}]}
+    rows = [{"messages": [TALK[0], call], "score": None}, {"messages": TALK, "score": float("nan")}]
+    (tmp_path / "a.parquet").write_bytes(parquet(rows))
+    assert read_rows(tmp_path / "a.parquet") == [
+        {"messages": rows[0]["messages"], "score": None},
+        {"messages": TALK, "score": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "line"),
+    [
+        ({"names": ("none*.jsonl",)}, "data: no file fits the pattern '.*none"),
+        ({"names": ("a.jsonl",), "split": "train"}, "data.split has no effect on files"),
+        ({"names": ("a.jsonl",), "config": "main"}, "data.config has no effect"),
+        ({"names": ("saved",), "split": "train"}, "data.split: '.*saved' is one dataset, without splits"),
+        (
+            {"names": ("a.jsonl",), "columns": {"prompt": "promt"}},
+            r"data.columns: '.*a.jsonl', row 1 has no 'promt' \(did you mean 'p",
+        ),
+        ({"names": ("cache",)}, "data: file not found: '.*cache'"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_source_that_cannot_be_read_is_one_line(tmp_path: Path, wanted: dict[str, Any], line: str) -> None:
+    write_all(tmp_path)
+    names = tuple(str(tmp_path / name) for name in wanted["names"])
+    with pytest.raises(UserError, match=f"^{line}"):
+        open_source(Wanted(**{**wanted, "names": names}))
+
+
+def test_a_column_of_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet([{"prompt": "x", "image": b"\x89PNG"}]))
+    with pytest.raises(UserError, match=r"^data: '.*a.parquet': the column 'image' is of type Value, not text"):
+        read_rows(tmp_path / "a.parquet")
+
+
+@pytest.mark.slow
+def test_jsonl_data_imports_no_datasets_library(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(ROWS))
+    (tmp_path / "a.json").write_text(json.dumps(ROWS))
+    code = (
+        "import sys, vigneron.api; from vigneron.data.sources import read_rows\n"
+        "assert read_rows('a.jsonl') == read_rows('a.json')\n"
+        "print([name for name in ('datasets', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

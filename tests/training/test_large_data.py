@@ -1,0 +1,146 @@
+"""Runs whose folder refers to a large source: what is kept of it, resuming, and files that change."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.dataset_hub import parquet
+from support.resuming import StopInStep5, Stopped
+from support.tiny_runs import final_state, tiny_config, write_data
+from vigneron import api
+from vigneron.config import Config
+from vigneron.data import rows as data_rows
+from vigneron.errors import UserError
+from vigneron.run_data import stored
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.run_details import run_details
+
+SFT: dict[str, Any] = {
+    "method": {"name": "sft"},
+    "reward": {"kind": "binary"},
+    "optimizer": {"actor_lr": 1e-3},
+    "group_size": 1,
+    "steps": 8,
+    "eval_every": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import datasets
+
+    monkeypatch.setattr(stored, "LARGEST_COPY", 0)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+
+
+def sources(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "data" / "train.source.json").read_text())
+
+
+def as_format(data: Path, kind: str) -> Path:
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    if kind == "csv":
+        cells = "".join(f'"{row["prompt"]}",{row["answer"]}\n' for row in [*rows, rows[0]])
+        data = data.with_suffix(".csv")
+        data.write_text("prompt,answer\n" + cells)
+    if kind == "parquet":
+        data = data.with_suffix(".parquet")
+        data.write_bytes(parquet([*rows, rows[0]]))
+    return data
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_run_on_a_large_source_is_that_on_a_copy_and_resumes_exactly(
+    tmp_path: Path, tiny_folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = as_format(write_data(tmp_path), kind)
+    config = tiny_config(tiny_folder, data, **SFT)
+    whole = api.train(config, name="whole", runs=tmp_path).folder
+    assert sorted(path.name for path in (whole / "data").iterdir()) == [
+        "held_out.jsonl" if kind != "jsonl" else "held_out.index.npz",
+        *(["held_out.source.json"] if kind == "jsonl" else []),
+        "train.index.npz",
+        "train.source.json",
+    ]
+    assert sources(whole)["rows"] == 10
+    assert sources(whole)["files"][0]["size"] == data.stat().st_size
+    with pytest.raises(Stopped):
+        api.train(config, name="other", runs=tmp_path, view=StopInStep5())
+    api.resume(tmp_path / "other")
+    assert final_state(tmp_path / "other") == final_state(whole)
+    monkeypatch.setattr(stored, "LARGEST_COPY", 10**9)
+    copied = api.train(config, name="copied", runs=tmp_path).folder
+    assert (copied / "data" / "train.jsonl").is_file()
+    assert final_state(copied) == final_state(whole)
+    assert run_details(whole).rows == run_details(copied).rows
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, tiny_folder: Path) -> tuple[Path, Path, Config]:
+    """A run that stopped after step 4, its data and its config."""
+    data = write_data(tmp_path)
+    config = tiny_config(tiny_folder, data, **SFT)
+    with pytest.raises(Stopped):
+        api.train(config, name="run", runs=tmp_path, view=StopInStep5())
+    stored.hash_sources(tmp_path / "run" / "data")
+    return tmp_path / "run", data, config
+
+
+def test_a_file_that_has_changed_since_the_start_is_refused_in_one_line(stopped: tuple[Path, Path, Config]) -> None:
+    folder, data, _ = stopped
+    text = data.read_text()
+    data.write_text(text.replace("hot", "hat"))
+    with pytest.raises(
+        UserError, match=rf"run: data: '{data}' has changed since the run started: it has another hash\n"
+    ):
+        api.resume(folder)
+    data.write_text(text + text.replace("say", "tell"))
+    with pytest.raises(UserError, match=r"has changed since the run started: it has 850 bytes, and had 420\n"):
+        api.resume(folder)
+    data.unlink()
+    with pytest.raises(UserError, match="No such file or directory: the run's rows are in this file"):
+        api.resume(folder)
+    assert api.load_run(folder).evaluate([{"prompt": "say hot: ", "answer": "hot"}])  # needs no training data
+    data.write_text(text)
+    assert api.resume(folder).step == 8
+
+
+def test_changed_rows_are_trained_on_with_allow_changes(stopped: tuple[Path, Path, Config]) -> None:
+    folder, data, _ = stopped
+    data.write_text(data.read_text().replace("hot", "hat") * 2)
+    api.resume(folder, allow_changes=True)
+    rows = RunFolder.open(folder).data(RunFolder.open(folder).config()).train
+    assert (len(rows), rows[0]["answer"]) == (10, "hat")
+
+
+def test_a_file_with_another_time_is_the_same_by_its_hash(stopped: tuple[Path, Path, Config]) -> None:
+    folder, data, _ = stopped
+    os.utime(data, (1, 1))
+    assert api.resume(folder).step == 8
+
+
+def test_without_a_hash_yet_another_time_is_a_change(stopped: tuple[Path, Path, Config]) -> None:
+    folder, data, _ = stopped
+    written = sources(folder)
+    written["files"][0]["sha256"] = None
+    (folder / "data" / "train.source.json").write_text(json.dumps(written))
+    os.utime(data, (1, 1))
+    with pytest.raises(UserError, match="has changed since the run started, and its hash was not computed yet"):
+        api.resume(folder)
+
+
+def test_rows_that_are_not_tokenized_at_the_start_are_refused_in_their_step_by_their_number(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_rows, "LONGEST", 1)
+    rows = [{"prompt": f"say {n}: " * 3, "answer": "x"} for n in range(3)] + [{"prompt": "é" * 15, "answer": "y"}]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    limits = {"max_new_tokens": 40, "prompts_per_step": 4, "method": {"name": "reinforce"}}
+    config = tiny_config(tiny_folder, data, **{**SFT, **limits})
+    with pytest.raises(UserError, match=r"1 prompts do not fit .*\(the first is prompt 4 of the data, 30 tokens\)"):
+        api.train(config, name="run", runs=tmp_path)
+    assert (tmp_path / "run").is_dir()  # it was found in a step
