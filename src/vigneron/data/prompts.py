@@ -5,6 +5,8 @@ from typing import Any
 
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation
+from vigneron.policy.message_forms import message_text
+from vigneron.policy.seams import plain_ids
 
 Row = dict[str, Any]
 
@@ -13,13 +15,15 @@ def prompt_text(prompt: Any) -> str:
     """A prompt as text, a conversation with one line per message."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+    return "\n".join(f"{message['role']}: {message_text(message)}" for message in prompt)
 
 
 def completion_text(completion: Any) -> str:
     """A completion or answer as text: given as text, number, or TRL's list of messages."""
-    if isinstance(completion, list) and all(isinstance(m, dict) and "content" in m for m in completion):
-        return "\n".join(str(message["content"]) for message in completion)
+    if isinstance(completion, list) and all(
+        isinstance(m, dict) and {"content", "tool_calls"} & set(m) for m in completion
+    ):
+        return "\n".join(message_text(message) for message in completion)
     return str(completion)
 
 
@@ -40,7 +44,7 @@ def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]], *, skip_special: bool
 def prompts_token_ids(tokenizer: Any, prompts: Sequence[Any], of: str = "the step") -> list[tuple[int, ...]]:
     """Token ids of plain prompts, or of conversations by the chat template with its generation prompt."""
     if prompts and all(isinstance(prompt, str) for prompt in prompts):
-        rows = tokenizer(list(prompts))["input_ids"]
+        rows = plain_ids(tokenizer, prompts)
     else:
         rows = [in_row(number, of, _prompt_ids, tokenizer, prompt) for number, prompt in enumerate(prompts, start=1)]
     for number, ids in enumerate(rows, start=1):
@@ -51,7 +55,7 @@ def prompts_token_ids(tokenizer: Any, prompts: Sequence[Any], of: str = "the ste
 
 def _prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
     if isinstance(prompt, str):
-        return list(tokenizer(prompt)["input_ids"])
+        return plain_ids(tokenizer, [prompt])[0]
     conversation = Conversation.of(tokenizer, prompt)
     return conversation.ids(conversation.before(len(prompt)))
 

@@ -6,14 +6,16 @@ like a delimiter, such as `<|im_start|>` in a user's question, is ordinary text 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from vigneron.errors import UserError, first_line
-from vigneron.policy.chat_template import TemplateError, render_prompt
+from vigneron.policy.chat_template import TemplateError, render
+from vigneron.policy.message_forms import as_parts, message_text, needs_parts, writable
+from vigneron.policy.written import Unwritable, Written, any_of, turns_of, written
 
 USER, MODEL = "<|vigneron_user|>", "<|vigneron_model|>"
 """Text form of the added tokens; the same strings in a message have no special meaning."""
@@ -75,49 +77,97 @@ class Conversation:
 
     tokenizer: Any
     messages: Sequence[Message]
+    tools: Any = None
     delimiters: tuple[str, ...] = ()
     mark: str = ""
     """A character that does not occur in the messages; empty if nothing had to be replaced."""
 
     @classmethod
-    def of(cls, tokenizer: Any, messages: Sequence[Message]) -> "Conversation":
+    def of(cls, tokenizer: Any, messages: Sequence[Message], tools: Any = None) -> "Conversation":
         if not getattr(tokenizer, "chat_template", None):
             raise UserError("it is a conversation, but the model has no chat template: set `model.chat: minted`")
+        if any(not isinstance(message.get("content"), str) or message.get("tool_calls") for message in messages):
+            messages = [dict(message) for message in writable(tokenizer, messages)]
         special, named = _delimiters(tokenizer)
         # An assistant message may contain added tokens that are not special, such as <think>.
         of_role = [special if message.get("role") == "assistant" else (*special, *named) for message in messages]
         contents = [list(_texts(message)) for message in messages]
         if not any(d in text for texts, own in zip(contents, of_role, strict=True) for text in texts for d in own):
-            return cls(tokenizer, messages)
+            return cls(tokenizer, messages, tools)
         everything = "".join([str(tokenizer.chat_template), *(text for texts in contents for text in texts)])
         mark = next(character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in everything)
         delimiters = (*special, *named)
-        marked = [_marked(m, delimiters, _any_of(own), mark) for m, own in zip(messages, of_role, strict=True)]
-        return cls(tokenizer, marked, delimiters, mark)
+        marked = [_marked(m, delimiters, any_of(own), mark) for m, own in zip(messages, of_role, strict=True)]
+        return cls(tokenizer, marked, tools, delimiters, mark)
 
     def before(self, turn: int) -> str:
         """The template's text up to the start of the answer at `turn`: the prompt that the model completes."""
+        messages = self.messages[:turn]
         try:
-            return render_prompt(self.tokenizer, self.messages[:turn])
+            (text,) = render(self.tokenizer, [(messages, True)], self.tools)
+            if not self._writes(messages, text) and needs_parts(self.tokenizer):
+                (text,) = render(self.tokenizer, [(as_parts(messages), True)], self.tools)
+        except TemplateError as error:
+            if needs_parts(self.tokenizer) and as_parts(messages) != messages:
+                return replace(self, messages=as_parts(messages)).before(turn)
+            raise UserError(f"the model's chat template fails: {first_line(error)}") from error
+        return text
+
+    def written(self, turns: Sequence[int]) -> Written | None:
+        """The template's text for all messages, of which the last is an answer, and where the answers at `turns` are.
+
+        None if it writes a single answer otherwise than after its generation prompt.
+        """
+        special = _delimiters(self.tokenizer)[0]
+        messages = as_parts(self.messages) if needs_parts(self.tokenizer) else self.messages
+        try:
+            return written(self.tokenizer, messages, turns, special, self.tools)
         except TemplateError as error:
             raise UserError(f"the model's chat template fails: {first_line(error)}") from error
+        except Unwritable:
+            if len(turns) == 1:
+                return None
+            raise UserError(
+                "the model's chat template writes earlier answers otherwise than after its generation prompt, so "
+                "they cannot all be trained on in one row: set `model.chat: minted`, or give `prompt` and `completion`"
+            ) from None
+
+    def _writes(self, messages: Sequence[Message], text: str) -> bool:
+        """Whether the last user message is in the text; most templates trim it."""
+        last = next((m["content"] for m in reversed(messages) if m.get("role") == "user"), "")
+        return not isinstance(last, str) or last.strip() in text
 
     def text(self, turn: int) -> str:
-        return str(self.messages[turn]["content"])
+        return message_text(self.messages[turn])
 
     def ids(self, text: str) -> list[int]:
-        """Token ids of a text from `before` or `text`, or of a part. Only the template's delimiters are special."""
+        """Token ids of a text from `before`, `written` or `text`. Only the template's delimiters are special."""
+        return list(self.encode([text])[0])
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """`ids` of several texts."""
+        if not texts:
+            return []
         if not self.mark:
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
         backend, meant = _reader(self.tokenizer, self.delimiters, self.mark)
+        pattern = re.compile(f"{self.mark}(\\d+){self.mark}|{any_of(self.delimiters).pattern}")
 
         def replacement(match: re.Match[str]) -> str:
             if match[1] is not None:
                 return self.delimiters[int(match[1])]
             return _alias(self.delimiters.index(match[0]), self.mark)
 
-        escaped = re.sub(f"{self.mark}(\\d+){self.mark}|{_any_of(self.delimiters).pattern}", replacement, text)
-        return [meant.get(i, i) for i in backend.encode(escaped, add_special_tokens=False).ids]
+        escaped = [pattern.sub(replacement, text) for text in texts]
+        return [[meant.get(i, i) for i in each.ids] for each in backend.encode_batch(escaped, add_special_tokens=False)]
+
+
+def turn_end_ids(tokenizer: Any) -> list[int]:
+    """The special tokens that the template writes after an answer; the last of them ends the turn."""
+    if not getattr(tokenizer, "chat_template", None):
+        return []
+    ending = turns_of(tokenizer, _delimiters(tokenizer)[0]).ending
+    return list(tokenizer(ending, add_special_tokens=False)["input_ids"]) if ending else []
 
 
 def _delimiters(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -129,10 +179,10 @@ def _delimiters(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _texts(value: Any) -> Sequence[str]:
-    """Every text in a message, the role included: it can be forged too."""
+    """Every text in a message, with its role and the keys of arguments: they can be forged too."""
     if isinstance(value, str):
         return [value]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
     return [text for part in inner for text in _texts(part)]
 
 
@@ -140,13 +190,11 @@ def _marked(value: Any, delimiters: tuple[str, ...], pattern: re.Pattern[str], m
     if isinstance(value, str):
         return pattern.sub(lambda match: f"{mark}{delimiters.index(match[0])}{mark}", value)
     if isinstance(value, dict):
-        return {key: _marked(part, delimiters, pattern, mark) for key, part in value.items()}
+        return {
+            _marked(key, delimiters, pattern, mark): _marked(part, delimiters, pattern, mark)
+            for key, part in value.items()
+        }
     return [_marked(part, delimiters, pattern, mark) for part in value] if isinstance(value, list) else value
-
-
-def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    """A pattern that matches any of the texts, the longest first, as tokenizers do. Without texts it never matches."""
-    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or r"(?!)")
 
 
 def _alias(number: int, mark: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from vigneron.batch import Batch
 from vigneron.data.prompts import Row, in_row, prompts_token_ids
 from vigneron.errors import UserError
+from vigneron.policy.message_forms import message_text
 from vigneron.rollout.grape import with_prompts
 from vigneron.rollout.on_policy import OnPolicy
 
@@ -33,7 +34,7 @@ def guided(row: Row, template: str) -> Any:
     if isinstance(prompt, str):
         return _filled(template, row)
     last = prompt[-1]
-    return [*prompt[:-1], {**last, "content": _filled(template, {**row, "prompt": last["content"]})}]
+    return [*prompt[:-1], {**last, "content": _filled(template, {**row, "prompt": message_text(last)})}]
 
 
 def guided_prompts(rows: Sequence[Row], template: str, of: str) -> list[Any]:

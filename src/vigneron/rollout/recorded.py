@@ -36,7 +36,7 @@ class Recorded:
 def recorded_texts(policy: Policy, rows: Sequence[Row], of: str = "the step") -> list[Demonstration]:
     """Rows as token ids: the recorded tokens where they are this tokenizer's, else those of the text."""
     given = [{"prompt": row["prompt"], "completion": row["completion"], "answer": row["completion"]} for row in rows]
-    texts = demonstrations(policy, given, of=of)
+    texts = demonstrations(policy, given, of=of, sampled=True)
     known = [_token_ids(row.get("token_ids"), policy.causal.config.vocab_size) for row in rows]
     decoded = texts_of(policy.tokenizer, known)
     as_written = []
