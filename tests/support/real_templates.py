@@ -38,41 +38,50 @@ def names() -> list[str]:
     return sorted(path.stem for path in (folder_of("trl") / "chat_templates").glob("*.jinja"))
 
 
+@cache
 def llama2() -> Any:
-    """The tokenizer of Llama 2, which WordLlama's package has: SentencePiece."""
+    """The tokenizer of Llama 2, which WordLlama's package has: SentencePiece. With the templates' tokens."""
+    return _with_tokens(plain_llama2())
+
+
+def plain_llama2() -> Any:
     file = folder_of("wordllama") / "tokenizers" / "l2_supercat_tokenizer_config.json"
     return PreTrainedTokenizerFast(tokenizer_file=str(file), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
+@cache
 def smollm2() -> Any:
-    """Byte-level BPE, with a token for two line breaks."""
-    return AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2))
+    """Byte-level BPE, with a token for two line breaks. With the templates' tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2))
+    tokenizer.add_tokens([AddedToken("</s>", special=True, normalized=False)])
+    tokenizer.eos_token = "</s>"
+    return _with_tokens(tokenizer)
 
 
-def with_template(tokenizer: Any, text: str, end: str | None = None) -> Any:
-    """The tokenizer with a template and its tokens; `end` is the model's end token."""
-    # Tokens are written in pieces, as in '<|start_header_id|>'; macros' names are none.
-    special = dict.fromkeys(SPECIAL.findall(text))
-    named = [AddedToken(token, special=False, normalized=False) for token in dict.fromkeys(NAMED.findall(text))]
-    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    tokenizer.add_tokens(named)
-    tokenizer.chat_template = text
-    if end is not None:
-        tokenizer.add_tokens([AddedToken(end, special=True, normalized=False)])
-        tokenizer.eos_token = end
+def _with_tokens(tokenizer: Any) -> Any:
+    texts = "".join(template(name) for name in names())
+    for pattern, special in ((SPECIAL, True), (NAMED, False)):
+        found = dict.fromkeys(pattern.findall(texts))
+        tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in found])
     return tokenizer
 
 
-def policy_of(tokenizer: Any) -> Policy:
-    """A model of no size."""
+def policy_of(tokenizer: Any, text: str | None = None) -> Policy:
+    """A model of no size. Its tokenizer is shared, and gets the chat template."""
+    tokenizer.chat_template = text
+    return make_policy(_model(len(tokenizer), tokenizer.eos_token_id), tokenizer, device=torch.device("cpu"))
+
+
+@cache
+def _model(vocabulary: int, end: int) -> Any:
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=vocabulary,
         hidden_size=4,
         intermediate_size=4,
         num_hidden_layers=1,
         num_attention_heads=1,
         max_position_embeddings=4096,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=end,
     )
     torch.manual_seed(0)
-    return make_policy(LlamaForCausalLM(config), tokenizer, device=torch.device("cpu"))
+    return LlamaForCausalLM(config)

@@ -17,6 +17,7 @@ from vigneron.data.prompts import Row, prompts_token_ids
 from vigneron.errors import UserError, first_line, reason
 from vigneron.files import sync
 from vigneron.policy.bundled import quiet_transformers
+from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import HEAD
 from vigneron.redaction import MARK, redacted
@@ -81,6 +82,7 @@ def _write_and_verify(trained: Trained, draft: Path, dtype: torch.dtype) -> tupl
     base = weights_identity(config.model.name, trained.reference.policy)
     original = model_outputs(policy, ids)
     merge(policy)
+    stop_at_turn_end(policy, [row["prompt"] for row in data.train[:1]])
     expected = original
     if dtype != torch.float32:
         policy.causal.to(dtype).float()

@@ -44,6 +44,8 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
         raise UserError(f"data: {where} has no rows")
     for number, row in enumerate(rows, start=1):
         for column in columns:
+            if row.get(column) == []:
+                raise UserError(f"data: {where}, row {number}: '{column}' is an empty list: give at least one message")
             if _lacks(row, column):
                 has = [name for name, value in row.items() if value not in (None, "")]
                 hint = did_you_mean(column, has) if has else ""

@@ -4,8 +4,9 @@ Uses the model's chat template, or two added tokens with a template of ours (`ch
 like a delimiter, such as `<|im_start|>` in a user's question, is ordinary text and cannot begin a turn.
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -69,6 +70,22 @@ def add_chat_tokens(model: Any, tokenizer: Any) -> None:
     with torch.no_grad():
         for weight in {id(each): each for each in rows if each is not None}.values():
             weight[new] = weight[:known].double().mean(0).to(weight.dtype)
+
+
+def set_template_defaults(tokenizer: Any, given: Mapping[str, Any]) -> None:
+    """Give arguments of the chat template a default. They are saved with it."""
+    if not given:
+        return
+    if not isinstance(getattr(tokenizer, "chat_template", None), str):
+        raise UserError("model.chat_template_kwargs has no effect: the model has no chat template: remove it")
+    template = tokenizer.chat_template
+    for name in given:
+        if not re.search(rf"\b{name}\b", template):
+            raise UserError(f"model.chat_template_kwargs: the model's chat template does not use '{name}': remove it")
+    literals = {name: "none" if v is None else json.dumps(v, ensure_ascii=False) for name, v in given.items()}
+    defaults = [f"{{%- set {name} = {name} if {name} is defined else {text} %}}" for name, text in literals.items()]
+    # The line break belongs to the last block, so that the template's own beginning stays as it is.
+    tokenizer.chat_template = "".join(defaults) + "\n" + template
 
 
 @dataclass(frozen=True)
@@ -168,6 +185,21 @@ def turn_end_ids(tokenizer: Any) -> list[int]:
         return []
     ending = turns_of(tokenizer, _delimiters(tokenizer)[0]).ending
     return list(tokenizer(ending, add_special_tokens=False)["input_ids"]) if ending else []
+
+
+def stop_at_turn_end(policy: Any, prompts: Iterable[Any]) -> None:
+    """Let the token with which the template ends an answer end completions, if a prompt is a conversation.
+
+    A base model's end tokens may lack it (Qwen2.5: `<|im_end|>`). It is saved with the model's generation config.
+    """
+    if all(isinstance(prompt, str) for prompt in prompts):
+        return
+    end = turn_end_ids(policy.tokenizer)[-1:]
+    if end and end[0] not in policy.eos_ids:
+        policy.eos_ids = policy.eos_ids | set(end)
+        generation = getattr(policy.causal, "generation_config", None)
+        if generation is not None:
+            generation.eos_token_id = sorted(policy.eos_ids)
 
 
 def _delimiters(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -12,7 +12,7 @@ from typing import Any
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 
 # A text before a continuation: one of them ends in a token of its own.
-ANCHORS = ("\n", "a", ".", " a", ")", "")
+ANCHORS = ("\n", "a", ".", " a", ")")
 
 
 def ids_with_cuts(encode: Encode, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -40,13 +40,18 @@ def _joined(
 
 
 def _continuation(encode: Encode, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The same for a text that continues another one."""
     for anchor in ANCHORS:
-        (start, whole) = encode([anchor, anchor + text])
-        if list(whole[: len(start)]) == list(start):
-            break
-    heads = encode([anchor + text[:cut] for cut in cuts]) if cuts else []
-    ids, at = _joined(encode, anchor + text, [cut + len(anchor) for cut in cuts], whole, heads)
-    return ids[len(start) :], [place - len(start) for place in at]
+        start, whole, *heads = encode([anchor, anchor + text, *(anchor + text[:cut] for cut in cuts)])
+        if all(list(ids[: len(start)]) == list(start) for ids in (whole, *heads)):
+            ids, at = _joined(encode, anchor + text, [len(anchor) + cut for cut in cuts], whole, heads)
+            return ids[len(start) :], [place - len(start) for place in at]
+    if not cuts:
+        start, whole = encode(["", text])
+        return list(whole[len(start) :]), []
+    first, _ = _continuation(encode, text[: cuts[0]], [])
+    rest, at = _continuation(encode, text[cuts[0] :], [cut - cuts[0] for cut in cuts[1:]])
+    return first + rest, [len(first), *(len(first) + place for place in at)]
 
 
 def continuations(

@@ -8,6 +8,7 @@ from vigneron.batch import Batch, Packing, Samples, Signals, to_device
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import Row, columns_of, prompts_token_ids, texts_of
+from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.sample import sample, sample_on_all_ranks
 from vigneron.timing import phase
@@ -59,6 +60,7 @@ class OnPolicy:
     ) -> Batch:
         """One sample for each row, from the given prompt. `names` are the sample numbers: they key the random draws and
         give the groups."""
+        stop_at_turn_end(self.policy, (row["prompt"] for row in rows))
         done = (sample_on_all_ranks if self.together else sample)(
             self.policy,
             prompt_ids,
