@@ -1,4 +1,4 @@
-"""A prompt and what follows it are tokenized as the whole text is, and a prompt keeps the tokens that it is sampled with."""
+"""Prompts and what follows them are tokenized as the whole text is, and prompts keep the tokens of sampling."""
 
 from typing import Any
 

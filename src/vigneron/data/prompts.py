@@ -41,22 +41,33 @@ def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]], *, skip_special: bool
     return tokenizer.batch_decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
 
-def prompts_token_ids(tokenizer: Any, prompts: Sequence[Any], of: str = "the step") -> list[tuple[int, ...]]:
-    """Token ids of plain prompts, or of conversations by the chat template with its generation prompt."""
+def prompts_token_ids(
+    tokenizer: Any, prompts: Sequence[Any], of: str = "the step", *, tools: Sequence[Any] | None = None
+) -> list[tuple[int, ...]]:
+    """Token ids of plain prompts, or of conversations by the chat template with its generation prompt.
+
+    `tools` has the tools of each conversation, which the template writes.
+    """
     if prompts and all(isinstance(prompt, str) for prompt in prompts):
         rows = plain_ids(tokenizer, prompts)
     else:
-        rows = [in_row(number, of, _prompt_ids, tokenizer, prompt) for number, prompt in enumerate(prompts, start=1)]
+        both = zip(prompts, tools or [None] * len(prompts), strict=True)
+        rows = [in_row(n, of, _prompt_ids, tokenizer, prompt, given) for n, (prompt, given) in enumerate(both, start=1)]
     for number, ids in enumerate(rows, start=1):
         if not ids:
             raise UserError(f"row {number} of {of}: the prompt has no tokens: {prompts[number - 1]!r}")
     return [tuple(ids) for ids in rows]
 
 
-def _prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
+def row_prompts_token_ids(tokenizer: Any, rows: Sequence[Row], of: str = "the step") -> list[tuple[int, ...]]:
+    """`prompts_token_ids` of rows, with their `tools`."""
+    return prompts_token_ids(tokenizer, [row["prompt"] for row in rows], of, tools=[row.get("tools") for row in rows])
+
+
+def _prompt_ids(tokenizer: Any, prompt: Any, tools: Any) -> list[int]:
     if isinstance(prompt, str):
         return plain_ids(tokenizer, [prompt])[0]
-    conversation = Conversation.of(tokenizer, prompt)
+    conversation = Conversation.of(tokenizer, prompt, tools)
     return conversation.ids(conversation.before(len(prompt)))
 
 

@@ -15,7 +15,7 @@ import torch
 
 from vigneron.errors import UserError, first_line
 from vigneron.policy.chat_template import TemplateError, render
-from vigneron.policy.message_forms import as_parts, message_text, needs_parts, writable
+from vigneron.policy.message_forms import as_parts, call_names, message_text, needs_parts, writable
 from vigneron.policy.written import Unwritable, Written, any_of, turns_of, written
 
 USER, MODEL = "<|vigneron_user|>", "<|vigneron_model|>"
@@ -103,6 +103,9 @@ class Conversation:
     def of(cls, tokenizer: Any, messages: Sequence[Message], tools: Any = None) -> "Conversation":
         if not getattr(tokenizer, "chat_template", None):
             raise UserError("it is a conversation, but the model has no chat template: set `model.chat: minted`")
+        tools = tools if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools) else None
+        if tools and "tools" not in str(tokenizer.chat_template):
+            raise UserError("the model's chat template does not write `tools`: remove the column")
         if any(not isinstance(message.get("content"), str) or message.get("tool_calls") for message in messages):
             messages = [dict(message) for message in writable(tokenizer, messages)]
         special, named = _delimiters(tokenizer)
@@ -128,6 +131,7 @@ class Conversation:
             if needs_parts(self.tokenizer) and as_parts(messages) != messages:
                 return replace(self, messages=as_parts(messages)).before(turn)
             raise UserError(f"the model's chat template fails: {first_line(error)}") from error
+        self._check_calls(messages, text)
         return text
 
     def written(self, turns: Sequence[int]) -> Written | None:
@@ -135,19 +139,28 @@ class Conversation:
 
         None if it writes a single answer otherwise than after its generation prompt.
         """
-        special = _delimiters(self.tokenizer)[0]
+        special, named = _delimiters(self.tokenizer)
         messages = as_parts(self.messages) if needs_parts(self.tokenizer) else self.messages
         try:
-            return written(self.tokenizer, messages, turns, special, self.tools)
+            found = written(self.tokenizer, messages, turns, special, named, self.tools)
+            self._check_calls(messages, found.text)
+            return found
         except TemplateError as error:
             raise UserError(f"the model's chat template fails: {first_line(error)}") from error
         except Unwritable:
-            if len(turns) == 1:
+            if len(turns) == 1 and not messages[turns[0]].get("tool_calls"):
                 return None
+            self._check_calls(messages, "")
             raise UserError(
                 "the model's chat template writes earlier answers otherwise than after its generation prompt, so "
                 "they cannot all be trained on in one row: set `model.chat: minted`, or give `prompt` and `completion`"
             ) from None
+
+    def _check_calls(self, messages: Sequence[Message], text: str) -> None:
+        """Raise if a tool call is not in the text: some templates leave it out next to a content."""
+        for turn, message in enumerate(messages, start=1):
+            if any(name not in text for name in call_names(message)):
+                raise UserError(f"the model's chat template does not write the tool calls of turn {turn}: remove them")
 
     def _writes(self, messages: Sequence[Message], text: str) -> bool:
         """Whether the last user message is in the text; most templates trim it."""
@@ -183,7 +196,7 @@ def turn_end_ids(tokenizer: Any) -> list[int]:
     """The special tokens that the template writes after an answer; the last of them ends the turn."""
     if not getattr(tokenizer, "chat_template", None):
         return []
-    ending = turns_of(tokenizer, _delimiters(tokenizer)[0]).ending
+    ending = turns_of(tokenizer, *_delimiters(tokenizer)).ending
     return list(tokenizer(ending, add_special_tokens=False)["input_ids"]) if ending else []
 
 

@@ -34,6 +34,11 @@ def message_text(message: Message) -> str:
     return "\n".join([*([text] if text or not calls else []), *calls])
 
 
+def call_names(message: Message) -> list[str]:
+    """The names of the functions that a message calls."""
+    return [str(_name(call)) for call in message.get("tool_calls") or ()]
+
+
 def with_content(message: Message, content: Any) -> dict[str, Any]:
     """The message with another content, as parts if it had parts."""
     parts = isinstance(message.get("content"), list) and isinstance(content, str)
@@ -49,7 +54,7 @@ def with_last_arguments(message: Message, mark: str) -> dict[str, Any]:
     return {**message, "tool_calls": [*others, _with_arguments(last, given)]}
 
 
-def writable(tokenizer: Any, messages: Sequence[Message], tools: Any = None) -> list[Message]:
+def writable(tokenizer: Any, messages: Sequence[Message]) -> list[Message]:
     """The messages in forms that the template can write; raises for those that it cannot."""
     return [_writable(tokenizer, message, turn) for turn, message in enumerate(messages, start=1)]
 
@@ -60,7 +65,7 @@ def _writable(tokenizer: Any, message: Message, turn: int) -> Message:
         for part in content:
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise UserError(
-                    f"turn {turn} has a content part of type '{part.get('type')}': only text can be trained"
+                    f"turn {turn} has a content part of type '{part.get('type')}': only text is supported"
                 )
         if "parts" not in _contents(tokenizer, _template(tokenizer)):
             raise UserError(

@@ -40,18 +40,28 @@ class Turns:
     template writes answers in history otherwise."""
     ending: str
     """The special tokens after the last answer, or else the one after an earlier answer; empty: there are none."""
+    delimiters: tuple[str, ...] = ()
+    """All tokens of the template that are no ordinary text."""
 
 
 def written(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], turns: Sequence[int], special: Sequence[str], tools: Any
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    turns: Sequence[int],
+    special: Sequence[str],
+    named: Sequence[str] = (),
+    tools: Any = None,
 ) -> Written:
-    """The text for `messages`, which end with an answer. `turns` are the answers that are trained."""
+    """The text for `messages`, which end with an answer. `turns` are the answers that are trained.
+
+    `special` tokens can end an answer; `named` are other added tokens, such as `<think>`.
+    """
     mark = next(c for c in SENTINELS if not any(c in str(message) for message in messages))
     renders: list[Render] = [(messages, False)]
     for turn in turns:
         renders += [(messages[:turn], True), (_marked(messages, turn, mark), False)]
     whole, *others = render(tokenizer, renders, tools)
-    around = turns_of(tokenizer, special)
+    around = turns_of(tokenizer, special, named)
     spans: list[tuple[int, int]] = []
     ended = False
     for turn, before, marked in zip(turns, others[0::2], others[1::2], strict=True):
@@ -87,7 +97,7 @@ def _start(
     if whole.startswith(before):
         return len(before)
     (history,) = render(tokenizer, [(messages[:turn], False)], tools)
-    shared = len(_common(before, head))
+    shared = _whole_tokens(before, len(_common(before, head)), around.delimiters)
     if shared > len(history) and before.startswith(history) and whole.startswith(head[:shared]):
         return shared
     # The template changes earlier turns (a system message in the last user turn, reasoning that is left out).
@@ -111,9 +121,10 @@ def _ending(tail: str, special: Sequence[str], ending: str, *, calls: bool) -> s
     found = tokens.search(tail) if calls else tokens.match(tail, space.end())
     if found is None:
         return ""
-    if ending and tail.startswith(ending, found.start()):
-        return tail[: found.start()] + ending
-    return tail[: found.end()]
+    run = re.compile(f"(?:{tokens.pattern})+").match(tail, found.start())
+    assert run is not None
+    ends = run[0].find(ending) if ending else -1
+    return tail[: found.end()] if ends < 0 else tail[: found.start() + ends + len(ending)]
 
 
 def _marked(messages: Sequence[Mapping[str, Any]], turn: int, mark: str) -> list[Mapping[str, Any]]:
@@ -122,14 +133,15 @@ def _marked(messages: Sequence[Mapping[str, Any]], turn: int, mark: str) -> list
     return [*messages[:turn], changed, *messages[turn + 1 :]]
 
 
-def turns_of(tokenizer: Any, special: Sequence[str]) -> Turns:
-    return _turns(tokenizer, str(tokenizer.chat_template), tuple(special))
+def turns_of(tokenizer: Any, special: Sequence[str], named: Sequence[str] = ()) -> Turns:
+    return _turns(tokenizer, str(tokenizer.chat_template), tuple(special), tuple(named))
 
 
 @lru_cache(maxsize=16)
-def _turns(tokenizer: Any, template: str, special: tuple[str, ...]) -> Turns:
+def _turns(tokenizer: Any, template: str, special: tuple[str, ...], named: tuple[str, ...]) -> Turns:
     """Found by rendering two turns. Nothing is known of a template that refuses them."""
     question, answer, second, last = SENTINELS
+    delimiters = (*special, *named)
     contents = {"user": (question, second), "assistant": (answer, last)}
     messages = [{"role": role, "content": contents[role][n]} for n in (0, 1) for role in ("user", "assistant")]
     for probe in (messages, as_parts(messages)):
@@ -141,14 +153,15 @@ def _turns(tokenizer: Any, template: str, special: tuple[str, ...]) -> Turns:
             continue
         head, tail = whole.partition(answer)[0], whole.rpartition(last)[2]
         between = whole.rpartition(answer)[2].partition(second)[0]
-        shared = _common(before, head)
+        common = len(_common(before, head))
+        shared = before[: _whole_tokens(before, common, delimiters)]
         repeats = before.startswith(history) and (len(shared) > len(history) or whole.startswith(before))
         header = shared[len(history) :] if repeats else None
         run = _run(tail, special, str(getattr(tokenizer, "eos_token", None) or ""))
         beginning = str(getattr(tokenizer, "bos_token", None) or "")
         follows = any_of([token for token in special if token != beginning]).match(between.lstrip())
-        return Turns(header, run or (follows[0] if follows else ""))
-    return Turns(None, "")
+        return Turns(header, run or (follows[0] if follows else ""), delimiters)
+    return Turns(None, "", delimiters)
 
 
 def _run(tail: str, special: Sequence[str], end: str) -> str:
@@ -160,6 +173,12 @@ def _run(tail: str, special: Sequence[str], end: str) -> str:
         if match[0] == end:
             break
     return found
+
+
+def _whole_tokens(text: str, at: int, delimiters: Sequence[str]) -> int:
+    """The position, or the beginning of a delimiter that it would cut."""
+    spans = (match.span() for match in any_of(delimiters).finditer(text))
+    return next((start for start, stop in spans if start < at < stop), at)
 
 
 def _common(one: str, other: str) -> str:

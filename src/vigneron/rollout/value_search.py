@@ -14,7 +14,7 @@ import torch
 
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
-from vigneron.data.prompts import Row, prompts_token_ids, texts_of
+from vigneron.data.prompts import Row, row_prompts_token_ids, texts_of
 from vigneron.errors import UserError
 from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.logprobs import Critic, values_before
@@ -79,7 +79,7 @@ def beam_search(search: ValueSearch, rows: Sequence[Row], *, beams: int, expand:
     """Each round continues every unfinished beam `expand` times up to the next separator, and keeps the `beams`
     candidates with the highest value; the answer is the best finished one."""
     stop_at_turn_end(search.policy, (row["prompt"] for row in rows))
-    prompts = prompts_token_ids(search.policy.tokenizer, [row["prompt"] for row in rows])
+    prompts = row_prompts_token_ids(search.policy.tokenizer, rows)
     kept = [[Beam(())] for _ in rows]
     for number in range(search.max_new_tokens):
         # The numbers of a beam's samples do not depend on which beams of other rows are open.

@@ -76,7 +76,8 @@ def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any =
                 )
         else:
             for prompts, what in sampling_prompts(config, rows, reward):
-                ids = prompts_token_ids(policy.tokenizer, prompts, of + what)
+                tools = [row.get("tools") for row in rows]
+                ids = prompts_token_ids(policy.tokenizer, prompts, of + what, tools=tools)
                 check_lengths(policy, ids, config.max_new_tokens, of + what)
                 longest = max(longest, config.max_new_tokens + max(map(len, ids)))
             if config.method.shows_answers and rows is data.train:
