@@ -16,6 +16,7 @@ import torch
 from vigneron.errors import UserError, first_line
 from vigneron.policy.chat_template import TemplateError, render
 from vigneron.policy.message_forms import as_parts, call_names, message_text, needs_parts, writable
+from vigneron.policy.seams import ids_with_cuts
 from vigneron.policy.written import Unwritable, Written, any_of, turns_of, written
 
 USER, MODEL = "<|vigneron_user|>", "<|vigneron_model|>"
@@ -112,12 +113,13 @@ class Conversation:
         # An assistant message may contain added tokens that are not special, such as <think>.
         of_role = [special if message.get("role") == "assistant" else (*special, *named) for message in messages]
         contents = [list(_texts(message)) for message in messages]
-        if not any(d in text for texts, own in zip(contents, of_role, strict=True) for text in texts for d in own):
+        patterns = [any_of(own) for own in of_role]
+        if not any(own.search(text) for texts, own in zip(contents, patterns, strict=True) for text in texts):
             return cls(tokenizer, messages, tools)
         everything = "".join([str(tokenizer.chat_template), *(text for texts in contents for text in texts)])
         mark = next(character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in everything)
         delimiters = (*special, *named)
-        marked = [_marked(m, delimiters, any_of(own), mark) for m, own in zip(messages, of_role, strict=True)]
+        marked = [_marked(m, delimiters, own, mark) for m, own in zip(messages, patterns, strict=True)]
         return cls(tokenizer, marked, tools, delimiters, mark)
 
     def before(self, turn: int) -> str:
@@ -191,6 +193,40 @@ class Conversation:
         escaped = [pattern.sub(replacement, text) for text in texts]
         return [[meant.get(i, i) for i in each.ids] for each in backend.encode_batch(escaped, add_special_tokens=False)]
 
+    def cut_ids(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
+        """`ids` of a text with cuts, as `ids_with_cuts`, and the number of tokens before each cut.
+
+        A delimiter separates what is before it from what is after it, so only the tokens between the last one and the
+        cut are compared: the same few texts in every row.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if self.mark or backend is None or backend.truncation is not None or backend.padding is not None:
+            return ids_with_cuts(self.encode, text, cuts)
+        whole = backend.encode(text, add_special_tokens=False)
+        known = _delimiter_ids(self.tokenizer, len(self.tokenizer))
+        places = [
+            (0, 0),
+            *((n, end) for n, (i, (_, end)) in enumerate(zip(whole.ids, whole.offsets, strict=True)) if i in known),
+        ]
+        at = []
+        for cut in cuts:
+            token = next(n for n, end in reversed(places) if end <= cut)
+            head = _few_ids(self.tokenizer, text[whole.offsets[token][0] if token else 0 : cut])
+            if tuple(whole.ids[token : token + len(head)]) != head:
+                return ids_with_cuts(self.encode, text, cuts)
+            at.append(token + len(head))
+        return list(whole.ids), at
+
+
+@lru_cache(maxsize=16)
+def _delimiter_ids(tokenizer: Any, count: int) -> frozenset[int]:
+    return frozenset(tokenizer.added_tokens_decoder)
+
+
+@lru_cache(maxsize=256)
+def _few_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
 
 def turn_end_ids(tokenizer: Any) -> list[int]:
     """The special tokens that the template writes after an answer; the last of them ends the turn."""
@@ -217,8 +253,12 @@ def stop_at_turn_end(policy: Any, prompts: Iterable[Any]) -> None:
 
 def _delimiters(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Special tokens, and added tokens that are not special but occur in the template."""
+    return _added_texts(tokenizer, len(tokenizer), str(tokenizer.chat_template))
+
+
+@lru_cache(maxsize=16)
+def _added_texts(tokenizer: Any, count: int, template: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     added = [(str(token.content), bool(token.special)) for token in tokenizer.added_tokens_decoder.values()]
-    template = str(tokenizer.chat_template)
     special = tuple(text for text, is_special in added if is_special)
     return special, tuple(text for text, is_special in added if not is_special and text.strip() and text in template)
 

@@ -64,9 +64,7 @@ def _writable(tokenizer: Any, message: Message, turn: int) -> Message:
     if isinstance(content, list):
         for part in content:
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise UserError(
-                    f"turn {turn} has a content part of type '{part.get('type')}': only text is supported"
-                )
+                raise UserError(f"turn {turn} has a content part of type '{part.get('type')}': only text is supported")
         if "parts" not in _contents(tokenizer, _template(tokenizer)):
             raise UserError(
                 f"turn {turn} has content parts, which the model's chat template cannot write: give `content` as a text"

@@ -188,5 +188,10 @@ def _common(one: str, other: str) -> str:
 
 
 def any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    return _any_of(tuple(texts))
+
+
+@lru_cache(maxsize=64)
+def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
     """A pattern that matches any of the texts, the longest first, as tokenizers do. Without texts it never matches."""
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or r"(?!)")

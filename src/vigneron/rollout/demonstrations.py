@@ -13,7 +13,7 @@ from vigneron.data.prompts import Row, columns_of, completion_text, in_row
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation, turn_end_ids
 from vigneron.policy.model import Policy
-from vigneron.policy.seams import continuations, ids_with_cuts, plain_ids
+from vigneron.policy.seams import continuations, plain_ids
 
 LossOn = Literal["answers", "text"]
 
@@ -130,7 +130,7 @@ def _conversational(policy: Policy, row: Row) -> Demonstration:
     if written is None:
         return _after_prompt(policy, talk, [_end_id(policy)])
     cuts = [place for span in written.spans for place in span]
-    ids, at = ids_with_cuts(talk.encode, written.text, cuts)
+    ids, at = talk.cut_ids(written.text, cuts)
     spans = list(zip(at[0::2], at[1::2], strict=True))
     if not written.ended:
         ids.append(_end_id(policy))
@@ -148,7 +148,7 @@ def _after_prompt(policy: Policy, talk: Conversation, end: Sequence[int]) -> Dem
     """The last answer's text, as it is, between the generation prompt and an end."""
     last = len(talk.messages) - 1
     before = talk.before(last)
-    ids, (start,) = ids_with_cuts(talk.encode, before + talk.text(last), [len(before)])
+    ids, (start,) = talk.cut_ids(before + talk.text(last), [len(before)])
     return Demonstration((*ids, *end), ((start, len(ids) + len(end)),))
 
 
