@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from support.real_templates import policy_of, smollm2, template
-from vigneron.data.dataset import check_rows
 from vigneron.data.formats import is_conversation, with_prompts_and_answers
 from vigneron.data.prompts import completion_text, prompts_token_ids
 from vigneron.errors import UserError
@@ -123,8 +122,3 @@ def test_rows_with_parts_and_calls_are_read() -> None:
     (row,) = with_prompts_and_answers([{"messages": called(CALL)[:2]}], "mine")
     assert json.loads(row["answer"]) == CALL["function"]
     assert completion_text([{"role": "assistant", "content": parts("a")}]) == "a"
-
-
-def test_an_empty_list_of_messages_is_named() -> None:
-    with pytest.raises(UserError, match=r"^data: mine, row 1: 'prompt' is an empty list: give at least one message$"):
-        check_rows([{"prompt": [], "answer": "x"}], ["prompt"], "mine")

@@ -2,10 +2,11 @@
 
 import re
 from datetime import date
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     StrictBool,
     StrictFloat,
@@ -36,11 +37,12 @@ def _known_checker(name: str) -> str:
     return name
 
 
-def _iso_date(text: str) -> str:
+def _iso_date(given: Any) -> str:
+    """A date as text; YAML reads an unquoted one as a date."""
     try:
-        return date.fromisoformat(text).isoformat()
+        return date.fromisoformat(str(given)).isoformat()
     except ValueError:
-        raise ValueError(f"should be a date such as 2026-11-30, not {text!r}") from None
+        raise ValueError(f"should be a date such as 2026-11-30, not {given!r}") from None
 
 
 TemplateArgument = StrictBool | StrictInt | StrictFloat | StrictStr | None
@@ -76,7 +78,7 @@ class ModelConfig(Strict):
     chat_template_kwargs: dict[str, TemplateArgument] = Field(default_factory=dict)
     """Arguments of the chat template, as `{enable_thinking: false}`, in training, evaluation and chat. The saved
     model's template has them as defaults."""
-    chat_date: Annotated[str, AfterValidator(_iso_date)] | None = None
+    chat_date: Annotated[str, BeforeValidator(_iso_date)] | None = None
     """The date that templates write as today's, as 2026-11-30. null: the date of the run's start."""
     lora: LoraConfig | None = None
     """Train a LoRA adapter; the reference is then the model with the adapter off. null: all weights are trained."""

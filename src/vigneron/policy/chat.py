@@ -52,15 +52,8 @@ def add_chat_tokens(model: Any, tokenizer: Any) -> None:
     A new token's embedding (and its row of an untied head) starts as the mean of the existing ones and is trained like
     any other. A model that already has the tokens, such as a checkpoint, keeps its embeddings.
     """
-    from tokenizers import AddedToken
-
-    if tokenizer.eos_token is None:
-        raise UserError("model.chat: minted needs a tokenizer with an end-of-text token; this one has none")
     known = len(tokenizer)
-    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in (USER, MODEL)])
-    # If the tokenizer puts BOS before every text, the template does too.
-    begins = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
-    tokenizer.chat_template = ("{{- bos_token -}}\n" if begins else "") + TEMPLATE
+    mint(tokenizer)
     new = [i for i in tokenizer.convert_tokens_to_ids([USER, MODEL]) if i >= known]
     if not new:
         return
@@ -71,6 +64,18 @@ def add_chat_tokens(model: Any, tokenizer: Any) -> None:
     with torch.no_grad():
         for weight in {id(each): each for each in rows if each is not None}.values():
             weight[new] = weight[:known].double().mean(0).to(weight.dtype)
+
+
+def mint(tokenizer: Any) -> None:
+    """The tokenizer's part of `add_chat_tokens`."""
+    from tokenizers import AddedToken
+
+    if tokenizer.eos_token is None:
+        raise UserError("model.chat: minted needs a tokenizer with an end-of-text token; this one has none")
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in (USER, MODEL)])
+    # If the tokenizer puts BOS before every text, the template does too.
+    begins = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    tokenizer.chat_template = ("{{- bos_token -}}\n" if begins else "") + TEMPLATE
 
 
 def set_template_defaults(tokenizer: Any, given: Mapping[str, Any]) -> None:
