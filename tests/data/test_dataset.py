@@ -85,7 +85,7 @@ GOOD = {"prompt": "x", "answer": "y"}
     [
         ({"promt": "x", "answer": "y"}, r"row 2 has no 'prompt' \(did you mean 'promt'\?\)"),
         ({"prompt": "", "answer": "y"}, "row 2 has no 'prompt'"),
-        ({"prompt": [], "answer": "y"}, "row 2 has no 'prompt'"),
+        ({"prompt": [], "answer": "y"}, "row 2: 'prompt' is an empty list: give at least one message"),
         ({"prompt": "x", "answer": None}, "row 2 has no 'answer'"),
         ({}, "row 2 has no 'prompt'"),
         ({"prompt": 7, "answer": "y"}, "row 2: prompt must be a text or a list of"),

@@ -93,7 +93,7 @@ def test_texts_are_those_of_transformers(messages: Any) -> None:
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m['content'] | tojson }}{% endfor %}"
     )
     there = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert rendering.render_prompt(tokenizer, messages) == there
+    assert rendering.render(tokenizer, [(messages, True)]) == [there]
 
 
 class Harm:

@@ -162,7 +162,7 @@ def test_a_template_that_trims_is_followed_and_one_that_rewrites_is_refused_by_r
     assert learned(policy, {"messages": talk("x", " y\n", "z", "w")}) == ["y<end>", "w<end>"]
     policy = tiny_policy("llama")  # its template writes `assistant: …` for what it asks for with `answer: `
     row = {"messages": talk("x", "y", "z", "w")}
-    with pytest.raises(UserError, match=r"^row 1 of mine: the model's chat template changes .* `model\.chat: m"):
+    with pytest.raises(UserError, match=r"^row 1 of mine: the model's chat template writes .* `model\.chat: m"):
         demonstrations(policy, rows_of(row), of="mine")
     assert learned(policy, {"messages": talk("x", "y")}) == ["y<end>"]  # one answer needs no repeating
 

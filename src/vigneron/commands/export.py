@@ -18,6 +18,7 @@ from vigneron.errors import UserError, first_line, reason
 from vigneron.files import sync
 from vigneron.policy.architecture import auto_class
 from vigneron.policy.bundled import quiet_transformers
+from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import HEAD
 from vigneron.redaction import MARK, redacted
@@ -82,6 +83,7 @@ def _write_and_verify(trained: Trained, draft: Path, dtype: torch.dtype) -> tupl
     base = weights_identity(config.model.name, trained.reference.policy)
     original = model_outputs(policy, ids)
     merge(policy)
+    stop_at_turn_end(policy, [row["prompt"] for row in data.train[:1]])
     expected = original
     if dtype != torch.float32:
         policy.causal.to(dtype).float()

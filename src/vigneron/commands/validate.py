@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
+from vigneron.commands.template_text import template_lines
 from vigneron.config import Config
 from vigneron.errors import visible
 from vigneron.policy.architecture import check_language_model, engine_obstacle, language_model_class, takes_packed_masks
@@ -29,8 +30,10 @@ def validation_lines(config: Config, name: str) -> Iterator[str]:
     if config.parent is not None:
         cached, to_ask = count_cached(config, data)
         yield f"parent {config.parent.model}: {cached} answers in the cache, {to_ask} to request"
+    shown = [*template_lines(config, data.train)]
     yield f"{name} is valid: {len(data.train)} training rows, {len(data.held_out)} held out"
     yield _size(config)
+    yield from map(visible, shown)
     yield _model_line(config)
 
 

@@ -1,9 +1,20 @@
 """The config sections that all methods share: model, data, parent, sampling, optimizer."""
 
 import re
-from typing import Annotated, Literal
+from datetime import date
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    field_validator,
+    model_validator,
+)
 
 from vigneron.config.values import NotNegative, Positive, Share, Strict, Url
 
@@ -25,6 +36,21 @@ def _known_checker(name: str) -> str:
     if name not in CHECKER_NAMES and not re.fullmatch(r"[\w.]+:\w+", name):
         raise ValueError(f"should be one of {', '.join(CHECKER_NAMES)}, or module:function, not {name!r}")
     return name
+
+
+def _iso_date(given: Any) -> str:
+    """A date as text; YAML reads an unquoted one as a date."""
+    try:
+        return date.fromisoformat(str(given)).isoformat()
+    except ValueError:
+        raise ValueError(f"should be a date such as 2026-11-30, not {given!r}") from None
+
+
+TemplateArgument = StrictBool | StrictInt | StrictFloat | StrictStr | None
+"""A value that can be written into a template."""
+
+TEMPLATE_NAMES = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception")
+"""Names of a chat template that are not arguments."""
 
 
 class LoraConfig(Strict):
@@ -50,6 +76,11 @@ class ModelConfig(Strict):
     chat: Literal["auto", "minted"] = "auto"
     """Chat template. auto: the model's own. minted: two new tokens, one before each user turn and one before each
     assistant turn; not with `lora`."""
+    chat_template_kwargs: dict[str, TemplateArgument] = Field(default_factory=dict)
+    """Arguments of the chat template, as `{enable_thinking: false}`, in training, evaluation and chat. The saved
+    model's template has them as defaults."""
+    chat_date: Annotated[str, BeforeValidator(_iso_date)] | None = None
+    """The date that templates write as today's, as 2026-11-30. null: the date of the run's start."""
     lora: LoraConfig | None = None
     """Train a LoRA adapter; the reference is then the model with the adapter off. null: all weights are trained."""
     activation_checkpointing: bool = False
@@ -63,6 +94,14 @@ class ModelConfig(Strict):
     """Load weights from pickle files, which can execute code. Otherwise only safetensors."""
     trust_remote_code: bool = False
     """Run Python code from the model's repository, as in transformers."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def names_of_arguments(cls, given: dict[str, TemplateArgument]) -> dict[str, TemplateArgument]:
+        for name in given:
+            if not re.fullmatch(r"[a-z_]\w*", name, re.IGNORECASE | re.ASCII) or name in TEMPLATE_NAMES:
+                raise ValueError(f"{name!r} is not the name of an argument of chat templates")
+        return given
 
     @model_validator(mode="after")
     def minted_tokens_are_trained(self) -> "ModelConfig":

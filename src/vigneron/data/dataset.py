@@ -28,6 +28,8 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
 def check_row(row: Row, columns: Sequence[str], place: str) -> None:
     """Raise if a row lacks a required column, or has an invalid prompt, answer or role."""
     for column in columns:
+        if row.get(column) == []:
+            raise UserError(f"data: {place}: '{column}' is an empty list: give at least one message")
         if _lacks(row, column):
             has = [name for name, value in row.items() if value not in (None, "")]
             hint = did_you_mean(column, has) if has else ""

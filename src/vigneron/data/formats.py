@@ -12,6 +12,7 @@ from typing import Any
 
 from vigneron.data.prompts import Row, completion_text
 from vigneron.errors import UserError
+from vigneron.policy.message_forms import is_message, message_text
 
 
 def with_prompts_and_answers(rows: Sequence[Row], where: str) -> list[Row]:
@@ -29,14 +30,15 @@ def conversation_of(row: Row) -> tuple[list[dict[str, Any]], int]:
     messages, completion = row.get("messages"), row.get("completion")
     if messages is not None:
         return list(messages[: last_answer(messages) + 1]), 0
-    conversation = [*row["prompt"], {"role": "assistant", "content": completion_text(row["answer"])}]
+    answers = completion if is_conversation(completion) else row["answer"]
+    last = answers[-1] if is_conversation(answers) and answers else None
+    last = last or {"role": "assistant", "content": completion_text(row["answer"])}
+    conversation = [*row["prompt"], last]
     return conversation, len(conversation) - (len(completion) if isinstance(completion, list) else 1)
 
 
 def is_conversation(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
-    )
+    return isinstance(value, list) and all(is_message(message) for message in value)
 
 
 def last_answer(messages: Sequence[dict[str, Any]]) -> int:
@@ -68,7 +70,7 @@ def _of_messages(messages: Any, where: str) -> tuple[Any, str]:
     if messages[0]["role"] == "assistant":
         raise UserError(f"{where}: messages begins with role 'assistant': put a turn of role 'user' before it")
     _refuse_empty(messages[: last + 1], "messages", where)
-    return messages[:last], messages[last]["content"]
+    return messages[:last], message_text(messages[last])
 
 
 def _of_completion(prompt: Any, completion: Any, where: str) -> tuple[Any, str]:
@@ -83,10 +85,10 @@ def _of_completion(prompt: Any, completion: Any, where: str) -> tuple[Any, str]:
     if not completion or completion[-1]["role"] != "assistant":
         raise UserError(f"{where}: completion does not end with a turn of role 'assistant': add one")
     _refuse_empty(completion, "completion", where)
-    return [*prompt, *completion[:-1]], completion[-1]["content"]
+    return [*prompt, *completion[:-1]], message_text(completion[-1])
 
 
 def _refuse_empty(messages: Sequence[dict[str, Any]], column: str, where: str) -> None:
     for number, message in enumerate(messages, start=1):
-        if message["role"] == "assistant" and not message["content"].strip():
+        if message["role"] == "assistant" and not message_text(message).strip():
             raise UserError(f"{where}: turn {number} of {column} is an empty answer: remove the row or fill it in")

@@ -5,6 +5,8 @@ from typing import Any
 
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation
+from vigneron.policy.message_forms import message_text
+from vigneron.policy.seams import plain_ids
 
 Row = dict[str, Any]
 STEP = "the step"
@@ -36,13 +38,15 @@ def prompt_text(prompt: Any) -> str:
     """A prompt as text, a conversation with one line per message."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+    return "\n".join(f"{message['role']}: {message_text(message)}" for message in prompt)
 
 
 def completion_text(completion: Any) -> str:
     """A completion or answer as text: given as text, number, or TRL's list of messages."""
-    if isinstance(completion, list) and all(isinstance(m, dict) and "content" in m for m in completion):
-        return "\n".join(str(message["content"]) for message in completion)
+    if isinstance(completion, list) and all(
+        isinstance(m, dict) and {"content", "tool_calls"} & set(m) for m in completion
+    ):
+        return "\n".join(message_text(message) for message in completion)
     return str(completion)
 
 
@@ -61,28 +65,41 @@ def texts_of(tokenizer: Any, ids: Sequence[Sequence[int]], *, skip_special: bool
 
 
 def prompts_token_ids(
-    tokenizer: Any, prompts: Sequence[Any], of: str = STEP, rows: Sequence[Row] | None = None
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    of: str = STEP,
+    rows: Sequence[Row] | None = None,
 ) -> list[tuple[int, ...]]:
     """Token ids of plain prompts, or of conversations by the chat template with its generation prompt.
 
-    Errors name the row `of` which a prompt is, of `rows` by their numbers in the data."""
+    `rows` are those that the prompts come from: errors name their numbers in the data instead of those in `of`, and the
+    template writes their `tools`.
+    """
     places = [(number, of) for number in range(1, len(prompts) + 1)]
+    tools: list[Any] = [None] * len(prompts)
     if rows is not None:
         places = [numbered(row, *place) for row, place in zip(rows, places, strict=True)]
+        tools = [row.get("tools") for row in rows]
     if prompts and all(isinstance(prompt, str) for prompt in prompts):
-        sequences = tokenizer(list(prompts))["input_ids"]
+        sequences = plain_ids(tokenizer, prompts)
     else:
-        sequences = [in_row(*at, _prompt_ids, tokenizer, prompt) for at, prompt in zip(places, prompts, strict=True)]
+        each = zip(places, prompts, tools, strict=True)
+        sequences = [in_row(*at, _prompt_ids, tokenizer, prompt, given) for at, prompt, given in each]
     for (number, where), prompt, ids in zip(places, prompts, sequences, strict=True):
         if not ids:
             raise UserError(f"row {number} of {where}: the prompt has no tokens: {prompt!r}")
     return [tuple(ids) for ids in sequences]
 
 
-def _prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
+def row_prompts_token_ids(tokenizer: Any, rows: Sequence[Row], of: str = STEP) -> list[tuple[int, ...]]:
+    """`prompts_token_ids` of the rows' own prompts."""
+    return prompts_token_ids(tokenizer, [row["prompt"] for row in rows], of, rows)
+
+
+def _prompt_ids(tokenizer: Any, prompt: Any, tools: Any) -> list[int]:
     if isinstance(prompt, str):
-        return list(tokenizer(prompt)["input_ids"])
-    conversation = Conversation.of(tokenizer, prompt)
+        return plain_ids(tokenizer, [prompt])[0]
+    conversation = Conversation.of(tokenizer, prompt, tools)
     return conversation.ids(conversation.before(len(prompt)))
 
 

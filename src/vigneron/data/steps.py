@@ -97,8 +97,10 @@ def _ends(
     stops: Sequence[int],
     skip_special: bool,
 ) -> list[int]:
-    # A space may have been put before the text; of a cut text the tokens are a beginning.
+    # A space may have been put before the text, or an empty think block; of a cut text the tokens are a beginning.
     shift = next((n for n in (0, 1) if whole[n:].startswith(text) or text.startswith(whole[n:])), None)
+    if shift is None and text in whole:
+        shift = whole.index(text)
     if shift is None:  # a tokenizer that changes texts: the length of the tokenized beginning is as near as it gets
         lengths = [len(tokenizer(text[:stop], add_special_tokens=False)["input_ids"]) for stop in stops]
         return [max(0, min(length, len(ids)) - 1) for length in lengths]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import completion_text, prompt_text
+from vigneron.policy.message_forms import message_text
 from vigneron.text import plain
 
 LONGEST_SHOWN = 100_000
@@ -26,7 +27,7 @@ def shown_text(text: str) -> str:
 def shown_prompt(prompt: Any) -> str:
     """The prompt's text; for a conversation of one message, its content."""
     one_turn = not isinstance(prompt, str) and len(prompt) == 1
-    return shown_text(prompt[0]["content"] if one_turn else prompt_text(prompt))
+    return shown_text(message_text(prompt[0]) if one_turn else prompt_text(prompt))
 
 
 Kind = Literal["pairs", "best", "scores", "steps"]

@@ -48,7 +48,7 @@ class MonteCarlo:
         given = [
             {"prompt": row["prompt"], "answer": text, "completion": text} for row, text in zip(rows, texts, strict=True)
         ]
-        batch = Demonstrations(policy)(given)
+        batch = Demonstrations(policy, sampled=True)(given)
         if batch.samples.truncated_B.any():
             raise UserError(f"a prompt with its solution exceeds the model's context of {policy.context_length} tokens")
         correct = self._verdicts(batch.with_samples(columns=columns_of(rows)))

@@ -4,16 +4,20 @@ Uses the model's chat template, or two added tokens with a template of ours (`ch
 like a delimiter, such as `<|im_start|>` in a user's question, is ordinary text and cannot begin a turn.
 """
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from vigneron.errors import UserError, first_line
-from vigneron.policy.chat_template import TemplateError, render_prompt
+from vigneron.policy.chat_template import TemplateError, render
+from vigneron.policy.message_forms import as_parts, call_names, message_text, needs_parts, writable
+from vigneron.policy.seams import ids_with_cuts
+from vigneron.policy.written import Unwritable, Written, any_of, turns_of, written
 
 USER, MODEL = "<|vigneron_user|>", "<|vigneron_model|>"
 """Text form of the added tokens; the same strings in a message have no special meaning."""
@@ -48,15 +52,8 @@ def add_chat_tokens(model: Any, tokenizer: Any) -> None:
     A new token's embedding (and its row of an untied head) starts as the mean of the existing ones and is trained like
     any other. A model that already has the tokens, such as a checkpoint, keeps its embeddings.
     """
-    from tokenizers import AddedToken
-
-    if tokenizer.eos_token is None:
-        raise UserError("model.chat: minted needs a tokenizer with an end-of-text token; this one has none")
     known = len(tokenizer)
-    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in (USER, MODEL)])
-    # If the tokenizer puts BOS before every text, the template does too.
-    begins = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
-    tokenizer.chat_template = ("{{- bos_token -}}\n" if begins else "") + TEMPLATE
+    mint(tokenizer)
     new = [i for i in tokenizer.convert_tokens_to_ids([USER, MODEL]) if i >= known]
     if not new:
         return
@@ -69,70 +66,213 @@ def add_chat_tokens(model: Any, tokenizer: Any) -> None:
             weight[new] = weight[:known].double().mean(0).to(weight.dtype)
 
 
+def mint(tokenizer: Any) -> None:
+    """The tokenizer's part of `add_chat_tokens`."""
+    from tokenizers import AddedToken
+
+    if tokenizer.eos_token is None:
+        raise UserError("model.chat: minted needs a tokenizer with an end-of-text token; this one has none")
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in (USER, MODEL)])
+    # If the tokenizer puts BOS before every text, the template does too.
+    begins = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    tokenizer.chat_template = ("{{- bos_token -}}\n" if begins else "") + TEMPLATE
+
+
+def set_template_defaults(tokenizer: Any, given: Mapping[str, Any]) -> None:
+    """Give arguments of the chat template a default. They are saved with it."""
+    if not given:
+        return
+    if not isinstance(getattr(tokenizer, "chat_template", None), str):
+        raise UserError("model.chat_template_kwargs has no effect: the model has no chat template: remove it")
+    template = tokenizer.chat_template
+    for name in given:
+        if not re.search(rf"\b{name}\b", template):
+            raise UserError(f"model.chat_template_kwargs: the model's chat template does not use '{name}': remove it")
+    literals = {name: "none" if v is None else json.dumps(v, ensure_ascii=False) for name, v in given.items()}
+    defaults = [f"{{%- set {name} = {name} if {name} is defined else {text} %}}" for name, text in literals.items()]
+    # The line break belongs to the last block, so that the template's own beginning stays as it is.
+    tokenizer.chat_template = "".join(defaults) + "\n" + template
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Messages in which text that looks like a delimiter is replaced by marks until it is tokenized."""
 
     tokenizer: Any
     messages: Sequence[Message]
+    tools: Any = None
     delimiters: tuple[str, ...] = ()
     mark: str = ""
     """A character that does not occur in the messages; empty if nothing had to be replaced."""
 
     @classmethod
-    def of(cls, tokenizer: Any, messages: Sequence[Message]) -> "Conversation":
+    def of(cls, tokenizer: Any, messages: Sequence[Message], tools: Any = None) -> "Conversation":
         if not getattr(tokenizer, "chat_template", None):
             raise UserError("it is a conversation, but the model has no chat template: set `model.chat: minted`")
+        tools = tools if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools) else None
+        if tools and "tools" not in str(tokenizer.chat_template):
+            raise UserError("the model's chat template does not write `tools`: remove the column")
+        if any(not isinstance(message.get("content"), str) or message.get("tool_calls") for message in messages):
+            messages = [dict(message) for message in writable(tokenizer, messages)]
         special, named = _delimiters(tokenizer)
         # An assistant message may contain added tokens that are not special, such as <think>.
         of_role = [special if message.get("role") == "assistant" else (*special, *named) for message in messages]
         contents = [list(_texts(message)) for message in messages]
-        if not any(d in text for texts, own in zip(contents, of_role, strict=True) for text in texts for d in own):
-            return cls(tokenizer, messages)
+        patterns = [any_of(own) for own in of_role]
+        if not any(own.search(text) for texts, own in zip(contents, patterns, strict=True) for text in texts):
+            return cls(tokenizer, messages, tools)
         everything = "".join([str(tokenizer.chat_template), *(text for texts in contents for text in texts)])
         mark = next(character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in everything)
         delimiters = (*special, *named)
-        marked = [_marked(m, delimiters, _any_of(own), mark) for m, own in zip(messages, of_role, strict=True)]
-        return cls(tokenizer, marked, delimiters, mark)
+        marked = [_marked(m, delimiters, own, mark) for m, own in zip(messages, patterns, strict=True)]
+        return cls(tokenizer, marked, tools, delimiters, mark)
 
     def before(self, turn: int) -> str:
         """The template's text up to the start of the answer at `turn`: the prompt that the model completes."""
+        messages = self.messages[:turn]
         try:
-            return render_prompt(self.tokenizer, self.messages[:turn])
+            (text,) = render(self.tokenizer, [(messages, True)], self.tools)
+            if not self._writes(messages, text) and needs_parts(self.tokenizer):
+                (text,) = render(self.tokenizer, [(as_parts(messages), True)], self.tools)
+        except TemplateError as error:
+            if needs_parts(self.tokenizer) and as_parts(messages) != messages:
+                return replace(self, messages=as_parts(messages)).before(turn)
+            raise UserError(f"the model's chat template fails: {first_line(error)}") from error
+        self._check_calls(messages, text)
+        return text
+
+    def written(self, turns: Sequence[int]) -> Written | None:
+        """The template's text for all messages, of which the last is an answer, and where the answers at `turns` are.
+
+        None if it writes a single answer otherwise than after its generation prompt.
+        """
+        special, named = _delimiters(self.tokenizer)
+        messages = as_parts(self.messages) if needs_parts(self.tokenizer) else self.messages
+        try:
+            found = written(self.tokenizer, messages, turns, special, named, self.tools)
+            self._check_calls(messages, found.text)
+            return found
         except TemplateError as error:
             raise UserError(f"the model's chat template fails: {first_line(error)}") from error
+        except Unwritable:
+            if len(turns) == 1 and not messages[turns[0]].get("tool_calls"):
+                return None
+            self._check_calls(messages, "")
+            raise UserError(
+                "the model's chat template writes earlier answers otherwise than after its generation prompt, so "
+                "they cannot all be trained on in one row: set `model.chat: minted`, or give `prompt` and `completion`"
+            ) from None
+
+    def _check_calls(self, messages: Sequence[Message], text: str) -> None:
+        """Raise if a tool call is not in the text: some templates leave it out next to a content."""
+        for turn, message in enumerate(messages, start=1):
+            if any(name not in text for name in call_names(message)):
+                raise UserError(f"the model's chat template does not write the tool calls of turn {turn}: remove them")
+
+    def _writes(self, messages: Sequence[Message], text: str) -> bool:
+        """Whether the last user message is in the text; most templates trim it."""
+        last = next((m["content"] for m in reversed(messages) if m.get("role") == "user"), "")
+        return not isinstance(last, str) or last.strip() in text
 
     def text(self, turn: int) -> str:
-        return str(self.messages[turn]["content"])
+        return message_text(self.messages[turn])
 
     def ids(self, text: str) -> list[int]:
-        """Token ids of a text from `before` or `text`, or of a part. Only the template's delimiters are special."""
+        """Token ids of a text from `before`, `written` or `text`. Only the template's delimiters are special."""
+        return list(self.encode([text])[0])
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """`ids` of several texts."""
+        if not texts:
+            return []
         if not self.mark:
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
         backend, meant = _reader(self.tokenizer, self.delimiters, self.mark)
+        pattern = re.compile(f"{self.mark}(\\d+){self.mark}|{any_of(self.delimiters).pattern}")
 
         def replacement(match: re.Match[str]) -> str:
             if match[1] is not None:
                 return self.delimiters[int(match[1])]
             return _alias(self.delimiters.index(match[0]), self.mark)
 
-        escaped = re.sub(f"{self.mark}(\\d+){self.mark}|{_any_of(self.delimiters).pattern}", replacement, text)
-        return [meant.get(i, i) for i in backend.encode(escaped, add_special_tokens=False).ids]
+        escaped = [pattern.sub(replacement, text) for text in texts]
+        return [[meant.get(i, i) for i in each.ids] for each in backend.encode_batch(escaped, add_special_tokens=False)]
+
+    def cut_ids(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
+        """`ids` of a text with cuts, as `ids_with_cuts`, and the number of tokens before each cut.
+
+        A delimiter separates what is before it from what is after it, so only the tokens between the last one and the
+        cut are compared: the same few texts in every row.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if self.mark or backend is None or backend.truncation is not None or backend.padding is not None:
+            return ids_with_cuts(self.encode, text, cuts)
+        whole = backend.encode(text, add_special_tokens=False)
+        known = _delimiter_ids(self.tokenizer, len(self.tokenizer))
+        places = [
+            (0, 0),
+            *((n, end) for n, (i, (_, end)) in enumerate(zip(whole.ids, whole.offsets, strict=True)) if i in known),
+        ]
+        at = []
+        for cut in cuts:
+            token = next(n for n, end in reversed(places) if end <= cut)
+            head = _few_ids(self.tokenizer, text[whole.offsets[token][0] if token else 0 : cut])
+            if tuple(whole.ids[token : token + len(head)]) != head:
+                return ids_with_cuts(self.encode, text, cuts)
+            at.append(token + len(head))
+        return list(whole.ids), at
+
+
+@lru_cache(maxsize=16)
+def _delimiter_ids(tokenizer: Any, count: int) -> frozenset[int]:
+    return frozenset(tokenizer.added_tokens_decoder)
+
+
+@lru_cache(maxsize=256)
+def _few_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def turn_end_ids(tokenizer: Any) -> list[int]:
+    """The special tokens that the template writes after an answer; the last of them ends the turn."""
+    if not getattr(tokenizer, "chat_template", None):
+        return []
+    ending = turns_of(tokenizer, *_delimiters(tokenizer)).ending
+    return list(tokenizer(ending, add_special_tokens=False)["input_ids"]) if ending else []
+
+
+def stop_at_turn_end(policy: Any, prompts: Iterable[Any]) -> None:
+    """Let the token with which the template ends an answer end completions, if a prompt is a conversation.
+
+    A base model's end tokens may lack it (Qwen2.5: `<|im_end|>`). It is saved with the model's generation config.
+    """
+    if all(isinstance(prompt, str) for prompt in prompts):
+        return
+    end = turn_end_ids(policy.tokenizer)[-1:]
+    if end and end[0] not in policy.eos_ids:
+        policy.eos_ids = policy.eos_ids | set(end)
+        generation = getattr(policy.causal, "generation_config", None)
+        if generation is not None:
+            generation.eos_token_id = sorted(policy.eos_ids)
 
 
 def _delimiters(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Special tokens, and added tokens that are not special but occur in the template."""
+    return _added_texts(tokenizer, len(tokenizer), str(tokenizer.chat_template))
+
+
+@lru_cache(maxsize=16)
+def _added_texts(tokenizer: Any, count: int, template: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     added = [(str(token.content), bool(token.special)) for token in tokenizer.added_tokens_decoder.values()]
-    template = str(tokenizer.chat_template)
     special = tuple(text for text, is_special in added if is_special)
     return special, tuple(text for text, is_special in added if not is_special and text.strip() and text in template)
 
 
 def _texts(value: Any) -> Sequence[str]:
-    """Every text in a message, the role included: it can be forged too."""
+    """Every text in a message, with its role and the keys of arguments: they can be forged too."""
     if isinstance(value, str):
         return [value]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
     return [text for part in inner for text in _texts(part)]
 
 
@@ -140,13 +280,11 @@ def _marked(value: Any, delimiters: tuple[str, ...], pattern: re.Pattern[str], m
     if isinstance(value, str):
         return pattern.sub(lambda match: f"{mark}{delimiters.index(match[0])}{mark}", value)
     if isinstance(value, dict):
-        return {key: _marked(part, delimiters, pattern, mark) for key, part in value.items()}
+        return {
+            _marked(key, delimiters, pattern, mark): _marked(part, delimiters, pattern, mark)
+            for key, part in value.items()
+        }
     return [_marked(part, delimiters, pattern, mark) for part in value] if isinstance(value, list) else value
-
-
-def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    """A pattern that matches any of the texts, the longest first, as tokenizers do. Without texts it never matches."""
-    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or r"(?!)")
 
 
 def _alias(number: int, mark: str) -> str:

@@ -11,7 +11,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -41,16 +42,12 @@ class _Renderer:
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, request: bytes) -> str:
+    def render(self, request: bytes) -> list[dict[str, str]]:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             response = self._send(request)
-        if response is None:
-            raise TemplateError("it takes too long")
-        if "error" in response:
-            raise TemplateError(response["error"])
-        return str(response["text"])
+        return [{"error": "it takes too long"}] if response is None else response
 
     def _start(self) -> None:
         self.close()
@@ -67,7 +64,7 @@ class _Renderer:
             self.close()
             raise UserError("the process that renders chat templates does not start: check that transformers imports")
 
-    def _send(self, request: bytes) -> dict[str, Any] | None:
+    def _send(self, request: bytes) -> list[dict[str, str]] | None:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
@@ -83,7 +80,7 @@ class _Renderer:
             self.close()
         return response
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> list[dict[str, str]] | None:
         """A response line; None if the process has exited or does not answer."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -95,7 +92,7 @@ class _Renderer:
             if not piece:
                 return None
             line += piece
-        response: dict[str, Any] = json.loads(line)
+        response: list[dict[str, str]] = json.loads(line)
         return response
 
     def close(self) -> None:
@@ -112,20 +109,46 @@ _RENDERER = _Renderer()
 atexit.register(_RENDERER.close)
 
 
-def render_prompt(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
-    """The result of `tokenizer.apply_chat_template` with `add_generation_prompt`."""
+_TODAY: str | None = None
+
+
+def set_date(day: str | None) -> None:
+    """The date that templates get as today's from now on, as YYYY-MM-DD; None: the real one."""
+    global _TODAY
+    _TODAY = day
+
+
+def writes_date(tokenizer: Any) -> bool:
+    return "strftime_now" in str(getattr(tokenizer, "chat_template", None))
+
+
+def today() -> str:
+    return date.today().isoformat()
+
+
+Render = tuple[Sequence[Any], bool]
+"""Messages, and whether the generation prompt is added."""
+
+
+def render(tokenizer: Any, renders: Sequence[Render], tools: Any = None) -> list[str]:
+    """The results of `tokenizer.apply_chat_template(messages, tools, add_generation_prompt=…, tokenize=False)`."""
     try:
-        template = tokenizer.get_chat_template()
-        values = {"add_generation_prompt": True, **tokenizer.special_tokens_map}
-        request = json.dumps({"template": template, "messages": list(messages), "values": values}, default=str)
+        template = tokenizer.get_chat_template(tools=tools)
+        values = {**tokenizer.special_tokens_map, "tools": tools}
+        request = {"template": template, "values": values, "date": _TODAY, "renders": list(renders)}
+        line = json.dumps(request, default=str)
     except Exception as error:  # an external tokenizer can fail in any way
         raise TemplateError(str(error) or type(error).__name__) from error
     if not isinstance(template, str) or len(template) > LONGEST_TEMPLATE:
         raise TemplateError(f"it is not a text of up to {LONGEST_TEMPLATE} characters")
-    return _render(request)
+    return list(_render(line))
 
 
-@lru_cache(maxsize=4096)
-def _render(request: str) -> str:
+@lru_cache(maxsize=1024)
+def _render(request: str) -> tuple[str, ...]:
     """Cached: prompts repeat in every epoch."""
-    return _RENDERER.render(request.encode() + b"\n")
+    results = _RENDERER.render(request.encode() + b"\n")
+    for result in results:
+        if "error" in result:
+            raise TemplateError(result["error"])
+    return tuple(result["text"] for result in results)

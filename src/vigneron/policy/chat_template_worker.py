@@ -1,7 +1,8 @@
 """The process that renders chat templates within limits. Run as a script; does not import Vigneron.
 
-Reads lines of JSON with `template`, `messages` and `values`; answers each with a line of JSON with `text` or `error`.
-A template that takes too long ends the process; one that takes too much memory is an error.
+Reads lines of JSON with `template`, `values`, `date` and `renders`, a list of [messages, add_generation_prompt];
+answers each with a line of JSON: a list with a `text` or an `error` for each of them. A template that takes too long
+ends the process; one that takes too much memory is an error.
 """
 
 import json
@@ -9,36 +10,53 @@ import os
 import resource
 import signal
 import sys
+from datetime import datetime
 from typing import Any
 
 
 def main(seconds: float, memory: int, longest: int) -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers.utils import chat_template_utils
 
+    render, clock = chat_template_utils.render_jinja_template, Clock()
+    chat_template_utils.datetime = clock  # noqa: B010: what `strftime_now` reads
     if os.path.exists("/proc/self/statm"):
         with open("/proc/self/statm") as file:
             limit = int(file.read().split()[0]) * resource.getpagesize() + memory
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can be written
-    respond({"ready": True})
+    respond([{"text": "ready"}])
+
+    def rendered(given: dict[str, Any], messages: Any, generate: bool) -> dict[str, str]:
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # CPU time, so that a busy machine makes no difference
+        try:
+            texts: Any = render(
+                [messages], chat_template=given["template"], add_generation_prompt=generate, **given["values"]
+            )
+            text = texts[0][0]
+            return {"text": text} if len(text) <= longest else {"error": f"it writes more than {longest} characters"}
+        except MemoryError:
+            return {"error": "it takes too much memory"}
+        except Exception as error:  # an external template can fail in any way
+            return {"error": str(error)[:2000] or type(error).__name__}
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
     for line in sys.stdin:
         given = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # CPU time, so that a busy machine makes no difference
-        response: dict[str, Any]
-        try:
-            texts: Any = render_jinja_template([given["messages"]], chat_template=given["template"], **given["values"])
-            text = texts[0][0]
-            too_long = {"error": f"it writes more than {longest} characters"}
-            response = {"text": text} if len(text) <= longest else too_long
-        except MemoryError:
-            response = {"error": "it takes too much memory"}
-        except Exception as error:  # an external template can fail in any way
-            response = {"error": str(error)[:2000] or type(error).__name__}
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        respond(response)
+        clock.date = given["date"]
+        respond([rendered(given, messages, generate) for messages, generate in given["renders"]])
 
 
-def respond(response: dict[str, Any]) -> None:
+class Clock:
+    """In place of `datetime` in transformers: a given date, or today's."""
+
+    date: str | None = None
+
+    def now(self) -> datetime:
+        return datetime.now() if self.date is None else datetime.fromisoformat(self.date)
+
+
+def respond(response: list[dict[str, str]]) -> None:
     sys.stdout.write(json.dumps(response) + "\n")
     sys.stdout.flush()
 

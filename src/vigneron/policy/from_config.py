@@ -7,6 +7,8 @@ import numpy as np
 import torch
 
 from vigneron.config import Config
+from vigneron.policy.chat import set_template_defaults
+from vigneron.policy.chat_template import set_date
 from vigneron.policy.load import Lora, load_policy
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import load_reward_model
@@ -14,6 +16,13 @@ from vigneron.policy.reward_model import load_reward_model
 
 def policy_from_config(config: Config, *, shared: bool = False) -> Policy:
     """The policy or reward model of `config.model`. `shared` as in `load_policy`."""
+    policy = _load(config, shared)
+    set_template_defaults(policy.tokenizer, config.model.chat_template_kwargs)
+    set_date(config.model.chat_date)
+    return policy
+
+
+def _load(config: Config, shared: bool) -> Policy:
     model = config.model
     if config.method.trains == "scorer":
         return load_reward_model(

@@ -251,6 +251,19 @@ def _freeze_encoders(model: Any) -> None:
         model.get_submodule(name).requires_grad_(False)
 
 
+def local_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any | None:
+    """A model's tokenizer, if its files are on this machine."""
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(
+                model_source(name), local_files_only=True, trust_remote_code=trust_remote_code
+            )
+    except Exception:  # not downloaded yet, or broken, which loading the model explains
+        return None
+
+
 def _add_lora(model: Any, lora: Lora) -> Any:
     from peft import LoraConfig, get_peft_model
 

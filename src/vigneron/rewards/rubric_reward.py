@@ -16,6 +16,7 @@ from torch import nan
 from vigneron.data.prompts import completion_text, prompt_text
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
+from vigneron.policy.message_forms import message_text
 from vigneron.rewards.rubric import CategoryRewards, explained_shares, grape_rewards
 from vigneron.rubric.live_rubric import LiveRubric
 from vigneron.rubric.model import AnyItem, Rubric
@@ -295,5 +296,5 @@ def grader_inputs(prompts: Sequence[Any], completions: Sequence[Any], columns: M
 def question_text(prompt: Any) -> str:
     """The prompt as text; for a conversation of one message, its content."""
     if not isinstance(prompt, str) and len(prompt) == 1:
-        return str(prompt[0]["content"])
+        return message_text(prompt[0])
     return prompt_text(prompt)

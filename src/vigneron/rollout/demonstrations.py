@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -10,8 +11,9 @@ from vigneron.batch import Batch, Packing, Samples, Span
 from vigneron.data.formats import conversation_of
 from vigneron.data.prompts import Row, columns_of, completion_text, in_row, numbered
 from vigneron.errors import UserError
-from vigneron.policy.chat import Conversation
+from vigneron.policy.chat import Conversation, turn_end_ids
 from vigneron.policy.model import Policy
+from vigneron.policy.seams import continuations, plain_ids
 
 LossOn = Literal["answers", "text"]
 
@@ -36,14 +38,15 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """`rollout(rows, step)`: every answer, followed by the model's end-of-text token."""
+    """`rollout(rows, step)`: every answer with its end."""
 
     policy: Policy
     loss_on: LossOn = "answers"
     packing: bool = False
+    sampled: bool = False
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
-        texts = demonstrations(self.policy, rows, self.loss_on)
+        texts = demonstrations(self.policy, rows, self.loss_on, sampled=self.sampled)
         answers = [completion_text(row["answer"]) for row in rows]
         return batch_of_texts(self.policy, rows, texts, answers, first, packing=self.packing)
 
@@ -79,14 +82,20 @@ def batch_of_texts(
 
 
 def demonstrations(
-    policy: Policy, rows: Sequence[Row], loss_on: LossOn = "answers", of: str = "the step"
+    policy: Policy, rows: Sequence[Row], loss_on: LossOn = "answers", of: str = "the step", *, sampled: bool = False
 ) -> list[Demonstration]:
-    """Rows as token ids, truncated to the model's context. `of` names the rows in error messages."""
+    """Rows as token ids, truncated to the model's context. `of` names the rows in error messages.
+
+    `sampled`: the answers are what a policy wrote after the generation prompt, and not messages for the template.
+    """
     plain = iter(_plain(policy, [row for row in rows if isinstance(row["prompt"], str)]))
     texts = []
     for number, row in enumerate(rows, start=1):
         place = numbered(row, number, of)
-        whole = next(plain) if isinstance(row["prompt"], str) else in_row(*place, _conversational, policy, row)
+        if isinstance(row["prompt"], str):
+            whole = next(plain)
+        else:
+            whole = in_row(*place, _sampled if sampled else _conversational, policy, row)
         texts.append(in_row(*place, within_context, whole, policy.context_length, loss_on))
     return texts
 
@@ -105,50 +114,43 @@ def _plain(policy: Policy, rows: Sequence[Row]) -> list[Demonstration]:
         text if row.get("completion") is not None else continuation(row["prompt"], text)
         for row, text in zip(rows, texts, strict=True)
     ]
-    prompts = policy.tokenizer([row["prompt"] for row in rows])["input_ids"]
-    answers = policy.tokenizer(spaced, add_special_tokens=False)["input_ids"]
     end = _end_id(policy)
     return [
         Demonstration((*prompt, *answer, end), ((len(prompt), len(prompt) + len(answer) + 1),))
-        for prompt, answer in zip(prompts, answers, strict=True)
+        for prompt, answer in continuations(partial(plain_ids, policy.tokenizer), [r["prompt"] for r in rows], spaced)
     ]
 
 
 def _conversational(policy: Policy, row: Row) -> Demonstration:
-    """Each answer after exactly the text that the template gives as its generation prompt.
-
-    The end token that the template writes after an earlier answer has a loss too. The last answer ends with the model's
-    own end token.
-    """
+    """Exactly what the template writes for the conversation, up to the end of its last answer. The loss is on what the
+    model would have written: everything after a generation prompt, with the special tokens that end the turn."""
     messages, first = conversation_of(row)
-    talk = Conversation.of(policy.tokenizer, messages)
+    talk = Conversation.of(policy.tokenizer, messages, row.get("tools"))
     turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
-    befores = [talk.before(turn) for turn in turns]
-    ids: list[int] = []
-    spans: list[Span] = []
-    written = ""
-    for turn, before, after in zip(turns, befores, [*befores[1:], None], strict=True):
-        between = talk.ids(before[len(written) :])
-        if spans and between[:1] and between[0] in policy.eos_ids:
-            spans[-1] = (spans[-1][0], len(ids) + 1)
-        ids += between
-        text = talk.text(turn) if after is None else _as_repeated(talk.text(turn), before, after)
-        answer = talk.ids(text)
-        spans.append((len(ids), len(ids) + len(answer)))
-        ids += answer
-        written = before + text
-    return Demonstration((*ids, _end_id(policy)), (*spans[:-1], (spans[-1][0], len(ids) + 1)))
+    written = talk.written(turns)
+    if written is None:
+        return _after_prompt(policy, talk, [_end_id(policy)])
+    cuts = [place for span in written.spans for place in span]
+    ids, at = talk.cut_ids(written.text, cuts)
+    spans = list(zip(at[0::2], at[1::2], strict=True))
+    if not written.ended:
+        ids.append(_end_id(policy))
+        spans[-1] = (spans[-1][0], len(ids))
+    return Demonstration(tuple(ids), tuple(spans))
 
 
-def _as_repeated(text: str, before: str, after: str) -> str:
-    """An earlier answer as the template repeats it in later turns: unchanged, or without surrounding space."""
-    for repeated in (text, text.strip()):
-        if after.startswith(before + repeated):
-            return repeated
-    raise UserError(
-        "the model's chat template changes earlier turns, so they cannot all be trained on in one row: set "
-        "`model.chat: minted`, or give `prompt` and `completion`"
-    )
+def _sampled(policy: Policy, row: Row) -> Demonstration:
+    messages, _ = conversation_of(row)
+    talk = Conversation.of(policy.tokenizer, messages, row.get("tools"))
+    return _after_prompt(policy, talk, turn_end_ids(policy.tokenizer) or [_end_id(policy)])
+
+
+def _after_prompt(policy: Policy, talk: Conversation, end: Sequence[int]) -> Demonstration:
+    """The last answer's text, as it is, between the generation prompt and an end."""
+    last = len(talk.messages) - 1
+    before = talk.before(last)
+    ids, (start,) = talk.cut_ids(before + talk.text(last), [len(before)])
+    return Demonstration((*ids, *end), ((start, len(ids) + len(end)),))
 
 
 def within_context(whole: Demonstration, limit: int | None, loss_on: LossOn) -> Demonstration:
@@ -166,5 +168,7 @@ def within_context(whole: Demonstration, limit: int | None, loss_on: LossOn) -> 
 
 
 def _end_id(policy: Policy) -> int:
+    if not policy.eos_ids:
+        raise UserError("model: it has no end-of-text token to train on: set `eos_token_id` in its config.json")
     own = policy.tokenizer.eos_token_id
     return own if own in policy.eos_ids else min(policy.eos_ids)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vigneron.batch import Batch
-from vigneron.data.prompts import Row, in_row, prompts_token_ids
+from vigneron.data.prompts import Row, in_row, row_prompts_token_ids
 from vigneron.errors import UserError
+from vigneron.policy.message_forms import message_text
 from vigneron.rollout.grape import with_prompts
 from vigneron.rollout.on_policy import OnPolicy
 
@@ -22,7 +23,7 @@ class GuidedSampling:
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         drawn = self.on_policy([{**row, "prompt": guided(row, self.template)} for row in rows], step, first)
         size, tokenizer = self.on_policy.group_size, self.on_policy.policy.tokenizer
-        own = [ids for ids in prompts_token_ids(tokenizer, [row["prompt"] for row in rows]) for _ in range(size)]
+        own = [ids for ids in row_prompts_token_ids(tokenizer, rows) for _ in range(size)]
         batch = with_prompts(drawn, own)
         return batch.with_samples(prompts=tuple(row["prompt"] for row in rows for _ in range(size)))
 
@@ -33,7 +34,7 @@ def guided(row: Row, template: str) -> Any:
     if isinstance(prompt, str):
         return _filled(template, row)
     last = prompt[-1]
-    return [*prompt[:-1], {**last, "content": _filled(template, {**row, "prompt": last["content"]})}]
+    return [*prompt[:-1], {**last, "content": _filled(template, {**row, "prompt": message_text(last)})}]
 
 
 def guided_prompts(rows: Sequence[Row], template: str, of: str) -> list[Any]:

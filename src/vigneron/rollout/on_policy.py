@@ -7,7 +7,8 @@ from typing import Any
 from vigneron.batch import Batch, Packing, Samples, Signals, to_device
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
-from vigneron.data.prompts import Row, columns_of, prompts_token_ids, texts_of
+from vigneron.data.prompts import Row, columns_of, row_prompts_token_ids, texts_of
+from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.sample import check_lengths, sample, sample_on_all_ranks
 from vigneron.timing import phase
@@ -49,7 +50,7 @@ class OnPolicy:
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         repeated = [row for row in rows for _ in range(self.group_size)]
         with phase("tokenize"):
-            tokenized = prompts_token_ids(self.policy.tokenizer, [row["prompt"] for row in rows], rows=rows)
+            tokenized = row_prompts_token_ids(self.policy.tokenizer, rows)
         check_lengths(self.policy, tokenized, self.max_new_tokens, rows=rows)
         prompt_ids = [ids for ids in tokenized for _ in range(self.group_size)]
         names = range(first * self.group_size, (first + len(rows)) * self.group_size)
@@ -60,6 +61,7 @@ class OnPolicy:
     ) -> Batch:
         """One sample for each row, from the given prompt. `names` are the sample numbers: they key the random draws and
         give the groups."""
+        stop_at_turn_end(self.policy, (row["prompt"] for row in rows))
         done = (sample_on_all_ranks if self.together else sample)(
             self.policy,
             prompt_ids,

@@ -39,7 +39,7 @@ def recorded_texts(policy: Policy, rows: Sequence[Row], of: str = "the step") ->
         numbered_like(row, {"prompt": row["prompt"], "completion": row["completion"], "answer": row["completion"]})
         for row in rows
     ]
-    texts = demonstrations(policy, given, of=of)
+    texts = demonstrations(policy, given, of=of, sampled=True)
     known = [_token_ids(row.get("token_ids"), policy.text_config.vocab_size) for row in rows]
     decoded = texts_of(policy.tokenizer, known)
     as_written = []

@@ -14,8 +14,9 @@ import torch
 
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
-from vigneron.data.prompts import Row, prompts_token_ids, texts_of
+from vigneron.data.prompts import Row, row_prompts_token_ids, texts_of
 from vigneron.errors import UserError
+from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.logprobs import Critic, values_before
 from vigneron.policy.model import Policy
 from vigneron.policy.rank_batches import map_microbatches
@@ -77,7 +78,8 @@ class Beam:
 def beam_search(search: ValueSearch, rows: Sequence[Row], *, beams: int, expand: int, separator: str = "\n") -> Batch:
     """Each round continues every unfinished beam `expand` times up to the next separator, and keeps the `beams`
     candidates with the highest value; the answer is the best finished one."""
-    prompts = prompts_token_ids(search.policy.tokenizer, [row["prompt"] for row in rows])
+    stop_at_turn_end(search.policy, (row["prompt"] for row in rows))
+    prompts = row_prompts_token_ids(search.policy.tokenizer, rows)
     kept = [[Beam(())] for _ in rows]
     for number in range(search.max_new_tokens):
         # The numbers of a beam's samples do not depend on which beams of other rows are open.

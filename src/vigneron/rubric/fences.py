@@ -10,6 +10,8 @@ import re
 import unicodedata
 from typing import Any
 
+from vigneron.policy.message_forms import message_text
+
 MAX_FENCED = 16_000
 """Characters of a fenced text; a longer one is truncated in the middle."""
 MIN_TAG = 8
@@ -43,7 +45,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(m, dict) and "content" in m for m in value):
-        return "\n".join(str(message["content"]) for message in value)
+        return "\n".join(message_text(message) for message in value)
     return json.dumps(value, ensure_ascii=False, default=str)
 
 

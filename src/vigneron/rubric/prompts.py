@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from vigneron.errors import UserError
+from vigneron.policy.message_forms import message_text
 from vigneron.rubric.fences import as_text, fenced
 from vigneron.rubric.model import Category, Item, JudgeItem, VerifyItem
 from vigneron.rubric.templates import NAMES, render, render_prompt
@@ -141,7 +142,7 @@ def _joined(ours: str, own: str) -> str:
 def without_system(messages: Sequence[Message]) -> tuple[str, list[Message]]:
     """The content of a conversation's system message, and the other messages."""
     if messages and messages[0]["role"] in ("system", "developer"):
-        return str(messages[0]["content"]), list(messages[1:])
+        return message_text(messages[0]), list(messages[1:])
     return "", list(messages)
 
 
@@ -151,5 +152,5 @@ def split_prompt(prompt: Any) -> tuple[str, str]:
         return "", prompt
     own, rest = without_system(prompt)
     if len(rest) == 1:
-        return own, str(rest[0]["content"])
-    return own, "\n".join(f"{message['role']}: {message['content']}" for message in rest)
+        return own, message_text(rest[0])
+    return own, "\n".join(f"{message['role']}: {message_text(message)}" for message in rest)

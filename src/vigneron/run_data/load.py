@@ -37,11 +37,15 @@ def load_data(config: Config) -> Data:
         rows_by_level(data.train, config.curriculum, "the training data")
     if config.method.shows_answers and not any(row.get("answer") for row in data.train):
         raise UserError("method.mix.demonstrated: no row has an `answer`: remove the key, or add answers")
-    if config.model.chat == "minted" and all(
-        isinstance(row["prompt"], str) for row in chain(data.train, data.held_out)
-    ):
+    chat_keys = {
+        "chat: minted": config.model.chat == "minted",
+        "chat_template_kwargs": bool(config.model.chat_template_kwargs),
+        "chat_date": config.model.chat_date is not None,
+    }
+    given = next((key for key, is_given in chat_keys.items() if is_given), None)
+    if given is not None and all(isinstance(row["prompt"], str) for row in chain(data.train, data.held_out)):
         raise UserError(
-            "model.chat: minted has no effect on plain text prompts: remove it, or give prompts as "
+            f"model.{given} has no effect on plain text prompts: remove it, or give prompts as "
             '[{"role": "user", "content": …}]'
         )
     return data

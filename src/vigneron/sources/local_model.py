@@ -12,6 +12,7 @@ from vigneron.data.prompts import prompts_token_ids, texts_of
 from vigneron.errors import UserError, first_line
 from vigneron.files import sha256_of, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, CONVERSION, bundled_weights, quiet_transformers
+from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.load import check_model_name, load_policy, model_source
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.request import Completions
@@ -54,6 +55,7 @@ class LocalModel:
         """Token ids of the prompts, generation prompt included."""
         policy = self.policy
         with _error_prefix(self._where):
+            stop_at_turn_end(policy, conversations)
             return prompts_token_ids(policy.tokenizer, conversations)
 
     def generate(

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from vigneron.config import EndpointParentConfig, LocalParentConfig
 from vigneron.errors import UserError
+from vigneron.policy.message_forms import message_text
 from vigneron.sources.answer_cache import AnswerCache, answer_key
 from vigneron.sources.client import ChatReply, Client, Failure, Message, base_url
 from vigneron.sources.reply_parsing import AnswerFormat, UnparsableReply, parent_retry_message, parse_answer
@@ -75,7 +76,7 @@ class ParentBackend(Protocol):
 
 def conversation(instruction: str | None, prompt: str | Sequence[Message]) -> Conversation:
     """The instruction as the system message, then the prompt: a user message, or messages as they are."""
-    turns = [("user", prompt)] if isinstance(prompt, str) else [(m["role"], m["content"]) for m in prompt]
+    turns = [("user", prompt)] if isinstance(prompt, str) else [(m["role"], message_text(m)) for m in prompt]
     return tuple([("system", instruction), *turns] if instruction else turns)
 
 

@@ -13,6 +13,8 @@ from vigneron.data.prompts import Row, prompts_token_ids
 from vigneron.data.rows import Subset, longest_of
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
+from vigneron.policy.chat import stop_at_turn_end
+from vigneron.policy.chat_template import set_date, today, writes_date
 from vigneron.policy.from_config import policy_from_config, seed_everything
 from vigneron.policy.load import speed_up
 from vigneron.policy.model import Policy, Reference
@@ -119,6 +121,8 @@ def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view:
 
 def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: View, remote: RemoteWorkers) -> Run:
     function, audit, policy = ranks.run_on_all_ranks(lambda: _load(config, folder, data, view, remote))
+    stop_at_turn_end(policy, [row["prompt"] for row in data.train[:1]])
+    config = _with_chat_date(config, policy, folder)
     local_reward = ApplyReward.of(config, function)
     reward = local_reward if ranks.world_size() == 1 else Rank0Reward(local_reward)
     origin = Origin(_base_identity(config, policy), data_record(data))
@@ -165,6 +169,17 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
         remote=remote,
         async_rollout=async_rollout,
     )
+
+
+def _with_chat_date(config: Config, policy: Policy, folder: RunFolder) -> Config:
+    """With today's date, if the chat template writes one and the config has none: a resumed run keeps it."""
+    if config.model.chat_date is not None or not writes_date(policy.tokenizer):
+        return config
+    day = ranks.run_on_rank0(today)
+    set_date(day)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"chat_date": day})})
+    folder.write_config(config)
+    return config
 
 
 def wrap_method(method: Method, parts: Parts) -> tuple[Method, AsyncRollout | None]:

@@ -71,6 +71,8 @@ def check_changes(path: Path, scalars: Mapping[str, Any], config: Config, data: 
     """The changes since the checkpoint, one line each. Raises for those that are not allowed."""
     before = scalars.get("config")
     changed = differences(_with_defaults(before), config.model_dump(mode="json")) if before is not None else {}
+    if changed.get("model.chat_date", ("",))[0] is None:  # a run of an earlier version, which kept no date
+        changed.pop("model.chat_date")
     lines = {key: f"{key} was {shown_value(old)}, is {shown_value(new)}" for key, (old, new) in changed.items()}
     rows = data_changes(scalars.get("data"), data)
     never = [line for key, line in lines.items() if _among(key, FIXED)]

@@ -1,0 +1,179 @@
+"""Messages in the forms that people have and templates take: text, a list of content parts, tool calls.
+
+A template that cannot write a form drops it, or writes Python's notation of it; so what it can write is tried once.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from vigneron.errors import UserError
+from vigneron.policy.chat_template import TemplateError, render
+
+Message = Mapping[str, Any]
+
+
+def is_message(value: Any) -> bool:
+    """A role with a content: a text, or a list of parts; next to tool calls there may be none."""
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        return False
+    content, calls = value.get("content"), value.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(_name(call) is not None for call in calls)):
+        return False
+    if isinstance(content, list):
+        return bool(content) and all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content)
+    return isinstance(content, str) or (content is None and bool(calls))
+
+
+def message_text(message: Message) -> str:
+    """A message's content as text, with its tool calls as lines of JSON."""
+    content = message.get("content")
+    text = _parts_text(content) if isinstance(content, list) else "" if content is None else str(content)
+    calls = [json.dumps(_function(call), ensure_ascii=False) for call in message.get("tool_calls") or ()]
+    return "\n".join([*([text] if text or not calls else []), *calls])
+
+
+def call_names(message: Message) -> list[str]:
+    """The names of the functions that a message calls."""
+    return [str(_name(call)) for call in message.get("tool_calls") or ()]
+
+
+def with_content(message: Message, content: Any) -> dict[str, Any]:
+    """The message with another content, as parts if it had parts."""
+    parts = isinstance(message.get("content"), list) and isinstance(content, str)
+    return {**message, "content": [{"type": "text", "text": content}] if parts else content}
+
+
+def with_last_arguments(message: Message, mark: str) -> dict[str, Any]:
+    """The message with a mark as the arguments of its last tool call."""
+    *others, last = message["tool_calls"]
+    given: Any = {mark: mark}
+    if isinstance(_function(last).get("arguments"), str):
+        given = json.dumps(given, ensure_ascii=False)
+    return {**message, "tool_calls": [*others, _with_arguments(last, given)]}
+
+
+def writable(tokenizer: Any, messages: Sequence[Message]) -> list[Message]:
+    """The messages in forms that the template can write; raises for those that it cannot."""
+    return [_writable(tokenizer, message, turn) for turn, message in enumerate(messages, start=1)]
+
+
+def _writable(tokenizer: Any, message: Message, turn: int) -> Message:
+    content = message.get("content")
+    if isinstance(content, list):
+        for part in content:
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise UserError(f"turn {turn} has a content part of type '{part.get('type')}': only text is supported")
+        if "parts" not in _contents(tokenizer, _template(tokenizer)):
+            raise UserError(
+                f"turn {turn} has content parts, which the model's chat template cannot write: give `content` as a text"
+            )
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    forms = _calls(tokenizer, _template(tokenizer))
+    if not forms:
+        raise UserError(f"turn {turn} has tool calls, which the model's chat template cannot write: remove them")
+    given = "text" if isinstance(_function(calls[-1]).get("arguments"), str) else "object"
+    form = given if any(arguments == given for arguments, _ in forms) else forms[0][0]
+    changed = {**message, "tool_calls": [_as(call, form, turn) for call in calls]}
+    if not content:
+        changed["content"] = next(empty for arguments, empty in forms if arguments == form)
+    return changed
+
+
+def needs_parts(tokenizer: Any) -> bool:
+    """Whether the template writes content parts, and nothing for a content that is a text."""
+    template = _template(tokenizer)
+    return "type" in template and _contents(tokenizer, template) == ("parts",)
+
+
+def as_parts(messages: Sequence[Message]) -> list[Message]:
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else message
+        for message in messages
+    ]
+
+
+@lru_cache(maxsize=16)
+def _contents(tokenizer: Any, template: str) -> tuple[str, ...]:
+    """The forms of content that the template writes: `text`, `parts`."""
+    probe = [{"role": "user", "content": "probe-u"}, {"role": "assistant", "content": "probe-a"}]
+    text, parts = (_tried(tokenizer, messages) for messages in (probe, as_parts(probe)))
+    takes_text = text is not None and "probe-u" in text
+    writes_parts = parts is not None and "probe-u" in parts and "probe-a" in parts and "'type'" not in parts
+    takes_parts = writes_parts and '"type"' not in str(parts) and (text == parts or not takes_text)
+    return (*(["text"] if takes_text else []), *(["parts"] if takes_parts else []))
+
+
+@lru_cache(maxsize=16)
+def _calls(tokenizer: Any, template: str) -> tuple[tuple[str, str | None], ...]:
+    """What the template takes in tool calls: arguments as an `object` or a JSON `text`, each with a content for turns
+    that have none. Empty: it writes no tool calls."""
+    forms: list[tuple[str, str | None]] = []
+    for arguments, given in (("object", {"probe_key": "probe-v"}), ("text", '{"probe_key": "probe-v"}')):
+        for empty in (None, ""):
+            call = {"id": "callprobe", "type": "function", "function": {"name": "probe_name", "arguments": given}}
+            probe: list[Message] = [
+                {"role": "user", "content": "probe-u"},
+                {"role": "assistant", "content": empty, "tool_calls": [call]},
+                {"role": "tool", "name": "probe_name", "tool_call_id": "callprobe", "content": "probe-r"},
+                {"role": "assistant", "content": "probe-a"},
+            ]
+            text = _tried(tokenizer, probe)
+            everything = text is not None and all(
+                part in text for part in ("probe_name", "probe_key", "probe-v", "probe-r")
+            )
+            # Arguments given as a text must not be quoted once more.
+            if everything and "None" not in str(text) and r"\"probe_key" not in str(text):
+                forms.append((arguments, empty))
+                break
+    return tuple(forms)
+
+
+def _tried(tokenizer: Any, messages: Sequence[Message]) -> str | None:
+    try:
+        return render(tokenizer, [(messages, False)])[0]
+    except TemplateError:
+        return None
+
+
+def _as(call: Any, form: str, turn: int) -> Any:
+    given = _function(call).get("arguments")
+    if form == "object" and isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            given = None
+        if not isinstance(given, dict):
+            raise UserError(f"turn {turn}: the arguments of the tool call '{_name(call)}' are not a JSON object")
+    if form == "text" and not isinstance(given, str):
+        given = json.dumps(given, ensure_ascii=False)
+    return _with_arguments(call, given)
+
+
+def _with_arguments(call: Any, given: Any) -> Any:
+    if "function" in call:
+        return {**call, "function": {**call["function"], "arguments": given}}
+    return {**call, "arguments": given}
+
+
+def _function(call: Any) -> dict[str, Any]:
+    inner: dict[str, Any] = call["function"] if isinstance(call.get("function"), dict) else call
+    return inner
+
+
+def _name(call: Any) -> str | None:
+    name = _function(call).get("name") if isinstance(call, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _parts_text(parts: Sequence[Any]) -> str:
+    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+
+
+def _template(tokenizer: Any) -> str:
+    return str(getattr(tokenizer, "chat_template", None))

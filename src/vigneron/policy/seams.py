@@ -1,0 +1,85 @@
+"""Token ids of a text that is trained from some place on: the tokens before that place are those that sampling uses.
+
+The whole text is tokenized, and split where tokens end at the cut. Where one token would cross it (a prompt that ends
+in a space, `<think>\\n` before `\\n</think>`), the text before keeps its own tokens, and the rest is tokenized as the
+continuation of a text, so that SentencePiece puts no space before it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
+
+# A text before a continuation: one of them ends in a token of its own.
+ANCHORS = ("\n", "a", ".", " a", ")")
+
+
+def ids_with_cuts(encode: Encode, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Token ids of a text, and for each cut (increasing character positions) the number of tokens before it."""
+    whole, *heads = encode([text, *(text[:cut] for cut in cuts)])
+    return _joined(encode, text, cuts, whole, heads)
+
+
+def _joined(
+    encode: Encode, text: str, cuts: Sequence[int], whole: Sequence[int], heads: Sequence[Sequence[int]]
+) -> tuple[list[int], list[int]]:
+    crossed = next((n for n, head in enumerate(heads) if list(whole[: len(head)]) != list(head)), None)
+    if crossed is None:
+        return list(whole), [len(head) for head in heads]
+    head = heads[crossed]
+    for earlier in range(crossed):
+        if list(head[: len(heads[earlier])]) != list(heads[earlier]):
+            crossed, head = earlier, heads[earlier]
+            break
+    cut = cuts[crossed]
+    later = [each - cut for each in cuts[crossed + 1 :]]
+    rest, at = _continuation(encode, text[cut:], later)
+    before = [len(each) for each in heads[: crossed + 1]]
+    return [*head, *rest], [*before, *(len(head) + place for place in at)]
+
+
+def _continuation(encode: Encode, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The same for a text that continues another one."""
+    for anchor in ANCHORS:
+        start, whole, *heads = encode([anchor, anchor + text, *(anchor + text[:cut] for cut in cuts)])
+        if all(list(ids[: len(start)]) == list(start) for ids in (whole, *heads)):
+            ids, at = _joined(encode, anchor + text, [len(anchor) + cut for cut in cuts], whole, heads)
+            return ids[len(start) :], [place - len(start) for place in at]
+    if not cuts:
+        start, whole = encode(["", text])
+        return list(whole[len(start) :]), []
+    first, _ = _continuation(encode, text[: cuts[0]], [])
+    rest, at = _continuation(encode, text[cuts[0] :], [cut - cuts[0] for cut in cuts[1:]])
+    return first + rest, [len(first), *(len(first) + place for place in at)]
+
+
+def continuations(
+    encode: Encode, prompts: Sequence[str], texts: Sequence[str]
+) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Token ids of each prompt and of the text that follows it."""
+    heads = encode(prompts)
+    wholes = encode([prompt + text for prompt, text in zip(prompts, texts, strict=True)])
+    pairs = []
+    for prompt, text, head, whole in zip(prompts, texts, heads, wholes, strict=True):
+        ids, (at,) = _joined(encode, prompt + text, [len(prompt)], whole, [head])
+        pairs.append((ids[:at], ids[at:]))
+    return pairs
+
+
+def plain_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts that are continued: with the tokens that the tokenizer puts before a text (BOS), without those
+    that it puts after it (EOS)."""
+    if not texts:
+        return []
+    appended = _appended(tokenizer)
+    rows = tokenizer(list(texts))["input_ids"]
+    return [ids[: len(ids) - appended] for ids in rows] if appended else [list(ids) for ids in rows]
+
+
+@lru_cache(maxsize=16)
+def _appended(tokenizer: Any) -> int:
+    """How many tokens the tokenizer puts after a text."""
+    bare, whole = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
+    places = [at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare]
+    return len(whole) - len(bare) - places[0] if bare and places else 0

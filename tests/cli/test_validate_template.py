@@ -1,0 +1,72 @@
+"""`vigneron validate` shows what the chat template writes for the first row."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.command_line import vigneron
+from support.real_templates import smollm2, template
+
+TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho."}]
+
+
+@pytest.fixture
+def model(tmp_path: Path, tiny_folder: Path) -> Any:
+    """A folder with a template: `validate` reads no weights."""
+
+    def made(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        tokenizer = smollm2()
+        tokenizer.chat_template = template(name)
+        tokenizer.save_pretrained(folder)
+        (folder / "config.json").write_text((tiny_folder / "config.json").read_text())
+        return folder
+
+    return made
+
+
+def validated(tmp_path: Path, folder: Path, row: dict[str, Any], **keys: Any) -> Any:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    recipe = {"about": "x", "data": {"train": str(tmp_path / "rows.jsonl")}, "steps": 1, "prompts_per_step": 1}
+    recipe |= {"method": {"name": "sft"}, "model": {"name": str(folder), **keys.pop("model", {})}, **keys}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    return vigneron("validate", tmp_path / "mine.yaml")
+
+
+def test_what_is_trained_and_sampled_is_shown(tmp_path: Path, model: Any) -> None:
+    qwen = model("qwen3")
+    done = validated(tmp_path, qwen, {"messages": TALK})
+    assert done.code == 0, done.err
+    assert r"»<think>\n\n</think>\n\nHo.<|im_end|>«" in done.out
+    plain = {"model": {"chat_template_kwargs": {"enable_thinking": False}}}
+    assert r"</think>\n\n»Ho.<|im_end|>«" in validated(tmp_path, qwen, {"messages": TALK}, **plain).out
+    pair = {"prompt": TALK[:1], "chosen": TALK[1:], "rejected": [{"role": "assistant", "content": "No."}]}
+    done = validated(tmp_path, qwen, pair, method={"name": "dpo"})
+    assert r"</think>\n\nHo.<|im_end|>«" in done.out
+    reward = {"method": {"name": "grpo"}, "reward": {"kind": "binary"}, "group_size": 2}
+    done = validated(tmp_path, qwen, {"prompt": TALK[:1], "answer": "Ho."}, **reward)
+    assert r"<|im_start|>assistant\n»…«" in done.out, done.err
+
+
+def test_faults_of_the_template_and_its_arguments_are_found(tmp_path: Path, model: Any) -> None:
+    gemma = model("gemma")
+    done = validated(tmp_path, gemma, {"messages": [{"role": "system", "content": "s"}, *TALK]})
+    assert done.code == 2
+    assert "row 1 of the training data: the model's chat template fails: System role not supported" in done.err
+    keys = {"model": {"chat_template_kwargs": {"enable_thinking": False}}}
+    done = validated(tmp_path, gemma, {"messages": TALK}, **keys)
+    assert done.code == 2
+    assert "chat template does not use 'enable_thinking': remove it" in done.err
+    done = validated(tmp_path, gemma, {"prompt": "a", "completion": "b"}, **keys)
+    assert done.code == 2
+    assert "model.chat_template_kwargs has no effect on plain text prompts" in done.err
+    keys = {"model": {"chat_template_kwargs": {"messages": 1}}}
+    assert "'messages' is not the name of an argument" in validated(tmp_path, gemma, {"messages": TALK}, **keys).err
+    keys = {"model": {"chat_date": "yesterday"}}
+    assert "should be a date such as 2026-11-30" in validated(tmp_path, gemma, {"messages": TALK}, **keys).err
+    r1 = model("deepseek_r1_distill")
+    assert r"note: the generation prompt ends in '<think>\n'" in validated(tmp_path, r1, {"messages": TALK}).out

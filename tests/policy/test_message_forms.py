@@ -1,0 +1,124 @@
+"""Content parts and tool calls: written where the template can write them, refused in a line elsewhere."""
+
+import json
+from typing import Any
+
+import pytest
+
+from support.real_templates import policy_of, smollm2, template
+from vigneron.data.formats import is_conversation, with_prompts_and_answers
+from vigneron.data.prompts import completion_text, prompts_token_ids
+from vigneron.errors import UserError
+from vigneron.rollout.demonstrations import demonstrations
+
+CALL = {"id": "callnum01", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+AS_TEXT = {**CALL, "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+TOOL = {"type": "function", "function": {"name": "get_weather", "description": "The weather", "parameters": {}}}
+
+
+def called(call: Any, content: Any = None) -> list[dict[str, Any]]:
+    return [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "name": "get_weather", "tool_call_id": "callnum01", "content": "sunny"},
+        {"role": "assistant", "content": "It is sunny."},
+    ]
+
+
+def parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def learned(name: str, messages: Any, **columns: Any) -> list[str]:
+    policy = policy_of(smollm2(), template(name))
+    (row,) = with_prompts_and_answers([{"messages": messages, **columns}], "mine")
+    (found,) = demonstrations(policy, [row], of="mine")
+    return [policy.tokenizer.decode(found.ids[start:stop]) for start, stop in found.spans]
+
+
+QWEN = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call><|im_end|>'
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("qwen2_5", QWEN),
+        ("qwen3", QWEN),
+        ("llama3_1", '{"name": "get_weather", "parameters": {"city": "Paris"}}<|eot_id|>'),
+        (
+            "gptoss",
+            ' to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Paris"}<|call|>',
+        ),
+        (
+            "deepseekv3",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+            '{"city": "Paris"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>',
+        ),
+    ],
+)
+@pytest.mark.parametrize("call", [CALL, AS_TEXT])  # transformers' form, and OpenAI's
+def test_tool_calls_are_trained_as_the_template_writes_them(name: str, first: str, call: Any) -> None:
+    trained = learned(name, called(call))
+    assert trained[0] == first
+    assert "It is sunny." in trained[1]
+
+
+def test_a_result_is_not_trained_and_tools_are_written() -> None:
+    policy = policy_of(smollm2(), template("qwen3"))
+    (row,) = with_prompts_and_answers([{"messages": called(CALL), "tools": [TOOL]}], "mine")
+    (found,) = demonstrations(policy, [row])
+    text = policy.tokenizer.apply_chat_template(called(CALL), tools=[TOOL], tokenize=False)
+    assert policy.tokenizer.decode(found.ids) == text.removesuffix("\n")
+    assert not any("sunny\n</tool_response>" in part for part in learned("qwen3", called(CALL), tools=[TOOL]))
+    (asked,) = prompts_token_ids(policy.tokenizer, [called(CALL)[:1]], rows=[{"tools": [TOOL]}])
+    assert "The weather" in policy.tokenizer.decode(asked)
+    with pytest.raises(UserError, match=r"^row 1 of mine: the model's chat template does not write `tools`"):
+        learned("gemma", called(CALL)[:1] + called(CALL)[3:], tools=[TOOL])
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "line"),
+    [
+        ("gemma", called(CALL), "turn 2 has tool calls, which the model's chat template cannot write"),
+        ("phi3", called(CALL), "turn 2 has tool calls, which the model's chat template cannot write"),
+        # R1's template leaves them out next to a content.
+        ("deepseek_r1_distill", called(CALL, "I look."), "does not write the tool calls of turn 2"),
+        (
+            "qwen2_5",
+            [{"role": "user", "content": parts("Hi")}, {"role": "assistant", "content": "Ho"}],
+            "turn 1 has content parts, which the model's chat template cannot write",
+        ),
+        (
+            "gemma3",
+            [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "Ho"}],
+            "turn 1 has a content part of type 'image': only text is supported",
+        ),
+        (
+            "qwen2_5",
+            called({**CALL, "function": {"name": "get_weather", "arguments": "Paris"}}),
+            "turn 2: the arguments of the tool call 'get_weather' are not a JSON object",
+        ),
+    ],
+)
+def test_what_a_template_cannot_write_is_refused_in_a_line(name: str, messages: Any, line: str) -> None:
+    with pytest.raises(UserError, match=f"^row 1 of mine: .*{line}") as caught:
+        learned(name, messages)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_5_vl", "llava_next"])
+def test_parts_are_trained_as_their_text(name: str) -> None:
+    as_text = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho, you."}]
+    in_parts = [{**message, "content": parts(message["content"])} for message in as_text]
+    assert learned(name, in_parts) == learned(name, as_text)
+    assert "Ho, you." in learned(name, as_text)[0]
+
+
+def test_rows_with_parts_and_calls_are_read() -> None:
+    assert is_conversation(called(CALL))
+    assert not is_conversation([{"role": "user", "content": None}])
+    assert not is_conversation([{"role": "user", "content": []}])
+    assert not is_conversation([{"role": "assistant", "content": None, "tool_calls": [{"name": 3}]}])
+    (row,) = with_prompts_and_answers([{"messages": called(CALL)[:2]}], "mine")
+    assert json.loads(row["answer"]) == CALL["function"]
+    assert completion_text([{"role": "assistant", "content": parts("a")}]) == "a"
