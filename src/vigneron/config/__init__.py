@@ -263,7 +263,9 @@ class Config(Strict):
     def given_texts_are_not_sampled(self) -> "Config":
         inert: dict[str, Any] = {}
         if self.method.reads != "prompts":
-            inert = {"group_size": 1, "sampling": SamplingConfig()}
+            # Held-out completions are sampled all the same, unless the method reads pairs or trains a scorer.
+            evaluates = self.method.reads != "pairs" and self.method.trains == "policy"
+            inert = {"group_size": 1, "sampling": SamplingConfig(stop=self.sampling.stop if evaluates else [])}
         if self.method.reads == "pairs":
             inert |= {"max_new_tokens": 16, "parent": None}
         if self.method.reads == "recorded":
