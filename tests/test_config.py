@@ -32,7 +32,8 @@ def test_an_unknown_key_is_named_by_its_path_with_the_nearest_known_one(
 
 def test_an_unknown_key_like_no_other_lists_what_there_is() -> None:
     line = line_of(sampling={"zzz": 1})
-    assert line == "my.yaml: unknown key 'sampling.zzz' (available: temperature, top_k, top_p, mask_truncated, prompt)"
+    keys = "temperature, top_k, top_p, mask_truncated, stop, prompt"
+    assert line == f"my.yaml: unknown key 'sampling.zzz' (available: {keys})"
 
 
 def test_a_key_of_another_reward_is_unknown() -> None:
@@ -370,6 +371,38 @@ def test_a_preference_reward_needs_a_group() -> None:
 )
 def test_options_without_an_effect_are_named(changes: dict[str, Any], said: str) -> None:
     assert said in line_of(**changes)
+
+
+@pytest.mark.parametrize(
+    ("stop", "line"),
+    [
+        ([""], "an empty string would end every completion: remove it"),
+        ("", "an empty string would end every completion: remove it"),
+        (["a", "b", "a"], "'a' is listed twice: remove one"),
+        (["\n\n", "\n"], "'\\n\\n' has no effect, because it contains '\\n': remove it"),
+        (["\ufffd"], "contains U+FFFD, which stands for broken characters: remove it"),
+        ([3], "should be a valid string"),
+        (3, "should be a valid list"),
+    ],
+)
+def test_stop_strings_that_cannot_be_meant_are_one_line(stop: Any, line: str) -> None:
+    found = line_of(sampling={"stop": stop})
+    assert found.startswith("my.yaml: sampling.stop")
+    assert line in found
+
+
+def test_one_stop_string_needs_no_list_and_is_kept() -> None:
+    assert check(sampling={"stop": "\n"}).sampling.stop == ["\n"]
+    assert again(check(sampling={"stop": ["\n\n", "é"]})).sampling.stop == ["\n\n", "é"]
+
+
+@pytest.mark.parametrize("name", ["sft", "kto"])
+def test_held_out_completions_of_given_texts_can_have_stop_strings(name: str) -> None:
+    assert check(method={"name": name}, sampling={"stop": "\n"}).sampling.stop == ["\n"]
+    assert "`sampling` has no effect" in line_of(method={"name": name}, sampling={"stop": "\n", "top_k": 4})
+    assert "`sampling` has no effect" in pairs_line("reward_model", sampling={"stop": "\n"})
+    scores = {"method": {"name": "score_model"}, "sampling": {"stop": "\n"}}
+    assert "`sampling` has no effect" in line_of(**scores)
 
 
 def test_one_nested_key_leaves_the_others_at_their_defaults() -> None:

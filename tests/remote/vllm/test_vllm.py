@@ -6,6 +6,7 @@ The server is a real one, in a process of its own, with a tiny real model behind
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,33 @@ def test_every_end_ends_a_completion_and_is_kept(tiny_folder: Path, served: Serv
         assert bool(done.truncated_B[row]) == (ids[-1] not in policy.eos_ids)
         assert length == 4 or ids[-1] in policy.eos_ids
         ended += ids[-1] in policy.eos_ids
+    assert 0 < ended < 16
+
+
+@pytest.mark.parametrize("how", ["", "looks late"])
+def test_a_stop_string_ends_a_completion_and_is_kept(
+    tiny_folder: Path, served: Served, tmp_path: Path, how: str
+) -> None:
+    """The same samples as without, up to the token that completes it; also from a server that samples several tokens
+    before it looks."""
+    policy = child(tiny_folder)
+    served.misbehave(how)
+    sampler = sampler_for(policy, served, tmp_path)
+    stops = (*tuple("abcdefghijklmnopqrstuvwxyz0123456789"), " é")
+    whole = sampler.sample(request(Sampling(), PROMPTS * 4))
+    done = sampler.sample(replace(request(Sampling(), PROMPTS * 4), stop=stops))
+    assert served.requests()[-1]["stop"] == list(stops)
+    ended = 0
+    for row in range(16):
+        ids = whole.ids_BT[row, : int(whole.lengths_B[row])].tolist()
+        texts = [policy.tokenizer.decode(ids[: n + 1]) for n in range(len(ids))]
+        end = next((n + 1 for n, text in enumerate(texts) if any(stop in text for stop in stops)), None)
+        length = int(done.lengths_B[row])
+        assert length == (end or len(ids))
+        assert done.ids_BT[row, :length].tolist() == ids[:length]
+        assert torch.equal(done.behaviour_BT[row, :length], whole.behaviour_BT[row, :length])
+        assert bool(done.truncated_B[row]) == (end is None and bool(whole.truncated_B[row]))
+        ended += end is not None
     assert 0 < ended < 16
 
 
