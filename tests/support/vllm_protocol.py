@@ -25,12 +25,12 @@ class Engine:
     def __init__(self, folder: str) -> None:
         self.lock = threading.Lock()
         self.first_folder = folder
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.begin(folder)
 
     def begin(self, folder: str) -> None:
         self.folder = folder
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.paused = False
         self.how, self.times = "", 0
         self.requests: list[dict[str, Any]] = []
@@ -85,7 +85,7 @@ def sampled(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
         if token in body.get("stop_token_ids", []):
             reason = "stop"
             break
-        text = engine.tokenizer.decode(ids[len(body["prompt"]) :], skip_special_tokens=body["skip_special_tokens"])
+        text = engine.tokenizer.decode(ids[len(body["prompt"]) :], skip_special_tokens=False) if "stop" in body else ""
         found = next((stop for stop in body.get("stop", []) if stop in text), None)
         # One that decodes several tokens in a step looks late.
         if found is not None and (engine.how != "looks late" or len(logprobs) % 3 == 0):

@@ -306,7 +306,7 @@ LINES = {
     "no logprobs": "returned an unexpected response",
     "too few logprobs": "tokens and . log-probs",
     "no token ids": "returned an unexpected response",
-    "no end": "without the end token that ended it",
+    "no end": "without the end token or stop string that ended it",
     "refuse update": "did not load new weights: /collective_rpc answered 500",
     "broken": "answered 500 .'EngineCore encountered an issue'.*vigneron resume",
     "drop": "lost the connection.*vigneron resume",
