@@ -373,38 +373,6 @@ def test_options_without_an_effect_are_named(changes: dict[str, Any], said: str)
     assert said in line_of(**changes)
 
 
-@pytest.mark.parametrize(
-    ("stop", "line"),
-    [
-        ([""], "an empty string would end every completion: remove it"),
-        ("", "an empty string would end every completion: remove it"),
-        (["a", "b", "a"], "'a' is listed twice: remove one"),
-        (["\n\n", "\n"], "'\\n\\n' has no effect, because it contains '\\n': remove it"),
-        (["\ufffd"], "contains U+FFFD, which stands for broken characters: remove it"),
-        ([3], "should be a valid string"),
-        (3, "should be a valid list"),
-    ],
-)
-def test_stop_strings_that_cannot_be_meant_are_one_line(stop: Any, line: str) -> None:
-    found = line_of(sampling={"stop": stop})
-    assert found.startswith("my.yaml: sampling.stop")
-    assert line in found
-
-
-def test_one_stop_string_needs_no_list_and_is_kept() -> None:
-    assert check(sampling={"stop": "\n"}).sampling.stop == ["\n"]
-    assert again(check(sampling={"stop": ["\n\n", "é"]})).sampling.stop == ["\n\n", "é"]
-
-
-@pytest.mark.parametrize("name", ["sft", "kto"])
-def test_held_out_completions_of_given_texts_can_have_stop_strings(name: str) -> None:
-    assert check(method={"name": name}, sampling={"stop": "\n"}).sampling.stop == ["\n"]
-    assert "`sampling` has no effect" in line_of(method={"name": name}, sampling={"stop": "\n", "top_k": 4})
-    assert "`sampling` has no effect" in pairs_line("reward_model", sampling={"stop": "\n"})
-    scores = {"method": {"name": "score_model"}, "sampling": {"stop": "\n"}}
-    assert "`sampling` has no effect" in line_of(**scores)
-
-
 def test_one_nested_key_leaves_the_others_at_their_defaults() -> None:
     assert check(method={"name": "ppo", "critic": {"network": "own"}}).method.critic.clip == 0.2  # type: ignore[union-attr]
     assert check(method={"name": "reinforce", "kl": {"estimator": "k2"}}).method.kl.coefficient == 0.0  # type: ignore[union-attr]

@@ -13,17 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from support import fault_runs
 from support.rewards import with_reward
 from support.tiny_runs import tiny_config, write_data
-from support.vllm_protocol import serve
+from support.vllm_server import Served
 from vigneron.config.scale import VllmSamplingConfig
 from vigneron.core.draws import Sampling, chosen_logprobs, sampled_logprobs
 from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
-from vigneron.remote.vllm.json_server import JsonServer
 from vigneron.remote.vllm.sampler import CHANGED, VllmSampler, _mean_gap, request_seeds
 from vigneron.remote.vllm.server_api import VllmServer, connect
 from vigneron.rewards.apply import ApplyReward
@@ -39,34 +37,6 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = [[20, 30, 40], [50], [60, 70], [20, 30, 40]]
 NARROW = Sampling(0.7, top_k=20, top_p=0.8)
-
-
-class Served:
-    """A server of the protocol, and what it is told."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.process = fault_runs.started(serve, str(folder), port)
-        self.url = f"http://127.0.0.1:{port}"
-        self.http = JsonServer(self.url, 10.0)
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                self.http.request("/health", tries=1)
-                return
-            except Exception:
-                assert self.process.is_alive(), "the server did not start"
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-
-    def misbehave(self, how: str = "", times: int = 1, folder: Path | None = None) -> None:
-        self.http.request("/misbehave", {"how": how, "times": times, "folder": folder and str(folder)})
-
-    def requests(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.http.request("/requests")
-        return found
 
 
 @pytest.fixture(scope="module")
