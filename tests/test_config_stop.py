@@ -14,6 +14,7 @@ from support.minimal_recipe import again, check, line_of
         ("", "an empty string would end every completion: remove it"),
         (["a", "b", "a"], "'a' is listed twice: remove one"),
         (["\n\n", "\n"], "'\\n\\n' has no effect, because it contains '\\n': remove it"),
+        (["\\n"], "'\\n' is a backslash and a letter: YAML needs double quotes, as in \"\\n\""),
         (["\ufffd"], "contains U+FFFD, which stands for broken characters: remove it"),
         ([3], "should be a valid string"),
         (3, "should be a valid list"),

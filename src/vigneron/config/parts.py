@@ -156,6 +156,8 @@ def _usable_stops(stop: list[str]) -> list[str]:
     for string in stop:
         if not string:
             raise ValueError("an empty string would end every completion: remove it")
+        if re.fullmatch(r"(\\[nrt])+", string):
+            raise ValueError(f"'{string}' is a backslash and a letter: YAML needs double quotes, as in \"{string}\"")
         if "\ufffd" in string:
             raise ValueError(f"{string!r} contains U+FFFD, which stands for broken characters: remove it")
         if stop.count(string) > 1:
