@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.minimal_recipe import again
 from support.recorded_data import recorded_config, recorded_rows
 from vigneron.data.recorded import check_recorded
 from vigneron.errors import UserError
@@ -58,10 +59,18 @@ def test_rows_without_a_score_are_left_out_with_a_notice(tmp_path: Path) -> None
 
 def test_no_score_at_all_is_refused(tmp_path: Path) -> None:
     rows = [{key: value for key, value in row.items() if key != "reward"} | {"rewards_": 1} for row in recorded_rows()]
-    with pytest.raises(UserError, match=r"no row has a score in the column 'reward' \(did you mean 'rewards_'\?\)"):
+    with pytest.raises(UserError, match=r"no row has a reward in the column 'reward' \(did you mean 'rewards_'\?\)"):
         load_data(recorded_config(tmp_path, tmp_path, TOPR, rows))
-    named = {"name": "topr", "score": "rewards_"}
+    named = {"name": "topr", "reward_column": "rewards_"}
     assert load_data(recorded_config(tmp_path, tmp_path, named, rows)).train[0]["rewards_"] == 1.0
+
+
+@pytest.mark.parametrize("method", [TOPR, {"name": "oreo"}])
+def test_a_config_of_an_earlier_version_calls_the_column_score(tmp_path: Path, method: Any) -> None:
+    config = recorded_config(tmp_path, tmp_path, {**method, "score": "rewards_"})
+    assert config.method.score_column == "rewards_"
+    assert again(config) == config
+    assert "score" not in config.model_dump()["method"]
 
 
 def test_equal_samples_are_kept_and_the_reference_answer_may_differ(tmp_path: Path) -> None:
@@ -114,7 +123,7 @@ def test_text_of_a_csv_file_is_read_as_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "keys", "line"),
     [
-        ({"name": "topr", "samples": "sampled", "score": "x"}, {}, "`score` has no effect"),
+        ({"name": "topr", "samples": "sampled", "reward_column": "x"}, {}, "`reward_column` has no effect"),
         ({"name": "topr"}, {"group_size": 4}, "`group_size` has no effect"),
         ({"name": "oreo", "critic": {"clip": 0.2}}, {}, "unknown key 'method.critic.clip'"),
         ({"name": "oreo", "kl": {"adaptive": {}}}, {}, "`kl.adaptive` has no effect"),

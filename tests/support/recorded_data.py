@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from support.tiny_runs import tiny_config, write_data
 from vigneron.config import Config
 from vigneron.recipe import check_config
 
@@ -37,3 +40,22 @@ def recorded_config(place: Path, model: Path, method: dict[str, Any], rows: Any 
         "save_every": 4,
     }
     return check_config(recipe | changes, "tiny")
+
+
+HEAD = {"name": "oreo", "critic": {"network": "head"}}
+REWARD = {"kind": "python", "function": "support.recorded_data:has_vowel"}
+A_STAR = {"name": "a_star_po", "reference_samples": 4, "beta": 0.05}
+
+
+def has_vowel(completions: list[str], **columns: Any) -> list[float]:
+    """From the random generator of torch too: its state must not depend on when the reference was sampled."""
+    return [float(any(c in "aeiouAEIOU" for c in text)) + 1e-3 * float(torch.rand(())) for text in completions]
+
+
+def a_star_config(place: Path, model: Path, **changes: Any) -> Config:
+    common: dict[str, Any] = {"method": A_STAR, "reward": REWARD, "optimizer": {"actor_lr": 1e-3}, "group_size": 1}
+    return tiny_config(model, write_data(place), **common | {"steps": 8, "eval_every": 4} | changes)
+
+
+def missing(completions: list[str], **columns: Any) -> list[None]:
+    return [None] * len(completions)

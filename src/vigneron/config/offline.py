@@ -1,5 +1,6 @@
 """Methods on recorded or reference samples (`rlmt-grape` §5): TOPR, OREO, A*-PO."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -10,7 +11,21 @@ from vigneron.config.options import MethodOptions, Reads
 from vigneron.config.values import NotNegative, Positive
 
 
-class ToprConfig(MethodOptions):
+class RecordedOptions(MethodOptions):
+    """Options of methods that read recorded samples with their rewards."""
+
+    reward_column: str = "reward"
+    """The column of the rewards of recorded samples."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def as_earlier_versions_wrote_it(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "score" in given and "reward_column" not in given:
+            return {"reward_column" if key == "score" else key: value for key, value in given.items()}
+        return given
+
+
+class ToprConfig(RecordedOptions):
     """TOPR (Le Roux et al. 2025; `rlmt-grape` §5): REINFORCE on samples of another policy, where a bad text loses its
     weight as the policy stops writing it."""
 
@@ -23,10 +38,8 @@ class ToprConfig(MethodOptions):
     loss_falls: ClassVar[bool] = False
     name: Literal["topr"]
     samples: Literal["recorded", "sampled"] = "recorded"
-    """recorded: rows with `prompt`, `completion` and a score, as `vigneron sample` writes them. sampled: the policy's
+    """recorded: rows with `prompt`, `completion` and a reward, as `vigneron sample` writes them. sampled: the policy's
     own."""
-    score: str = "reward"
-    """The column of the rewards of recorded samples."""
     rewards: Literal["as_given", "signed", "advantage"] = "as_given"
     """signed: 2R − 1, for rewards from 0 to 1. advantage: R minus the mean of the prompt's samples."""
     taper: bool = True
@@ -40,7 +53,7 @@ class ToprConfig(MethodOptions):
 
     @property
     def score_column(self) -> str | None:
-        return self.score if self.samples == "recorded" else None
+        return self.reward_column if self.samples == "recorded" else None
 
     @property
     def score_range(self) -> tuple[float, float] | None:
@@ -51,15 +64,15 @@ class ToprConfig(MethodOptions):
         return 2 if self.samples == "sampled" and self.rewards == "advantage" else 1
 
     @model_validator(mode="after")
-    def score_has_an_effect(self) -> "ToprConfig":
-        if self.samples == "sampled" and "score" in self.model_fields_set:
-            raise ValueError("`score` has no effect with `samples: sampled`, whose rewards are those of `reward`")
+    def reward_column_has_an_effect(self) -> "ToprConfig":
+        if self.samples == "sampled" and "reward_column" in self.model_fields_set:
+            raise ValueError("`reward_column` has no effect with `samples: sampled`, which uses the config's `reward`")
         return self
 
     @model_serializer(mode="wrap")
     def without_inert(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without keys that would be refused when the file is read again."""
-        return {k: v for k, v in dump(self).items() if k != "score" or self.samples == "recorded"}
+        return {k: v for k, v in dump(self).items() if k != "reward_column" or self.samples == "recorded"}
 
 
 class OreoCriticConfig(TokenValueConfig):
@@ -78,7 +91,7 @@ class OreoKlConfig(KlConfig):
     """The weight of the KL in the loss."""
 
 
-class OreoConfig(MethodOptions):
+class OreoConfig(RecordedOptions):
     """OREO (Wang et al. 2024; `rlmt-grape` §5): policy and value learned together from recorded samples, so that the
     value before each token is the reward less the log-ratios that follow."""
 
@@ -86,8 +99,8 @@ class OreoConfig(MethodOptions):
     card: ClassVar[str] = "OREO: policy and value are trained together on recorded samples, by soft path consistency."
     metrics: ClassVar[tuple[str, ...]] = ("loss/oreo", "loss/value", "critic/explained_variance")
     name: Literal["oreo"]
-    score: str = "reward"
-    """The column of the rewards of the recorded samples, from 0 to 1."""
+    reward_column: str = "reward"
+    """The column of the rewards of recorded samples, from 0 to 1."""
     beta: Annotated[float, Field(gt=0)] = 0.03
     """β, the weight of the log-ratio to the reference in the path."""
     critic: OreoCriticConfig = OreoCriticConfig()
@@ -99,7 +112,7 @@ class OreoConfig(MethodOptions):
 
     @property
     def score_column(self) -> str | None:
-        return self.score
+        return self.reward_column
 
     @property
     def has_critic(self) -> bool:

@@ -1,7 +1,7 @@
 """Recorded samples with their scores, as `vigneron sample` writes them.
 
     prompt, completion    what was sampled for the prompt; text that follows it directly, or one assistant message
-    reward                its score, under whichever name the method's `score` gives; null or empty: missing
+    reward                a number, in the column that `method.reward_column` names; null or empty: missing
     logprobs              optional: log-probs of the completion under the policy that wrote it, of each token or summed
     token_ids             optional: the completion's tokens; used where they decode to the completion's text
     truncated             optional: true for a completion that was cut, and has no end token
@@ -52,7 +52,9 @@ class RecordedReader:
     def finish(self, where: str) -> list[str]:
         missing, rows, score = self.missing, self.rows, self.score
         if missing == rows:
-            raise UserError(f"data: {where}: no row has a score in the column '{score}'{self.hint}: set `method.score`")
+            raise UserError(
+                f"data: {where}: no row has a reward in the column '{score}'{self.hint}: set `method.reward_column`"
+            )
         return [f"{where}: {missing} of {rows} rows have no `{score}` and are left out"] if missing else []
 
 

@@ -50,5 +50,5 @@ def build(parts: Parts, options: OreoConfig) -> Method:
         ]
 
     update = parts.gradient_update(score, loss, critic=critic)
-    reward = partial(recorded_rewards, column=options.score)
+    reward = partial(recorded_rewards, column=options.reward_column)
     return Method(parts.rollout, reward, advantage, update, critic=critic)

@@ -32,7 +32,7 @@ NO_NEGATIVES = (
 
 def build(parts: Parts, options: ToprConfig) -> Method:
     recorded = options.samples == "recorded"
-    means = prompt_means(parts, options.score) if recorded and options.rewards == "advantage" else {}
+    means = prompt_means(parts, options.reward_column) if recorded and options.rewards == "advantage" else {}
 
     def centred(batch: Batch) -> Tensor:
         """R as the loss uses it."""
@@ -74,9 +74,9 @@ def build(parts: Parts, options: ToprConfig) -> Method:
     )
     if not recorded:
         return Method(parts.rollout, parts.reward, advantage, update, explain=partial(explain, options))
-    scores = [row[options.score] for row in parts.curriculum.rows]
+    scores = [row[options.reward_column] for row in parts.curriculum.rows]
     without = options.rewards == "as_given" and scores and min(scores) >= 0
-    reward = partial(recorded_rewards, column=options.score)
+    reward = partial(recorded_rewards, column=options.reward_column)
     return Method(parts.rollout, reward, advantage, update, notices=(NO_NEGATIVES,) if without else ())
 
 
