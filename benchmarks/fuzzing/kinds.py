@@ -217,10 +217,11 @@ def dataset_case(random: Random, folder: Path) -> Case:
         run = RunFolder(folder / "run")
         run.path.mkdir()
         run.write_config(config)
-        run.write_data(Data(found, []))
-        assert run.data(config).train == found
-        json.dumps(found, sort_keys=True)
-        _tokens(found, config)
+        run.write_data(config, Data(found, []))
+        rows = list(found)
+        assert list(run.data(config).train) == rows
+        json.dumps(rows, sort_keys=True)
+        _tokens(rows, config)
 
     return case
 
