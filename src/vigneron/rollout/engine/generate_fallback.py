@@ -83,9 +83,9 @@ class GenerateSampler:
         device = self._policy.device
         width = max(len(prompt) for prompt in prompts)
         ids_BS = torch.tensor([[*prompt, *[self._policy.pad_id] * (width - len(prompt))] for prompt in prompts])
-        positions_BS = torch.arange(width, device=device).expand(ids_BS.shape)
-        hidden_BSH = self._policy.hidden(ids_BS.to(device), positions_BS)
         last_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+        positions_BS = torch.minimum(torch.arange(width, device=device), last_B[:, None])
+        hidden_BSH = self._policy.hidden(ids_BS.to(device), positions_BS)
         return hidden_BSH[torch.arange(len(prompts), device=device), last_B]
 
 
