@@ -58,6 +58,7 @@ format: setup
 docs: setup
 	$(BIN)/python -m vigneron.config.page
 	$(BIN)/python -m vigneron.report.metrics_page
+	PYTHONPATH=tests $(BIN)/python -m support.models_page
 
 # An environment of its own: what the peers pin cannot touch the package's.
 bench-setup: $(BENCH_VENV)/.ready

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from support.tiny_models import VOCABULARY, byte_tokenizer
+from vigneron.policy.bundled import quiet_transformers
 
 WINDOW = 16
 CONTEXT = 64
@@ -180,17 +181,18 @@ def zoo_config(name: str) -> PreTrainedConfig:
     return AutoConfig.for_model(kind, **options)
 
 
-def zoo_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def zoo_model(name: str, seed: int = 0) -> PreTrainedModel:
     """The family's model as the hub has it, in evaluation mode: of a composite config with its encoders."""
     torch.manual_seed(seed)
     config = zoo_config(name)
     auto: Any = AutoModelForImageTextToText if "text_config" in FAMILIES[name][1] else AutoModelForCausalLM
-    return auto.from_config(config).to(dtype).eval()
+    return auto.from_config(config).eval()
 
 
 def zoo_folder(name: str, place: Path, seed: int = 0) -> Path:
     """A folder as `save_pretrained` writes it, with a tokenizer of one token a byte."""
     folder = place / name.replace("/", "-").replace(" ", "-")
-    zoo_model(name, seed).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
+    with quiet_transformers():
+        zoo_model(name, seed).save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
     return folder

@@ -16,6 +16,7 @@ from vigneron.api import Trained, load_run
 from vigneron.data.prompts import Row, prompts_token_ids
 from vigneron.errors import UserError, first_line, reason
 from vigneron.files import sync
+from vigneron.policy.architecture import auto_class
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import HEAD
@@ -160,11 +161,14 @@ def _save(policy: Policy, draft: Path) -> None:
 
 
 def _load_with_transformers(draft: Path, trained: Trained) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-    kind: Any = AutoModelForSequenceClassification if trained.config.method.trains == "scorer" else AutoModelForCausalLM
     options = {"trust_remote_code": trained.config.model.trust_remote_code}
     with quiet_transformers():
+        scorer = trained.config.method.trains == "scorer"
+        kind = (
+            AutoModelForSequenceClassification if scorer else auto_class(AutoConfig.from_pretrained(draft, **options))
+        )
         model = kind.from_pretrained(draft, dtype=torch.float32, use_safetensors=True, **options).eval()
         return model, AutoTokenizer.from_pretrained(draft, **options)
 

@@ -5,7 +5,9 @@ from functools import partial
 
 from vigneron.config import Config
 from vigneron.errors import visible
-from vigneron.policy.load import check_model_name
+from vigneron.policy.architecture import check_language_model, engine_obstacle, language_model_class, takes_packed_masks
+from vigneron.policy.load import check_model_name, local_config
+from vigneron.policy.reward_model import check_reward_model
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
 from vigneron.run_data.load import checker_name, load_data
@@ -28,6 +30,37 @@ def validation_lines(config: Config, name: str) -> Iterator[str]:
         yield f"parent {config.parent.model}: {cached} answers in the cache, {to_ask} to request"
     yield f"{name} is valid: {len(data.train)} training rows, {len(data.held_out)} held out"
     yield _size(config)
+    yield _model_line(config)
+
+
+def _model_line(config: Config) -> str:
+    """What will happen with the recipe's model; docs/reference/models.md lists architectures."""
+    model, trains = config.model, config.method.trains
+    known = local_config(model.name)
+    kind = None
+    if known is not None:
+        check_language_model(known, f"model: '{model.name}'")
+        kind = language_model_class(known)
+    if kind is None:
+        return f"model {model.name}: not on this machine, or with code of its own; it is inspected when the run starts"
+    if trains == "scorer":
+        check_reward_model(known, f"model: '{model.name}'", model.trust_remote_code)
+    parts = [f"model {model.name} ({known.model_type})"]
+    if trains == "policy" and config.method.reads != "pairs":
+        parts.append(_sampler(config, engine_obstacle(kind, known)))
+    packed = takes_packed_masks(kind, known)
+    parts.append(f"prompts are {'' if packed else 'not '}shared between completions in training")
+    if getattr(config.method, "packing", False):
+        parts.append("rows are packed" if packed else "`packing` has no effect: it cannot keep samples apart in a row")
+    return f"{parts[0]}: {'; '.join(parts[1:])}"
+
+
+def _sampler(config: Config, obstacle: str | None) -> str:
+    if config.scale.sampling.kind == "vllm":
+        return "vLLM samples"
+    if obstacle is None:
+        return "the engine samples"
+    return f"transformers' generate samples, which is slower than the engine: it has {obstacle}"
 
 
 def _size(config: Config) -> str:

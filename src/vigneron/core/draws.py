@@ -79,7 +79,7 @@ def draw(probabilities_NV: Float[Tensor, "N V"], uniform_N: Float[Tensor, " N"])
     shares_NB = probabilities_NV.gather(-1, inside_NB.clamp(max=vocabulary - 1)).to(uniform_N.dtype)
     shares_NB = torch.where(inside_NB < vocabulary, shares_NB, 0.0)
     _, at_N = _first_above(shares_NB, left_N)
-    return block_N * DRAW_BLOCK + at_N
+    return (block_N * DRAW_BLOCK + at_N).clamp(max=vocabulary - 1)  # with NaN, any token
 
 
 def _first_above(
@@ -92,7 +92,8 @@ def _first_above(
     cumulative_NK = weights_NK.cumsum(-1)
     total_N = cumulative_NK[:, -1]
     target_N = torch.minimum(target_N, torch.nextafter(total_N, torch.zeros_like(total_N)))
-    at_N1 = torch.searchsorted(cumulative_NK, target_N[:, None], right=True)
+    # NaN weights have no such index. Outside of the tensor it would be an error on the device, which ends the process.
+    at_N1 = torch.searchsorted(cumulative_NK, target_N[:, None], right=True).clamp(max=weights_NK.shape[-1] - 1)
     before_N1 = cumulative_NK.gather(-1, at_N1) - weights_NK.gather(-1, at_N1)
     return (target_N - before_N1[:, 0]).clamp(min=0), at_N1[:, 0]
 

@@ -66,11 +66,6 @@ def may_have_windows(config: Any) -> bool:
     return any("window" in name and isinstance(value, int) and value > 0 for name, value in vars(config).items())
 
 
-def has_only_attention(config: Any) -> bool:
-    """Whether the config names no layers of another kind, such as convolutions."""
-    return set(getattr(config, "layer_types", None) or ()) <= {"full_attention", *LOCAL_LAYERS}
-
-
 def is_local(module: Any, sliding_window: int | None) -> bool:
     """Whether an attention module is a local layer's. Some pass their window, others only have a kind of layer."""
     if sliding_window is not None:

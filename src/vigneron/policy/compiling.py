@@ -57,7 +57,7 @@ def compile_layers(model: Any) -> None:
 
 def decoder_layers(model: Any) -> list[nn.Module]:
     """The first module list with as many entries as the config has layers; empty if there is none."""
-    count = getattr(model.config, "num_hidden_layers", None)
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)

@@ -1,5 +1,7 @@
 """Load a model to train: a hub id, a folder, or a bundled model."""
 
+import re
+import warnings
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,6 +12,7 @@ import torch
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json, user_path
+from vigneron.policy.architecture import auto_class, check_language_model
 from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights, quiet_transformers
 from vigneron.policy.chat import add_chat_tokens
 from vigneron.policy.checkpointing import checkpoint_layers
@@ -20,6 +23,11 @@ from vigneron.policy.packing import can_share_prompts
 
 LARGEST_CONFIG = 2**24
 MOST_LAYERS = 10_000
+LAYER_COUNT = r"(?<!per_)layers?$"
+"""Config keys that count layers: `num_hidden_layers`, `n_layer`; not `vocab_size_per_layer_input`."""
+
+FUSED_OUTPUT = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Model types whose output projections peft refuses to adapt."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ def _check_layer_count(file: Path, where: str) -> None:
     except (OSError, ValueError):
         return
     parts = [part for part in (config, *config.values()) if isinstance(part, dict)] if isinstance(config, dict) else []
-    numbers = [value for part in parts for name, value in part.items() if "layer" in str(name)]
+    numbers = [value for part in parts for name, value in part.items() if re.search(LAYER_COUNT, str(name))]
     if any(isinstance(number, int) and number > MOST_LAYERS for number in numbers):
         raise UserError(f"{where} claims more than {MOST_LAYERS:,} layers in its config.json")
 
@@ -117,6 +125,7 @@ def load_policy(
     where = resolve_device(device)
     blank = shared and not ranks.is_rank0()
     model, tokenizer = _load_pretrained(name, blank, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    _freeze_encoders(model)
     if chat == "minted":
         add_chat_tokens(model, tokenizer)
     if lora is not None:
@@ -158,7 +167,7 @@ def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torc
     config = model.config
     generation = getattr(model, "generation_config", None)
     ends: set[int] = set()
-    for source in (config, generation, tokenizer):
+    for source in (config, config.get_text_config(), generation, tokenizer):
         ids = getattr(source, "eos_token_id", None)
         listed = ids if isinstance(ids, list | tuple) else [] if ids is None else [ids]
         if not all(isinstance(one, int) for one in listed):
@@ -169,18 +178,32 @@ def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torc
     return Policy(model, tokenizer, frozenset(ends), pad, device, dtype, long_rope=install_longrope(model))
 
 
+def local_config(name: str) -> Any:
+    """The transformers config of a model that is on this machine; None if it is not, or comes with its own code."""
+    from transformers import AutoConfig
+
+    try:
+        with quiet_transformers():
+            return AutoConfig.from_pretrained(model_source(name), local_files_only=True)
+    except UserError:
+        raise
+    except Exception:  # external files can be broken in any way: loading the model says how
+        return None
+
+
 def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote_code: bool) -> tuple[Any, Any]:
     """`blank`: on the meta device, without reading weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     source = model_source(name)
     options = {"trust_remote_code": trust_remote_code}
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source, **options)
+            check_language_model(config, f"model: '{name}'")
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             tokenizer("a")  # invalid settings fail on first use
-            model = AutoModelForCausalLM.from_pretrained(
+            model = auto_class(config).from_pretrained(
                 source,
                 config=config,
                 dtype=torch.float32,
@@ -188,9 +211,45 @@ def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote
                 device_map="meta" if blank else None,
                 **options,
             )
+    except UserError:
+        raise
     except Exception as error:  # external files can be broken in any way
         raise UserError(f"model: cannot load '{name}': {first_line(error)}") from error
     return model, tokenizer
+
+
+def encoder_names(model: Any) -> list[str]:
+    """Of a composite model: the modules that belong to images and sounds, which texts do not train."""
+    if model.config.get_text_config() is model.config:
+        return []
+    text = {id(module) for module in model.get_decoder().modules()} | {id(model.get_output_embeddings())}
+    holds_text = {name for name, module in model.named_modules() if any(id(m) in text for m in module.modules())}
+    outside = [name for name, module in model.named_modules() if name not in holds_text]
+    return [name for name in outside if name.rpartition(".")[0] in holds_text]
+
+
+def _not_adaptable(model: Any) -> list[str]:
+    """Linear layers that adapters cannot be added to: routers of experts, which return more than a product, and what
+    the kernels of Mamba read directly."""
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    fused = model.config.model_type in FUSED_OUTPUT
+    return [name for name, module in linear if (fused and name.endswith(".out_proj")) or not _is_product(module)]
+
+
+@torch.no_grad()
+def _is_product(linear: torch.nn.Linear) -> bool:
+    if type(linear).forward is torch.nn.Linear.forward:
+        return True
+    row = torch.zeros(1, linear.in_features, dtype=linear.weight.dtype, device=linear.weight.device)
+    try:
+        return isinstance(linear(row), torch.Tensor)
+    except Exception:  # any model is possible
+        return False
+
+
+def _freeze_encoders(model: Any) -> None:
+    for name in encoder_names(model):
+        model.get_submodule(name).requires_grad_(False)
 
 
 def _add_lora(model: Any, lora: Lora) -> Any:
@@ -198,6 +257,11 @@ def _add_lora(model: Any, lora: Lora) -> Any:
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     options: dict[str, Any] = {"lora_alpha": lora.alpha}  # annotated as int in peft, but any number works
+    excluded = encoder_names(model)
+    if lora.targets == "all-linear":  # of targets that were named, peft explains what is wrong with them
+        excluded += _not_adaptable(model)
+    if excluded:
+        options["exclude_modules"] = rf"({'|'.join(map(re.escape, excluded))})(\..*)?"
     config = LoraConfig(
         r=lora.rank,
         target_modules=targets,
@@ -206,6 +270,8 @@ def _add_lora(model: Any, lora: Lora) -> Any:
         **options,
     )
     try:
-        return get_peft_model(model, config)
+        with warnings.catch_warnings():  # about patterns for experts that peft adds to the config itself
+            warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
+            return get_peft_model(model, config)
     except ValueError as error:
         raise UserError(f"model.lora: {first_line(error)}") from error

@@ -95,7 +95,7 @@ class Policy:
 
     @cached_property
     def _training_graphs(self) -> GraphedTrunk:
-        named = self.causal.base_model.named_parameters()
+        named = trunk_of(self.causal).named_parameters()
         return GraphedTrunk(self.trunk, {name: weight for name, weight in named if weight.requires_grad})
 
     def trunk(
@@ -116,7 +116,7 @@ class Policy:
             lowest = torch.finfo(self.causal.dtype).min
             inputs["attention_mask"] = torch.where(allowed_R1SS, 0.0, lowest).to(self.causal.dtype)
         with self._precision(), attention_function(self.causal.config, attention.NAME if self.own_attention else None):
-            out = functional_call(self.causal.base_model, weights or {}, kwargs={**inputs, "use_cache": False})
+            out = functional_call(trunk_of(self.causal), weights or {}, kwargs={**inputs, "use_cache": False})
         return out.last_hidden_state
 
     def logits(self, hidden_NH: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:
@@ -165,10 +165,16 @@ class Policy:
 
     def trunk_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The trainable weights without the head."""
-        return [(name, p) for name, p in self.causal.base_model.named_parameters() if p.requires_grad]
+        return [(name, p) for name, p in trunk_of(self.causal).named_parameters() if p.requires_grad]
 
     def _precision(self) -> AbstractContextManager[Any]:
         return precision(self.device, self.compute_dtype)
+
+
+def trunk_of(causal: Any) -> Any:
+    """The model without its head. Llama 4's class names another attribute for it than it has."""
+    base = causal.base_model
+    return base if base is not causal else getattr(causal, "model", causal)
 
 
 @dataclass

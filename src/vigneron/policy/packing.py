@@ -15,7 +15,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vigneron.batch import Batch, to_device
-from vigneron.policy.attention import has_only_attention, may_have_windows, shrunken_windows
+from vigneron.policy.architecture import is_recurrent
+from vigneron.policy.attention import may_have_windows, shrunken_windows
 from vigneron.policy.cuda_graphs import round_to_bucket, round_up
 from vigneron.policy.longrope import LongRope
 from vigneron.policy.microbatches import packed_rows
@@ -133,8 +134,9 @@ def _allowed(owner_RS: Int[Tensor, "R S"], bundle_RS: Int[Tensor, "R S"]) -> Boo
 @torch.no_grad()
 def can_share_prompts(policy: Policy) -> bool:
     """Whether the model respects the packed mask: computes two completions of one prompt together and compares the
-    second with the same completion alone, behind a window's end if it has one. Some layers ignore a mask."""
-    if not has_only_attention(policy.text_config):
+    second with the same completion alone, behind a window's end if it has one. Some layers ignore a mask; recurrent
+    ones always do, however small the difference."""
+    if is_recurrent(type(policy.causal), policy.causal.config):
         return False
 
     def ids(*numbers: int) -> Tensor:

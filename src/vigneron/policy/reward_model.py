@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vigneron.batch import Batch
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
+from vigneron.policy.architecture import reward_model_class
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.load import (
     checkpoint_activations,
@@ -66,7 +67,7 @@ def load_reward_model(
     policy = make_policy(model if blank else model.to(here), tokenizer, device=here)
     if policy.pad_id in policy.eos_ids:
         # transformers reads the last token that is not padding and would skip EOS; without a pad id it raises instead.
-        model.config.pad_token_id = None
+        model.config.pad_token_id = model.config.get_text_config().pad_token_id = None
     policy.shares_prompts = blank or can_share_prompts(policy)
     policy.device, policy.compute_dtype = where, resolve_compute_dtype(dtype, where)
     if activation_checkpointing:
@@ -78,11 +79,13 @@ def _load_pretrained(
     name: str, key: str, allow_pickle: bool, trust_remote_code: bool, blank: bool
 ) -> tuple[Any, Any, set[str]]:
     """The model, its tokenizer, and the names of weights missing from the folder."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     source = model_source(name, key)
     try:
         with quiet_transformers():
+            config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+            check_reward_model(config, f"{key}: '{name}'", trust_remote_code)
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
             model, info = AutoModelForSequenceClassification.from_pretrained(
                 source,
@@ -93,9 +96,19 @@ def _load_pretrained(
                 output_loading_info=True,
                 device_map="meta" if blank else None,
             )
+    except UserError:
+        raise
     except Exception as error:  # external files can be broken in any way
         raise UserError(f"{key}: cannot load '{name}': {first_line(error)}") from error
     return model, tokenizer, set(info["missing_keys"])
+
+
+def check_reward_model(config: Any, where: str, trust_remote_code: bool) -> None:
+    if reward_model_class(config) is None and not trust_remote_code:
+        raise UserError(
+            f"{where}: transformers has no sequence-classification model for '{config.model_type}', so no reward model "
+            "can start from it: choose another model"
+        )
 
 
 def _init_head(head: nn.Linear, std: float, seed: int) -> None:

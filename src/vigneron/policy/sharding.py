@@ -18,7 +18,7 @@ from torch.distributed.tensor import distribute_tensor
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.compiling import decoder_layers
-from vigneron.policy.model import Policy
+from vigneron.policy.model import Policy, trunk_of
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _fully_shard(model: Any, policy: Policy, mesh: DeviceMesh) -> Any:
     }
     for layer in _layers(causal):
         fully_shard(layer, **options)
-    fully_shard(causal.base_model, **options)
+    fully_shard(trunk_of(causal), **options)
     for module in causal.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -37,7 +37,7 @@ def recorded_texts(policy: Policy, rows: Sequence[Row], of: str = "the step") ->
     """Rows as token ids: the recorded tokens where they are this tokenizer's, else those of the text."""
     given = [{"prompt": row["prompt"], "completion": row["completion"], "answer": row["completion"]} for row in rows]
     texts = demonstrations(policy, given, of=of)
-    known = [_token_ids(row.get("token_ids"), policy.causal.config.vocab_size) for row in rows]
+    known = [_token_ids(row.get("token_ids"), policy.text_config.vocab_size) for row in rows]
     decoded = texts_of(policy.tokenizer, known)
     as_written = []
     for row, text, ids, written in zip(rows, texts, known, decoded, strict=True):

@@ -22,7 +22,7 @@ from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.model import Policy
 from vigneron.policy.weight_versions import PinnedWeights, Version
 from vigneron.remote.vllm.server_api import WHERE, Completion, VllmServer
-from vigneron.rollout.engine.inference_model import merged_weight
+from vigneron.rollout.engine.inference_model import adapted_parameter, merged_weight, wrappers_of
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
 from vigneron.threads import DaemonPool
 from vigneron.timing import phase
@@ -37,15 +37,20 @@ def merged_weights(policy: Policy) -> dict[str, Tensor]:
     Tied weights stay one tensor.
     """
     causal = policy.causal
-    adapted = {name: module for name, module in causal.named_modules() if hasattr(module, "get_delta_weight")}
+    merged = {
+        f"{name}.{adapted_parameter(wrapper)}": wrapper
+        for name, module in causal.named_modules()
+        if hasattr(module, "get_delta_weight")
+        for wrapper in wrappers_of(module)
+    }
+    adapted = {name.rpartition(".")[0] for name in merged}
     dtype = policy.compute_dtype if policy.compute_dtype == torch.bfloat16 else None
     copies: dict[Any, Tensor] = {}
     weights: dict[str, Tensor] = {}
     for name, tensor in causal.state_dict().items():
-        owner, _, leaf = name.rpartition(".")
-        base = owner.removesuffix(".base_layer")
-        if owner.endswith(".base_layer") and base in adapted:
-            weights[f"{base}.{leaf}"] = _on_host(merged_weight(adapted[base]) if leaf == "weight" else tensor, dtype)
+        plain = name.replace(".base_layer", "")
+        if plain != name and plain.rpartition(".")[0] in adapted and ".lora_" not in name:
+            weights[plain] = _on_host(merged_weight(merged[plain]) if plain in merged else tensor, dtype)
         elif not any(name.startswith(f"{one}.") for one in adapted):
             key = (tensor.data_ptr(), tensor.shape, tensor.stride())
             if key not in copies or not tensor.numel():

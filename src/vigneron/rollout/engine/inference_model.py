@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from vigneron.distributed import ranks
 from vigneron.policy.attention import Unsupported, may_have_windows, text_config
-from vigneron.policy.model import Policy, model_logits, precision
+from vigneron.policy.model import Policy, model_logits, precision, trunk_of
 from vigneron.rollout.engine import cached_attention
 from vigneron.rollout.engine.cached_attention import Layer
 from vigneron.rollout.engine.slot_cache import SlotCache
@@ -45,13 +45,19 @@ class InferenceModel:
         self.attentions = self._find_attentions()
 
     def _merge_adapters(self, causal: Any) -> None:
-        """Replace each adapted layer by a plain one with the weight base + delta."""
+        """Replace each adapted layer by a plain one with the weight base + delta. Of a layer with several adapted
+        parameters, such as experts, peft's wrappers contain each other."""
+        merged: tuple[str, ...] = ()
         for name, module in list(causal.named_modules()):
-            if not hasattr(module, "get_delta_weight"):
+            if not hasattr(module, "get_delta_weight") or name.startswith(merged):
                 continue
+            merged = (*merged, f"{name}.")
             owner, _, attribute = name.rpartition(".")
-            plain = self.model.get_submodule(name).base_layer
-            plain.weight = self._copy_of(plain.weight, partial(merged_weight, module))
+            plain = self.model.get_submodule(name).get_base_layer()
+            for wrapper in wrappers_of(module):
+                parameter = adapted_parameter(wrapper)
+                copy = self._copy_of(getattr(plain, parameter), partial(merged_weight, wrapper))
+                setattr(plain, parameter, copy)
             setattr(self.model.get_submodule(owner), attribute, plain)
 
     def _copy_matrices(self) -> None:
@@ -118,7 +124,7 @@ class InferenceModel:
             slots = SlotCache([layer.module for layer in self.attentions], **cache)
             options = {"use_cache": True, "attention_mask": slots.mask(), "past_key_values": slots}
         with precision(self.device, self.dtype):
-            out = self.model.base_model(input_ids=ids_RS, position_ids=positions_RS, **options)
+            out = trunk_of(self.model)(input_ids=ids_RS, position_ids=positions_RS, **options)
         return out.last_hidden_state
 
     def logits(self, hidden_NH: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
@@ -147,9 +153,23 @@ def _itself(master: Tensor) -> Tensor:
     return master
 
 
+def wrappers_of(adapted: Any) -> list[Any]:
+    """An adapted layer, and the ones inside of it that adapt other parameters of the same layer."""
+    found = []
+    while hasattr(adapted, "get_delta_weight"):
+        found.append(adapted)
+        adapted = adapted.base_layer
+    return found
+
+
+def adapted_parameter(adapted: Any) -> str:
+    """The name of the parameter that a peft layer adapts."""
+    return getattr(adapted, "parameter_name", "weight")
+
+
 def merged_weight(adapted: Any) -> Tensor:
     """The weight of an adapted layer with its active adapters merged."""
-    weight = adapted.base_layer.weight
+    weight = getattr(adapted.get_base_layer(), adapted_parameter(adapted))
     for adapter in () if adapted.disable_adapters else adapted.active_adapters:
         weight = weight + adapted.get_delta_weight(adapter).to(weight.dtype)
     return weight

@@ -10,6 +10,7 @@ from vigneron.core.draws import Sampling
 from vigneron.core.masked import length_mask
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
+from vigneron.policy.architecture import engine_obstacle
 from vigneron.policy.attention import Unsupported, shrunken_windows
 from vigneron.policy.model import Policy, attention_fits
 from vigneron.rollout.engine.engine import Engine
@@ -36,7 +37,13 @@ def sample(
     check_lengths(policy, prompt_ids, max_new_tokens)
     names = list(sample_ids) if sample_ids is not None else list(range(len(prompt_ids)))
     request = Request(prompt_ids, max_new_tokens, sampling, seed, step, names, microbatch_tokens)
-    return sampler_of(policy).sample(request).trimmed()
+    done = sampler_of(policy).sample(request).trimmed()
+    if broken := int((~done.behaviour_BT.isfinite()).any(1).sum()):
+        raise UserError(
+            f"the model's logits are NaN or infinite in {broken} of {len(names)} samples: its weights are damaged, or "
+            "training has diverged; resume from an earlier checkpoint with a lower learning rate"
+        )
+    return done
 
 
 def sample_on_all_ranks(policy: Policy, prompt_ids: Sequence[Sequence[int]], **options: Any) -> Completions:
@@ -97,6 +104,8 @@ def sampler_of(policy: Policy) -> Sampler:
 
 def _make_sampler(policy: Policy) -> Sampler:
     try:
+        if reason := engine_obstacle(type(policy.causal), policy.causal.config):
+            raise Unsupported(reason)
         if policy.own_attention is None:
             policy.own_attention = attention_fits(policy)
         engine = Engine(policy)
@@ -112,7 +121,13 @@ def _make_sampler(policy: Policy) -> Sampler:
             raise UserError(
                 f"scale.shard: the engine cannot sample from this model, it has {why}: set scale.shard=1"
             ) from None
-        return _fallback(policy, why)
+        try:
+            return _fallback(policy, why)
+        except (torch.OutOfMemoryError, UserError):
+            raise
+        except Exception as error:  # a model that `generate` cannot run either
+            kind = policy.causal.config.model_type
+            raise UserError(f"model: transformers' generate fails for '{kind}': {first_line(error)}") from error
     if policy.compiled:
         engine.compile()
     return engine

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
+from vigneron.training.checkpoint.hub_names import model_weights
 from vigneron.training.checkpoint.manifest import MANIFEST, MEMORY, SCALARS, TENSORS, explain_damage, fault_of
 from vigneron.training.checkpoint.shards import read_shards, shard_like
 from vigneron.training.checkpoint.snapshot import restore_rng
@@ -88,13 +88,22 @@ def load_weights(path: Path, policy: Policy) -> None:
         if (path / "adapter_model.safetensors").is_file():
             _load_adapter(policy, load_file(path / "adapter_model.safetensors"))
             return
-        file = path / "model.safetensors"
-        weights = load_file(file) if policy.sharding is None else _read_parts(file, policy.model.state_dict())
-        keys = policy.model.load_state_dict(weights, strict=False)
-        tied = set(getattr(policy.model, "all_tied_weights_keys", None) or ())
-        missing = [name for name in keys.missing_keys if name not in tied]
-        if missing or keys.unexpected_keys:
-            raise UserError(f"'{path}' does not fit the model: {', '.join([*missing, *keys.unexpected_keys][:3])}")
+        _load_model(path, policy)
+
+
+def _load_model(path: Path, policy: Policy) -> None:
+    """One tensor at a time is read whole: all of them may not fit into memory."""
+    places = policy.causal.state_dict()
+    unread, unknown = set(places), []
+    for name, weight in model_weights(path / "model.safetensors", policy.causal, places):
+        if name not in places or places[name].shape != weight.shape:
+            unknown.append(name)
+            continue
+        places[name].copy_(shard_like(weight, places[name]))
+        unread.discard(name)
+    tied = set(getattr(policy.causal, "all_tied_weights_keys", None) or ())
+    if unfit := [*(name for name in places if name in unread - tied), *unknown]:
+        raise UserError(f"'{path}' does not fit the model: {', '.join(unfit[:3])}")
 
 
 def load_critic(path: Path, weights: Mapping[str, Tensor]) -> None:
@@ -107,13 +116,6 @@ def load_critic(path: Path, weights: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, weight in weights.items():
                 weight.copy_(tensors[name])
-
-
-def _read_parts(file: Path, places: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """This rank's shard of every tensor. One tensor at a time is read whole: all of them may not fit into memory."""
-    with safe_open(file, framework="pt") as opened:
-        names = list(opened.keys())
-        return {n: shard_like(opened.get_tensor(n), places[n]) if n in places else opened.get_tensor(n) for n in names}
 
 
 def _load_adapter(policy: Policy, weights: dict[str, Tensor]) -> None:

@@ -1,0 +1,56 @@
+"""`vigneron validate` names what will happen with the recipe's model, without loading it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.command_line import vigneron
+from support.tiny_runs import tiny_recipe, write_data
+from support.zoo import zoo_config
+
+GRPO: dict[str, Any] = {"method": {"name": "grpo"}, "reward": {"kind": "binary"}, "optimizer": {"actor_lr": 1e-3}}
+SFT: dict[str, Any] = {**GRPO, "method": {"name": "sft", "packing": True}, "group_size": 1}
+ENGINE = "the engine samples; prompts are shared between completions in training"
+SLOWER = (
+    "transformers' generate samples, which is slower than the engine: it has recurrent layers; prompts are not shared"
+)
+
+
+def recipe_for(name: str, place: Path, changes: dict[str, Any]) -> Path:
+    """Of a folder with a config and no weights."""
+    zoo_config(name).save_pretrained(place / "model")
+    file = place / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny_recipe(place / "model", write_data(place), **changes)))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("Gemma 3", GRPO, f"(gemma3): {ENGINE}"),
+        ("Mamba", GRPO, f"(mamba): {SLOWER}"),
+        ("Qwen3-MoE", SFT, f"(qwen3_moe): {ENGINE}; rows are packed"),
+        ("BLOOM", SFT, "prompts are not shared between completions in training; `packing` has no effect"),
+    ],
+)
+def test_what_happens_with_the_model(tmp_path: Path, name: str, changes: dict[str, Any], expected: str) -> None:
+    answer = vigneron("validate", recipe_for(name, tmp_path, changes))
+    assert answer.code == 0, answer.err
+    assert expected in answer.out.splitlines()[-1]
+
+
+def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path) -> None:
+    zoo_config("OLMoE").save_pretrained(tmp_path / "model")
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 4)
+    recipe = {
+        "method": "reward_model",
+        "model": str(tmp_path / "model"),
+        "data": {"train": str(tmp_path / "pairs.jsonl")},
+        "steps": 2,
+    }
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    answer = vigneron("validate", tmp_path / "tiny.yaml")
+    assert answer.code == 2
+    assert "transformers has no sequence-classification model for 'olmoe'" in answer.err
