@@ -44,7 +44,8 @@ def install_longrope(model: nn.Module) -> LongRope | None:
     found = None
     for module in model.modules():
         if getattr(module, "rope_type", None) == "longrope":
-            module.__class__ = _by_sequence(type(module))
+            kind: Any = type(module)
+            module.__class__ = _by_sequence(kind)
             found = LongRope(_switch(module))
     return found
 
@@ -54,7 +55,7 @@ def _switch(module: Any) -> int:
 
 
 @cache
-def _by_sequence(kind: type[nn.Module]) -> type[nn.Module]:
+def _by_sequence(kind: Any) -> Any:
     """A subclass of a rotary module's class that chooses by sequence."""
     if getattr(kind, "chooses_by_sequence", False):
         return kind

@@ -102,14 +102,14 @@ def _only(settings: GenerationConfig, causal: Any) -> Iterator[None]:
 @contextmanager
 def _training_head(policy: Policy) -> Iterator[None]:
     """Let the model's head compute as in training. Models scale or cap its result by themselves."""
-    head = policy.causal.get_output_embeddings()
+    head: Any = policy.causal.get_output_embeddings()
 
     def forward(hidden_BSH: Tensor) -> Tensor:
         with torch.autocast(policy.device.type, enabled=False):
             return linear_logits(head, policy.compute_dtype, hidden_BSH)
 
     if type(head) is nn.Linear:
-        head.forward = forward
+        vars(head)["forward"] = forward
     try:
         yield
     finally:
