@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from vigneron.errors import UserError
@@ -19,21 +18,22 @@ def checkpoint_layers(model: Any) -> None:
     """Let each decoder layer checkpoint its activations, in place. The names of weights do not change."""
     layers = decoder_layers(model)
     if not layers:
-        kind = model.config.model_type
-        raise UserError(f"model.activation_checkpointing: '{kind}' has no list of decoder layers: set it to false")
+        name = model.config.model_type
+        raise UserError(f"model.activation_checkpointing: '{name}' has no list of decoder layers: set it to false")
     for layer in layers:
-        layer.__class__ = _checkpointed(type(layer))
+        kind: Any = type(layer)
+        layer.__class__ = _checkpointed(kind)
 
 
 @cache
-def _checkpointed(kind: type[nn.Module]) -> type[nn.Module]:
+def _checkpointed(kind: Any) -> Any:
     """A subclass of a layer's class that checkpoints its calls."""
 
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = super(checkpointed, self).__call__
         if not torch.is_grad_enabled():
             return run(*args, **kwargs)
         return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
-    checkpointed = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    checkpointed: Any = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
     return checkpointed

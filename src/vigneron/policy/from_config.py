@@ -1,6 +1,7 @@
 """Load the model that a run trains from its config."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def _load(config: Config, shared: bool) -> Policy:
     if lora is not None:
         targets = lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
         lora = Lora(lora.rank, lora.alpha, targets)
-    return load_policy(
+    policy = load_policy(
         model.name,
         device=model.device,
         dtype=model.dtype,
@@ -51,6 +52,9 @@ def _load(config: Config, shared: bool) -> Policy:
         trust_remote_code=model.trust_remote_code,
         shared=shared,
     )
+    if policy.long_rope is not None and config.method.reads == "prompts":
+        policy.long_rope = replace(policy.long_rope, margin=config.max_new_tokens)
+    return policy
 
 
 def seed_everything(seed: int) -> None:

@@ -17,6 +17,7 @@ from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundle
 from vigneron.policy.chat import add_chat_tokens
 from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
+from vigneron.policy.longrope import install_longrope
 from vigneron.policy.model import Policy, Reference, check_head
 from vigneron.policy.packing import can_share_prompts
 
@@ -174,7 +175,7 @@ def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torc
         ends |= set(listed)
     pad = getattr(tokenizer, "pad_token_id", None)
     pad = pad if pad is not None else min(ends, default=0)
-    return Policy(model, tokenizer, frozenset(ends), pad, device, dtype)
+    return Policy(model, tokenizer, frozenset(ends), pad, device, dtype, long_rope=install_longrope(model))
 
 
 def local_config(name: str) -> Any:

@@ -69,7 +69,14 @@ class Scores:
 
 def forward(policy: Policy, batch: Batch, *, with_last: bool = False) -> tuple[Layout, Float[Tensor, "M H"]]:
     """The layout of the samples, and all hidden states."""
-    layout = lay_out(batch, policy.pad_id, policy.device, with_last=with_last, for_graphs=policy.graphed)
+    layout = lay_out(
+        batch,
+        policy.pad_id,
+        policy.device,
+        with_last=with_last,
+        for_graphs=policy.graphed,
+        long_rope=policy.long_rope,
+    )
     return layout, policy.hidden(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS).flatten(0, 1)
 
 

@@ -20,6 +20,7 @@ from vigneron.policy import attention
 from vigneron.policy.attention import local_mask, local_of, recorded_callers, shrunken_windows, text_config
 from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk
 from vigneron.policy.fused_head import Head, matmul_fp32
+from vigneron.policy.longrope import LongRope
 
 
 @dataclass
@@ -41,6 +42,8 @@ class Policy:
     own_attention: bool | None = None
     """Whether passes use `policy.attention`, which knows the model's windows, instead of transformers' attention. Found
     at the first pass: not for models with a kind of attention that it does not reproduce."""
+    long_rope: LongRope | None = None
+    """How a sequence's length chooses its rotary frequencies; None for models with one set of them."""
     shares_prompts: bool = True
     """Whether several completions may share one copy of their prompt in a row; see `can_share_prompts`."""
     sharding: Any = field(default=None, repr=False, compare=False)
@@ -135,6 +138,7 @@ class Policy:
             self.compute_dtype,
             graphed=self.graphed,
             own_attention=self.own_attention,
+            long_rope=self.long_rope,
             sharding=self.sharding,
         )
 
@@ -152,6 +156,7 @@ class Policy:
             self.compute_dtype,
             self.activation_checkpointing,
             own_attention=self.own_attention,
+            long_rope=self.long_rope,
             sharding=self.sharding,
         )
 

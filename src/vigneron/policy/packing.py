@@ -18,6 +18,7 @@ from vigneron.batch import Batch, to_device
 from vigneron.policy.architecture import is_recurrent
 from vigneron.policy.attention import may_have_windows, shrunken_windows
 from vigneron.policy.cuda_graphs import round_to_bucket, round_up
+from vigneron.policy.longrope import LongRope
 from vigneron.policy.microbatches import packed_rows
 from vigneron.policy.model import Policy, close_enough
 
@@ -42,14 +43,27 @@ class Layout:
 
 
 def lay_out(
-    batch: Batch, pad_id: int, device: torch.device, *, with_last: bool = False, for_graphs: bool = False
+    batch: Batch,
+    pad_id: int,
+    device: torch.device,
+    *,
+    with_last: bool = False,
+    for_graphs: bool = False,
+    long_rope: LongRope | None = None,
 ) -> Layout:
     """Pack a batch. `with_last`: include the last token of each completion, for a critic that reads the state after it.
 
-    `for_graphs`: round rows and width up, so that few shapes occur and each can be a CUDA graph.
+    `for_graphs`: round rows and width up, so that few shapes occur and each can be a CUDA graph. `long_rope`: the
+    positions of long sequences are marked.
     """
     completions = batch.samples.completion_lists()
     rows = packed_rows(batch)
+    if long_rope is not None:  # one copy of the prompt for each set of frequencies
+        sizes = [len(prompt) for prompt in batch.samples.prompt_ids]
+        rows = [
+            [part for bundle in row for part in long_rope.split(sizes[bundle[0]], bundle, batch.samples.widths)]
+            for row in rows
+        ]
     fed = [len(c) if with_last else len(c) - 1 for c in completions]
     shared = any(len(row) > 1 or len(row[0]) > 1 for row in rows)
     width = max(sum(len(batch.samples.prompt_ids[b[0]]) + sum(fed[i] for i in b) for b in row) for row in rows)
@@ -69,14 +83,15 @@ def lay_out(
         for k, bundle in enumerate(row):
             prompt = batch.samples.prompt_ids[bundle[0]]
             size, begin = len(prompt), len(ids)
+            offset = long_rope.offset(size, batch.samples.widths[bundle[0]]) if long_rope is not None else 0
             ids += prompt
-            positions += range(size)
+            positions += range(offset, offset + size)
             owner += [0] * size
             for j, i in enumerate(bundle, start=1):
                 prompt_end[i] = begin + size - 1
                 first[i] = len(ids)
                 ids += completions[i][: fed[i]]
-                positions += range(size, size + fed[i])
+                positions += range(offset + size, offset + size + fed[i])
                 owner += [j] * fed[i]
                 completion_end[i] = len(ids) - 1
             bundle_of += [k] * (len(ids) - begin)

@@ -12,10 +12,12 @@ from vigneron.policy.compiling import compiled_on_gpu
 
 @dataclass
 class DecodeState:
-    """One entry per row. `ids` holds `written` tokens; the `last` of them goes into the cache next, at `slot`."""
+    """One entry per row. `ids` holds `written` tokens; the `last` of them goes into the cache next, at `slot`. Its
+    position is `slot` + `offset`, which marks long sequences (see `policy.longrope`)."""
 
     last: Int[Tensor, " R"]
     slot: Int[Tensor, " R"]
+    offset: Int[Tensor, " R"]
     written: Int[Tensor, " R"]
     limit: Int[Tensor, " R"]
     key: Int[Tensor, " R"]
@@ -31,10 +33,10 @@ class DecodeState:
         def blank(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=device)
 
-        last, slot, written, limit, key = (blank(torch.long) for _ in range(5))
+        last, slot, offset, written, limit, key = (blank(torch.long) for _ in range(6))
         running, ended = blank(torch.bool), blank(torch.bool)
         ids, logprobs = blank(torch.long, tokens + 1), blank(dtype, tokens + 1)
-        return cls(last, slot, written, limit, key, running, ended, ids, logprobs)
+        return cls(last, slot, offset, written, limit, key, running, ended, ids, logprobs)
 
     def tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in fields(self)]
@@ -48,9 +50,9 @@ class DecodeState:
         for tensor in self.tensors():
             tensor[: len(source)] = tensor[source]
 
-    def start(self, at: Int[Tensor, " N"], *, slot: Tensor, key: Tensor, limit: Tensor) -> None:
+    def start(self, at: Int[Tensor, " N"], *, slot: Tensor, offset: Tensor, key: Tensor, limit: Tensor) -> None:
         """Start new samples in rows `at`, before their first token."""
-        self.slot[at], self.key[at], self.limit[at] = slot - 1, key, limit
+        self.slot[at], self.offset[at], self.key[at], self.limit[at] = slot - 1, offset, key, limit
         self.written[at] = 0
         self.running[at] = True
         self.ended[at] = False

@@ -48,6 +48,7 @@ class Engine:
         self._set_ends()
         self._slots = 0
         self._capacity = 0
+        self._new_tokens = 0
         self.state = DecodeState.empty(0, 0, policy.device, torch.float32)
         self._cache: list[Tensor] = []
 
@@ -70,12 +71,18 @@ class Engine:
         slots = max(len(ids) for ids in request.prompt_ids) + request.max_new_tokens
         rows = min(self._rows_at_once(slots), len(request.prompt_ids))
         self._make_room(rows, slots, request.max_new_tokens)
+        self._new_tokens = request.max_new_tokens
         stops = stop_strings(self._policy.tokenizer, request.stop)
         return Schedule(self, request, rows, blank_completions(request, self._policy), stops).run()
 
     def rows_for(self, count: int) -> int:
         """The number of rows, rounded up for CUDA graphs so that few sizes occur."""
         return round_up(count, 8 if count <= 128 else 32) if self.graphed else count
+
+    def position_offset(self, prompt: int) -> int:
+        """What is added to the positions of a sample with a prompt of so many tokens."""
+        rope = self._policy.long_rope
+        return 0 if rope is None else rope.offset(prompt, self._new_tokens)
 
     def _rows_at_once(self, slots: int) -> int:
         numbers = sum(layer.heads * (layer.key_size + layer.value_size) for layer in self._model.attentions)
@@ -126,14 +133,17 @@ class Engine:
         ids = torch.full((count, width), self._policy.pad_id)
         into = torch.full((count,), self._capacity)
         last = torch.zeros(count, dtype=torch.long)
+        offset = torch.zeros(count, dtype=torch.long)
         for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
             ids[i, : len(prompt)] = torch.tensor(prompt)
-            into[i], last[i] = row, len(prompt) - 1
+            into[i], last[i], offset[i] = row, len(prompt) - 1, self.position_offset(len(prompt))
         with torch.compiler.set_stance("force_eager"):  # too many shapes to compile each
-            return self._graphs.run((count, width), self._prefill, [ids, into, last])[: len(prompts)]
+            return self._graphs.run((count, width), self._prefill, [ids, into, last, offset])[: len(prompts)]
 
-    def _prefill(self, ids_PS: Tensor, rows_P: Tensor, last_P: Tensor) -> Tensor:
+    def _prefill(self, ids_PS: Tensor, rows_P: Tensor, last_P: Tensor, offset_P: Tensor) -> Tensor:
         positions_PS = torch.arange(ids_PS.shape[1], device=ids_PS.device).expand_as(ids_PS)
+        if self._policy.long_rope is not None:  # padding has no positions of its own, which would make a row longer
+            positions_PS = torch.minimum(positions_PS, last_P[:, None]) + offset_P[:, None]
         hidden_PSH = self._model.hidden(ids_PS, positions_PS, cache_rows=rows_P)
         return hidden_PSH[torch.arange(len(last_P), device=last_P.device), last_P]
 
@@ -154,7 +164,8 @@ class Engine:
 
     def _decode(self, count: int, sampling: Sampling | None) -> None:
         state = self.state.first(count)
-        hidden_RH = self._model.hidden(state.last[:, None], state.slot[:, None], cache_slots=state.slot)[:, 0]
+        position_R1 = (state.slot + state.offset)[:, None]
+        hidden_RH = self._model.hidden(state.last[:, None], position_R1, cache_slots=state.slot)[:, 0]
         token_R, logprob_R = choose(self._model.logits(hidden_RH), state.key, state.written, sampling)
         self.state.write(slice(0, count), token_R, logprob_R, self.ends)
 

@@ -97,9 +97,9 @@ class GenerateSampler:
         device = self._policy.device
         width = max(len(prompt) for prompt in prompts)
         ids_BS = torch.tensor([[*prompt, *[self._policy.pad_id] * (width - len(prompt))] for prompt in prompts])
-        positions_BS = torch.arange(width, device=device).expand(ids_BS.shape)
-        hidden_BSH = self._policy.hidden(ids_BS.to(device), positions_BS)
         last_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+        positions_BS = torch.minimum(torch.arange(width, device=device), last_B[:, None])
+        hidden_BSH = self._policy.hidden(ids_BS.to(device), positions_BS)
         return hidden_BSH[torch.arange(len(prompts), device=device), last_B]
 
 
@@ -116,14 +116,14 @@ def _only(settings: GenerationConfig, causal: Any) -> Iterator[None]:
 @contextmanager
 def _training_head(policy: Policy) -> Iterator[None]:
     """Let the model's head compute as in training. Models scale or cap its result by themselves."""
-    head = policy.causal.get_output_embeddings()
+    head: Any = policy.causal.get_output_embeddings()
 
     def forward(hidden_BSH: Tensor) -> Tensor:
         with torch.autocast(policy.device.type, enabled=False):
             return linear_logits(head, policy.compute_dtype, hidden_BSH)
 
     if type(head) is nn.Linear:
-        head.forward = forward
+        vars(head)["forward"] = forward
     try:
         yield
     finally:

@@ -37,6 +37,7 @@ class Decoder(Protocol):
     graphed: bool
 
     def rows_for(self, count: int) -> int: ...
+    def position_offset(self, prompt: int) -> int: ...
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor: ...
     def share_prompt(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None: ...
     def logits(self, hidden_NH: Tensor) -> Tensor: ...
@@ -162,9 +163,13 @@ class Schedule:
             rows = [row for _, rows in groups for row in rows]
             lengths = [len(group.prompt) for group, _ in groups for _ in group.samples]
             of_prompt = [p for p, (group, _) in enumerate(groups) for _ in group.samples]
-            at, sample, length, prompt = to_device([rows, samples, lengths, of_prompt], device).unbind()
+            offsets = [self.engine.position_offset(length) for length in lengths]
+            at, sample, length, prompt, offset = to_device(
+                [rows, samples, lengths, of_prompt, offsets], device
+            ).unbind()
             key = self.keys[sample]
-            self.state.start(at, slot=length, key=key, limit=torch.full_like(at, request.max_new_tokens))
+            limit = torch.full_like(at, request.max_new_tokens)
+            self.state.start(at, slot=length, offset=offset, key=key, limit=limit)
             token, logprob = choose(logits_PV[prompt], key, torch.zeros_like(key), request.sampling)
             self.state.write(at, token, logprob, self.engine.ends)
             self.done.prompt_hidden_BH[sample] = hidden_PH[prompt].to(self.done.prompt_hidden_BH.dtype)
