@@ -49,16 +49,19 @@ FIXED = (
     "method.critic.network",
 )
 DIGITS = 2 * RECORD_BYTES
+HASHED_TOGETHER = 10_000
 DATA_CHANGED = "the rows in data/ differ from those that it was trained on"
 
 
 def data_record(data: Data) -> dict[str, str]:
-    """What a checkpoint stores about the data: hashes of the rows of each part."""
-    return {"train": record_of_rows(data.train), "held_out": record_of_rows(data.held_out)}
+    """What a checkpoint stores about the data: hashes of the rows of each part, and of not too many rows one of all."""
+    parts = {"train": record_of_rows(data.train), "held_out": record_of_rows(data.held_out)}
+    few = len(data.train) + len(data.held_out) <= HASHED_TOGETHER
+    return {"sha256": _hash_of_all(data), **parts} if few else parts
 
 
 def _hash_of_all(data: Data) -> str:
-    """Of checkpoints that earlier versions wrote."""
+    """SHA-256 of both parts as JSON."""
     whole = hashlib.sha256(b"[")
     for part, after in ((data.train, ", "), (data.held_out, "]")):
         whole.update(b"[")
