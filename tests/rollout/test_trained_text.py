@@ -1,5 +1,6 @@
 """What is trained of a conversation is exactly what the model's chat template writes, for the real templates."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,6 +135,17 @@ def test_trl_trains_the_same_answers(name: str) -> None:
     for text in ("<think>", "</s>", "<｜Assistant｜>", "<|start|> assistant"):
         extra = extra.replace(text, "")
     assert extra.strip() == ""
+
+
+def test_the_documented_table_is_this_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "chat-templates.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.replace("\\|", "¦").splitlines() if line.startswith("| `")]
+    documented = {name.strip(" |`"): (first, last) for names, first, last, *_ in rows for name in names.split(",")}
+
+    def shown(text: str) -> str:
+        return f"`{text.format('A')}`".replace("|", "¦").replace("\n", "\\n")
+
+    assert documented == {name: (shown(first), shown(last)) for name, (first, last) in TABLE.items()}
 
 
 def test_reasoning_is_trained_as_the_template_writes_it() -> None:

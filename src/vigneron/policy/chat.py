@@ -43,7 +43,7 @@ TEMPLATE = f"""\
 {{%- endif -%}}
 """
 
-Message = dict[str, Any]
+Message = Mapping[str, Any]
 
 
 def add_chat_tokens(model: Any, tokenizer: Any) -> None:

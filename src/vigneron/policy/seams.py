@@ -54,9 +54,7 @@ def _continuation(encode: Encode, text: str, cuts: Sequence[int]) -> tuple[list[
     return first + rest, [len(first), *(len(first) + place for place in at)]
 
 
-def continuations(
-    encode: Encode, prompts: Sequence[str], texts: Sequence[str]
-) -> list[tuple[Sequence[int], Sequence[int]]]:
+def continuations(encode: Encode, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     """Token ids of each prompt and of the text that follows it."""
     heads = encode(prompts)
     wholes = encode([prompt + text for prompt, text in zip(prompts, texts, strict=True)])
