@@ -55,6 +55,24 @@ def test_the_decode_kernel_is_attention(heads: int, key_heads: int, size: int, s
     assert error < (1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
+def test_stop_strings_end_rows_though_the_host_looks_every_few_tokens() -> None:
+    """Tokens that were sampled behind one are dropped; those before are the same as without."""
+    policy, stops = cuda_policy("llama"), tuple("abcdefghijklmnopqrstuvwxyz")
+    keys: dict[str, Any] = {"max_new_tokens": 30, "sampling": Sampling(), "seed": 1}
+    whole, done = sample(policy, PROMPTS * 8, **keys), sample(policy, PROMPTS * 8, **keys, stop=stops)
+    ended = 0
+    for row, ids in enumerate(whole.ids_BT.tolist()):
+        ids = ids[: int(whole.lengths_B[row])]
+        texts = [policy.tokenizer.decode(ids[: count + 1]) for count in range(len(ids))]
+        end = next((n + 1 for n, text in enumerate(texts) if any(stop in text for stop in stops)), None)
+        length = int(done.lengths_B[row])
+        assert done.ids_BT[row, :length].tolist() == ids[: end or len(ids)]
+        assert bool(done.truncated_B[row]) == (end is None and bool(whole.truncated_B[row]))
+        torch.testing.assert_close(done.behaviour_BT[row, :length], whole.behaviour_BT[row, :length], atol=1e-5, rtol=0)
+        ended += end is not None
+    assert 0 < ended < len(done.lengths_B)
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen"])
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])

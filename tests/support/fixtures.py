@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from support import shape_checks  # noqa: F401
 from support.browser import browser, browser_page  # noqa: F401
+from support.house_judges import house  # noqa: F401
 from support.resuming import trained_once  # noqa: F401
 from support.tiny_models import VOCABULARY, byte_tokenizer, tiny_model, tiny_policy
 from vigneron.policy.model import Policy
