@@ -32,7 +32,8 @@ def test_an_unknown_key_is_named_by_its_path_with_the_nearest_known_one(
 
 def test_an_unknown_key_like_no_other_lists_what_there_is() -> None:
     line = line_of(sampling={"zzz": 1})
-    assert line == "my.yaml: unknown key 'sampling.zzz' (available: temperature, top_k, top_p, mask_truncated, prompt)"
+    keys = "temperature, top_k, top_p, mask_truncated, stop, prompt"
+    assert line == f"my.yaml: unknown key 'sampling.zzz' (available: {keys})"
 
 
 def test_a_key_of_another_reward_is_unknown() -> None:

@@ -131,6 +131,7 @@ class Trained:
             self.config.max_new_tokens,
             seed,
             self.config.resolved_microbatch_tokens,
+            tuple(self.config.sampling.stop),
         )
 
     @contextmanager
@@ -279,5 +280,6 @@ def _sample(
     if not prompts:
         return []
     sampling = Sampling(temperature=temperature) if temperature > 0 else None
-    rollout = OnPolicy(policy, sampling, max_new_tokens or config.max_new_tokens, seed=seed)
+    stop = tuple(config.sampling.stop)
+    rollout = OnPolicy(policy, sampling, max_new_tokens or config.max_new_tokens, seed=seed, stop=stop)
     return [completion_text(c) for c in rollout([{"prompt": prompt} for prompt in prompts]).samples.completions]

@@ -12,6 +12,7 @@ from support.tiny_runs import Listener, final_state
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.notices import kept_notices
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,30 @@ def test_row_9_another_model_or_method_never_goes_on(run: Path) -> None:
     edit(run, method={"name": "sft"}, reward={"kind": "binary"}, group_size=1)
     with pytest.raises(UserError, match=r"method.name was 'grpo', is 'sft': it cannot be changed on resume"):
         api.resume(run, allow_changes=True)
+
+
+@pytest.mark.parametrize(
+    "shape", ["cosine", *(pytest.param(s, marks=pytest.mark.slow) for s in ("linear", "constant"))]
+)
+def test_more_steps_that_lift_the_learning_rate_are_noticed_once(tiny_folder: Path, tmp_path: Path, shape: str) -> None:
+    """The notice has the rates that the metrics have, before and after; nothing is noticed without a change."""
+    optimizer = {"actor_lr": 1e-3, "schedule": shape, "warmup_steps": 1}
+    recipe = fault_runs.write_recipe(tmp_path, tiny_folder, "grpo", eval_every=0, optimizer=optimizer)
+    folder = api.train(str(recipe), "method=grpo", "steps=4", name="run", runs=tmp_path).folder
+    listener = Listener()
+    api.resume(folder, view=listener)
+    assert not any("schedule" in text for text in listener.notices)
+    api.resume(folder, "steps=7", view=listener)
+    rates = [record["learning_rate"] for record in RunFolder.open(folder).metrics() if record["step"]]
+    noticed = [text for text in listener.notices if "learning rate" in text]
+    if shape == "constant":
+        assert not noticed
+        return
+    assert rates[4] > rates[3]
+    (text,) = noticed
+    assert f"`optimizer.schedule: {shape}` now runs over 7 steps" in text
+    assert f"from {rates[3]:.3g} at the start of step 4 to {rates[4]:.3g} at the start of step 5" in text
+    assert text in [notice.text for notice in kept_notices(folder)]
 
 
 def test_a_run_goes_past_its_planned_end_and_is_the_longer_run(run: Path, tiny_folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Labels of steps by continuations, with models whose continuations are known."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ def test_a_label_is_the_share_of_continuations_that_end_right(obliging_folder: P
     labelled = labeller(load_policy(str(obliging_folder), device="cpu")).labelled(rows)
     assert [row["labels"] for row in labelled] == [[1.0, 1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
     assert [row["correct"] for row in labelled] == [False, True, True]
+
+
+def test_continuations_end_at_the_stop_string(obliging_folder: Path) -> None:
+    """`xy` ends at `x`; a stop string in the steps before, as the separator, ends nothing."""
+    rows = [{"prompt": "p", "completion": "a\nb\nq", "answer": "x"}]
+    plain = labeller(load_policy(str(obliging_folder), device="cpu"))
+    stopped = replace(plain, sampler=replace(plain.sampler, stop=("x", "\n")))
+    assert plain.labelled(rows)[0]["labels"] == [0.0, 0.0, 0.0]
+    assert stopped.labelled(rows)[0]["labels"] == [1.0, 1.0, 0.0]
 
 
 def test_shares_against_single_continuations() -> None:

@@ -76,6 +76,22 @@ def test_revisions_are_of_the_last_iteration() -> None:
     assert [one.response for one in memory.of(ROWS[0])] == [str(text) for text in second.samples.completions[:4]]
 
 
+def test_revisions_end_at_stop_strings_too() -> None:
+    """And a revision is of a text that one has ended."""
+    memory, stops = Memory(), tuple("abcdefghijklmnopqrstuvwxyz")
+    plain = evolving(Mix(0.5, 0.5, by="proportion"), memory)
+    rollout = replace(plain, on_policy=replace(plain.on_policy, stop=stops, max_new_tokens=20))
+    memory.remember(rewarded(rollout(ROWS, 0)), str)
+    batch = rollout(ROWS, 1)
+    ended = dict.fromkeys(("fresh", "revised"), 0)
+    for row, text in enumerate(batch.samples.completions):
+        assert not any(letter in text[:-1] for letter in stops)
+        assert bool(batch.samples.truncated_B[row]) == (len(batch.samples.completion_lists()[row]) == 20)
+        ended[batch.samples.extras["origin"][row]] += text.endswith(stops)
+    assert min(ended.values()) > 0
+    assert any(one.response.endswith(stops) for row in ROWS for one in memory.of(row))
+
+
 def test_what_has_no_reward_is_not_revised() -> None:
     memory = Memory()
     batch = rewarded(evolving(Mix(1.0))(ROWS[:1], 0))

@@ -1,5 +1,6 @@
 """Best-of-N and beam search by a value that is known: more of one letter is better."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,20 @@ def test_a_step_ends_with_the_token_that_completes_the_first_separator(letters: 
     ids = tuple(policy.tokenizer(text)["input_ids"])
     at = text.find(separator)
     assert _first_step(policy, ids, separator) == (ids if at < 0 else ids[: at + len(separator)])
+
+
+def test_beams_end_at_stop_strings_that_begin_in_an_earlier_step() -> None:
+    """The separator ends a step in the middle of the stop string."""
+    search = searching(max_new_tokens=12)
+    first = completion_text(samples_of_each(search, ROWS[:1], 1).samples.completions[0])
+    separator = next(letter for letter in first if letter.isascii())
+    keys: dict[str, Any] = {"beams": 1, "expand": 1, "separator": separator}
+    text = completion_text(beam_search(search, ROWS[:1], **keys).samples.completions[0])
+    end = text.index(separator) + 2
+    assert len(text) > end, "something follows the separator"
+    stopped = beam_search(replace(search, stop=(text[end - 2 : end],)), ROWS[:1], **keys).samples
+    assert completion_text(stopped.completions[0]) == text[:end]
+    assert not stopped.truncated_B.any()
 
 
 @pytest.mark.slow

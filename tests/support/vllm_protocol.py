@@ -18,13 +18,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class Engine:
     def __init__(self, folder: str) -> None:
         self.lock = threading.Lock()
         self.first_folder = folder
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.begin(folder)
 
     def begin(self, folder: str) -> None:
@@ -72,7 +73,7 @@ def processed(logits: torch.Tensor, body: dict[str, Any]) -> torch.Tensor:
 
 def sampled(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(body.get("seed") or 0)
-    ids, logprobs, reason = list(body["prompt"]), [], "length"
+    ids, logprobs, reason, string = list(body["prompt"]), [], "length", None
     for _ in range(body["max_tokens"]):
         raw = engine.logits(ids)[-1]
         chances = processed(raw.clone(), body)
@@ -84,7 +85,14 @@ def sampled(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
         if token in body.get("stop_token_ids", []):
             reason = "stop"
             break
-    return {"token_ids": ids[len(body["prompt"]) :], "logprobs": logprobs, "finish_reason": reason}
+        text = engine.tokenizer.decode(ids[len(body["prompt"]) :], skip_special_tokens=False) if "stop" in body else ""
+        found = next((stop for stop in body.get("stop", []) if stop in text), None)
+        # One that decodes several tokens in a step looks late.
+        if found is not None and (engine.how != "looks late" or len(logprobs) % 3 == 0):
+            reason, string = "stop", found
+            break
+    done = {"token_ids": ids[len(body["prompt"]) :], "logprobs": logprobs, "finish_reason": reason}
+    return done | {"stop_reason": string}
 
 
 def text_logprobs(engine: Engine, ids: list[int]) -> list[Any]:
@@ -137,6 +145,7 @@ def app(engine: Engine) -> Starlette:
             "index": 0,
             "text": "",
             "finish_reason": completion["finish_reason"],
+            "stop_reason": completion["stop_reason"],
             "logprobs": tokens if body.get("logprobs") is not None else None,
             "token_ids": ids if body.get("return_token_ids") else None,
             "prompt_logprobs": text_logprobs(engine, body["prompt"]) if body.get("prompt_logprobs") else None,

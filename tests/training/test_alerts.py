@@ -92,6 +92,12 @@ def test_a_method_without_the_figure_is_not_warned_of_it() -> None:
     assert warnings_of(demonstrations) == {}
 
 
+def test_truncation_names_its_remedies() -> None:
+    line = warnings_of(steps(**BROKEN["truncation"]))["truncation"]
+    assert all(key in line for key in ("max_new_tokens", '`sampling.stop` to a string that ends them, such as ["\\n"]'))
+    assert "sampling.mask_truncated" in line
+
+
 def test_what_failed_is_named() -> None:
     changes = {f"reward/kindness/{item}/failed": 1 for item in "abcde"}
     assert "(kindness/a, kindness/b, kindness/c and 2 more)" in warnings_of(steps(**changes))["judge"]

@@ -45,7 +45,7 @@ def label_steps(options: ProcessLabelOptions, tell: Callable[[str], None]) -> No
     rows = None if options.file is None else read_rows(options.file)
     if rows is not None:
         check_rows(rows, ["prompt"], f"'{options.file}'")
-    policy, own_rows, check, tokens = _load(options, tell, needs_rows=rows is None)
+    policy, own_rows, check, tokens, stop = _load(options, tell, needs_rows=rows is None)
     rows = own_rows if rows is None else rows
     given = [row.get("completion") not in (None, "") for row in rows]
     if any(given) and options.solutions is not None:
@@ -53,7 +53,9 @@ def label_steps(options: ProcessLabelOptions, tell: Callable[[str], None]) -> No
     if any(given) and not all(given):
         raise UserError(f"row {given.index(False) + 1} has no `completion`, and others have: give all or none")
     sampling = Sampling(temperature=options.temperature)
-    sampler = OnPolicy(policy, sampling, options.max_new_tokens or tokens, options.continuations, options.seed)
+    sampler = OnPolicy(
+        policy, sampling, options.max_new_tokens or tokens, options.continuations, options.seed, stop=stop
+    )
     labeller = MonteCarlo(sampler, check, options.separator, options.hard)
     done, labels = 0, list[float]()
     part = options.out.with_name(f"{options.out.name}.part")
@@ -99,8 +101,8 @@ def _exported(row: Row) -> Row:
 
 def _load(
     options: ProcessLabelOptions, tell: Callable[[str], None], *, needs_rows: bool
-) -> tuple[Any, list[Row], Check, int]:
-    """The policy, the run's training rows, the check and the length limit."""
+) -> tuple[Any, list[Row], Check, int, tuple[str, ...]]:
+    """The policy, the run's training rows, the check, the length limit and the stop strings."""
     if (Path(options.source).expanduser() / "config.yaml").is_file():
         from vigneron.api import load_run
         from vigneron.run_data.load import checker_name
@@ -113,9 +115,9 @@ def _load(
         if trained.config.rollout is not None:
             tell("note: the run's own `rollout` cannot continue a solution: the model samples without it")
         check = build_run_check(trained.config, options.checker or checker_name(trained.config))
-        return trained.policy, rows, check, trained.config.max_new_tokens
+        return trained.policy, rows, check, trained.config.max_new_tokens, tuple(trained.config.sampling.stop)
     if needs_rows:
         raise UserError(f"'{options.source}' is not a run: give a file of prompts or solutions (.jsonl, .csv)")
     from vigneron.policy.load import load_policy
 
-    return load_policy(options.source), [], build_check(options.checker or "equality"), NEW_TOKENS
+    return load_policy(options.source), [], build_check(options.checker or "equality"), NEW_TOKENS, ()

@@ -1,9 +1,9 @@
 """The config sections that all methods share: model, data, parent, sampling, optimizer."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from vigneron.config.values import NotNegative, Positive, Share, Strict, Url
 
@@ -148,6 +148,25 @@ class LocalParentConfig(ModelParentConfig):
 ParentConfig = Annotated[EndpointParentConfig | LocalParentConfig, Field(discriminator="kind")]
 
 
+def _as_list(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
+
+
+def _usable_stops(stop: list[str]) -> list[str]:
+    for string in stop:
+        if not string:
+            raise ValueError("an empty string would end every completion: remove it")
+        if re.fullmatch(r"(\\[nrt])+", string):
+            raise ValueError(f"'{string}' is a backslash and a letter: YAML needs double quotes, as in \"{string}\"")
+        if "\ufffd" in string:
+            raise ValueError(f"{string!r} contains U+FFFD, which stands for broken characters: remove it")
+        if stop.count(string) > 1:
+            raise ValueError(f"{string!r} is listed twice: remove one")
+        if within := next((other for other in stop if other != string and other in string), None):
+            raise ValueError(f"{string!r} has no effect, because it contains {within!r}: remove it")
+    return stop
+
+
 class SamplingConfig(Strict):
     """How completions are sampled. Log-probs are always those of the distribution sampled from."""
 
@@ -159,6 +178,9 @@ class SamplingConfig(Strict):
     """Nucleus sampling: the smallest set of tokens with this total probability."""
     mask_truncated: bool = False
     """Do not train on completions that were cut by `max_new_tokens`."""
+    stop: Annotated[list[str], BeforeValidator(_as_list), AfterValidator(_usable_stops)] = Field(default_factory=list)
+    """Strings that end a completion, as `["\\n"]`; one string needs no list. The token that completes one is the last
+    that is trained on, and the text contains the string. Evaluation and `chat` use them too."""
     prompt: str | None = None
     """Template of the prompt that completions are drawn from, over the row's columns, as `{rules} {prompt}`. They are
     trained after the row's own prompt, and evaluation uses that one (deliberative alignment). null: the same prompt."""

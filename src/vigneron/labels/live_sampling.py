@@ -38,10 +38,11 @@ def rows_of(path: Path) -> list[Row]:
 
 def load_sampler(name: str, *, temperature: float, max_new_tokens: int | None) -> Sampler:
     """Samples from a run's trained model, or from a model by name."""
-    policy, tokens = _policy_of(name)
+    policy, tokens, stop = _policy_of(name)
 
     def sample(prompt: Any, count: int, seed: int) -> list[str]:
-        rollout = OnPolicy(policy, Sampling(temperature=temperature), max_new_tokens or tokens, count, seed)
+        sampling = Sampling(temperature=temperature)
+        rollout = OnPolicy(policy, sampling, max_new_tokens or tokens, count, seed, stop=stop)
         return _texts(rollout, [prompt])
 
     return sample
@@ -51,8 +52,8 @@ def sample_groups(
     name: str, prompts: Sequence[Any], *, count: int, temperature: float, max_new_tokens: int | None, seed: int
 ) -> list[list[str]]:
     """`count` completions of each prompt, from a run's trained model or a model by name, many prompts together."""
-    policy, tokens = _policy_of(name)
-    rollout = OnPolicy(policy, Sampling(temperature=temperature), max_new_tokens or tokens, count, seed)
+    policy, tokens, stop = _policy_of(name)
+    rollout = OnPolicy(policy, Sampling(temperature=temperature), max_new_tokens or tokens, count, seed, stop=stop)
     groups: list[list[str]] = []
     for start in range(0, len(prompts), PROMPTS_TOGETHER):
         texts = _texts(rollout, prompts[start : start + PROMPTS_TOGETHER], start)
@@ -65,14 +66,14 @@ def _texts(rollout: OnPolicy, prompts: Sequence[Any], first: int = 0) -> list[st
     return [completion_text(completion) for completion in batch.samples.completions]
 
 
-def _policy_of(name: str) -> tuple[Policy, int]:
-    """The model of a run or by name, and the length limit of its completions."""
+def _policy_of(name: str) -> tuple[Policy, int, tuple[str, ...]]:
+    """The model of a run or by name, the length limit of its completions, and its stop strings."""
     if not (Path(name).expanduser() / "config.yaml").is_file():
-        return load_policy(name), NEW_TOKENS
+        return load_policy(name), NEW_TOKENS, ()
     trained = load_run(name)
     if trained.config.method.trains == "scorer":
         raise UserError(f"'{name}' trained a reward model, which cannot generate text")
-    return trained.policy, trained.config.max_new_tokens
+    return trained.policy, trained.config.max_new_tokens, tuple(trained.config.sampling.stop)
 
 
 def sample_for(

@@ -73,4 +73,6 @@ def _fingerprint(parts: Parts, samples: int) -> str:
     written = {key: value for key, value in config.model_dump(mode="json").items() if key in keys}
     written["model"] = {key: written["model"][key] for key in ("name", "chat", "lora")}
     written["reward"].pop("missing_limit", None)  # may change on resume
+    if not written["sampling"]["stop"]:  # as before the key existed
+        del written["sampling"]["stop"]
     return fingerprint([written, rows, samples])

@@ -1,7 +1,7 @@
 """The rollout of methods that sample: y ~ π(·|x), G samples per prompt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vigneron.batch import Batch, Packing, Samples, Signals, to_device
@@ -26,6 +26,8 @@ class OnPolicy:
     mask_truncated: bool = False
     together: bool = False
     """Whether all ranks call it and each samples a part."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion."""
 
     @classmethod
     def of(cls, config: Config, policy: Policy, sampling: Sampling | None) -> "OnPolicy":
@@ -38,13 +40,12 @@ class OnPolicy:
             config.resolved_microbatch_tokens,
             config.sampling.mask_truncated,
             together=True,
+            stop=tuple(config.sampling.stop),
         )
 
     @classmethod
     def greedy(cls, config: Config, policy: Policy) -> "OnPolicy":
-        return cls(
-            policy, None, config.max_new_tokens, microbatch_tokens=config.resolved_microbatch_tokens, together=True
-        )
+        return replace(cls.of(config, policy, None), group_size=1, seed=0, mask_truncated=False)
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         repeated = [row for row in rows for _ in range(self.group_size)]
@@ -68,6 +69,7 @@ class OnPolicy:
             step=step,
             sample_ids=names,
             microbatch_tokens=self.microbatch_tokens,
+            stop=self.stop,
         )
         lengths = done.lengths_B.tolist()
         completion_ids = [tuple(ids[:length]) for ids, length in zip(done.ids_BT.tolist(), lengths, strict=True)]

@@ -21,6 +21,7 @@ from vigneron.policy.model import Policy
 from vigneron.policy.rank_batches import map_microbatches
 from vigneron.rollout.demonstrations import Demonstration, batch_of_texts
 from vigneron.rollout.engine.sample import sample
+from vigneron.rollout.engine.stop_strings import stop_strings
 from vigneron.rollout.on_policy import OnPolicy, as_completion
 
 Ids = tuple[int, ...]
@@ -36,6 +37,7 @@ class ValueSearch:
     max_new_tokens: int
     seed: int = 0
     microbatch_tokens: int = 65536
+    stop: tuple[str, ...] = ()
 
     @torch.no_grad()
     def values(self, texts: Sequence[tuple[Ids, Ids]]) -> list[float]:
@@ -54,7 +56,13 @@ def samples_of_each(search: ValueSearch, rows: Sequence[Row], count: int) -> Bat
     """`count` samples for each row, one row's behind each other."""
     policy, sampling = search.policy, search.sampling
     return OnPolicy(
-        policy, sampling, search.max_new_tokens, count, search.seed, microbatch_tokens=search.microbatch_tokens
+        policy,
+        sampling,
+        search.max_new_tokens,
+        count,
+        search.seed,
+        search.microbatch_tokens,
+        stop=search.stop,
     )(rows)
 
 
@@ -121,14 +129,18 @@ def _continued(
     expand: int,
     separator: str,
 ) -> list[tuple[int, Beam]]:
-    """`expand` continuations of each beam, each up to its first separator, its end token, or the longest completion."""
+    """`expand` continuations of each beam, each up to its first separator, its end token or stop string, or the longest
+    completion."""
     repeated = [(at, beam, first + i) for at, beam, first in open_beams for i in range(expand)]
     drawn = _drawn(search, [((*prompts[at], *beam.ids), len(beam.ids), name) for at, beam, name in repeated], number)
+    stops = stop_strings(search.policy.tokenizer, search.stop)
     grown = []
     for (at, beam, _), ids in zip(repeated, drawn, strict=True):
+        stop = None if stops is None else stops.end((*beam.ids, *ids), len(beam.ids))  # may begin in the beam
+        ids = ids if stop is None else ids[: stop - len(beam.ids)]
         step = _first_step(search.policy, ids, separator)
         whole = (*beam.ids, *step)
-        ended = bool(step) and step[-1] in search.policy.eos_ids
+        ended = bool(step) and (step[-1] in search.policy.eos_ids or len(whole) == stop)
         truncated = not ended and len(step) == len(ids)  # nothing follows: no separator, or it was the last token
         grown.append((at, Beam(whole, done=ended or truncated, truncated=truncated)))
     return grown
@@ -154,6 +166,7 @@ def _drawn(search: ValueSearch, starts: Sequence[tuple[Ids, int, int]], number: 
             step=number,
             sample_ids=[starts[place][2] for place in places],
             microbatch_tokens=search.microbatch_tokens,
+            stop=search.stop,
         )
         for place, row, length in zip(places, done.ids_BT.tolist(), done.lengths_B.tolist(), strict=True):
             drawn[place] = tuple(row[: min(length, search.max_new_tokens - starts[place][1])])

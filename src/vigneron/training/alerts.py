@@ -82,7 +82,8 @@ def _cut_completions(steps: Sequence[Record]) -> str | None:
         return None
     return (
         f"{fmean(shares):.0%} of the completions of the last {LAST} steps are truncated at max_new_tokens, and are "
-        "rewarded all the same: increase max_new_tokens, or set `sampling.mask_truncated: true` to not train on them"
+        "rewarded all the same: increase max_new_tokens; if the answers are complete before it, set `sampling.stop` to "
+        'a string that ends them, such as ["\\n"]; or set `sampling.mask_truncated: true` to not train on them'
     )
 
 

@@ -140,7 +140,8 @@ def training_overrides(config: Config, recording: Recording, samples: int) -> li
     data, held_out = config.data, recording.held_out or "null"
     of_data = {"task": data.task and "null", "template": data.template and "null", "train": recording.file}
     of_data |= {"held_out": held_out, "checker": checker_name(config)}
-    inert = {"group_size": "1", "sampling": "{}", "parent": "null", "rollout": "null", "curriculum": "null"}
+    stop = {"stop": config.sampling.stop} if config.sampling.stop else {}
+    inert = {"group_size": "1", "sampling": json.dumps(stop), "parent": "null", "rollout": "null", "curriculum": "null"}
     inert |= {"scale": "{}"}
     reads_groups = config.reward.smallest_group > 1 or getattr(config.reward, "rewards_at", None) == "steps"
     return [

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,17 @@ def test_the_same_samples_as_here_and_every_version_is_acknowledged_and_recorded
         assert_same(sampler.sample(request_of(6, 4, step=4)), here.sample(request_of(6, 4, step=4)))
         policy.eos_ids = frozenset(range(1, 200))
         assert_same(sampler.sample(request_of(3, 2)), here.sample(request_of(3, 2)))
+        stops = replace(request_of(6, 4), stop=tuple("abcdefghijklmnopqrst"))
+        assert_same(sampler.sample(stops), here.sample(stops))
     finally:
         sampler.close()
-    assert [record["version"] for record in records] == [0, 0, 0, 1, 1]
+    assert [record["version"] for record in records] == [0, 0, 0, 1, 1, 1]
     assert len({record["checksum"] for record in records}) == 2
     assert all(sum(record["actors"].values()) == record["samples"] for record in records)
     busy = [len(record["actors"]) for record in records]  # a quick actor may be done before another is ready
     assert busy[2] == 1
     assert max(busy) == 2
-    assert [record["step"] for record in records] == [4, 4, 4, 5, 4]
+    assert [record["step"] for record in records] == [4, 4, 4, 5, 4, 4]
     assert not any(record["replaced"] or record["resampled"] for record in records)
 
 

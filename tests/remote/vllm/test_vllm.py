@@ -6,23 +6,22 @@ The server is a real one, in a process of its own, with a tiny real model behind
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from support import fault_runs
 from support.rewards import with_reward
 from support.tiny_runs import tiny_config, write_data
-from support.vllm_protocol import serve
+from support.vllm_server import Served
 from vigneron.config.scale import VllmSamplingConfig
 from vigneron.core.draws import Sampling, chosen_logprobs, sampled_logprobs
 from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
-from vigneron.remote.vllm.json_server import JsonServer
 from vigneron.remote.vllm.sampler import CHANGED, VllmSampler, _mean_gap, request_seeds
 from vigneron.remote.vllm.server_api import VllmServer, connect
 from vigneron.rewards.apply import ApplyReward
@@ -38,34 +37,6 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = [[20, 30, 40], [50], [60, 70], [20, 30, 40]]
 NARROW = Sampling(0.7, top_k=20, top_p=0.8)
-
-
-class Served:
-    """A server of the protocol, and what it is told."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.process = fault_runs.started(serve, str(folder), port)
-        self.url = f"http://127.0.0.1:{port}"
-        self.http = JsonServer(self.url, 10.0)
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                self.http.request("/health", tries=1)
-                return
-            except Exception:
-                assert self.process.is_alive(), "the server did not start"
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-
-    def misbehave(self, how: str = "", times: int = 1, folder: Path | None = None) -> None:
-        self.http.request("/misbehave", {"how": how, "times": times, "folder": folder and str(folder)})
-
-    def requests(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.http.request("/requests")
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +137,33 @@ def test_every_end_ends_a_completion_and_is_kept(tiny_folder: Path, served: Serv
         assert bool(done.truncated_B[row]) == (ids[-1] not in policy.eos_ids)
         assert length == 4 or ids[-1] in policy.eos_ids
         ended += ids[-1] in policy.eos_ids
+    assert 0 < ended < 16
+
+
+@pytest.mark.parametrize("how", ["", "looks late"])
+def test_a_stop_string_ends_a_completion_and_is_kept(
+    tiny_folder: Path, served: Served, tmp_path: Path, how: str
+) -> None:
+    """The same samples as without, up to the token that completes it; also from a server that samples several tokens
+    before it looks."""
+    policy = child(tiny_folder)
+    served.misbehave(how)
+    sampler = sampler_for(policy, served, tmp_path)
+    stops = (*tuple("abcdefghijklmnopqrstuvwxyz0123456789"), " é")
+    whole = sampler.sample(request(Sampling(), PROMPTS * 4))
+    done = sampler.sample(replace(request(Sampling(), PROMPTS * 4), stop=stops))
+    assert served.requests()[-1]["stop"] == list(stops)
+    ended = 0
+    for row in range(16):
+        ids = whole.ids_BT[row, : int(whole.lengths_B[row])].tolist()
+        texts = [policy.tokenizer.decode(ids[: n + 1]) for n in range(len(ids))]
+        end = next((n + 1 for n, text in enumerate(texts) if any(stop in text for stop in stops)), None)
+        length = int(done.lengths_B[row])
+        assert length == (end or len(ids))
+        assert done.ids_BT[row, :length].tolist() == ids[:length]
+        assert torch.equal(done.behaviour_BT[row, :length], whole.behaviour_BT[row, :length])
+        assert bool(done.truncated_B[row]) == (end is None and bool(whole.truncated_B[row]))
+        ended += end is not None
     assert 0 < ended < 16
 
 
@@ -278,7 +276,7 @@ LINES = {
     "no logprobs": "returned an unexpected response",
     "too few logprobs": "tokens and . log-probs",
     "no token ids": "returned an unexpected response",
-    "no end": "without the end token that ended it",
+    "no end": "without the end token or stop string that ended it",
     "refuse update": "did not load new weights: /collective_rpc answered 500",
     "broken": "answered 500 .'EngineCore encountered an issue'.*vigneron resume",
     "drop": "lost the connection.*vigneron resume",

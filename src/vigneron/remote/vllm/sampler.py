@@ -21,9 +21,10 @@ from vigneron.errors import UserError, reason
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.model import Policy
 from vigneron.policy.weight_versions import PinnedWeights, Version
-from vigneron.remote.vllm.server_api import WHERE, Completion, VllmServer
+from vigneron.remote.vllm.server_api import WHERE, Completion, Ends, VllmServer
 from vigneron.rollout.engine.inference_model import merged_weight
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
+from vigneron.rollout.engine.stop_strings import stop_strings
 from vigneron.threads import DaemonPool
 from vigneron.timing import phase
 
@@ -203,7 +204,7 @@ class VllmSampler:
 
     def _sampled(self, request: Request) -> list[Completion]:
         """Completions in the order of the prompts. A lost request is retried with the same seed."""
-        ends = sorted(self._policy.eos_ids)
+        ends = Ends(sorted(self._policy.eos_ids), request.stop, stop_strings(self._policy.tokenizer, request.stop))
         seeds = request_seeds(request.seed, request.step, request.sample_ids)
         pool = DaemonPool(min(self._config.concurrency, len(seeds)), "vllm")
         try:

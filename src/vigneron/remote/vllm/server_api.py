@@ -16,6 +16,7 @@ from vigneron.config.scale import VllmSamplingConfig
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError, did_you_mean
 from vigneron.remote.vllm.json_server import HttpError, JsonServer
+from vigneron.rollout.engine.stop_strings import StopStrings
 from vigneron.values import is_number
 
 WHERE = "scale.sampling"
@@ -24,8 +25,17 @@ GUIDE = "docs/guides/vllm.md has the command that starts it"
 
 
 @dataclass(frozen=True)
+class Ends:
+    """What ends a completion: end tokens, and stop strings."""
+
+    tokens: Sequence[int] = ()
+    strings: Sequence[str] = ()
+    stops: StopStrings | None = None
+
+
+@dataclass(frozen=True)
 class Completion:
-    """The sample of one prompt. `ended`: its last token is an end token."""
+    """The sample of one prompt. `ended`: its last token is an end token, or completes a stop string."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -46,7 +56,7 @@ class VllmServer:
         return self.http.url
 
     def complete(
-        self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None, seed: int, ends: Sequence[int]
+        self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None, seed: int, ends: Ends
     ) -> Completion:
         """Sample one completion. Sets every option: vLLM takes defaults from the model's generation config."""
         drawn = sampling or Sampling(temperature=0.0)
@@ -63,9 +73,10 @@ class VllmServer:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "seed": seed,
-            # Only our end tokens stop a completion, and they stay in it.
+            # Only our end tokens and stop strings stop a completion, and they stay in it.
             "ignore_eos": True,
-            "stop_token_ids": list(ends),
+            "stop_token_ids": list(ends.tokens),
+            **({"stop": list(ends.strings)} if ends.strings else {}),
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
             "logprobs": 1,
@@ -98,7 +109,7 @@ class VllmServer:
 
     def check_processed(self, ids: Sequence[int]) -> None:
         """Check that log-probs are those after top-k and top-p: with top_k=1 the only token has log-prob 0."""
-        completion = self.complete(ids, 1, Sampling(1.0, top_k=1), 0, ())
+        completion = self.complete(ids, 1, Sampling(1.0, top_k=1), 0, Ends())
         if completion.logprobs[0] < -1e-3:
             raise UserError(
                 f"{WHERE}: '{self.url}' returns log-probs from before temperature, top-k and top-p: "
@@ -151,7 +162,7 @@ class VllmServer:
             ) from None
 
 
-def _completion(choice: Any, max_new_tokens: int, ends: Sequence[int]) -> Completion:
+def _completion(choice: Any, max_new_tokens: int, ends: Ends) -> Completion:
     ids = tuple(choice["token_ids"])
     logprobs = tuple(_number(value) for value in choice["logprobs"]["token_logprobs"])
     reason = choice["finish_reason"]
@@ -159,13 +170,17 @@ def _completion(choice: Any, max_new_tokens: int, ends: Sequence[int]) -> Comple
         raise ValueError("token ids that are not integers")
     if len(ids) != len(logprobs):
         raise ValueError(f"{len(ids)} tokens and {len(logprobs)} log-probs")
-    if reason == "stop" and (not ids or ids[-1] not in ends):
-        raise ValueError("a completion without the end token that ended it")
+    stop = ends.stops.end(ids) if ends.stops is not None else None
+    if stop is not None:  # the server may have sampled several tokens before it looked
+        ids, logprobs, reason = ids[:stop], logprobs[:stop], "stop"
+    by_string = stop is not None or choice.get("stop_reason") in ends.strings  # its detokenizer may see other spaces
+    if reason == "stop" and not by_string and (not ids or ids[-1] not in ends.tokens):
+        raise ValueError("a completion without the end token or stop string that ended it")
     if reason == "length" and len(ids) != max_new_tokens:
         raise ValueError(f"{len(ids)} tokens cut by the length limit of {max_new_tokens}")
     if reason not in ("stop", "length") or not 0 < len(ids) <= max_new_tokens:
         raise ValueError(f"a completion of {len(ids)} tokens that ended by '{reason}'")
-    if any(one in ends for one in ids[:-1]):
+    if any(one in ends.tokens for one in ids[:-1]):
         raise ValueError("a completion that continues after its end token")
     return Completion(ids, logprobs, reason == "stop")
 

@@ -18,6 +18,7 @@ from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.inference_model import InferenceModel
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
 from vigneron.rollout.engine.schedule import Schedule
+from vigneron.rollout.engine.stop_strings import stop_strings
 from vigneron.timing import phase
 
 # Bytes of key/value cache, unless a single row needs more; on a GPU at most an eighth of its memory.
@@ -67,7 +68,8 @@ class Engine:
         slots = max(len(ids) for ids in request.prompt_ids) + request.max_new_tokens
         rows = min(self._rows_at_once(slots), len(request.prompt_ids))
         self._make_room(rows, slots, request.max_new_tokens)
-        return Schedule(self, request, rows, blank_completions(request, self._policy)).run()
+        stops = stop_strings(self._policy.tokenizer, request.stop)
+        return Schedule(self, request, rows, blank_completions(request, self._policy), stops).run()
 
     def rows_for(self, count: int) -> int:
         """The number of rows, rounded up for CUDA graphs so that few sizes occur."""

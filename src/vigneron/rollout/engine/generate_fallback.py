@@ -6,13 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from vigneron.core.draws import Sampling, draw_keys
 from vigneron.policy.microbatches import length_buckets
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.decode_state import choose
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
+from vigneron.rollout.engine.stop_strings import StopStrings, stop_strings
 from vigneron.timing import phase
 
 
@@ -46,6 +53,8 @@ class GenerateSampler:
             real_BS[i, width - len(prompt) :] = 1
         keys = draw_keys(request.seed, request.step, torch.tensor([request.sample_ids[i] for i in rows]))
         drawn = _KeyedDraws(keys.to(policy.device), request.sampling)
+        stops = stop_strings(policy.tokenizer, request.stop)
+        stopping = [] if stops is None else [_AtStopStrings(stops, width, len(prompts))]
         settings = GenerationConfig(
             max_new_tokens=request.max_new_tokens,
             do_sample=False,
@@ -58,6 +67,7 @@ class GenerateSampler:
                 attention_mask=real_BS.to(policy.device),
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([drawn]),
+                stopping_criteria=StoppingCriteriaList(stopping),
                 return_dict_in_generate=True,
             )
         new_BT = out.sequences[:, width:]
@@ -65,6 +75,10 @@ class GenerateSampler:
         at_end_BT = torch.isin(new_BT, ends)
         ended_B = at_end_BT.any(1)
         lengths_B = torch.where(ended_B, at_end_BT.int().argmax(1) + 1, new_BT.shape[1])
+        for at_stop in stopping:
+            stops_B = torch.tensor(at_stop.ends, device=policy.device)
+            lengths_B = torch.where((stops_B > 0) & (stops_B < lengths_B), stops_B, lengths_B)
+            ended_B = ended_B | (stops_B > 0)
         real_BT = torch.arange(new_BT.shape[1], device=policy.device) < lengths_B[:, None]
         behaviour_BT = torch.stack(drawn.logprobs, 1)
         into.ids_BT[rows, : new_BT.shape[1]] = torch.where(real_BT, new_BT, policy.pad_id)
@@ -105,3 +119,18 @@ class _KeyedDraws(LogitsProcessor):
         token_B, logprob_B = choose(scores.float(), self._keys_B, written_B, self._sampling)
         self.logprobs.append(logprob_B)
         return torch.full_like(scores, -torch.inf).scatter(1, token_B[:, None], 0.0)
+
+
+class _AtStopStrings(StoppingCriteria):
+    """Ends rows at stop strings. `ends` has the number of tokens up to the first one; 0: none yet."""
+
+    def __init__(self, stops: StopStrings, width: int, rows: int) -> None:
+        self._stops, self._width = stops, width
+        self.ends = [0] * rows
+
+    def __call__(self, input_ids: Any, scores: Any, **others: Any) -> Any:
+        for row, can_end in enumerate(self._stops.can_end(input_ids[:, -1:])[:, 0].tolist()):
+            if can_end and not self.ends[row]:
+                ids = input_ids[row, self._width :].tolist()
+                self.ends[row] = self._stops.end(ids, len(ids) - 1) or 0
+        return torch.tensor(self.ends, device=input_ids.device) > 0

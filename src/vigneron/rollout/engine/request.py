@@ -24,11 +24,14 @@ class Request:
     sample_ids: Sequence[int]
     microbatch_tokens: int
     """Maximum prompt tokens in one prefill pass."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion."""
 
 
 @dataclass(frozen=True)
 class Completions:
-    """Sampled completions. A completion ends with its end token; one cut by the length limit has none.
+    """Sampled completions. A completion ends with its end token, or with the token that completes a stop string; one
+    cut by the length limit has neither, and is truncated.
 
     `behaviour_BT` are the log-probs under the sampling distribution. `prompt_hidden_BH` is the state after each prompt,
     for a critic; None if the sampler does not provide it.

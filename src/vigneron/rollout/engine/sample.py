@@ -27,15 +27,17 @@ def sample(
     step: int = 0,
     sample_ids: Sequence[int] | None = None,
     microbatch_tokens: int = 65536,
+    stop: Sequence[str] = (),
 ) -> Completions:
     """Sample one completion per prompt from the policy's current weights; greedy without `sampling`.
 
     `sample_ids` identify the samples within the step: equal ids give equal draws. Consecutive equal prompts share one
-    prefill. The batch composition changes results only by rounding.
+    prefill. The batch composition changes results only by rounding. Strings of `stop` end a completion; its tokens and
+    log-probs up to there are those without `stop`.
     """
     check_lengths(policy, prompt_ids, max_new_tokens)
     names = list(sample_ids) if sample_ids is not None else list(range(len(prompt_ids)))
-    request = Request(prompt_ids, max_new_tokens, sampling, seed, step, names, microbatch_tokens)
+    request = Request(prompt_ids, max_new_tokens, sampling, seed, step, names, microbatch_tokens, tuple(stop))
     return sampler_of(policy).sample(request).trimmed()
 
 

@@ -12,6 +12,7 @@ from vigneron.batch import to_device
 from vigneron.core.draws import Sampling, draw_keys
 from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.request import Completions, Request
+from vigneron.rollout.engine.stop_strings import StopStrings
 from vigneron.timing import phase
 
 # Decode steps between checks of which rows have ended.
@@ -46,8 +47,10 @@ class Decoder(Protocol):
 class Schedule:
     """The processing of one request."""
 
-    def __init__(self, engine: Decoder, request: Request, rows: int, done: Completions) -> None:
-        self.engine, self.request, self.done = engine, request, done
+    def __init__(
+        self, engine: Decoder, request: Request, rows: int, done: Completions, stops: StopStrings | None = None
+    ) -> None:
+        self.engine, self.request, self.done, self.stops = engine, request, done, stops
         # A stack with the longest prompt on top: prompts of similar length are prefilled together.
         self.waiting = sorted(_groups(request.prompt_ids, rows), key=lambda group: len(group.prompt))
         self.size = engine.rows_for(rows)
@@ -56,9 +59,11 @@ class Schedule:
         self.keys = draw_keys(request.seed, request.step, names)
         self.owner: list[int | None] = [None] * self.size  # the sample in each row
         self.left = [0] * self.size  # tokens left for the sample in each row
+        self.stopped: set[int | None] = set()  # samples that a stop string has ended
 
     def run(self) -> Completions:
-        check_every = CHECK_EVERY[self.device.type] if len(self.engine.ends) else self.request.max_new_tokens
+        ends = len(self.engine.ends) > 0 or self.stops is not None
+        check_every = CHECK_EVERY[self.device.type] if ends else self.request.max_new_tokens
         self.state.running.fill_(False)
         self._admit(list(range(self.size)))
         while any(owner is not None for owner in self.owner):
@@ -67,8 +72,28 @@ class Schedule:
                 for _ in range(steps):
                     self.engine.decode(self.size, self.request.sampling)
             self.left = [max(0, left - steps) for left in self.left]
+            if self.stops is not None:
+                self._end_at_stop_strings(self.stops, steps + 1)  # a new row's first token is one more
             self._update_rows()
         return self.done
+
+    def _end_at_stop_strings(self, stops: StopStrings, new: int) -> None:
+        """End rows whose last `new` tokens complete a stop string; tokens that were sampled behind it are dropped."""
+        written_R = self.state.written[: self.size]
+        column_RN = written_R[:, None] - 1 - torch.arange(new, device=self.device)
+        token_RN = self.state.ids[: self.size].gather(1, column_RN.clamp(min=0))
+        can_end = (stops.can_end(token_RN) & (column_RN >= 0)).any(1).tolist()
+        rows = [row for row, owner in enumerate(self.owner) if can_end[row] and owner not in self.stopped]
+        if not (rows := [row for row in rows if self.owner[row] is not None]):
+            return
+        at = to_device(rows, self.device)
+        texts = zip(self.state.ids[at].tolist(), written_R[at].tolist(), strict=True)
+        ends = [stops.end(ids[:count], max(0, count - new)) for ids, count in texts]
+        ended = [(row, end) for row, end in zip(rows, ends, strict=True) if end is not None]
+        if ended:
+            at, end = to_device(list(zip(*ended, strict=True)), self.device).unbind()
+            self.state.written[at], self.state.ended[at], self.state.running[at] = end, True, False
+            self.stopped |= {self.owner[row] for row, _ in ended}
 
     def _update_rows(self) -> None:
         """Collect samples that have ended; refill their rows or compact."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.config import Config
+from vigneron.core.schedule import learning_rate_factor
 from vigneron.data.prompts import Row
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
@@ -75,6 +76,26 @@ def check_changes(path: Path, scalars: Mapping[str, Any], config: Config, data: 
         hint = f"undo the change, or run `vigneron resume {path} --allow-changes`"
         raise UserError("\n".join([*changes, hint]))
     return [*lines.values(), *rows]
+
+
+def schedule_changes(scalars: Mapping[str, Any], config: Config, done: int) -> list[str]:
+    """A line if other `steps` change the learning rate after the `done` steps: a schedule runs over all steps."""
+    before, optimizer = (scalars.get("config") or {}).get("steps"), config.optimizer
+    if before is None or not done or not config.method.steps_by_gradient:
+        return []
+
+    def rate(step: int, steps: int) -> float:
+        factor = learning_rate_factor(step - 1, steps, shape=optimizer.schedule, warmup=optimizer.warmup_steps)
+        return optimizer.actor_lr * factor
+
+    last, after = rate(done, before), rate(done + 1, config.steps)
+    if config.steps == done or after == rate(done + 1, before):
+        return []
+    return [
+        f"`optimizer.schedule: {optimizer.schedule}` now runs over {config.steps} steps: the learning rate goes from "
+        f"{last:.3g} at the start of step {done} to {after:.3g} at the start of step {done + 1}. To keep it, "
+        f"resume with `--allow-changes optimizer.schedule=constant optimizer.actor_lr={last:.3g}`"
+    ]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -35,7 +35,7 @@ from vigneron.training.checkpoint.write import delete_drafts
 from vigneron.training.run import Run
 from vigneron.training.setup.build import Build, build_run
 from vigneron.training.setup.resolve import check_held_out, resolved
-from vigneron.training.setup.resume_checks import check_changes
+from vigneron.training.setup.resume_checks import check_changes, schedule_changes
 
 Files = dict[str, str]
 
@@ -193,6 +193,7 @@ def _prepare_resume(
     done = 0 if saved is None else checkpoint_step(saved)
     if config.steps < done:
         raise UserError(f"steps: {config.steps} is less than the {done} steps that are done: set {done} or more")
+    notices += schedule_changes(scalars, config, done)
     if rubric is not None:
         if saved is not None and done == config.steps:
             raise UserError(

@@ -1,0 +1,247 @@
+"""Checks between the sections of a config: what contradicts itself, and what has no effect."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from vigneron.config.curricula import LossCurriculumConfig, SuccessCurriculumConfig
+from vigneron.config.kl import KlConfig, PenaltyConfig
+from vigneron.config.methods import MethodConfig
+from vigneron.config.options import MethodOptions
+from vigneron.config.parts import SamplingConfig
+from vigneron.config.rewards import embeds_here, judges_here
+from vigneron.config.scale import ScaleConfig
+from vigneron.config.top_level import TopLevel
+
+METHOD = TypeAdapter[MethodOptions](MethodConfig)
+
+
+def with_default_reward(given: Any, context: Any) -> Any:
+    """A recipe as it was read. Without a reward, held-out completions of a method that reads given texts are scored by
+    the checker."""
+    if not isinstance(given, Mapping):
+        return given
+    try:
+        method = METHOD.validate_python(given.get("method"), context=context)
+    except ValidationError:  # reported where the method is parsed; errors that follow from it are not
+        method_known = isinstance(given.get("method"), Mapping) and "name" in given["method"]
+        return {"reward": {"kind": "binary"}, **given} if method_known else given
+    if not method.imported:
+        return {"reward": {"kind": "binary"}, **given}
+    if method.reads == "pairs" and given.get("reward") is not None:
+        raise ValueError(
+            f"`reward` has no effect with {_named(method)}, which trains on preference pairs: leave it out"
+        )
+    needs_none = method.reads != "prompts" and given.get("reward") is None
+    return {**given, "reward": {"kind": "binary"}} if needs_none else given
+
+
+def what_is_adapted_to_is_measured(config: TopLevel) -> None:
+    for kl in (getattr(config.method, key, None) for key in ("kl", "penalty")):
+        if not isinstance(kl, KlConfig | PenaltyConfig):
+            continue
+        if not (kl.adaptive and kl.against == "previous" and config.successive_kl_every != 1):
+            continue
+        raise ValueError("an adaptive KL against the previous policy needs `successive_kl_every: 1`")
+
+
+def the_best_can_be_known(config: TopLevel) -> None:
+    if config.keep_best is None:
+        return
+    if not config.keep_best.startswith("eval/"):
+        raise ValueError("`keep_best` is the name of a held-out metric, such as eval/reward")
+    if not config.eval_every:
+        raise ValueError("`keep_best` compares held-out metrics: set `eval_every`")
+    if not config.save_every or config.save_every % config.eval_every:
+        raise ValueError(
+            "`keep_best` compares checkpoints that were evaluated: set `save_every` to a multiple of `eval_every`"
+        )
+
+
+def given_texts_are_not_sampled(config: TopLevel) -> None:
+    inert: dict[str, Any] = {}
+    if config.method.reads != "prompts":
+        # Held-out completions are sampled all the same, unless the method reads pairs or trains a scorer.
+        evaluates = config.method.reads != "pairs" and config.method.trains == "policy"
+        inert = {"group_size": 1, "sampling": SamplingConfig(stop=config.sampling.stop if evaluates else [])}
+    if config.method.reads == "pairs":
+        inert |= {"max_new_tokens": 16, "parent": None}
+    if config.method.reads == "recorded":
+        inert |= {"parent": None}
+    for key, default in inert.items():
+        if getattr(config, key) != default:
+            raise ValueError(f"`{key}` has no effect with {_named(config.method)}, which samples nothing: leave it out")
+
+
+def a_scorer_is_trained_whole(config: TopLevel) -> None:
+    if config.method.trains == "scorer" and config.model.lora is not None:
+        raise ValueError(f"{_named(config.method)} trains the whole model: leave out `model.lora`")
+
+
+def a_group_can_be_compared(config: TopLevel) -> None:
+    compared, reward = config.reward.smallest_group, f"`reward: {config.reward.kind}`"
+    if config.method.reads != "prompts" and compared > 1:
+        raise ValueError(f"{reward} compares samples, but {_named(config.method)} samples nothing: use another")
+    least = max(config.method.smallest_group, compared)
+    if config.group_size < least:
+        who = _named(config.method) if config.method.smallest_group == least else reward
+        raise ValueError(
+            f"{who} compares the samples of a prompt with each other: set `group_size` to {least} or more (8 is usual)"
+        )
+
+
+def rewards_of_prompts_can_be_compared(config: TopLevel) -> None:
+    if config.reward.smallest_group == 1:
+        return
+    curriculum, who = config.curriculum, None
+    if isinstance(curriculum, LossCurriculumConfig):
+        who = "`curriculum.by: loss`"
+    if isinstance(curriculum, SuccessCurriculumConfig) and curriculum.measure == "reward":
+        who = "`curriculum.by: success`"
+    if config.method.compares_prompts:
+        who = _named(config.method)
+    if who is not None:
+        raise ValueError(
+            f"{who} compares the rewards of prompts, but `reward: {config.reward.kind}` compares the samples of one "
+            "prompt: use a reward that scores each sample by itself"
+        )
+
+
+def step_rewards_are_used(config: TopLevel) -> None:
+    at_steps = [part for part in config.reward.parts if getattr(part, "rewards_at", None) == "steps"]
+    if at_steps and config.reward not in at_steps:
+        raise ValueError("`rewards_at: steps` has no effect in a combined reward: leave it out")
+    if at_steps and config.method.imported and not config.method.takes_step_rewards:
+        raise ValueError(
+            f"`reward.rewards_at: steps` has no effect with {_named(config.method)}: it needs `method: ppo` with "
+            "`advantage: gae`"
+        )
+
+
+def a_step_has_enough_rows(config: TopLevel) -> None:
+    if config.prompts_per_step < config.method.smallest_step:
+        raise ValueError(f"{_named(config.method)} needs `prompts_per_step` of {config.method.smallest_step} or more")
+
+
+def the_overlong_penalty_has_an_effect(config: TopLevel) -> None:
+    overlong = config.reward.overlong
+    if overlong is not None and config.method.reads != "prompts":
+        raise ValueError(f"`reward.overlong` has no effect with {_named(config.method)}, which samples nothing")
+    if overlong is not None and overlong.buffer > config.max_new_tokens:
+        raise ValueError(f"`reward.overlong.buffer` is above `max_new_tokens` ({config.max_new_tokens})")
+
+
+def pools_have_work(config: TopLevel) -> None:
+    scale, reward = config.scale, config.reward
+    if scale.sampling.kind != "here" and config.method.reads == "pairs":
+        raise ValueError(
+            f"`scale.sampling` has no effect with {_named(config.method)}, which samples nothing: leave it out"
+        )
+    for key in ("correction_limit", "correction_mode", "correction_level"):
+        inert = config.method.weighs_samples or not config.method.has_advantages
+        if inert and getattr(scale, key) != ScaleConfig.model_fields[key].default:
+            why = "weighs its samples itself" if config.method.weighs_samples else "has no advantages to weight"
+            raise ValueError(f"`scale.{key}` has no effect with {_named(config.method)}, which {why}: leave it out")
+    if config.sampling.prompt is not None and (scale.staleness or scale.sampling.kind == "vllm"):
+        raise ValueError(
+            "`sampling.prompt` gives log-probs after another prompt, so nothing corrects for `scale.staleness` or "
+            "vLLM: leave it out, or sample with `scale.sampling.kind: here` or `ray` and `staleness: 0`"
+        )
+    if scale.embedding is not None and not embeds_here(reward):
+        raise ValueError("`scale.embedding` has no effect: this reward uses no local embedder: leave it out")
+    if scale.judging is not None and not judges_here(reward):
+        raise ValueError("`scale.judging` has no effect: this reward uses no local judge: leave it out")
+
+
+def responses_are_drawn_as_a_rubric_says(config: TopLevel) -> None:
+    if config.method.needs_rubric and config.reward.kind != "rubric":
+        raise ValueError(f"{_named(config.method)} uses a rubric's prompts and feedback: set `reward.kind: rubric`")
+    if config.method.needs_rubric and config.sampling.prompt is not None:
+        raise ValueError(
+            f"`sampling.prompt` has no effect with {_named(config.method)}, whose rubric has prompts: leave it out"
+        )
+    if config.method.needs_rubric and config.rollout is not None:
+        raise ValueError(
+            f"`rollout` has no effect with {_named(config.method)}, which has its own rollout: leave it out"
+        )
+
+
+def a_curriculum_can_measure(config: TopLevel) -> None:
+    curriculum = config.curriculum
+    if isinstance(curriculum, SuccessCurriculumConfig) and config.method.imported and config.method.reads != "prompts":
+        raise ValueError(
+            f"`curriculum.by: success` needs rewards, but {_named(config.method)} samples nothing: use `by: loss` or "
+            "`by: level`"
+        )
+    replaces = getattr(config.method, "resamples", 0) > 0
+    if isinstance(curriculum, SuccessCurriculumConfig) and curriculum.measure == "verdict" and replaces:
+        raise ValueError(
+            "`curriculum.measure: verdict` has no verdicts of the groups that `method.resample` replaces: use "
+            "`measure: reward`"
+        )
+    if (
+        isinstance(curriculum, LossCurriculumConfig)
+        and config.method.reads != "prompts"
+        and not config.method.loss_falls
+    ):
+        raise ValueError(
+            f"`curriculum.by: loss` has no order with {_named(config.method)}, whose loss is lowest for texts with "
+            "bad rewards: use `by: level`"
+        )
+    if isinstance(curriculum, LossCurriculumConfig) and config.scale.staleness:
+        raise ValueError("`curriculum.by: loss` measures all rows with the current weights: set `scale.staleness` to 0")
+
+
+def actor_lr_has_an_effect(config: TopLevel) -> None:
+    if not config.method.steps_by_gradient and "actor_lr" in config.optimizer.model_fields_set:
+        raise ValueError("`optimizer.actor_lr` has no effect with `form: constraint`, which has no learning rate")
+
+
+def a_trust_region_needs_whole_weights(config: TopLevel) -> None:
+    if not config.method.steps_by_gradient and config.scale.shard > 1:
+        raise ValueError(
+            "`form: constraint` differentiates twice, which FSDP2 cannot: set `scale.shard` to 1 (every rank has "
+            "its own copy of the weights), or use `form: penalty`"
+        )
+
+
+def critic_lr_has_an_effect(config: TopLevel) -> None:
+    if config.method.imported and not config.method.has_critic and "critic_lr" in config.optimizer.model_fields_set:
+        raise ValueError(f"`optimizer.critic_lr` has no effect with {_named(config.method)}: it has no critic")
+
+
+CHECKS = (
+    what_is_adapted_to_is_measured,
+    the_best_can_be_known,
+    given_texts_are_not_sampled,
+    a_scorer_is_trained_whole,
+    a_group_can_be_compared,
+    rewards_of_prompts_can_be_compared,
+    step_rewards_are_used,
+    a_step_has_enough_rows,
+    the_overlong_penalty_has_an_effect,
+    pools_have_work,
+    responses_are_drawn_as_a_rubric_says,
+    a_curriculum_can_measure,
+    actor_lr_has_an_effect,
+    a_trust_region_needs_whole_weights,
+    critic_lr_has_an_effect,
+)
+
+
+def without_inert_keys(config: TopLevel, written: dict[str, Any]) -> dict[str, Any]:
+    """A written config without keys that would be refused when it is read again."""
+    if not config.method.imported:
+        return written
+    if config.method.reads == "pairs":
+        written.pop("reward", None)
+    if not config.method.has_critic:
+        written.get("optimizer", {}).pop("critic_lr", None)
+    if not config.method.steps_by_gradient:
+        written.get("optimizer", {}).pop("actor_lr", None)
+    return written
+
+
+def _named(method: MethodOptions) -> str:
+    return f"`method: {getattr(method, 'name', '')}`"

@@ -1,0 +1,38 @@
+"""The server of `vllm_protocol` in a process of its own, and what it is told."""
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from support import fault_runs
+from support.vllm_protocol import serve
+from vigneron.remote.vllm.json_server import JsonServer
+
+
+class Served:
+    """A server of the protocol, and what it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.process = fault_runs.started(serve, str(folder), port)
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = JsonServer(self.url, 10.0)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self.http.request("/health", tries=1)
+                return
+            except Exception:
+                assert self.process.is_alive(), "the server did not start"
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+    def misbehave(self, how: str = "", times: int = 1, folder: Path | None = None) -> None:
+        self.http.request("/misbehave", {"how": how, "times": times, "folder": folder and str(folder)})
+
+    def requests(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.http.request("/requests")
+        return found
