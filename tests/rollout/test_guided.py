@@ -78,7 +78,7 @@ def test_a_run_resumes(tmp_path: Path, tiny_folder: Path, trained_once: TrainedO
 
 
 def test_a_missing_column_is_one_line(tmp_path: Path, tiny_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"row 1 of the data: sampling.prompt cannot be filled"):
+    with pytest.raises(UserError, match=r"sampling.prompt: row 1 of the training data has no column 'rules'"):
         api.train(config_of(tiny_folder, tmp_path, sampling={"prompt": "{rules} {prompt}"}), runs=tmp_path)
 
 

@@ -55,6 +55,13 @@ def prompt_rows(source: str, limit: int | None) -> tuple[Sequence[Row], Sequence
     return data.train[:limit], data.held_out
 
 
+def reads_hint(why: str | None) -> str | None:
+    """With the way out for a judge that does not write JSON."""
+    if why is None or "not one JSON object" not in why:
+        return why
+    return f"{why}; `reads: digits` or `reads: yes_no` in --judge needs no JSON"
+
+
 def note_missing(tell: Callable[[str], None], count: int, what: str, why: str | None) -> None:
     if count:
         tell(f"note: {count} {what}; the first: {why}")

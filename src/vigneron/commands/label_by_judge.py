@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from vigneron.commands.judging import check_out, note_missing, open_judge, write_rows
+from vigneron.commands.judging import check_out, note_missing, open_judge, reads_hint, write_rows
 from vigneron.commands.label import LabelOptions, from_source, next_step
 from vigneron.data.prompts import Row, prompt_text
 from vigneron.data.sources import read_rows
@@ -39,15 +39,25 @@ def label_by_judge(console: Console, options: LabelOptions) -> None:
         items = _comparisons(console, options)[: options.limit]
         labelled = label_pairs(judge, items, principles=principles, people=people, check=check, seed=options.seed)
         if not labelled.rows:
-            raise UserError(f"no pair has a label: {labelled.missing} are missing ({labelled.why})")
+            raise UserError(f"no pair has a label: {labelled.missing} are missing ({reads_hint(labelled.why)})")
         write_rows(options.file, labelled.rows)
     note_missing(
-        lambda text: say(console, text), labelled.missing, "pairs have no label and are left out", labelled.why
+        lambda text: say(console, text),
+        labelled.missing,
+        "pairs have no label and are left out",
+        reads_hint(labelled.why),
     )
     if labelled.both_wrong:
         say(console, f"note: {labelled.both_wrong} pairs of two wrong answers are left out")
     if labelled.ties == len(labelled.rows):
         say(console, "note: all pairs are ties: a method that trains on them refuses them")
+    elif labelled.ties > len(labelled.rows) / 2:
+        share = f"{labelled.ties} of {len(labelled.rows)} pairs are ties"
+        say(
+            console,
+            f"warning: {share}, which teach little: the judge sees no difference. Use more varied samples "
+            "(a higher --temperature), other principles, or another judge",
+        )
     counts = ", ".join(f"{labelled.count(by)} by {by}" for by in ("people", "checker", "judge") if labelled.count(by))
     say(console, f"wrote {options.file}: {len(labelled.rows)} pairs ({counts}), {labelled.ties} ties")
     say(console, next_step(options))
@@ -75,6 +85,13 @@ def _comparisons(console: Console, options: LabelOptions) -> list[Comparison]:
         for prompt, texts in zip(prompts, groups, strict=True)
         for item in make_comparisons(prompt, in_format_of(prompt, texts), "pairs", options.seed)
     ]
+    left_out = sum(map(len, groups)) - 2 * len(items)
+    if items and left_out:
+        say(
+            console,
+            f"note: {left_out} of {sum(map(len, groups))} completions are in no pair: empty, equal to another of the "
+            "prompt, or without a partner (each is used once)",
+        )
     if not items:
         raise UserError("no prompt got two different completions: try a higher --temperature")
     return items

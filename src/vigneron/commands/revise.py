@@ -11,8 +11,10 @@ from vigneron.data.prompts import Row, completion_text
 from vigneron.errors import UserError, did_you_mean
 from vigneron.labels.live_sampling import sample_groups
 from vigneron.labels.revisions import revise
+from vigneron.recipe import load_config
 from vigneron.report.terminal import say
 from vigneron.rubric.principles import read_principles
+from vigneron.run_data.readers import checker_name
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,15 @@ def revise_rows(console: Console, options: ReviseOptions) -> None:
     if held_out:
         write_rows(options.held_out, held_out)
         say(console, f"wrote {options.held_out}: {len(held_out)} held-out rows, as they are")
-    say(console, f"method: {{name: sft}}\ndata: {{train: {options.out}}}")
+    more = "".join(f", {key}: {value}" for key, value in _data_keys(options, held_out).items())
+    say(console, f"method: {{name: sft}}\ndata: {{train: {options.out}{more}}}")
+
+
+def _data_keys(options: ReviseOptions, held_out: Sequence[Row]) -> dict[str, str]:
+    """What a recipe's data has beside the training file, and a file of rows would lose."""
+    if not held_out:
+        return {}
+    return {"held_out": str(options.held_out), "checker": checker_name(load_config(options.source))}
 
 
 def _column(rows: Sequence[Row], column: str, source: str) -> list[str]:

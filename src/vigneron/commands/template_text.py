@@ -1,6 +1,7 @@
 """What the model's chat template writes for a recipe's first row: for `vigneron validate`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from vigneron.config import Config
@@ -15,10 +16,10 @@ LONGEST = 2000
 """Characters that are shown, from the end of the text."""
 
 
-def template_lines(config: Config, rows: list[Row]) -> Iterator[str]:
+def template_lines(config: Config, rows: Sequence[Row]) -> Iterator[str]:
     """The first conversation as text, with what is trained or sampled between » and «. Nothing for plain prompts, or if
     the tokenizer is not on this machine."""
-    row = next((row for row in rows[:1] if not isinstance(row["prompt"], str)), None)
+    row = next((row for row in islice(rows, 1) if not isinstance(row["prompt"], str)), None)
     if row is None:
         return
     model = config.model

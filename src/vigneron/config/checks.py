@@ -91,6 +91,20 @@ def a_group_can_be_compared(config: TopLevel) -> None:
         )
 
 
+def win_rates_are_given(config: TopLevel) -> None:
+    if not config.method.needs_win_rates:
+        return
+    needed = (
+        f"{_named(config.method)} needs win rates from 0 to 1: set `reward: {{kind: preference, model: …}}` with "
+        "`ranking: win_rate`, or a `python` function that returns them"
+    )
+    if not config.reward.may_be_win_rate:
+        tournament = config.reward.kind == "preference"
+        raise ValueError(f"{needed}, not `{'ranking: tournament' if tournament else f'kind: {config.reward.kind}'}`")
+    if config.reward.overlong is not None:
+        raise ValueError(f"{needed}, without `overlong`")
+
+
 def rewards_of_prompts_can_be_compared(config: TopLevel) -> None:
     if config.reward.smallest_group == 1:
         return
@@ -217,6 +231,7 @@ CHECKS = (
     given_texts_are_not_sampled,
     a_scorer_is_trained_whole,
     a_group_can_be_compared,
+    win_rates_are_given,
     rewards_of_prompts_can_be_compared,
     step_rewards_are_used,
     a_step_has_enough_rows,

@@ -400,6 +400,7 @@ class SppoConfig(MethodOptions):
     )
     metrics: ClassVar[tuple[str, ...]] = ("loss/sppo",)
     has_advantages: ClassVar[bool] = False
+    needs_win_rates: ClassVar[bool] = True
     name: Literal["sppo"]
     eta: Annotated[float, Field(gt=0)] = 1000.0
     """η, the inverse of the KL's coefficient: how far a round moves the policy."""

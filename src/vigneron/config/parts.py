@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from vigneron.config.values import NotNegative, Positive, Share, Strict, Url
+from vigneron.config.values import NotNegative, Positive, Share, Strict, Url, template_columns
 
 Files = Annotated[list[str], Field(min_length=1)]
 CHECKER_NAMES = ("equality", "last_line", "sentiment_inversion")
@@ -227,6 +227,17 @@ def _usable_stops(stop: list[str]) -> list[str]:
     return stop
 
 
+def _has_prompt(template: str) -> str:
+    columns = template_columns(template)
+    if "prompt" not in columns:
+        raise ValueError(
+            "has no {prompt}, so the model would not see the row's prompt: add it, as in '{rules} {prompt}'"
+        )
+    if "" in columns:
+        raise ValueError("has {} without a column's name: write one, as in {prompt}")
+    return template
+
+
 class SamplingConfig(Strict):
     """How completions are sampled. Log-probs are always those of the distribution sampled from."""
 
@@ -241,7 +252,7 @@ class SamplingConfig(Strict):
     stop: Annotated[list[str], BeforeValidator(_as_list), AfterValidator(_usable_stops)] = Field(default_factory=list)
     """Strings that end a completion, as `["\\n"]`; one string needs no list. The token that completes one is the last
     that is trained on, and the text contains the string. Evaluation and `chat` use them too."""
-    prompt: str | None = None
+    prompt: Annotated[str, AfterValidator(_has_prompt)] | None = None
     """Template of the prompt that completions are drawn from, over the row's columns, as `{rules} {prompt}`. They are
     trained after the row's own prompt, and evaluation uses that one (deliberative alignment). null: the same prompt."""
 

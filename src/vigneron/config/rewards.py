@@ -57,6 +57,11 @@ class RewardOptions(Strict):
         return 1
 
     @property
+    def may_be_win_rate(self) -> bool:
+        """Whether it can be a share of comparisons won; values of a user's function are checked during the run."""
+        return False
+
+    @property
     def parts(self) -> "Sequence[RewardOptions]":
         """The rewards that it is made of: itself, or those that it combines."""
         return (self,)
@@ -129,6 +134,10 @@ class PythonRewardConfig(RewardOptions):
     function: Annotated[str, AfterValidator(dotted_path)]
     """Import path of the function."""
 
+    @property
+    def may_be_win_rate(self) -> bool:
+        return True
+
 
 class ModelRewardConfig(RewardOptions):
     """The score of a reward model for the prompt and the completion."""
@@ -152,6 +161,10 @@ class PreferenceRewardConfig(RewardOptions):
     @property
     def smallest_group(self) -> int:
         return 2
+
+    @property
+    def may_be_win_rate(self) -> bool:
+        return self.ranking == "win_rate"
 
 
 class ProcessRewardConfig(RewardOptions):

@@ -1,6 +1,7 @@
 """Types of config values: bounded numbers, URLs, paths of functions."""
 
 import re
+from string import Formatter
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -35,6 +36,15 @@ def dotted_path(path: str) -> str:
     if not re.fullmatch(r"[\w.]+:\w+", path):
         raise ValueError(f"should have the form module:function, not {path!r}")
     return path
+
+
+def template_columns(template: str) -> list[str]:
+    """The columns that a template such as `{rules} {prompt}` takes from a row."""
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise ValueError(f"is not a template: {error} (write {{{{ or }}}} for a brace)") from None
+    return list(dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields))
 
 
 class Strict(BaseModel):

@@ -23,6 +23,11 @@ from vigneron.training.method import Method
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
 
+NOT_THE_REWARD = (
+    "the reward compares samples with each other, so its mean stays the same too: accuracy (of training and held-out "
+    "samples) and entropy"
+)
+
 
 def build(parts: Parts, options: GroupRelativeConfig) -> Method:
     has_kl = options.kl.coefficient > 0
@@ -60,9 +65,11 @@ def build(parts: Parts, options: GroupRelativeConfig) -> Method:
         # Without a KL a sample whose advantage is 0 has no gradient, and needs no pass.
         idle=None if has_kl else lambda batch: (batch.signals.advantages_BT == 0).all(1),
     )
+    # A reward that compares the samples of a group has the same mean whatever they are.
+    progress = "reward and grad_norm/actor" if parts.config.reward.smallest_group == 1 else NOT_THE_REWARD
     notices = (
         *clip_notice(options.updates_per_step, options.clip_epsilon if options.loss == "clipped" else None, options.kl),
-        "a group's advantages sum to 0, so loss/policy is about 0: reward and grad_norm/actor show progress",
+        f"a group's advantages sum to 0, so loss/policy is about 0: {progress} show progress",
     )
     resamples, explain = options.resamples, explain_equal_rewards
     return Method(parts.rollout, parts.reward, advantage, update, resamples=resamples, notices=notices, explain=explain)

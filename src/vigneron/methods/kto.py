@@ -16,6 +16,11 @@ from vigneron.training.method import Method, unchanged
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
 
+ONE_LABEL = (
+    "every `{column}` is {label:g}: KTO compares good texts with bad ones, and with one kind alone it moves all texts "
+    "the same way: add texts of the other kind"
+)
+
 
 def build(parts: Parts, options: KtoConfig) -> Method:
     def label(batch: Batch) -> Tensor:
@@ -47,12 +52,15 @@ def build(parts: Parts, options: KtoConfig) -> Method:
         ]
 
     update = parts.gradient_update(parts.score, loss)
+    only = {row[options.label] for row in parts.curriculum.rows}
+    notices = (ONE_LABEL.format(column=options.label, label=next(iter(only))),) if only in ({0.0}, {1.0}) else ()
     return Method(
         parts.rollout,
         unchanged,
         advantage,
         update,
         evaluate=lambda rows: update.evaluate(advantage(parts.rollout(rows))),
+        notices=notices,
     )
 
 

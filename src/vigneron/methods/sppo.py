@@ -14,6 +14,7 @@ from vigneron.core.advantages import group_sizes
 from vigneron.core.losses import sppo
 from vigneron.core.masked import masked_sum
 from vigneron.core.selection import best_and_worst
+from vigneron.errors import UserError
 from vigneron.methods.terms import policy_metrics
 from vigneron.policy.logprobs import Scores
 from vigneron.training.method import Method
@@ -27,6 +28,8 @@ def build(parts: Parts, options: SppoConfig) -> Method:
     def advantage(batch: Batch) -> Batch:
         """No advantage: P̂ is the target; of each group the best and the worst sample are trained."""
         rewards_B, group_B = batch.trained_rewards_B, batch.samples.group_B
+        if ((rewards_B < 0) | (rewards_B > 1)).any():
+            raise UserError("reward: `method: sppo` needs win rates from 0 to 1, and this reward leaves that range")
         size_B = group_sizes(rewards_B, group_B)
         win_rate_B = (rewards_B * (size_B - 1) + 0.5) / size_B
         if not sampler:

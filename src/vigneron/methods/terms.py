@@ -77,8 +77,8 @@ def clip_notice(updates_per_step: int, clip_epsilon: float | None, kl: KlConfig)
 
 def explain_equal_rewards(metrics: Metrics) -> tuple[str, ...]:
     """Why a step trains nothing if no group has two different rewards."""
-    if metrics.get("frac_reward_zero_std") != 1.0:
-        return ()
+    if metrics.get("frac_reward_zero_std") != 1.0 or metrics.get("completions/answered") == 0.0:
+        return ()  # without a delimiter (`explain_reward_reads`), rewards are equal for another reason
     return (
         "in no group of this step do two rewards differ, so every advantage is 0 and the step trains nothing "
         "(frac_reward_zero_std counts such groups): easier or harder prompts, a larger group_size or a higher "

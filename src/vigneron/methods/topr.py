@@ -5,6 +5,7 @@ writes is not pushed further down. μ is recorded with the samples; where it is 
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -18,7 +19,7 @@ from vigneron.core.masked import masked_sum
 from vigneron.data.prompts import prompt_text
 from vigneron.errors import UserError
 from vigneron.methods.recorded import recorded_rewards, text_entropy, with_behaviour
-from vigneron.methods.terms import policy_metrics, with_advantages
+from vigneron.methods.terms import explain_equal_rewards, policy_metrics, with_advantages
 from vigneron.policy.logprobs import Scores
 from vigneron.training.method import Method, Metrics
 from vigneron.training.parts import Parts
@@ -27,6 +28,16 @@ from vigneron.training.update import Term
 NO_NEGATIVES = (
     "no reward is negative, so TOPR is REINFORCE without its taper: for rewards from 0 to 1 set `method.rewards: "
     "signed` (2R − 1), or `advantage` (R minus the mean of the prompt's samples)"
+)
+
+
+NO_NEGATIVES_SIGNED = (
+    "no reward is below 0.5, so 2R − 1 is never negative and TOPR is REINFORCE without its taper: add samples with "
+    "lower rewards, or set `method.rewards: advantage` (R minus the mean of the prompt's samples)"
+)
+ALL_EQUAL = (
+    "all samples of a prompt have the same reward, so R minus their mean is 0 and nothing is trained: add samples with "
+    "other rewards, or set `method.rewards` to `as_given` or `signed`"
 )
 
 
@@ -74,10 +85,18 @@ def build(parts: Parts, options: ToprConfig) -> Method:
     )
     if not recorded:
         return Method(parts.rollout, parts.reward, advantage, update, explain=partial(explain, options))
-    scores = [row[options.reward_column] for row in parts.curriculum.rows]
-    without = options.rewards == "as_given" and scores and min(scores) >= 0
+    scores = [(means.get(prompt_text(row["prompt"]), 0.0), row[options.reward_column]) for row in parts.curriculum.rows]
     reward = partial(recorded_rewards, column=options.reward_column)
-    return Method(parts.rollout, reward, advantage, update, notices=(NO_NEGATIVES,) if without else ())
+    return Method(parts.rollout, reward, advantage, update, notices=recorded_notices(options.rewards, scores))
+
+
+def recorded_notices(rewards: str, scores: Sequence[tuple[float, float]]) -> tuple[str, ...]:
+    """What is wrong with rewards as a whole; `scores` has for each sample its prompt's mean and its own score."""
+    if rewards == "advantage":
+        return (ALL_EQUAL,) if all(abs(score - mean) < 1e-9 for mean, score in scores) else ()
+    if rewards == "signed":
+        return (NO_NEGATIVES_SIGNED,) if all(score >= 0.5 for _, score in scores) else ()
+    return (NO_NEGATIVES,) if all(score >= 0 for _, score in scores) else ()
 
 
 def prompt_means(parts: Parts, score: str) -> dict[str, float]:
@@ -89,4 +108,7 @@ def prompt_means(parts: Parts, score: str) -> dict[str, float]:
 
 
 def explain(options: ToprConfig, metrics: Metrics) -> tuple[str, ...]:
-    return (NO_NEGATIVES,) if metrics.get("topr/negative") == 0.0 and options.rewards == "as_given" else ()
+    if options.rewards == "advantage":
+        return explain_equal_rewards(metrics)
+    no_negatives = NO_NEGATIVES if options.rewards == "as_given" else NO_NEGATIVES_SIGNED
+    return (no_negatives,) if metrics.get("topr/negative") == 0.0 else ()

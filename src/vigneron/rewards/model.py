@@ -115,13 +115,19 @@ def _scores(scorer: Policy, prompts: Sequence[Any], texts: Sequence[str]) -> lis
     return scores_in_parts(scorer, batch, MICROBATCH_TOKENS).tolist()
 
 
+WHAT_IT_DOES: dict[str, tuple[str, str]] = {
+    "reward": ("scores one text", "model"),
+    "first_is_better": ("compares two texts", "preference"),
+    "process": ("scores the steps of a text", "process"),
+}
+"""For each kind of model, what it does and the `reward.kind` that uses it."""
+
+
 def load_reward_scorer(name: str, kind: RewardModelKind, device: str) -> Policy:
-    """The model of `reward.model` in float32. One of another kind is refused; a process model is a reward model too: it
-    scores a text at its end."""
+    """The model of `reward.model` in float32. One of another kind is refused."""
     scorer = load_reward_model(name, start=False, device=device, dtype="float32", key="reward.model")
-    kind_of_scorer = reward_model_kind(scorer)
-    compares = kind_of_scorer == "first_is_better"
-    if compares != (kind == "first_is_better") or (kind == "process" and kind_of_scorer != "process"):
-        what, kind_needed = ("compares two texts", "preference") if compares else ("scores one text", "model")
+    does = WHAT_IT_DOES.get(reward_model_kind(scorer), WHAT_IT_DOES["reward"])  # other trainers' have no kind
+    if does != WHAT_IT_DOES[kind]:
+        what, kind_needed = does
         raise UserError(f"reward.model: '{name}' {what}: set `reward.kind: {kind_needed}`")
     return scorer

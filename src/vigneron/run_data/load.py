@@ -1,17 +1,18 @@
 """Load the rows of a config: from a built-in task or from files."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from vigneron.config import Config, LevelCurriculumConfig, RubricRewardConfig
+from vigneron.config.values import template_columns
 from vigneron.data.levels import rows_by_level
 from vigneron.data.prompts import Row
 from vigneron.data.rows import HeldOutPrompts, read_all
 from vigneron.data.sources import SourceRows, Wanted, open_source
 from vigneron.data.tasks import load_task
-from vigneron.errors import UserError
+from vigneron.errors import UserError, did_you_mean
 from vigneron.rollout.pairs import read_pairs
 from vigneron.rubric.model import Rubric, needs_judge
 from vigneron.rubric.read import read_rubric
@@ -35,6 +36,8 @@ def load_data(config: Config) -> Data:
         _check_rubric(config.reward, data)
     if isinstance(config.curriculum, LevelCurriculumConfig):
         rows_by_level(data.train, config.curriculum, "the training data")
+    if config.sampling.prompt is not None:
+        _check_sampling_prompt(config.sampling.prompt, data.train)
     if config.method.shows_answers and not any(row.get("answer") for row in data.train):
         raise UserError("method.mix.demonstrated: no row has an `answer`: remove the key, or add answers")
     chat_keys = {
@@ -48,7 +51,18 @@ def load_data(config: Config) -> Data:
             f"model.{given} has no effect on plain text prompts: remove it, or give prompts as "
             '[{"role": "user", "content": …}]'
         )
+    if config.eval_every and "eval_every" in config.model_fields_set and not data.held_out:
+        unheard = f"eval_every: {config.eval_every} has no effect without held-out data: set `data.held_out`"
+        data = replace(data, notices=(*data.notices, unheard))
     return data
+
+
+def _check_sampling_prompt(template: str, rows: Sequence[Row]) -> None:
+    for number, row in enumerate(rows, start=1):
+        for column in template_columns(template):
+            if row.get(column) is None:
+                has = did_you_mean(column, [name for name, value in row.items() if value is not None])
+                raise UserError(f"sampling.prompt: row {number} of the training data has no column '{column}'{has}")
 
 
 def _check_rubric(reward: RubricRewardConfig, data: Data) -> None:

@@ -24,7 +24,7 @@ def headline_metrics(
     """The headline metrics that these records have; `config` is the run's, as written. `options`: the method's, where
     they are loaded (a user's own method is not imported to list runs)."""
     records = list(records)
-    hidden = {"eval/reward"} if _part(config, "reward").get("kind") == "binary" else set()  # equals eval/accuracy
+    hidden = {"eval/reward"} if _eval_reward_says_nothing(_part(config, "reward")) else set()
     metrics = []
     for key in headline_keys(config, options):
         values = [record[key] for record in records if is_number(record.get(key))]
@@ -32,6 +32,13 @@ def headline_metrics(
         if values and key not in hidden and not (always_zero and has_open_answers(config)):
             metrics.append(metric(key))
     return metrics
+
+
+def _eval_reward_says_nothing(reward: Mapping[str, Any]) -> bool:
+    """`binary` equals eval/accuracy; a preference model has nothing to compare the one greedy completion with."""
+    parts = reward.get("rewards") if reward.get("kind") == "combined" else [reward]
+    kinds = {part.get("kind") for part in parts or [] if isinstance(part, Mapping)}
+    return reward.get("kind") == "binary" or kinds == {"preference"}
 
 
 def headline_keys(config: Mapping[str, Any], options: MethodOptions | None = None) -> list[str]:

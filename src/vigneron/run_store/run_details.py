@@ -78,9 +78,17 @@ def changed_keys(config: Config) -> dict[str, Any] | None:
 
 def _is_resolved(before: Any, after: Any) -> bool:
     """Whether the value is the recipe's, resolved: `auto`, a relative path, a run's newest checkpoint."""
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return all(_is_same(*both) for both in zip(before, after, strict=True))
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys():
+        return all(_is_same(before[key], after[key]) for key in before)
     if not isinstance(before, str) or before == "auto":
         return before == "auto"
     return isinstance(after, str) and "/" in after and before.removeprefix("./") in after
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    return before == after or _is_resolved(before, after)
 
 
 def best_step(

@@ -168,7 +168,8 @@ class JudgeClient:
             raise UnparsableReply(f"it refused ({reply.refusal[:60]!r})")
         if reply.truncated and request.reply_format != "critique":  # a truncated critique is usable, a score is not
             limit, where = self.settings.max_tokens, self.settings.where
-            raise UnparsableReply(f"it was cut after {limit} tokens (`{where}.max_tokens`)")
+            key = f"`max_tokens` in {where}" if where.startswith("--") else f"`{where}.max_tokens`"
+            raise UnparsableReply(f"it was cut after {limit} tokens ({key})")
         return self._score_in(request, reply.text)
 
     def _score_in(self, request: JudgeRequest, text: str) -> Score | None:

@@ -1,6 +1,7 @@
 """Judges: models that score an answer for a rubric item, after writing a critique where the item has a critique
 prompt."""
 
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -124,4 +125,5 @@ def build_judge(
         local = local_backend(config, source, where)
     else:
         local = LocalBackend(config, source, device, where)
-    return BatchJudge(f"{config.model}@{source}", JudgeClient(settings, local, cache))
+    shown = re.sub(r"[0-9a-f]{40,}", lambda full: full[0][:12], source)
+    return BatchJudge(f"{config.model}@{shown}", JudgeClient(settings, local, cache))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from vigneron.config.rewards import RewardOptions
+
 Record = Mapping[str, Any]
 
 FIRST = 3
@@ -40,8 +42,8 @@ def warnings_of(history: Sequence[Record]) -> dict[str, str]:
 
 def _zero_std_groups(steps: Sequence[Record]) -> str | None:
     shares = _last(steps, "frac_reward_zero_std")
-    if len(shares) < LAST or min(shares) < FLAT_SHARE:
-        return None
+    if len(shares) < LAST or min(shares) < FLAT_SHARE or not any(_last(steps, "completions/answered") or [1.0]):
+        return None  # where no completion has an answer, that is the reason (`explain_reward_reads`)
     return (
         f"in {fmean(shares):.0%} of the groups of the last {LAST} steps all rewards are equal: they give no gradient. "
         "If the reward is high, the prompts are learned: use other ones. If it is low, they are too hard: try easier "
@@ -113,6 +115,23 @@ def _failures(record: Record) -> list[str]:
     """`reward/CATEGORY/ITEM/failed` counts samples."""
     keys = [key.split("/") for key, value in record.items() if key.endswith("/failed") and value]
     return ["/".join(key[1:-1]) for key in keys if key[0] == "reward" and len(key) == 4]
+
+
+def explain_reward_reads(reward: RewardOptions, metrics: Record, samples: int) -> list[str]:
+    """Where the reward finds nothing to read: a delimiter or separator that no completion of the step contains."""
+    lines = []
+    if reward.sees == "answer" and metrics.get("completions/answered") == 0.0:
+        lines.append(
+            f"`{reward.delimiter}` occurs in 0 of {samples} completions of this step, so reward and checker read an "
+            "empty answer: check `reward.delimiter`; if completions are cut before it, increase max_new_tokens"
+        )
+    separator = getattr(reward, "separator", None)
+    if separator is not None and metrics.get("reward/steps") == 1.0:
+        lines.append(
+            f"the separator {separator!r} divides 0 of {samples} completions of this step, so each is one step: check "
+            "`reward.separator` (null: what the process model was trained with)"
+        )
+    return lines
 
 
 CHECKS: dict[str, Callable[[Sequence[Record]], str | None]] = {

@@ -22,6 +22,7 @@ from vigneron.run_data.load import Data
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.metrics_file import records_of
 from vigneron.run_store.notices import Notice
+from vigneron.training.alerts import explain_reward_reads
 from vigneron.training.async_rollout import AsyncRollout
 from vigneron.training.callbacks import View
 from vigneron.training.checkpoint.manifest import explain_damage
@@ -91,7 +92,9 @@ class Run:
     def warnings(self, metrics: Metrics) -> list[str]:
         """What the method, the audit and remote workers have to say of a step."""
         remote = self.remote.take_warnings() if self.remote is not None else []
-        return [*self.method.explain(metrics), *explain_canaries(metrics), *remote]
+        samples = self.config.prompts_per_step * self.config.group_size
+        reads = explain_reward_reads(self.config.reward, metrics, samples)
+        return [*self.method.explain(metrics), *reads, *explain_canaries(metrics), *remote]
 
     def skip_step(self, error: NonFinite, view: View) -> tuple[Batch, Metrics]:
         """A step in which something was not finite: its batch is dumped, and the step skipped if that is allowed."""

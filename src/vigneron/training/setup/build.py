@@ -83,7 +83,8 @@ def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any =
                     f"{policy.context_length} tokens and are truncated, the first in row {numbers[0]} of {of}"
                 )
         else:
-            for prompts, what in sampling_prompts(config, rows, reward):
+            template = config.sampling.prompt if part == "train" else None  # evaluation uses the row's own prompt
+            for prompts, what in sampling_prompts(config, template, rows, reward):
                 ids = prompts_token_ids(policy.tokenizer, prompts, of + what, rows)
                 check_lengths(policy, ids, config.max_new_tokens, of + what, rows)
                 longest = max(longest, config.max_new_tokens + max(map(len, ids)))
@@ -94,11 +95,13 @@ def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any =
     return longest, truncation
 
 
-def sampling_prompts(config: Config, rows: Sequence[Row], reward: Any) -> Iterator[tuple[list[Any], str]]:
-    """The prompts that are sampled from: the rows' own, and with the generation prompts of a rubric's categories."""
+def sampling_prompts(
+    config: Config, template: str | None, rows: Sequence[Row], reward: Any
+) -> Iterator[tuple[list[Any], str]]:
+    """The prompts that are sampled from: the rows' own, and with the template or a rubric's generation prompts."""
     yield [row["prompt"] for row in rows], ""
-    if config.sampling.prompt is not None:
-        yield guided_prompts(rows, config.sampling.prompt, "the data"), ", with `sampling.prompt`"
+    if template is not None:
+        yield guided_prompts(rows, template, "the data"), ", with `sampling.prompt`"
     if config.method.needs_rubric:
         rubric = reward.live_rubric.rubric
         categories = [rubric.categories[category_of(rubric, row, n, "the data")] for n, row in enumerate(rows, start=1)]

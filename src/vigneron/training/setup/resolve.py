@@ -30,7 +30,10 @@ def resolved(config: Config) -> Config:
         "dtype": dtype,
         "compile": wanted and can_compile(device),
     }
-    changes: dict[str, Any] = {"model": config.model.model_copy(update=model), "reward": _reward(config.reward)}
+    changes: dict[str, Any] = {
+        "model": config.model.model_copy(update=model),
+        "reward": _reward(config.reward, "reward"),
+    }
     if config.parent is not None:
         parent = (
             {"url": base_url(config.parent.url, "parent.url")}
@@ -41,22 +44,22 @@ def resolved(config: Config) -> Config:
     return config.model_copy(update=changes)
 
 
-def _reward(reward: RewardConfig) -> RewardConfig:
-    """With absolute paths, the newest weights of its models, and the URL of an API."""
+def _reward(reward: RewardConfig, key: str) -> RewardConfig:
+    """With absolute paths, the newest weights of its models, and the URL of an API. Errors name `key`."""
     changes: dict[str, Any] = {}
     if reward.kind == "semantic":
         second = reward.guards.second_embedder
         guards = reward.guards.model_copy(update={"second_embedder": second and absolute(second)})
         changes = {"embedder": absolute(reward.embedder), "guards": guards}
         if any(name and is_api_embedder(name) for name in (reward.embedder, second)):
-            changes["url"] = base_url(reward.url, "reward.url")
+            changes["url"] = base_url(reward.url, f"{key}.url")
     if reward.kind in ("model", "preference", "process"):
-        changes = {"model": newest_weights(reward.model, "reward.model")}
+        changes = {"model": newest_weights(reward.model, f"{key}.model")}
     if reward.kind == "rubric":
         files = {key: getattr(reward, key) for key in ("file", "held_out_file")}
         changes = {key: file and absolute(file) for key, file in files.items()}
     if reward.kind == "combined":
-        changes = {"rewards": [_reward(part) for part in reward.rewards]}
+        changes = {"rewards": [_reward(part, f"{key}.rewards[{n}]") for n, part in enumerate(reward.rewards)]}
     return reward.model_copy(update=changes) if changes else reward
 
 
