@@ -77,7 +77,6 @@ def test_gradients_are_transformers(family: str) -> None:
     """Of two completions behind one prompt, longer than the window; also those of sinks."""
     prompt, completions = list(range(1, 13)), [list(range(20, 32)), list(range(40, 50))]
     policy = zoo_policy(family)
-    policy.model.double()
     batch = batch_of([(prompt, completion) for completion in completions]).with_packing(per_row=2)
     score(policy, batch, Sampling()).logprobs_BT.sum().backward()
     got = {name: weight.grad.clone() for name, weight in policy.trainable() if weight.grad is not None}
@@ -90,7 +89,7 @@ def test_gradients_are_transformers(family: str) -> None:
     for name, weight in policy.trainable():
         if weight.grad is not None:
             error = (got[name] - weight.grad).norm() / weight.grad.norm()
-            assert error < 1e-5, name  # transformers computes a softmax and norms in float32
+            assert error < 1e-4, name
 
 
 def test_a_window_that_no_row_reaches_costs_no_mask() -> None:
