@@ -139,10 +139,16 @@ def _joined(row: Row, where: str, labels: StepLabels) -> Row:
     return {**rest, "completion": separator.join(texts)}
 
 
-def with_step_labels(rows: Sequence[Row], where: str, labels: StepLabels) -> tuple[list[Row], list[str]]:
-    """Rows with their labels as numbers, and a notice about those without a label to train on, which are left out."""
+def with_step_labels(
+    rows: Sequence[Row], where: str, labels: StepLabels, *, check_separator: bool = True
+) -> tuple[list[Row], list[str]]:
+    """Rows with their labels as numbers, and a notice about those without a label to train on, which are left out.
+
+    `check_separator`: a separator that no text contains is an error, unless the last label alone is learned.
+    """
     texts = [completion_text(row["answer"]) for row in rows]
-    if labels.separator is not None and not any(labels.separator in text for text in texts):
+    absent = labels.separator is not None and not any(labels.separator in text for text in texts)
+    if absent and check_separator and not labels.last:
         raise UserError(
             f"data: {where}: the separator {labels.separator!r} occurs in no completion: set `method.separator` to "
             "what stands between steps, or to null for one label per text"
@@ -167,13 +173,17 @@ def _one_turn(row: Row) -> Row:
 def _labels(row: Row, text: str, where: str, labels: StepLabels) -> list[float | None]:
     given = row.get(labels.column)
     if not isinstance(given, list):
-        raise UserError(f"{where}: '{labels.column}' must be a list with one label for each step: 1, 0 or null")
+        csv = " (a CSV file cannot hold lists: write .jsonl)" if isinstance(given, str) else ""
+        raise UserError(f"{where}: '{labels.column}' must be a list with one label for each step: 1, 0 or null{csv}")
     count = len(step_spans(text, labels.separator))
-    if len(given) != count:
-        raise UserError(
-            f"{where}: {len(given)} labels for {count} steps, which {labels.separator!r} separates: check "
-            "`method.separator`, and that each step has one label"
-        )
+    if len(given) != count and not (labels.last and given):
+        steps = f"{count} step{'s' * (count != 1)}"
+        if labels.separator is None:
+            why = "`method.separator` is null, so that a completion is one step: set it to what stands between steps"
+        else:
+            why = "check `method.separator`, and that each step has one label"
+            steps += f", which {labels.separator!r} separates"
+        raise UserError(f"{where}: {len(given)} label{'s' * (len(given) != 1)} for {steps}: {why}")
     for label in given:
         if label is not None and not (isinstance(label, bool) or (is_number(label) and 0 <= label <= 1)):
             raise UserError(f"{where}: the label {label!r:.40} is not 1, 0, null, or a number between 0 and 1")

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vigneron.config import Config, LevelCurriculumConfig, RubricRewardConfig, SemanticRewardConfig
+from vigneron.config import Config, LevelCurriculumConfig, MethodOptions, RubricRewardConfig, SemanticRewardConfig
 from vigneron.config.values import template_columns
 from vigneron.data.dataset import check_rows, distinct_rows, overlap_notices, read_rows
 from vigneron.data.formats import with_prompts_and_answers, without_demonstrations
 from vigneron.data.levels import rows_by_level
 from vigneron.data.prompts import Row, completion_text
 from vigneron.data.recorded import check_recorded, score_of, without_record
-from vigneron.data.steps import with_step_labels, with_step_texts
+from vigneron.data.steps import LISTS, with_step_labels, with_step_texts
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rollout.pairs import read_pairs
@@ -95,8 +95,8 @@ def _load_parts(config: Config) -> Data:
                 f"data.task: the task '{data.task}' has no labels of steps: give `data.train`, a file with the columns "
                 "`prompt`, `completion` and `labels`"
             )
-        if (column := config.method.score_column) is not None:
-            train, held_out = (_with_scores(rows, column, f"the task {data.task}") for rows in (train, held_out))
+        if config.method.score_column is not None:
+            train, held_out = (_with_scores(rows, config.method, f"the task {data.task}") for rows in (train, held_out))
         return Data(train, held_out)
     assert data.train is not None
     recorded = config.method.reads == "recorded"
@@ -122,9 +122,9 @@ def check_saved_rows(config: Config, data: Data, where: str) -> None:
         else:
             check_rows(rows, ["prompt", *(["answer"] if config.method.reads == "demonstrations" else [])], of)
         if score is not None and config.method.reads != "recorded":
-            _with_scores(rows, score, of)
+            _with_scores(rows, config.method, of)
         if config.method.step_labels is not None:
-            with_step_labels(rows, of, config.method.step_labels)
+            with_step_labels(rows, of, config.method.step_labels, check_separator=False)
 
 
 def _task_pairs(rows: list[Row], task: str) -> list[Row]:
@@ -150,10 +150,15 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
         distinct, more = distinct_rows(pairs, f"'{path}'", one_answer=False)
         return distinct, [*notices, *more]
     steps = config.method.step_labels
+    in_lists = any(isinstance(row.get(name), list) for row in rows for name in LISTS)
     if steps is not None:
         rows = with_step_texts(rows, f"'{path}'", steps)
     if config.method.reads == "recorded":
         rows = [without_record(row, config.method.score_column) for row in rows]
+    if config.method.reads == "demonstrations" and (config.method.score_column or steps) is not None:
+        rows = [_with_reference(row) for row in rows]
+        if config.parent is None:
+            _check_labelled(config.method, rows, path)
     rows = with_prompts_and_answers(rows, f"'{path}'")
     compares = any(part.kind in ("semantic", "binary") for part in config.reward.parts)
     demonstrations = config.method.reads == "demonstrations"
@@ -163,7 +168,7 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
     needed = ["prompt", *(["answer"] if recorded else []), *(["input"] if _checker_needs_input(config) else [])]
     check_rows(rows, needed, f"'{path}'")
     if config.method.score_column is not None and config.method.reads != "recorded":
-        rows = _with_scores(rows, config.method.score_column, path)
+        rows = _with_scores(rows, config.method, path)
     if recorded:
         for number, row in enumerate(rows, start=1):
             if not can_be_compared(config, row["answer"]):
@@ -172,7 +177,7 @@ def load_rows(config: Config, path: str | Path) -> tuple[list[Row], list[str]]:
                 raise UserError(f"data: '{path}', row {number}: the answer is empty: remove the row or fill it in")
     unlabelled: list[str] = []
     if steps is not None:
-        rows, unlabelled = with_step_labels(rows, f"'{path}'", steps)
+        rows, unlabelled = with_step_labels(rows, f"'{path}'", steps, check_separator=not in_lists)
     distinct, notices = distinct_rows(rows, f"'{path}'", one_answer=recorded and not demonstrations)
     return distinct, [*unlabelled, *notices]
 
@@ -184,14 +189,44 @@ def _recorded_rows(config: Config, path: str | Path) -> tuple[list[Row], list[st
     return check_recorded(rows, column, config.method.score_range, f"'{path}'")
 
 
-def _with_scores(rows: Sequence[Row], column: str, path: str | Path) -> list[Row]:
+def _with_scores(rows: Sequence[Row], method: MethodOptions, path: str | Path) -> list[Row]:
     """Rows with their scores as floats, each from 0 to 1."""
+    column = method.score_column
+    assert column is not None
     check_rows(rows, [column], f"'{path}'")
-    place = f"data: '{path}', row"
-    return [
-        {**row, column: score_of(row, column, (0.0, 1.0), f"{place} {number}")}
-        for number, row in enumerate(rows, start=1)
-    ]
+    scored = []
+    for number, row in enumerate(rows, start=1):
+        score = score_of(row, column, (0.0, 1.0), f"data: '{path}', row {number}")
+        if method.scores_above_zero and not score:
+            raise UserError(
+                f"data: '{path}', row {number}: {column} is 0, and `method: {method.name}` samples in proportion to "
+                "it: leave out the row"
+            )
+        scored.append({**row, column: score})
+    return scored
+
+
+def _with_reference(row: Row) -> Row:
+    """A sample with a score may have the prompt's reference as `answer`, as `vigneron sample` writes it: it is kept as
+    `reference`, and the text that is trained on is the `completion`."""
+    completion, answer = row.get("completion"), row.get("answer")
+    if completion is None or answer is None or completion_text(answer) == completion_text(completion):
+        return row
+    return {"reference": answer, **{name: value for name, value in row.items() if name != "answer"}}
+
+
+def _check_labelled(method: MethodOptions, rows: Sequence[Row], path: str | Path) -> None:
+    """Raise for the first row without a text."""
+    column = method.score_column or (method.step_labels and method.step_labels.column)
+    for number, row in enumerate(rows, start=1):
+        if any(row.get(name) not in (None, "", []) for name in ("completion", "answer", "messages")):
+            continue
+        is_pair = row.get("chosen") is not None and row.get("rejected") is not None
+        pair = "; this row is a pair: use `method: dpo`, or write its texts as two rows" if is_pair else ""
+        raise UserError(
+            f"data: '{path}', row {number} has no 'completion': `method: {method.name}` reads `prompt`, `completion` "
+            f"and `{column}`{pair}"
+        )
 
 
 def _checker_needs_input(config: Config) -> bool:
