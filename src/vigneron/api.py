@@ -120,7 +120,8 @@ class Trained:
         method = self._method() if self.config.method.has_critic else None
         if method is None or method.critic is None:
             raise UserError(
-                f"`method: {self.config.method.name}` trains no value to choose answers by: `method: oreo` does"
+                f"`method: {self.config.method.name}` trains no value to choose answers by: name a run that trained a "
+                "reward or process model with --by, or use a run of `method: oreo`"
             )
         weights = {name: w for name, w in method.update.weights().items() if name.startswith("critic.")}
         load_critic(checkpoint_to_load(self.folder, self.step), weights)

@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from vigneron.config import USER_CODE, Config
+from vigneron.config import USER_CODE, Config, MethodConfig
+from vigneron.config.keys import kind_of, models_in
 from vigneron.errors import UserError, did_you_mean, visible
 from vigneron.files import user_path
 from vigneron.validation import field_errors
@@ -33,6 +34,11 @@ def recipe_text(name: str) -> str:
     path = user_path(name)
     if path.suffix in (".yaml", ".yml"):
         return config_text(path, f"the recipe '{name}'")
+    if name in (str(kind_of(model)) for model in models_in(MethodConfig)):
+        raise UserError(
+            f"'{name}' is a method, not a recipe: write a .yaml file with `method: {{name: {name}}}` and `data` "
+            f"(`vigneron methods {name}` lists its keys), or start from one of `vigneron recipes`"
+        )
     known = did_you_mean(name, recipe_names(), "`vigneron recipes` lists them")
     raise UserError(f"unknown recipe '{name}'{known}; or give the path of a .yaml file")
 
@@ -95,7 +101,10 @@ def with_override(given: Mapping[str, Any], override: str) -> dict[str, Any]:
     path = key.strip().split(".")
     if not separator or not all(path):
         raise UserError(f"'{override}' is not of the form key=value")
-    parsed = parse_yaml(value, override)
+    try:
+        parsed = parse_yaml(value, override)
+    except UserError as error:
+        raise UserError(f"{error}; text with braces or colons needs quotes in the argument: '{key}=\"…\"'") from error
     return _set(given, path, parsed)
 
 

@@ -15,11 +15,14 @@ from pydantic_core import ErrorDetails
 from vigneron.config.curricula import CurriculumOptions
 from vigneron.config.custom import SlotOptions, is_user_path, options_class
 from vigneron.config.options import MethodOptions
+from vigneron.config.trl_names import METHODS_AS, trl_hint
 from vigneron.config.values import Strict
 from vigneron.errors import did_you_mean, nearest
 
 Path = tuple[int | str, ...]
 LONGEST_SHOWN = 80
+MISSING = {"reward": ": what scores the samples of the method, as `reward: {kind: binary}`"}
+"""What a missing key is for."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,11 @@ def _describe(error: ErrorDetails, path: Path, given: Any, model: type[BaseModel
     key = format_path(path) or whole
     if error["type"] == "extra_forbidden":
         known = _model_at(path[:-1], given, model).model_fields
-        return f"unknown key '{key}'{did_you_mean(str(path[-1]), list(known))}"
+        return f"unknown key '{key}'{trl_hint(path) or did_you_mean(str(path[-1]), list(known))}"
     if error["type"] == "missing":
-        return f"'{key}' is missing"
+        return f"'{key}' is missing" + MISSING.get(key, "")
+    if error["type"] == "too_short":
+        return f"{key}: should have at least {error['ctx']['min_length']} items, not {error['ctx']['actual_length']}"
     if error["type"] in ("union_tag_not_found", "union_tag_invalid", "model_attributes_type"):
         return _describe_kind(error["input"], key, *_kinds_at(path, given, model))
     message = error["msg"].removeprefix("Value error, ")
@@ -93,6 +98,8 @@ def _describe_kind(given: Any, key: str, tag: str, kinds: Mapping[str, Any]) -> 
     if kind is None:
         near = nearest(tag, [str(other) for other in given if other != tag])
         return f"'{key}.{tag}' is missing: {wanted}" + (f" (instead of '{near}'?)" if near else "")
+    if key == "method" and str(kind) in METHODS_AS:
+        return f"{key}.{tag}: {kind!r} is {METHODS_AS[str(kind)]}"
     near = nearest(str(kind), kinds)
     return f"{key}.{tag}: {wanted}, not {shown_value(kind)}" + (f" (did you mean '{near}'?)" if near else "")
 

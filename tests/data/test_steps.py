@@ -145,7 +145,7 @@ def test_all_forms_of_rows_are_one() -> None:
 @pytest.mark.parametrize(
     ("row", "line"),
     [
-        ({"completion": "1\n2", "labels": [1]}, r"row 1: 1 labels for 2 steps, which '\\n' separates"),
+        ({"completion": "1\n2", "labels": [1]}, r"row 1: 1 label for 2 steps, which '\\n' separates"),
         ({"completion": "1\n2", "labels": 1}, r"'labels' must be a list"),
         ({"completion": "1\n2"}, r"'labels' must be a list"),
         ({"completion": "1\n2", "labels": [1, 2]}, r"the label 2 is not 1, 0, null"),

@@ -88,5 +88,7 @@ def test_a_run_samples_in_proportion_to_the_scores(tmp_path: Path, tiny_folder: 
 def test_a_score_of_0_is_refused(tmp_path: Path, tiny_folder: Path, part: str) -> None:
     config = flower_config(tmp_path, tiny_folder)
     (tmp_path / f"{part}.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b", "score": 0.0}) + "\n")
-    with pytest.raises(UserError, match="leave out rows with 0"):
+    with pytest.raises(
+        UserError, match=rf"{part}\.jsonl', row 1: score is 0, and `method: flower` samples in proportion"
+    ):
         api.train(config, runs=tmp_path)

@@ -120,7 +120,7 @@ def quick(method: str, folder: Path, model: Path) -> Any:
         ("sft", ["NLL", "held-out NLL before"], ["reward", "entropy", "held-out accuracy before"]),
         (
             "dpo",
-            ["DPO loss", "reward margin", "held-out pair accuracy before", "held-out DPO loss before"],
+            ["DPO loss", "reward margin", "held-out implicit accuracy before", "held-out DPO loss before"],
             ["reward", "KL"],
         ),
         ("reward_model", ["Bradley-Terry loss", "margin", "held-out accuracy before"], ["reward", "entropy"]),

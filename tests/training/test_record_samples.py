@@ -17,7 +17,7 @@ from vigneron.policy.from_config import policy_from_config
 from vigneron.recipe import check_config, load_config, recipe_names
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.recorded import Recorded
-from vigneron.run_data.load import checker_name
+from vigneron.run_data.readers import checker_name
 from vigneron.run_store.folder import RunFolder
 from vigneron.sources.embedders import SentenceEmbedder
 from vigneron.training import record_samples

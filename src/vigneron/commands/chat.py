@@ -9,12 +9,15 @@ from rich.console import Console
 from vigneron.api import load_run
 from vigneron.config import Config
 from vigneron.data.tasks import load_task
+from vigneron.errors import UserError
 from vigneron.report.terminal import say
 from vigneron.run_store.folder import RunFolder
 
 
 def chat_loop(console: Console, run: Path, *, step: int | None, temperature: float, raw: bool) -> None:
     trained = load_run(run, step=step)
+    if trained.config.method.trains == "scorer":
+        raise UserError(f"'{run}' trained a reward model, which cannot generate text")
     template = None if raw else _template(trained.config)
     rows = RunFolder(trained.folder).data(trained.config).train
     conversational = not raw and template is None and not isinstance(rows[0]["prompt"], str)

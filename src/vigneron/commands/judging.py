@@ -55,9 +55,9 @@ def prompt_rows(source: str, limit: int | None) -> tuple[Sequence[Row], Sequence
     return data.train[:limit], data.held_out
 
 
-def reads_hint(why: str | None) -> str | None:
-    """With the way out for a judge that does not write JSON."""
-    if why is None or "not one JSON object" not in why:
+def reads_hint(judge: Judge, why: str | None) -> str | None:
+    """With the way out for a model that does not write JSON; a Python judge has none."""
+    if why is None or "not one JSON object" not in why or judge.name.startswith("python:"):
         return why
     return f"{why}; `reads: digits` or `reads: yes_no` in --judge needs no JSON"
 

@@ -39,13 +39,13 @@ def label_by_judge(console: Console, options: LabelOptions) -> None:
         items = _comparisons(console, options)[: options.limit]
         labelled = label_pairs(judge, items, principles=principles, people=people, check=check, seed=options.seed)
         if not labelled.rows:
-            raise UserError(f"no pair has a label: {labelled.missing} are missing ({reads_hint(labelled.why)})")
+            raise UserError(f"no pair has a label: {labelled.missing} are missing ({reads_hint(judge, labelled.why)})")
         write_rows(options.file, labelled.rows)
     note_missing(
         lambda text: say(console, text),
         labelled.missing,
         "pairs have no label and are left out",
-        reads_hint(labelled.why),
+        reads_hint(judge, labelled.why),
     )
     if labelled.both_wrong:
         say(console, f"note: {labelled.both_wrong} pairs of two wrong answers are left out")

@@ -12,13 +12,13 @@ METHODS: dict[str, type[MethodOptions]] = {
 
 
 def method_lines(name: str | None = None) -> list[str]:
-    """One line per method; for one method, one line per key with its default and its meaning."""
+    """One line per method; for one method, one line per key with its default, its values and its meaning."""
     if name is None:
         return _aligned([(key, model.description) for key, model in METHODS.items()])
     if name not in METHODS:
         raise UserError(f"unknown method '{name}'{did_you_mean(name, METHODS)}")
     model = METHODS[name]
-    rows = [(f"  {key.name}", key.default, key.meaning) for key in keys_of(model, "method.")]
+    rows = [(f"  {key.name}", key.default, " | ".join(key.type), key.meaning) for key in keys_of(model, "method.")]
     return [model.description, *_aligned(rows)]
 
 

@@ -46,6 +46,8 @@ def label_steps(options: ProcessLabelOptions, tell: Callable[[str], None]) -> No
     rows: Sequence[Row] | None = None if options.file is None else read_rows(options.file)
     if rows is not None:
         check_rows(rows, ["prompt"], f"'{options.file}'")
+        # As this command writes it, beside a completion.
+        rows = [{"answer": row["reference"], **row} if row.get("reference") is not None else row for row in rows]
     policy, own_rows, check, tokens, stop = _load(options, tell, needs_rows=rows is None)
     rows = own_rows if rows is None else rows
     given = [row.get("completion") not in (None, "") for row in rows]

@@ -108,17 +108,17 @@ def win_rates_are_given(config: TopLevel) -> None:
 def rewards_of_prompts_can_be_compared(config: TopLevel) -> None:
     if config.reward.smallest_group == 1:
         return
-    curriculum, who = config.curriculum, None
+    curriculum, who, verdict = config.curriculum, None, ""
     if isinstance(curriculum, LossCurriculumConfig):
         who = "`curriculum.by: loss`"
     if isinstance(curriculum, SuccessCurriculumConfig) and curriculum.measure == "reward":
-        who = "`curriculum.by: success`"
+        who, verdict = "`curriculum.by: success`", ", or the checker's verdicts with `curriculum.measure: verdict`"
     if config.method.compares_prompts:
-        who = _named(config.method)
+        who, verdict = _named(config.method), ""
     if who is not None:
         raise ValueError(
             f"{who} compares the rewards of prompts, but `reward: {config.reward.kind}` compares the samples of one "
-            "prompt: use a reward that scores each sample by itself"
+            f"prompt: use a reward that scores each sample by itself{verdict}"
         )
 
 

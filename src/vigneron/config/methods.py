@@ -292,6 +292,9 @@ class DpoConfig(MethodOptions):
         "rewards/margins",
         "eval/rewards/accuracies",
         "eval/loss/dpo",
+        "eval/loss/ipo",
+        "eval/loss/simpo",
+        "eval/loss/orpo",
         "eval/rewards/margins",
     )
     has_advantages: ClassVar[bool] = False
@@ -346,6 +349,7 @@ class FlowerConfig(MethodOptions):
         "Flow-guided tuning: a prompt's recorded answers become as likely as their share of the scores."
     )
     metrics: ClassVar[tuple[str, ...]] = ("loss/flow", "loss/nll", "eval/loss/flow")
+    scores_above_zero: ClassVar[bool] = True
     name: Literal["flower"]
     score: str = "score"
     """The column of scores, above 0 and at most 1. A prompt has one row for each of its answers."""

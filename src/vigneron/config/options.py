@@ -54,6 +54,8 @@ class MethodOptions(Strict):
     as they are."""
     compares_prompts: ClassVar[bool] = False
     """Whether it needs a prompt's rewards by themselves: those that compare samples of a group have no common scale."""
+    scores_above_zero: ClassVar[bool] = False
+    """Whether a score of 0 cannot be learned from."""
     needs_win_rates: ClassVar[bool] = False
     """Whether a reward must be a share of comparisons won, from 0 to 1."""
     loss_falls: ClassVar[bool] = True

@@ -21,6 +21,8 @@ from vigneron.errors import UserError, did_you_mean
 from vigneron.values import yes_or_no
 
 RECORD = ("completion", "logprobs", "token_ids", "truncated")
+LABELS = {"true": 1.0, "false": 0.0}
+"""Labels as pandas and others write them in CSV."""
 ROUNDING = 1e-2
 """How far above 0 a log-prob may be by rounding."""
 
@@ -71,7 +73,7 @@ def score_of(row: Row, column: str, bounds: tuple[float, float] | None, place: s
     if given in (None, ""):
         return None
     try:
-        score = float(given)
+        score = float(LABELS.get(given.strip().lower(), given) if isinstance(given, str) else given)
     except (TypeError, ValueError, OverflowError):
         score = math.nan
     wanted = "a number" if bounds is None else f"a number from {bounds[0]:g} to {bounds[1]:g}"

@@ -145,10 +145,10 @@ def with_step_text(row: Row, where: str, labels: StepLabels) -> Row:
 class StepLabelReader:
     """Rows with their labels as numbers; those without a label to train on are left out and counted."""
 
-    def __init__(self, labels: StepLabels) -> None:
+    def __init__(self, labels: StepLabels, *, separated: bool = False) -> None:
         self.labels = labels
         self.rows = self.left_out = 0
-        self.separated = labels.separator is None
+        self.separated = separated or labels.separator is None or labels.last
         self.error: UserError | None = None
         """The first error, until a text has the separator: without one it is the separator that is wrong."""
 
@@ -200,13 +200,17 @@ def _one_turn(row: Row) -> Row:
 def _labels(row: Row, text: str, where: str, labels: StepLabels) -> list[float | None]:
     given = row.get(labels.column)
     if not isinstance(given, list):
-        raise UserError(f"{where}: '{labels.column}' must be a list with one label for each step: 1, 0 or null")
+        csv = " (a CSV file cannot hold lists: write .jsonl)" if isinstance(given, str) else ""
+        raise UserError(f"{where}: '{labels.column}' must be a list with one label for each step: 1, 0 or null{csv}")
     count = len(step_spans(text, labels.separator))
-    if len(given) != count:
-        raise UserError(
-            f"{where}: {len(given)} labels for {count} steps, which {labels.separator!r} separates: check "
-            "`method.separator`, and that each step has one label"
-        )
+    if len(given) != count and not (labels.last and given):
+        steps = f"{count} step{'s' * (count != 1)}"
+        if labels.separator is None:
+            why = "`method.separator` is null, so that a completion is one step: set it to what stands between steps"
+        else:
+            why = "check `method.separator`, and that each step has one label"
+            steps += f", which {labels.separator!r} separates"
+        raise UserError(f"{where}: {len(given)} label{'s' * (len(given) != 1)} for {steps}: {why}")
     for label in given:
         if label is not None and not (isinstance(label, bool) or (is_number(label) and 0 <= label <= 1)):
             raise UserError(f"{where}: the label {label!r:.40} is not 1, 0, null, or a number between 0 and 1")

@@ -15,7 +15,6 @@ from vigneron.config import FlowerConfig
 from vigneron.core.flows import flow_balance, log_transition_flows
 from vigneron.core.losses import nll
 from vigneron.data.prompts import Row
-from vigneron.errors import UserError
 from vigneron.policy.logprobs import Scores
 from vigneron.rollout.demonstrations import demonstrations
 from vigneron.training.method import Method, Metrics, unchanged
@@ -30,8 +29,6 @@ def build(parts: Parts, options: FlowerConfig) -> Method:
 
     def tree_of(rows: Sequence[Row]) -> Tree:
         """log F(sₜ₊₁)/F(sₜ) of every prompt and answer among the rows."""
-        if any(row[options.score] <= 0 for row in rows):
-            raise UserError(f"data: `method: flower` samples in proportion to `{options.score}`: leave out rows with 0")
         groups: dict[str, list[Row]] = {}
         for row in rows:
             groups.setdefault(json.dumps(row["prompt"], sort_keys=True), []).append(row)

@@ -9,6 +9,7 @@ from typing import Any
 from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.data.prompts import completion_text
+from vigneron.errors import UserError, did_you_mean
 from vigneron.rewards.apply import ApplyReward, RewardFailed, RewardFunction, with_seen
 from vigneron.rewards.sentiment import inversion_reward
 from vigneron.rewards.user_reward import checked_rewards, named_errors, started
@@ -64,6 +65,8 @@ Check = Callable[[Batch], Batch]
 
 
 def load_checker(name: str) -> RewardFunction:
+    if name not in CHECKERS and ":" not in name:
+        raise UserError(f"unknown checker '{name}'{did_you_mean(name, CHECKERS)}; or give module:function")
     return CHECKERS[name] if name in CHECKERS else python_function(name, "data.checker")
 
 

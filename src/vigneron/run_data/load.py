@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from vigneron.config import Config, LevelCurriculumConfig, RubricRewardConfig
+from vigneron.config import Config, LevelCurriculumConfig, MethodOptions, RubricRewardConfig
 from vigneron.config.values import template_columns
 from vigneron.data.levels import rows_by_level
 from vigneron.data.prompts import Row
@@ -100,8 +100,8 @@ def _load_parts(config: Config) -> Data:
                 f"data.task: the task '{data.task}' has no labels of steps: give `data.train`, a file with the columns "
                 "`prompt`, `completion` and `labels`"
             )
-        if (column := config.method.score_column) is not None:
-            train, held_out = (_with_scores(rows, column, f"the task {data.task}") for rows in (train, held_out))
+        if config.method.score_column is not None:
+            train, held_out = (_with_scores(rows, config.method, f"the task {data.task}") for rows in (train, held_out))
         return Data(train, held_out)
     source = open_source(_wanted(config, "train"))
     if data.held_out is None and data.held_out_split is None:
@@ -163,7 +163,7 @@ def load_rows(config: Config, path: str | Path) -> tuple[Sequence[Row], list[str
     return read_source(config, open_source(wanted), "held_out")
 
 
-def _with_scores(rows: Sequence[Row], column: str, where: str) -> list[Row]:
+def _with_scores(rows: Sequence[Row], method: MethodOptions, where: str) -> list[Row]:
     """Rows of a task with their scores as floats, each from 0 to 1."""
-    reader = ScoreReader(column)
+    reader = ScoreReader(method)
     return [reader(row, f"'{where}', row {number}") for number, row in enumerate(rows, start=1)]

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from vigneron.config import Config, SemanticRewardConfig
+from vigneron.config import Config, MethodOptions, SemanticRewardConfig
 from vigneron.data.dataset import check_row
 from vigneron.data.formats import with_prompt_and_answer, without_demonstrations
 from vigneron.data.prompts import Row, completion_text
 from vigneron.data.recorded import RecordedReader, score_of, without_record
 from vigneron.data.rows import Reader
-from vigneron.data.steps import StepLabelReader, with_step_text
+from vigneron.data.steps import LISTS, StepLabelReader, with_step_text
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
 from vigneron.rollout.pairs import PairReader
@@ -28,9 +28,9 @@ def saved_reader(config: Config, part: str) -> Reader:
     columns = ["prompt", *(["answer"] if reads == "demonstrations" else [])]
     checks: list[Reader] = [_Columns(columns)]
     if score is not None and reads != "recorded":
-        checks.append(ScoreReader(score))
+        checks.append(ScoreReader(config.method))
     if steps is not None:
-        checks.append(StepLabelReader(steps))
+        checks.append(StepLabelReader(steps, separated=True))
     return _Unchanged(checks)
 
 
@@ -83,16 +83,23 @@ class PromptReader:
         self.steps = method.step_labels
         self.labels = None if self.steps is None else StepLabelReader(self.steps)
         scored = method.score_column is not None and method.reads != "recorded"
-        self.score = ScoreReader(method.score_column) if scored and method.score_column is not None else None
+        self.score = ScoreReader(method) if scored else None
+        self.labelled = method if self.demonstrations and (scored or self.steps is not None) else None
         has_input = checker_name(config) == "sentiment_inversion"
         self.needed = ["prompt", *(["answer"] if self.answered else []), *(["input"] if has_input else [])]
 
     def __call__(self, row: Row, place: str) -> Row | None:
         where = f"data: {place}"
-        if self.steps is not None:
+        if self.steps is not None and self.labels is not None:
+            if any(isinstance(row.get(name), list) for name in LISTS):
+                self.labels.separated = True  # the steps are given, so no separator is needed
             row = with_step_text(row, where, self.steps)
         if self.record is not None:
             row = without_record(row, self.record)
+        if self.labelled is not None:
+            row = _with_reference(row)
+            if not self.parent:
+                _check_labelled(self.labelled, row, where)
         row = with_prompt_and_answer(row, where)
         if self.parent and ("messages" in row or "completion" in row):
             row = without_demonstrations(row)
@@ -117,17 +124,45 @@ class PromptReader:
 class ScoreReader:
     """Rows with their scores as floats, each from 0 to 1."""
 
-    def __init__(self, column: str) -> None:
-        self.column = column
+    def __init__(self, method: MethodOptions) -> None:
+        assert method.score_column is not None
+        self.method, self.column = method, method.score_column
 
     def __call__(self, row: Row, place: str) -> Row:
         check_row(row, [self.column], place)
-        return {**row, self.column: score_of(row, self.column, (0.0, 1.0), f"data: {place}")}
+        score = score_of(row, self.column, (0.0, 1.0), f"data: {place}")
+        if self.method.scores_above_zero and not score:
+            raise UserError(
+                f"data: {place}: {self.column} is 0, and `method: {self.method.name}` samples in proportion to it: leave "
+                "out the row"
+            )
+        return {**row, self.column: score}
 
     def add(self, later: Any) -> None: ...
 
     def finish(self, where: str) -> list[str]:
         return []
+
+
+def _with_reference(row: Row) -> Row:
+    """A sample with a score may have the prompt's reference as `answer`, as `vigneron sample` writes it: it is kept as
+    `reference`, and the text that is trained on is the `completion`."""
+    completion, answer = row.get("completion"), row.get("answer")
+    if completion is None or answer is None or completion_text(answer) == completion_text(completion):
+        return row
+    return {"reference": answer, **{name: value for name, value in row.items() if name != "answer"}}
+
+
+def _check_labelled(method: MethodOptions, row: Row, where: str) -> None:
+    """Raise for a row without a text."""
+    if any(row.get(name) not in (None, "", []) for name in ("completion", "answer", "messages")):
+        return
+    column = method.score_column or (method.step_labels and method.step_labels.column)
+    is_pair = row.get("chosen") is not None and row.get("rejected") is not None
+    pair = "; this row is a pair: use `method: dpo`, or write its texts as two rows" if is_pair else ""
+    raise UserError(
+        f"{where} has no 'completion': `method: {method.name}` reads `prompt`, `completion` and `{column}`{pair}"
+    )
 
 
 class _Templated:
