@@ -8,10 +8,10 @@ import pytest
 
 from support.command_line import write_jsonl
 from vigneron.config.options import StepLabels
-from vigneron.data.steps import with_step_labels, with_step_texts
+from vigneron.data.steps import with_step_labels, with_step_text
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
-from vigneron.run_data.load import Data, check_saved_rows, load_data
+from vigneron.run_data.load import Data, load_data, load_saved_rows
 
 LINES, LAST = StepLabels("labels", "\n"), StepLabels("labels", "\n", last=True)
 
@@ -50,7 +50,8 @@ def test_samples_with_a_reference_can_be_trained_on(tmp_path: Path, method: dict
         (" low", "low"),
     ]
     config = check_config({"method": method, "data": {"train": "s.jsonl"}}, "my.yaml")
-    check_saved_rows(config, Data(found, []), "data")
+    saved = write_jsonl(tmp_path / "saved.jsonl", map(json.dumps, found))
+    assert list(load_saved_rows(config, saved, "train")) == list(found)
 
 
 def test_sft_still_refuses_two_answers(tmp_path: Path) -> None:
@@ -79,12 +80,13 @@ def test_solutions_of_one_step_as_lists_need_no_separator(tmp_path: Path, column
     found = loaded(path, name="process_model").train
     assert [row["labels"] for row in found] == [[1.0], [0.0]]
     config = check_config({"method": {"name": "process_model"}, "data": {"train": "x.jsonl"}}, "my.yaml")
-    check_saved_rows(config, Data(found, []), "data")
+    saved = write_jsonl(tmp_path / "saved.jsonl", map(json.dumps, found))
+    assert list(load_saved_rows(config, saved, "train")) == list(found)
 
 
 def test_an_outcome_model_reads_the_last_label_whatever_the_separator() -> None:
     rows = [{"prompt": "a", "completion": "x", "answer": "x", "labels": [1, 0]}]
-    found, _ = with_step_labels(with_step_texts(rows, "'f'", LAST), "'f'", LAST)
+    found, _ = with_step_labels([with_step_text(row, "'f'", LAST) for row in rows], "'f'", LAST)
     assert found[0]["labels"] == [1.0, 0.0]
     with pytest.raises(UserError, match="0 labels for 1 step"):
         with_step_labels([{**rows[0], "labels": []}], "'f'", LAST)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from support.tiny_models import byte_tokenizer, tiny_model
 from support.tiny_runs import WORDS, final_state, held_out_of, tiny_config, tiny_recipe, write_data
+from support.zoo import zoo_folder
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
@@ -159,10 +159,14 @@ def test_packing_changes_nothing_but_rounding(tmp_path: Path, tiny_folder: Path)
 
 
 def test_a_model_that_cannot_keep_samples_apart_goes_without_packing_and_says_so(tmp_path: Path) -> None:
-    tiny_model("mistral").save_pretrained(tmp_path / "model")
-    byte_tokenizer().save_pretrained(tmp_path / "model")
     view = Listening()
-    config = config_of(tmp_path, tmp_path / "model", method={"name": "sft", "packing": True}, steps=1, eval_every=0)
+    config = config_of(
+        tmp_path,
+        zoo_folder("BLOOM", tmp_path / "model"),
+        method={"name": "sft", "packing": True},
+        steps=1,
+        eval_every=0,
+    )
     api.train(config, runs=tmp_path, name="run", view=view)
     assert "packing: this model cannot keep samples apart in one row, so nothing is packed" in view.heard
 

@@ -133,8 +133,8 @@ class ScoreReader:
         score = score_of(row, self.column, (0.0, 1.0), f"data: {place}")
         if self.method.scores_above_zero and not score:
             raise UserError(
-                f"data: {place}: {self.column} is 0, and `method: {self.method.name}` samples in proportion to it: leave "
-                "out the row"
+                f"data: {place}: {self.column} is 0, and `method: {self.method.name}` samples in proportion to it: "
+                "leave out the row"
             )
         return {**row, self.column: score}
 

@@ -170,9 +170,9 @@ def test_a_sample_is_the_untruncated_one_up_to_its_stop_string(
     before = dict(schedule.CHECK_EVERY), dict(engine_module.CACHE_BYTES)
     schedule.CHECK_EVERY["cpu"] = every
     if kind == "llama":
-        _, heads, size = policy.sampler._model.attentions[0]  # type: ignore[attr-defined]
+        layer = policy.sampler._model.attentions[0]  # type: ignore[attr-defined]
         slots = max(map(len, prompts)) + 12
-        engine_module.CACHE_BYTES["cpu"] = rows * 2 * 2 * heads * size * slots * 4
+        engine_module.CACHE_BYTES["cpu"] = rows * 2 * layer.heads * (layer.key_size + layer.value_size) * slots * 4
     try:
         done = sample(policy, prompts, **options, stop=strings)
     finally:
