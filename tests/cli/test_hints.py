@@ -17,6 +17,8 @@ from vigneron.config.top_level import TopLevel
 from vigneron.config.trl_names import KEYS, METHODS_AS
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
+from vigneron.run_store.headline_metrics import headline_metrics
+from vigneron.run_store.metric_table import metric
 from vigneron.yaml_text import parse_yaml
 
 TINY: dict[str, Any] = {
@@ -134,3 +136,15 @@ def test_chat_refuses_a_reward_model_before_it_opens(tmp_path: Path, tiny_folder
     assert answer.code == 2
     assert "trained a reward model, which cannot generate text" in answer.err
     assert "an empty line exits" not in answer.out
+
+
+def test_every_loss_of_dpo_is_shown_of_held_out_pairs() -> None:
+    for loss in ("dpo", "ipo", "simpo", "orpo"):
+        config = {"method": {"name": "dpo", "loss": loss}, "data": {"train": "x.jsonl"}}
+        key = f"eval/loss/{loss}"
+        assert [one.key for one in headline_metrics(config, [{key: 0.5}])] == [key]
+
+
+def test_kto_s_accuracy_is_not_one_of_pairs() -> None:
+    assert metric("eval/rewards/accuracies").label == "held-out implicit accuracy"
+    assert "with KTO, of held-out texts" in metric("eval/rewards/accuracies").meaning

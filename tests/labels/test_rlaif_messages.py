@@ -20,6 +20,7 @@ from vigneron.rubric.principles import read_principles
 from vigneron.run_data.load import load_data
 from vigneron.run_store.headline_metrics import headline_metrics
 from vigneron.run_store.run_details import changed_keys
+from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import build_judge
 from vigneron.training.method import unchanged
 from vigneron.training.parts import Parts
@@ -85,19 +86,28 @@ def test_a_limit_on_the_command_line_is_named_as_a_key_of_the_option(house: Path
     assert "it was cut after 9 tokens (`max_tokens` in --judge)" in refused.err
 
 
-def test_a_model_that_writes_no_json_is_told_of_other_forms(tiny_folder: Path) -> None:
+def test_a_model_that_writes_no_json_is_told_of_other_forms(house: Path, tiny_folder: Path) -> None:
     local = build_judge(
-        LocalJudgeConfig(kind="local", model=str(tiny_folder)), cache=None, device="cpu", where="--judge"
+        LocalJudgeConfig(kind="local", model=str(tiny_folder)),
+        cache=AnswerCache(house / "answers.sqlite"),
+        device="cpu",
+        where="--judge",
     )
     why = "its reply 'no': it was not one JSON object and nothing else"
     assert reads_hint(local, why) == f"{why}; `reads: digits` or `reads: yes_no` in --judge needs no JSON"
     assert reads_hint(local, "it refused") == "it refused"
-    python = build_judge(PythonJudgeConfig(kind="python", function="message_judges:writes"), cache=None)
+    python = build_judge(
+        PythonJudgeConfig(kind="python", function="message_judges:writes"), cache=AnswerCache(house / "answers.sqlite")
+    )
     assert reads_hint(python, why) == why
 
 
-def test_a_judge_s_name_has_a_short_hash(tiny_folder: Path) -> None:
-    judge = build_judge(LocalJudgeConfig(kind="local", model=str(tiny_folder)), cache=None, device="cpu")
+def test_a_judge_s_name_has_a_short_hash(house: Path, tiny_folder: Path) -> None:
+    judge = build_judge(
+        LocalJudgeConfig(kind="local", model=str(tiny_folder)),
+        cache=AnswerCache(house / "answers.sqlite"),
+        device="cpu",
+    )
     model, _, source = judge.name.rpartition("@sha256:")
     assert model == str(tiny_folder)
     assert len(source) == 12
