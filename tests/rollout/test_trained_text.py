@@ -11,6 +11,7 @@ from vigneron.data.prompts import prompts_token_ids
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation, set_template_defaults, stop_at_turn_end
 from vigneron.policy.model import Policy
+from vigneron.policy.seams import ids_with_cuts
 from vigneron.rollout.demonstrations import Demonstration, demonstrations
 from vigneron.rollout.pairs import sides_of
 from vigneron.rollout.recorded import recorded_texts
@@ -135,6 +136,17 @@ def test_trl_trains_the_same_answers(name: str) -> None:
     for text in ("<think>", "</s>", "<｜Assistant｜>", "<|start|> assistant"):
         extra = extra.replace(text, "")
     assert extra.strip() == ""
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3_5_think", "gptoss", "glm4moe"])
+@pytest.mark.parametrize("tokenizer", [smollm2, llama2])
+def test_sections_are_tokenized_as_the_whole(name: str, tokenizer: Any) -> None:
+    """Between delimiters, where a token may cross a cut, as the text from its beginning."""
+    talk = Conversation.of(policy_of(tokenizer(), template(name)).tokenizer, TURNS)
+    written = talk.written([1, 3])
+    assert written is not None
+    cuts = [place for span in written.spans for place in span]
+    assert talk.cut_ids(written.text, cuts) == ids_with_cuts(talk.encode, written.text, cuts)
 
 
 def test_the_documented_table_is_this_one() -> None:

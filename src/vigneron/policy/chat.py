@@ -16,7 +16,7 @@ import torch
 from vigneron.errors import UserError, first_line
 from vigneron.policy.chat_template import TemplateError, render
 from vigneron.policy.message_forms import as_parts, call_names, message_text, needs_parts, writable
-from vigneron.policy.seams import ids_with_cuts
+from vigneron.policy.seams import ids_with_cuts, sections_with_cuts
 from vigneron.policy.written import Unwritable, Written, any_of, turns_of, written
 
 USER, MODEL = "<|vigneron_user|>", "<|vigneron_model|>"
@@ -199,38 +199,10 @@ class Conversation:
         return [[meant.get(i, i) for i in each.ids] for each in backend.encode_batch(escaped, add_special_tokens=False)]
 
     def cut_ids(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
-        """`ids` of a text with cuts, as `ids_with_cuts`, and the number of tokens before each cut.
-
-        A delimiter separates what is before it from what is after it, so only the tokens between the last one and the
-        cut are compared: the same few texts in every row.
-        """
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if self.mark or backend is None or backend.truncation is not None or backend.padding is not None:
+        """`ids` of a text, and for each cut the number of tokens before it."""
+        if self.mark:
             return ids_with_cuts(self.encode, text, cuts)
-        whole = backend.encode(text, add_special_tokens=False)
-        known = _delimiter_ids(self.tokenizer, len(self.tokenizer))
-        places = [
-            (0, 0),
-            *((n, end) for n, (i, (_, end)) in enumerate(zip(whole.ids, whole.offsets, strict=True)) if i in known),
-        ]
-        at = []
-        for cut in cuts:
-            token = next(n for n, end in reversed(places) if end <= cut)
-            head = _few_ids(self.tokenizer, text[whole.offsets[token][0] if token else 0 : cut])
-            if tuple(whole.ids[token : token + len(head)]) != head:
-                return ids_with_cuts(self.encode, text, cuts)
-            at.append(token + len(head))
-        return list(whole.ids), at
-
-
-@lru_cache(maxsize=16)
-def _delimiter_ids(tokenizer: Any, count: int) -> frozenset[int]:
-    return frozenset(tokenizer.added_tokens_decoder)
-
-
-@lru_cache(maxsize=256)
-def _few_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return sections_with_cuts(self.tokenizer, self.encode, text, cuts)
 
 
 def turn_end_ids(tokenizer: Any) -> list[int]:

@@ -54,6 +54,50 @@ def _continuation(encode: Encode, text: str, cuts: Sequence[int]) -> tuple[list[
     return first + rest, [len(first), *(len(first) + place for place in at)]
 
 
+def sections_with_cuts(tokenizer: Any, encode: Encode, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The same as `ids_with_cuts` for a text with delimiters, in less time.
+
+    A delimiter separates what is before it from what is after it, so only the tokens between the last one and the cut
+    are compared: the same few texts in every row.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or backend.truncation is not None or backend.padding is not None:
+        return ids_with_cuts(encode, text, cuts)
+    whole = backend.encode(text, add_special_tokens=False)
+    known = _delimiter_ids(tokenizer, len(tokenizer))
+    # Sections that begin with a delimiter, by its token's number and characters.
+    places = [(n, *whole.offsets[n]) for n, i in enumerate(whole.ids) if i in known]
+    places = [*([] if places and places[0][0] == 0 else [(0, 0, 0)]), *places]
+    ids, at = list(whole.ids), []
+    grown = 0
+    for section, (token, begin, _) in enumerate(places):
+        until, end = places[section + 1][:2] if section + 1 < len(places) else (len(whole.ids), len(text))
+        later = [place[2] for place in places[section + 1 : section + 2]]
+        # A cut right after a delimiter belongs to its section, one right before it to the section before.
+        own = [cut for cut in cuts[len(at) :] if not later or cut < later[0]]
+        heads = [_few_ids(tokenizer, text[begin:cut]) for cut in own]
+        if any(tuple(whole.ids[token : token + len(head)]) != head for head in heads):
+            if own[-1] > end:
+                return ids_with_cuts(encode, text, cuts)
+            part, places_in = ids_with_cuts(encode, text[begin:end], [cut - begin for cut in own])
+            ids[token + grown : until + grown] = part
+            at += [token + grown + place for place in places_in]
+            grown += len(part) - (until - token)
+        else:
+            at += [token + grown + len(head) for head in heads]
+    return ids, at
+
+
+@lru_cache(maxsize=16)
+def _delimiter_ids(tokenizer: Any, count: int) -> frozenset[int]:
+    return frozenset(tokenizer.added_tokens_decoder)
+
+
+@lru_cache(maxsize=256)
+def _few_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
 def continuations(encode: Encode, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     """Token ids of each prompt and of the text that follows it."""
     heads = encode(prompts)
