@@ -68,7 +68,7 @@ def sections_with_cuts(tokenizer: Any, encode: Encode, text: str, cuts: Sequence
     # Sections that begin with a delimiter, by its token's number and characters.
     places = [(n, *whole.offsets[n]) for n, i in enumerate(whole.ids) if i in known]
     places = [*([] if places and places[0][0] == 0 else [(0, 0, 0)]), *places]
-    ids, at = list(whole.ids), []
+    ids, at = list(whole.ids), list[int]()
     grown = 0
     for section, (token, begin, _) in enumerate(places):
         until, end = places[section + 1][:2] if section + 1 < len(places) else (len(whole.ids), len(text))
