@@ -42,7 +42,7 @@ RECORDED = [
     {**row, "completion": f" {row['answer']}", "logprobs": -9.0 if i % 2 else None, "truncated": i % 3 == 0}
     for i, row in enumerate(ROWS)
 ]
-PAIRS = [{"prompt": f"say {word}:", "chosen": word, "rejected": f"not {word} at all"} for word in WORDS]
+PAIRS = [{"prompt": f"say {word}:", "chosen": word, "rejected": "no"} for word in WORDS]
 KL = {"coefficient": 0.05}
 
 CASES: dict[str, dict[str, Any]] = {

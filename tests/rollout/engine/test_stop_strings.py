@@ -11,7 +11,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from support.tiny_models import byte_tokenizer, smollm2_tokenizer, tiny_policy
+from support.zoo import zoo_model
 from vigneron.core.draws import Sampling
+from vigneron.policy.load import make_policy
 from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine import schedule
 from vigneron.rollout.engine import stop_strings as stop_strings_module
@@ -147,7 +149,7 @@ def test_no_stop_strings_cost_nothing() -> None:
 # ------------------------------------------------------------------------------------------------- in the samplers
 
 
-@pytest.mark.parametrize("kind", ["llama", pytest.param("codegen", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("GPT-Neo", marks=pytest.mark.slow)])
 @given(
     strings=st.lists(
         st.sampled_from([*map(chr, range(32, 127)), "\n", "é", "ab"]), min_size=1, max_size=20, unique=True
@@ -162,7 +164,9 @@ def test_a_sample_is_the_untruncated_one_up_to_its_stop_string(
     kind: str, strings: list[str], sizes: list[int], every: int, rows: int, greedy: bool
 ) -> None:
     """Whatever the rows, refills and the number of steps between two checks; in the engine and in `generate`."""
-    policy = tiny_policy(kind)
+    policy = (
+        tiny_policy() if kind == "llama" else make_policy(zoo_model(kind), byte_tokenizer(), device=torch.device("cpu"))
+    )
     prompts = [list(range(10 * i + 1, 10 * i + 3 + i)) for i, size in enumerate(sizes) for _ in range(size)]
     assert isinstance(sampler_of(policy), Engine if kind == "llama" else GenerateSampler)
     options: dict[str, Any] = {"max_new_tokens": 12, "sampling": None if greedy else Sampling(), "seed": 3, "step": 2}
