@@ -32,8 +32,8 @@ def zoo_policy(family: str) -> Policy:
     return make_policy(model, byte_tokenizer(), device=torch.device("cpu"))
 
 
-def gradients(policy: Policy) -> dict[str, torch.Tensor]:
-    score(policy, batch_of(PAIRS), Sampling()).logprobs_BT.sum().backward()
+def gradients(policy: Policy, pairs: list[tuple[list[int], list[int]]] = PAIRS) -> dict[str, torch.Tensor]:
+    score(policy, batch_of(pairs), Sampling()).logprobs_BT.sum().backward()
     return {name: weight.grad for name, weight in policy.trainable() if weight.grad is not None}
 
 
@@ -44,6 +44,17 @@ def test_gradients_are_those_without_checkpointing(family: str) -> None:
     checkpoint_activations(policy)
     got = gradients(policy)
     assert got.keys() == expected.keys()
+    for name, gradient in got.items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Mistral v0.1 (window)", "Gemma 2", "gpt-oss"])
+def test_a_layer_runs_again_with_its_window_cap_and_sinks(family: str) -> None:
+    """With rows that reach the window."""
+    pairs = [(list(range(5, 17)), list(range(20, 36))), ([12, 13], list(range(40, 60)))]
+    policies = [make_policy(zoo_model(family), byte_tokenizer(), device=torch.device("cpu")) for _ in range(2)]
+    checkpoint_activations(policies[1])
+    expected, got = (gradients(policy, pairs) for policy in policies)
     for name, gradient in got.items():
         torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
 

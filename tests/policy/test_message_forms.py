@@ -10,6 +10,8 @@ from vigneron.data.formats import is_conversation, with_prompts_and_answers
 from vigneron.data.prompts import completion_text, prompts_token_ids
 from vigneron.errors import UserError
 from vigneron.rollout.demonstrations import demonstrations
+from vigneron.rollout.pairs import sides_of
+from vigneron.rollout.recorded import recorded_texts
 
 CALL = {"id": "callnum01", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
 AS_TEXT = {**CALL, "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
@@ -61,6 +63,27 @@ def test_tool_calls_are_trained_as_the_template_writes_them(name: str, first: st
     trained = learned(name, called(call))
     assert trained[0] == first
     assert "It is sunny." in trained[1]
+
+
+@pytest.mark.parametrize("arguments", [{"n": 3}, {}, {"days": [1, 2]}, {"city": "Paris", "exact": True}])
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "gptoss"])
+def test_arguments_of_every_kind_are_trained(name: str, arguments: dict[str, Any]) -> None:
+    trained = learned(name, called({**CALL, "function": {"name": "get_weather", "arguments": arguments}}))
+    assert json.dumps(arguments) in trained[0]
+    assert trained[0].endswith({"llama3_1": "<|eot_id|>", "gptoss": "<|call|>"}.get(name, "</tool_call><|im_end|>"))
+    assert "sunny" not in trained[0]
+
+
+def test_tools_of_pairs_and_recorded_samples_and_as_json_text_are_written() -> None:
+    policy = policy_of(smollm2(), template("qwen3"))
+    row = {"prompt": called(CALL)[:1], "completion": "Sunny.", "chosen": "Sunny.", "rejected": "Rain."}
+    for tools in ([TOOL], json.dumps([TOOL])):
+        texts = demonstrations(policy, sides_of([{**row, "tools": tools}])) + recorded_texts(
+            policy, [{**row, "tools": tools}]
+        )
+        assert all("The weather" in policy.tokenizer.decode(text.ids) for text in texts)
+    with pytest.raises(UserError, match="`tools` must be a list of objects, or its JSON text"):
+        demonstrations(policy, sides_of([{**row, "tools": "hammer"}]))
 
 
 def test_a_result_is_not_trained_and_tools_are_written() -> None:

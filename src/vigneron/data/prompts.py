@@ -34,6 +34,11 @@ def numbered_like(row: Row, new: Row) -> Row:
     return NumberedRow(new, row.number) if isinstance(row, NumberedRow) else new
 
 
+def prompt_of(row: Row) -> Row:
+    """What a template writes before an answer: the prompt, and the tools of a conversation."""
+    return {name: row[name] for name in ("prompt", "tools") if name in row}
+
+
 def prompt_text(prompt: Any) -> str:
     """A prompt as text, a conversation with one line per message."""
     if isinstance(prompt, str):

@@ -109,7 +109,7 @@ class Conversation:
     def of(cls, tokenizer: Any, messages: Sequence[Message], tools: Any = None) -> "Conversation":
         if not getattr(tokenizer, "chat_template", None):
             raise UserError("it is a conversation, but the model has no chat template: set `model.chat: minted`")
-        tools = tools if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools) else None
+        tools = _tools(tools)
         if tools and "tools" not in str(tokenizer.chat_template):
             raise UserError("the model's chat template does not write `tools`: remove the column")
         if any(not isinstance(message.get("content"), str) or message.get("tool_calls") for message in messages):
@@ -157,7 +157,7 @@ class Conversation:
         except Unwritable:
             if len(turns) == 1 and not messages[turns[0]].get("tool_calls"):
                 return None
-            self._check_calls(messages, "")
+            self._check_calls(messages, render(self.tokenizer, [(messages, False)], self.tools)[0])
             raise UserError(
                 "the model's chat template writes earlier answers otherwise than after its generation prompt, so "
                 "they cannot all be trained on in one row: set `model.chat: minted`, or give `prompt` and `completion`"
@@ -226,6 +226,19 @@ def stop_at_turn_end(policy: Any, prompts: Iterable[Any]) -> None:
         generation = getattr(policy.causal, "generation_config", None)
         if generation is not None:
             generation.eos_token_id = sorted(policy.eos_ids)
+
+
+def _tools(given: Any) -> list[Any] | None:
+    """The tools of a conversation: a list of objects, or its JSON text, as many datasets have it."""
+    try:
+        tools = json.loads(given) if isinstance(given, str) and given.strip() else given
+    except ValueError:
+        tools = given
+    if tools in (None, "", []):
+        return None
+    if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools):
+        return tools
+    raise UserError("`tools` must be a list of objects, or its JSON text: rename the column if it means something else")
 
 
 def _delimiters(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -4,6 +4,8 @@ transformers checkpoints in training mode only, which turns on dropout and the n
 trained as another one than it samples with. Here layers checkpoint in evaluation mode.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -30,10 +32,30 @@ def _checkpointed(kind: Any) -> Any:
     """A subclass of a layer's class that checkpoints its calls."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run = super(checkpointed, self).__call__
+        once = super(checkpointed, self).__call__
         if not torch.is_grad_enabled():
-            return run(*args, **kwargs)
+            return once(*args, **kwargs)
+        configs = {id(module.config): module.config for module in self.modules() if hasattr(module, "config")}
+        attentions = [(config, config._attn_implementation) for config in configs.values()]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with _attention_functions(attentions):
+                return once(*args, **kwargs)
+
         return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     checkpointed: Any = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
     return checkpointed
+
+
+@contextmanager
+def _attention_functions(attentions: Sequence[tuple[Any, str]]) -> Iterator[None]:
+    """Those of the forward pass: the backward pass runs when `Policy.trunk` has put transformers' own ones back."""
+    before = [(config, config._attn_implementation) for config, _ in attentions]
+    for config, name in attentions:
+        config._attn_implementation = name
+    try:
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name

@@ -67,6 +67,8 @@ def written(
     for turn, before, marked in zip(turns, others[0::2], others[1::2], strict=True):
         head, _, _ = marked.partition(mark)
         tail = marked.rpartition(mark)[2]
+        if messages[turn].get("tool_calls"):  # the mark is a text in an object; the arguments may end otherwise
+            tail = _common(tail[::-1], whole[::-1])[::-1]
         if mark not in marked or not whole.endswith(tail):
             raise Unwritable(turn)
         floor = spans[-1][1] if spans else 0

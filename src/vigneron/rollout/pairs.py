@@ -17,7 +17,7 @@ from vigneron.batch import Batch
 from vigneron.core.selection import best_and_worst
 from vigneron.data.dataset import check_row
 from vigneron.data.formats import is_conversation
-from vigneron.data.prompts import STEP, Row, completion_text, numbered, numbered_like, prompt_text
+from vigneron.data.prompts import STEP, Row, completion_text, numbered, numbered_like, prompt_of, prompt_text
 from vigneron.data.rows import read_list
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
@@ -91,12 +91,12 @@ def paired_up(batch: Batch) -> Batch:
 
 
 def sides_of(rows: Sequence[Row]) -> list[Row]:
-    return [numbered_like(row, {"prompt": row["prompt"], "answer": row[side]}) for row in rows for side in SIDES]
+    return [numbered_like(row, {**prompt_of(row), "answer": row[side]}) for row in rows for side in SIDES]
 
 
 def orders_of(rows: Sequence[Row]) -> list[Row]:
     return [
-        numbered_like(row, {"prompt": row["prompt"], "answer": two_texts(row[one], row[other])})
+        numbered_like(row, {**prompt_of(row), "answer": two_texts(row[one], row[other])})
         for row in rows
         for one, other in (SIDES, SIDES[::-1])
     ]

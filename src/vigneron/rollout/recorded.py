@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vigneron.batch import Batch
-from vigneron.data.prompts import Row, completion_text, numbered_like, texts_of
+from vigneron.data.prompts import Row, completion_text, numbered_like, prompt_of, texts_of
 from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstration, batch_of_texts, demonstrations, within_context
 
@@ -36,7 +36,7 @@ class Recorded:
 def recorded_texts(policy: Policy, rows: Sequence[Row], of: str = "the step") -> list[Demonstration]:
     """Rows as token ids: the recorded tokens where they are this tokenizer's, else those of the text."""
     given = [
-        numbered_like(row, {"prompt": row["prompt"], "completion": row["completion"], "answer": row["completion"]})
+        numbered_like(row, {**prompt_of(row), "completion": row["completion"], "answer": row["completion"]})
         for row in rows
     ]
     texts = demonstrations(policy, given, of=of, sampled=True)
