@@ -1,20 +1,22 @@
 """Circular preferences: rock beats scissors, scissors beat paper, paper beats rock, each with probability 0.9.
 
     python -m benchmarks.emerging.circular --out FOLDER [--seeds 0 1 2] [--small]     what is not in the folder yet
+    python -m benchmarks.emerging.circular --tune --out FOLDER                        SPPO's and DPO's learning rates
     python -m benchmarks.emerging.circular table --out FOLDER                         the table alone
 
 Set-up. The base is SmolLM2-135M, fine-tuned on 16 prompts to answer rock 60 %, paper 25 % and scissors 15 % of the
 time. No answer beats all others, so no reward of one text has these preferences; the balanced mix (1/3 each) cannot be
 beaten.
 
-    sppo_1           SPPO, η = 1, 400 steps, a round per step, all samples; the win rate by the true probabilities
-    sppo_1000        the same with the paper's η = 1000, best and worst sample
+    sppo             SPPO, η = 1, 400 steps, a round per step, all samples; the win rate by the true probabilities
     dpo              DPO on 480 pairs of the base's answers, the winner drawn by the true probabilities, 60 steps
     reward_model     a Bradley-Terry model of the same pairs, then GRPO by it, 60 steps
 
 Measured: the shares of the three words among 512 samples at temperature 1 after training (`last`), and their mean over
 the steps (`mean`); exploitability, the win rate of the best answer against the mix minus ½: 0 for the balanced mix, 0.4
-for a single word; what is no word of the three loses. `words`: the share of samples that are one of the three.
+for a single word; what is no word of the three loses. `words`: the share of samples that are one of the three. The
+learning rate of sppo was chosen with another seed by the exploitability of the mean over steps; `--tune` gives dpo's
+loss on other pairs too (`pair_loss`). The policy of reward_model has its highest reward with one word alone.
 
 Decision rule, before the runs. SPPO shows its worth if the exploitability of its mean over steps is below the base's
 and below the last of dpo and of reward_model, by intervals of the paired differences that exclude 0.
@@ -27,13 +29,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emerging.records import Record, Records, arguments, difference, table, write_rows
+from benchmarks.emerging.records import (
+    Record,
+    Records,
+    arguments,
+    arm_and_rate,
+    difference,
+    table,
+    with_rates,
+    write_rows,
+)
 
 WORDS = ("rock", "paper", "scissors")
 BEATS = {"rock": "scissors", "scissors": "paper", "paper": "rock"}
 BASE = {"rock": 0.6, "paper": 0.25, "scissors": 0.15}
 STRONG = 0.9
-ARMS = ("sppo_1", "sppo_1000", "dpo", "reward_model")
+ARMS = ("sppo", "dpo", "reward_model")
 NAMES = (
     "Anna",
     "Ben",
@@ -53,9 +64,17 @@ NAMES = (
     "Pia",
 )
 PROMPTS = [f"{name} plays rock, paper, scissors and shows" for name in NAMES]
-# Learning rates. SPPO's cycle widens with its rate: with 1e-6 rock is gone after one turn, and is never sampled again.
-RATES = {"sppo_1": 3e-7, "sppo_1000": 1e-6, "dpo": 5e-6, "reward_model": 1e-5}
-COLUMNS = ("exploitability_mean", "exploitability_last", "rock_last", "paper_last", "scissors_last", "words_last")
+RATES = {"sppo": 1e-7, "dpo": 1e-6, "reward_model": 1e-5}
+TRIED = {"sppo": (1e-7, 2e-7, 4e-7), "dpo": (3e-7, 1e-6, 5e-6), "reward_model": ()}
+COLUMNS = (
+    "exploitability_mean",
+    "exploitability_last",
+    "rock_last",
+    "paper_last",
+    "scissors_last",
+    "words_last",
+    "pair_loss",
+)
 
 
 def word_of(text: str) -> str | None:
@@ -173,7 +192,12 @@ class Circular:
             rows.append({"prompt": PROMPTS[at // 60], "chosen": chosen, "rejected": rejected, "n": at})
         return write_rows(self.out / f"pairs-{seed}.jsonl", rows)
 
-    def run(self, arm: str, seed: int) -> Record:
+    def run(self, run: str, seed: int) -> Record:
+        if run == "base":
+            from vigneron import api
+
+            return self.figures(api.load_run(self.base()))
+        arm, lr = arm_and_rate(run, RATES)
         model, prompts = (
             self.model(self.base()),
             write_rows(self.out / "prompts.jsonl", [{"prompt": p} for p in PROMPTS]),
@@ -181,20 +205,16 @@ class Circular:
         common: dict[str, Any] = {"model": model, "seed": seed, "steps": self.steps}
         rule = "letter_win_rate" if self.small else "win_rate"
         by_rule = {"kind": "python", "function": f"benchmarks.emerging.circular:{rule}"}
-        name, rate = f"{arm}-{seed}", {"actor_lr": RATES.get(arm, 0.0)}
-        if arm == "base":
-            from vigneron import api
-
-            return self.figures(api.load_run(self.base()))
-        if arm.startswith("sppo"):
-            eta = float(arm.removeprefix("sppo_"))
-            method = {"name": "sppo", "eta": eta, "samples": "all" if eta == 1 else "best_and_worst"}
+        name, rate = f"{run}-{seed}", {"actor_lr": lr}
+        if arm == "sppo":
+            method = {"name": "sppo", "eta": 1.0, "samples": "all"}
             common["steps"] = self.sppo_steps
             keys = {"method": method, "reward": by_rule, "data": {"train": prompts}, "optimizer": rate}
             return self.figures(self.trained(name, prompts_per_step=16, **keys, **common))
         pairs = {"train": self.pairs(seed)}
         if arm == "dpo":
-            keys = {"method": {"name": "dpo"}, "data": pairs, "optimizer": rate}
+            data = {**pairs, "held_out": self.pairs(seed + 1000)}
+            keys = {"method": {"name": "dpo"}, "data": data, "optimizer": rate, "eval_every": self.steps}
             return self.figures(self.trained(name, prompts_per_step=32, **keys, **common))
         scorer = self.trained(
             f"scorer-{seed}",
@@ -220,7 +240,9 @@ class Circular:
         record: Record = {f"{word}_last": share for word, share in last.items()}
         record |= {"words_last": sum(last.values()), "exploitability_last": exploitability(last)}
         lines = (trained.folder / "metrics.jsonl").read_text().splitlines()
-        steps = [r for r in map(json.loads, lines) if "reward/share_rock" in r]
+        logged = [json.loads(line) for line in lines]
+        record["pair_loss"] = next((r["eval/loss/dpo"] for r in reversed(logged) if "eval/loss/dpo" in r), None)
+        steps = [r for r in logged if "reward/share_rock" in r]
         if steps:
             mean = {word: sum(r[f"reward/share_{word}"] for r in steps) / len(steps) for word in WORDS}
             record |= {f"{word}_mean": share for word, share in mean.items()}
@@ -235,16 +257,17 @@ class Circular:
 
 def main(given: Sequence[str] | None = None) -> None:
     options = arguments(__doc__, given)
-    records = Records(options.out, "circular")
+    records = Records(options.out, "circular-tuning" if options.tune else "circular")
     if options.what == "run":
         circular = Circular(options.out, small=options.small)
         arms = options.arms or ARMS
+        arms = with_rates(arms, TRIED) if options.tune else arms
         records.add_missing([("base", 0), *((arm, seed) for seed in options.seeds for arm in arms)], circular.run)
     print(table(records.read(), COLUMNS))
     # The rule compares the mean over SPPO's steps with where the others end.
     compared = [{**r, "exploitability": r.get("exploitability_mean", r["exploitability_last"])} for r in records.read()]
     for other in ("base", "dpo", "reward_model"):
-        print(difference(compared, "sppo_1", other, "exploitability"))
+        print(difference(compared, "sppo", other, "exploitability"))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Curricula at equal samples: E2H's four schedules against hard-only and shuffled epochs, accuracy by level.
 
     python -m benchmarks.emerging.curricula --out FOLDER [--seeds 0 1 2] [--small]     what is not in the folder yet
+    python -m benchmarks.emerging.curricula --tune --out FOLDER                        learning rates, on tuning sums
     python -m benchmarks.emerging.curricula table --out FOLDER                         the table alone
 
 Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder (`ladder_base.py`): levels 1 and 2 are mostly
-right and level 5 mostly wrong. Every arm begins at it: GRPO on fresh sums, 30 steps of 32 prompts with 8 samples,
-learning rate 1e-5, no KL.
+right and level 5 mostly wrong. Every arm begins at it: GRPO on fresh sums, 60 steps of 32 prompts with 8 samples,
+no KL, the learning rate chosen for each arm by its mean over levels on the tuning sums.
 
     cosine, gaussian, balanced, classical     E2H: sums of 1 to 5 terms, drawn by their level
     hard_only                                 sums of 5 terms alone
@@ -26,7 +27,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.emerging.ladder_base import fresh_sums, ladder_base
-from benchmarks.emerging.records import Record, Records, arguments, table, write_rows
+from benchmarks.emerging.records import Record, Records, arguments, arm_and_rate, table, with_rates, write_rows
 from vigneron.errors import UserError
 
 NAME = "curricula"
@@ -40,6 +41,8 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "success": {"by": "success"},
 }
 DEFAULT_ARMS = tuple(name for name in ARMS if name != "success")
+RATES = dict.fromkeys(ARMS, 3e-6)
+TRIED = dict.fromkeys(ARMS, (3e-6, 1e-5, 2e-5))
 
 
 def by_level(trained: Any, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -53,28 +56,30 @@ def by_level(trained: Any, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {**accuracies, "mean": mean(accuracies.values())}
 
 
-def train_arm(arm: str, seed: int, base: str, out: Path, small: bool) -> Record:
+def train_arm(name: str, seed: int, base: str, out: Path, small: bool, part: str) -> Record:
     from vigneron import api
     from vigneron.run_store.folder import RunFolder
 
+    arm, rate = arm_and_rate(name, RATES)
     rows = fresh_sums(1200, small=small)
     keys: dict[str, Any] = {
         **model_keys(base, small),
         "data": {"task": None, "train": write_rows(out / "sums.jsonl", rows), "checker": "last_line"},
         "curriculum": ARMS[arm],
+        "optimizer": {"actor_lr": rate},
         "seed": seed,
-        "steps": 3 if small else 30,
+        "steps": 3 if small else 60,
         "prompts_per_step": 4 if small else 32,
         "group_size": 2 if small else 8,
         "eval_every": 0,
         "save_every": 0,
     }
-    name = f"{arm}-{seed}"
-    shutil.rmtree(out / "runs" / name, ignore_errors=True)  # of an interrupted start
-    trained = api.train("grpo-ladder", runs=out / "runs", name=name, **keys)
+    run = out / "runs" / f"{name}-{seed}"
+    shutil.rmtree(run, ignore_errors=True)  # of an interrupted start
+    trained = api.train("grpo-ladder", runs=run.parent, name=run.name, **keys)
     folder = RunFolder(trained.folder)
     records = folder.metrics()
-    figures = by_level(trained, held_out_rows(small))
+    figures = by_level(trained, part_rows(part, small))
     seconds = sum(record["seconds"] for record in folder.records("timings.jsonl"))
     shutil.rmtree(trained.folder)  # gigabytes of optimizer state
     samples = keys["steps"] * keys["prompts_per_step"] * keys["group_size"]
@@ -82,7 +87,7 @@ def train_arm(arm: str, seed: int, base: str, out: Path, small: bool) -> Record:
     return {**figures, "samples": samples, "reward": rewards, "seconds": seconds}
 
 
-def base_figures(base: str, step: int, small: bool) -> Record:
+def base_figures(base: str, step: int, small: bool, part: str) -> Record:
     """The base before any arm has trained it."""
     from vigneron.api import Trained
     from vigneron.policy.from_config import policy_from_config
@@ -92,7 +97,7 @@ def base_figures(base: str, step: int, small: bool) -> Record:
     config = load_config("grpo-ladder", keys=model_keys(base, small))
     policy = policy_from_config(config)
     trained = Trained(Path(base), config, 0, policy, Reference.of(policy))
-    return {**by_level(trained, held_out_rows(small)), "sft_steps": step}
+    return {**by_level(trained, part_rows(part, small)), "sft_steps": step}
 
 
 def model_keys(base: str, small: bool) -> dict[str, Any]:
@@ -100,10 +105,10 @@ def model_keys(base: str, small: bool) -> dict[str, Any]:
     return {"model": model, "max_new_tokens": 4 if small else 32}
 
 
-def held_out_rows(small: bool) -> list[dict[str, Any]]:
+def part_rows(part: str, small: bool) -> list[dict[str, Any]]:
     from vigneron.data.tasks import load_task
 
-    rows = load_task("ladder-steps").rows("held_out")
+    rows = load_task("ladder-steps").rows(part)
     return rows[::9] if small else rows
 
 
@@ -120,15 +125,17 @@ def with_differences(records: Sequence[Record]) -> list[Record]:
 
 def main(given: Sequence[str] | None = None) -> None:
     options = arguments(__doc__, given)
-    records, arms = Records(options.out, NAME), options.arms or DEFAULT_ARMS
-    if unknown := set(arms) - set(ARMS):
+    arms = options.arms or DEFAULT_ARMS
+    if unknown := {arm.partition("@")[0] for arm in arms} - set(ARMS):
         raise UserError(f"--arms: unknown {', '.join(sorted(unknown))}: expected {', '.join(ARMS)}")
+    records = Records(options.out, f"{NAME}-tuning" if options.tune else NAME)
+    arms = with_rates(arms, TRIED) if options.tune else arms
     if options.what == "run":
         base, step = ladder_base(options.out, small=options.small)
-        records.add_missing([("base", 0)], lambda arm, seed: base_figures(base, step, options.small))
+        records.add_missing([("base", 0)], lambda arm, seed: base_figures(base, step, options.small, options.part))
         records.add_missing(
             [(arm, seed) for seed in options.seeds for arm in arms],
-            lambda arm, seed: train_arm(arm, seed, base, options.out, options.small),
+            lambda arm, seed: train_arm(arm, seed, base, options.out, options.small, options.part),
         )
     print(table(with_differences(records.read()), (*FIGURES, *DIFFERENCES)))
 

@@ -2,14 +2,12 @@
 
     python -m benchmarks.emerging.ladder_base --out FOLDER     trains it into FOLDER/runs/base
 
-Of the checkpoints, the one whose accuracy on the tuning part is nearest to 0.45 is kept: sums of one and two terms are
-then mostly right, sums of five mostly wrong.
+It gets 0.44 of the tuning sums right: of one and two terms most, of five few.
 
 The experiments train on fresh sums: with the 540 of the task's `train` alone GRPO learns them by heart, and held-out
 accuracy does not move.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from itertools import combinations_with_replacement
@@ -19,7 +17,7 @@ from typing import Any
 
 from benchmarks.emerging.records import arguments
 
-WANTED = 0.45
+STEPS = 60
 
 
 def ladder_base(out: Path, *, small: bool = False) -> tuple[str, int]:
@@ -33,21 +31,12 @@ def ladder_base(out: Path, *, small: bool = False) -> tuple[str, int]:
     from vigneron import api
 
     run = out / "runs" / "base"
-    if not (run / "chosen.json").is_file():
+    if not (run / "done").is_file():
         shutil.rmtree(run, ignore_errors=True)  # of an interrupted start
-        keys = ("save_every=5", "eval_every=5", "keep_last=8", "model.compile=false", "data.held_out=tuning")
+        keys = (f"steps={STEPS}", "save_every=0", "eval_every=0", "model.compile=false", "data.held_out=tuning")
         api.train("sft-ladder", *keys, runs=run.parent, name=run.name)
-        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        kept = {int(folder.name.removeprefix("step-")) for folder in (run / "checkpoints").glob("step-*")}
-        found = {r["step"]: r["eval/accuracy"] for r in records if r["step"] in kept and "eval/accuracy" in r}
-        step = min(found, key=lambda at: abs(found[at] - WANTED))
-        for folder in (run / "checkpoints").glob("step-*"):
-            if folder.name != f"step-{step}":
-                shutil.rmtree(folder)
-        (run / "chosen.json").write_text(json.dumps({"step": step, "tuning": found}))
-        print(f"base: step {step} of sft-ladder, accuracy on the tuning part by step {found}", flush=True)
-    step = json.loads((run / "chosen.json").read_text())["step"]
-    return str((run / "checkpoints" / f"step-{step}").resolve()), step
+        (run / "done").touch()
+    return str((run / "checkpoints" / f"step-{STEPS}").resolve()), STEPS
 
 
 def fresh_sums(per_level: int, *, small: bool = False) -> list[dict[str, Any]]:

@@ -1,11 +1,12 @@
 """Learning from a fixed set of samples: five epochs on 4,000 samples of a fine-tuned model, six ways.
 
 python -m benchmarks.emerging.offline --out FOLDER [--seeds 0 1 2] [--small]     what is not in FOLDER/offline.jsonl yet
+python -m benchmarks.emerging.offline --tune --out FOLDER                        the learning rates, on tuning sums
 python -m benchmarks.emerging.offline table --out FOLDER                         the table alone
 
 Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder (`ladder_base.py`). For each seed it writes
 16 samples of 250 sums (ladder-steps), which are scored by the checker. Every arm begins at the base, has batches of 200
-samples, learning rate 1e-5, and sees each sample five times:
+samples, and sees each sample five times. Its learning rate was chosen by its greedy accuracy on the tuning sums:
 
     reinforce    −R log π with R = ±1, no importance weight
     topr         the same with TOPR's taper
@@ -35,10 +36,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.emerging.ladder_base import fresh_sums, ladder_base
-from benchmarks.emerging.records import Record, Records, arguments, difference, table
+from benchmarks.emerging.records import Record, Records, arguments, arm_and_rate, difference, table, with_rates
 from vigneron.errors import UserError
 
 ARMS = ("reinforce", "topr", "rejection", "dpo", "oreo", "a_star_po")
+RATES = {"reinforce": 1e-7, "topr": 1e-5, "rejection": 1e-5, "dpo": 3e-7, "oreo": 1e-6, "a_star_po": 3e-6}
+TRIED = {
+    **dict.fromkeys(ARMS, (3e-6, 1e-5, 3e-5)),
+    "reinforce": (1e-7, 3e-7, 1e-6, 3e-6, 1e-5),
+    "oreo": (3e-7, 1e-6, 3e-6),
+    "dpo": (1e-7, 3e-7, 1e-6),
+}
 EPOCHS, BATCH, PROMPTS, SAMPLES = 5, 200, 250, 16
 COLUMNS = (
     "accuracy",
@@ -60,8 +68,8 @@ def vowel_checker(completions: list[str], **columns: Any) -> list[float]:
 class Bench:
     """The folder, and the sizes of the real and the small experiment."""
 
-    def __init__(self, out: Path, *, small: bool) -> None:
-        self.out, self.small, self.runs = out, small, out / "runs"
+    def __init__(self, out: Path, *, part: str, small: bool) -> None:
+        self.out, self.part, self.small, self.runs = out, part, small, out / "runs"
         self.batch, self.prompts, self.samples = (8, 4, 4) if small else (BATCH, PROMPTS, SAMPLES)
         self.checker = "benchmarks.emerging.offline:vowel_checker" if small else "last_line"
         out.mkdir(parents=True, exist_ok=True)
@@ -72,11 +80,11 @@ class Bench:
         return str(path)
 
     def prompts_files(self) -> dict[str, str]:
-        """The sums to train on, fresh ones of all levels; and the held-out ones."""
+        """The sums to train on, fresh ones of all levels; and those to measure on, held out or for tuning."""
         from vigneron.data.tasks import load_task
 
         task = load_task("ladder-steps")
-        train, held_out = fresh_sums(self.prompts), task.rows("held_out")
+        train, held_out = fresh_sums(self.prompts), task.rows(self.part)
         train = train[:: len(train) // self.prompts][: self.prompts]
         held_out = held_out[::30] if self.small else held_out
         return {"train": self.write("prompts.jsonl", train), "held_out": self.write("held-out.jsonl", held_out)}
@@ -87,7 +95,6 @@ class Bench:
             "model": {"name": base, "compile": False, **({"device": "cpu"} if self.small else {})},
             "seed": seed,
             "max_new_tokens": 8 if self.small else 32,
-            "optimizer": {"actor_lr": 1e-5},
             "save_every": 0,
             "microbatch_tokens": 16384,
         }
@@ -121,9 +128,7 @@ class Bench:
             method: dict[str, Any] = {"name": "topr", "rewards": "signed", "taper": arm == "topr"}
             return {"method": method, "data": data, "steps": steps, "prompts_per_step": self.batch}
         if arm == "oreo":
-            optimizer = {"actor_lr": 1e-5, "critic_lr": 1e-5}
-            keys = {"method": {"name": "oreo"}, "data": data, "steps": steps, "prompts_per_step": self.batch}
-            return keys | {"optimizer": optimizer}
+            return {"method": {"name": "oreo"}, "data": data, "steps": steps, "prompts_per_step": self.batch}
         if arm == "rejection":
             right = [
                 {"prompt": row["prompt"], "completion": row["completion"], "draw": number}
@@ -162,22 +167,24 @@ class Bench:
         except UserError as error:
             return {"failed": str(error)}
 
-    def run_arm(self, arm: str, base: str, seed: int) -> Record:
+    def run_arm(self, name: str, base: str, seed: int) -> Record:
         from vigneron import api
         from vigneron.recipe import check_config
 
         began = time.perf_counter()
+        arm, rate = arm_and_rate(name, RATES)
         keys = self.arm_keys(arm, self.recorded(base, seed), seed)
+        keys["optimizer"] = {"actor_lr": rate, **({"critic_lr": 1e-5} if arm == "oreo" else {})}
         given = self.common(base, seed) | {"eval_every": max(1, keys["steps"] // EPOCHS)} | keys
         if arm == "dpo":
             given.pop("max_new_tokens")  # it samples nothing
-        trained = api.train(check_config(given, arm), runs=self.runs, name=f"{arm}-{seed}-{int(time.time())}")
+        trained = api.train(check_config(given, arm), runs=self.runs, name=f"{name}-{seed}-{int(time.time())}")
         curve = [
             record["eval/accuracy"]
             for record in map(json.loads, (trained.folder / "metrics.jsonl").read_text().splitlines())
             if "eval/accuracy" in record
         ]
-        record: Record = {"steps": keys["steps"], **self.measure(trained, seed), "curve": curve}
+        record: Record = {"steps": keys["steps"], "lr": rate, **self.measure(trained, seed), "curve": curve}
         record["best_accuracy"] = max([*curve[1:], record["accuracy"]])
         if arm == "oreo":
             record |= trained.evaluate_by_value(best_of=8, seed=seed)
@@ -253,10 +260,11 @@ def with_gains(records: Sequence[Record]) -> list[Record]:
 
 def main(given: Sequence[str] | None = None) -> None:
     options = arguments(__doc__, given)
-    records = Records(options.out, "offline")
+    records = Records(options.out, "offline-tuning" if options.tune else "offline")
     if options.what == "run":
-        bench = Bench(options.out, small=options.small)
-        arms = ("base", *(options.arms or ARMS))
+        bench = Bench(options.out, part=options.part, small=options.small)
+        arms = options.arms or ARMS
+        arms = ("base", *(with_rates(arms, TRIED) if options.tune else arms))
         records.add_missing([(arm, seed) for seed in options.seeds for arm in arms], bench.run)
     print(table(with_gains(records.read()), COLUMNS))
     print(difference(records.read(), "topr", "reinforce", "accuracy"))

@@ -1,26 +1,28 @@
 """Process supervision on sums with running sums (ladder-steps), whose every step a rule labels exactly.
 
 python -m benchmarks.emerging.process --out FOLDER [--parts best_of active pspo] [--seeds 0 1 2] [--small]
+python -m benchmarks.emerging.process --tune --out FOLDER                        the learning rates, on tuning sums
 python -m benchmarks.emerging.process table --out FOLDER                         the tables alone
 
 Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder (`ladder_base.py`). For each seed it writes
-four solutions of each of some 500 fresh sums. A rule labels each line: right if it is the running sum of
-as many terms. Models begin at the base.
+four solutions of each of some 2,400 fresh sums. A rule labels each line: right if it is the running sum of
+as many terms. Models begin at the base. Learning rates were chosen on the tuning sums: of the process model by its
+best-of-8 accuracy, of GRPO by its accuracy with `min`.
 
     best_of   A process model (every line's label) and an outcome model (whether the last line is right) of the same
               solutions. Of eight samples of each held-out sum each chooses one: its accuracy, against the mean of
               the samples and pass@8, and among right choices the share with a wrong line (trace errors).
-    active    Process models of 128 and 384 labelled solutions. The first 128 are random; the others are random too, or
-              the most convincing wrong answers by the model of the first 128 (80 %) and the most convincing of the rest
-              (20 %). Measured: best-of-8 accuracy, and accuracy of labels of lines of other sums.
-    pspo      GRPO for 24 steps with the process model's reward as the smallest probability (min), in PSPO's bounded
+    active    Process models of 500 and 2,000 labelled solutions. The first 500 are random; the others are random
+              too, or the most convincing wrong answers by the model of the first 500 (80 %) and the most convincing of
+              the rest (20 %). Measured: best-of-8 accuracy, and accuracy of labels of lines of other sums.
+    pspo      GRPO for 60 steps with the process model's reward as the smallest probability (min), in PSPO's bounded
               form (pspo) and in the released, unbounded one (pspo_released); up to 64 tokens. Measured on held-out
               sums: lines and tokens of greedy answers, and accuracy.
 
 Decision rule, before the runs, by 95 % intervals of paired differences over seeds. The process model is better at
 choosing if its best-of-8 accuracy minus the outcome model's lies above 0, and more reliable if its trace errors minus
-the outcome model's lie below 0. Active learning saves labels if with 384 solutions its best-of-8 accuracy minus that of
-random choice lies above 0. PSPO's released form rewards length if its answers have more lines than those of
+the outcome model's lie below 0. Active learning saves labels if with 2,000 solutions its best-of-8 accuracy minus
+that of random choice lies above 0. PSPO's released form rewards length if its answers have more lines than those of
 `min` by an interval above 0; a form is worth having if its accuracy minus that of `min` lies above 0.
 """
 
@@ -31,17 +33,20 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from benchmarks.emerging.ladder_base import fresh_sums, ladder_base
-from benchmarks.emerging.records import interval
+from benchmarks.emerging.records import TUNING_SEED, interval
 
 RECORDS = "process.jsonl"
 PARTS = ("best_of", "active", "pspo")
 SHAPES = ("min", "pspo", "pspo_released")
-COUNTS = (128, 384)
+COUNTS = (500, 2000)
+RATES = {"scorer": 1e-4, "grpo": 1e-6}
+TRIED = {"scorer": (1e-5, 3e-5, 1e-4, 3e-4), "grpo": (1e-6, 3e-6, 1e-5)}
 Row = dict[str, Any]
 
 
@@ -66,10 +71,11 @@ def has_trace_error(row: Row, text: str) -> bool:
 class Bench:
     """The folder, and the sizes of the real and the small experiment."""
 
-    def __init__(self, out: Path, *, small: bool) -> None:
-        self.out, self.small, self.runs = out, small, out / "runs"
+    def __init__(self, out: Path, *, part: str = "held_out", small: bool) -> None:
+        self.out, self.part, self.small, self.runs = out, part, small, out / "runs"
+        self.rates = dict(RATES)
         self.counts = (8, 16) if small else COUNTS
-        self.per_prompt, self.steps, self.batch = (2, 1, 8) if small else (4, 70, 64)
+        self.per_prompt, self.steps, self.batch = (2, 1, 8) if small else (4, 200, 64)
         out.mkdir(parents=True, exist_ok=True)
 
     def records(self) -> list[dict[str, Any]]:
@@ -93,7 +99,7 @@ class Bench:
     def rows(self, split: str) -> list[Row]:
         from vigneron.data.tasks import load_task
 
-        rows = fresh_sums(120) if split == "fresh" else load_task("ladder-steps").rows(split)
+        rows = fresh_sums(600) if split == "fresh" else load_task("ladder-steps").rows(split)
         return rows[:: len(rows) // 10] if self.small else rows
 
     def trained(self, name: str, given: dict[str, Any]) -> Path:
@@ -152,14 +158,15 @@ class Bench:
         steps = max(1, min(self.steps, 10 + 3 * len(solutions) // self.batch))
         keys = {"method": method, "steps": steps, "prompts_per_step": self.batch, "eval_every": steps}
         data = {"train": write(self.out / f"{name}.jsonl", solutions), "held_out": held_out}
-        return self.trained(name, self.common(seed) | keys | {"data": data, "optimizer": {"actor_lr": 2e-5}})
+        keys |= {"data": data, "optimizer": {"actor_lr": self.rates["scorer"]}}
+        return self.trained(name, self.common(seed) | keys)
 
     def chosen(self, run: Path | None, seed: int) -> dict[str, float]:
         """Of eight samples of each held-out sum: the one that the model of a run scores highest, or (None) all."""
         count = 2 if self.small else 8
-        path = self.out / f"held-out-samples-{seed}.jsonl"
+        path = self.out / f"{self.part}-samples-{seed}.jsonl"
         if not path.is_file():
-            write(path, [{"row": r, "text": t} for r, t in self.samples(self.rows("held_out"), count, 1000 + seed)])
+            write(path, [{"row": r, "text": t} for r, t in self.samples(self.rows(self.part), count, 1000 + seed)])
         given = [json.loads(line) for line in path.read_text().splitlines()]
         rows, texts = [each["row"] for each in given], [each["text"] for each in given]
         right = [is_right(row, text) for row, text in zip(rows, texts, strict=True)]
@@ -224,29 +231,55 @@ class Bench:
             return
         scorer = self.model("process", self.solutions("fresh", self.per_prompt, seed), seed)
         for shape in missing:
-            shaped = {"combine": "min"} if shape == "min" else {"shape": shape}
-            steps, tokens = (1, 8) if self.small else (24, 64)
-            keys = {
-                "method": {"name": "grpo", "kl": {"coefficient": 0}},
-                "data": {"task": "ladder-steps"},
-                "reward": {"kind": "process", "model": str(scorer.resolve()), **shaped},
-                "optimizer": {"actor_lr": 1e-5},
-                "steps": steps,
-                "prompts_per_step": 2 if self.small else 16,
-                "group_size": 2 if self.small else 8,
-                "max_new_tokens": tokens,
-                "eval_every": steps,
-                "successive_kl_every": 0,
-            }
+            self.measure("pspo", shape, seed, partial(self.train_policy, f"{shape}-{seed}", shape, seed, scorer))
 
-            def figures(name: str = f"{shape}-{seed}", keys: dict[str, Any] = keys) -> dict[str, float]:
-                logged = final_metrics(self.trained(name, self.common(seed) | keys))
-                names = {"accuracy": "eval/accuracy", "lines": "eval/reward/steps", "reward": "eval/reward"}
-                names["tokens"] = "eval/completions/mean_length"
-                return {short: logged[name] for short, name in names.items()}
+    def train_policy(self, name: str, shape: str, seed: int, scorer: Path) -> dict[str, float]:
+        """GRPO by a process model."""
+        steps, tokens = (1, 8) if self.small else (60, 64)
+        shaped = {"combine": "min"} if shape == "min" else {"shape": shape}
+        keys = {
+            "method": {"name": "grpo", "kl": {"coefficient": 0}},
+            "data": {
+                "train": write(self.out / "sums.jsonl", fresh_sums(600, small=self.small)),
+                "held_out": write(self.out / f"{self.part}.jsonl", self.rows(self.part)),
+                "checker": "last_line",
+            },
+            "reward": {"kind": "process", "model": str(scorer.resolve()), **shaped},
+            "optimizer": {"actor_lr": self.rates["grpo"]},
+            "steps": steps,
+            "prompts_per_step": 2 if self.small else 16,
+            "group_size": 2 if self.small else 8,
+            "max_new_tokens": tokens,
+            "eval_every": steps,
+            "successive_kl_every": 0,
+        }
+        logged = final_metrics(self.trained(name, self.common(seed) | keys))
+        names = {"accuracy": "eval/accuracy", "lines": "eval/reward/steps", "reward": "eval/reward"}
+        names["tokens"] = "eval/completions/mean_length"
+        self.free(name)
+        return {short: logged[name] for short, name in names.items()}
 
-            self.measure("pspo", shape, seed, figures)
-            self.free(f"{shape}-{seed}")
+    def tune(self, seed: int) -> None:
+        """Models at every rate; then GRPO by the process model that chooses best, at every rate."""
+        solutions = self.solutions("fresh", self.per_prompt, seed)
+        self.measure("tuning", "mean of samples", seed, lambda: self.chosen(None, seed))
+        for rate in TRIED["scorer"]:
+            self.rates["scorer"] = rate
+            for arm in ("outcome", "process"):
+                name = f"{arm}@{rate:g}"
+
+                def figures(arm: str = arm, name: str = name) -> dict[str, float]:
+                    run = self.scorer(f"{name}-{seed}", solutions, seed, outcome=arm == "outcome")
+                    return self.chosen(run, seed)
+
+                self.measure("tuning", name, seed, figures)
+        tried = [r for r in self.records() if r["part"] == "tuning" and r["arm"].startswith("process@")]
+        best = max(tried, key=lambda record: record["accuracy"])["arm"]
+        for rate in TRIED["grpo"]:
+            self.rates["grpo"] = rate
+            name = f"min@{rate:g}"
+            scorer = self.runs / f"{best}-{seed}"
+            self.measure("tuning", name, seed, partial(self.train_policy, f"{name}-{seed}", "min", seed, scorer))
 
 
 def scores_of(run: Path, prompts: Sequence[str], texts: Sequence[str], *, small: bool) -> list[float]:
@@ -274,14 +307,14 @@ def write(path: Path, rows: Sequence[Row]) -> str:
 
 
 COLUMNS = {
-    "base": ("tuning_accuracy",),
+    "tuning": ("accuracy", "trace_errors", "eval/accuracy", "lines", "reward"),
     "best_of": ("accuracy", "trace_errors", "pass_at_8", "eval/accuracy"),
     "active": ("accuracy", "trace_errors", "eval/accuracy"),
     "pspo": ("accuracy", "lines", "tokens", "reward"),
 }
 DIFFERENCES = {
     "best_of": (("process", "outcome", "accuracy"), ("process", "outcome", "trace_errors")),
-    "active": (("active 384", "random 384", "accuracy"), ("active 384", "random 384", "eval/accuracy")),
+    "active": (("active 2000", "random 2000", "accuracy"), ("active 2000", "random 2000", "eval/accuracy")),
     "pspo": (
         ("pspo_released", "min", "lines"),
         ("pspo", "min", "lines"),
@@ -315,9 +348,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--small", action="store_true", help="a tiny random model, in seconds")
+    parser.add_argument("--tune", action="store_true", help="the learning rates, on the tuning part")
     given = parser.parse_args(arguments)
-    bench = Bench(given.out, small=given.small)
-    if given.what == "run":
+    bench = Bench(given.out, part="tuning" if given.tune else "held_out", small=given.small)
+    if given.what == "run" and given.tune:
+        bench.tune(TUNING_SEED)
+    elif given.what == "run":
         for part in given.parts:
             for seed in given.seeds:
                 getattr(bench, part)(seed)

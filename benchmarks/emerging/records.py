@@ -4,12 +4,15 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 # Student's t for a 95 % interval of n values.
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
+
+# Rates are chosen with this seed on the tuning part, and used with other seeds on the held-out part.
+TUNING_SEED = 100
 
 Record = dict[str, Any]
 
@@ -33,6 +36,17 @@ class Records:
                 with self.file.open("a") as file:
                     file.write(json.dumps(record) + "\n")
                 print(json.dumps({k: v for k, v in record.items() if not isinstance(v, list)}), flush=True)
+
+
+def with_rates(arms: Iterable[str], tried: Mapping[str, Sequence[float]]) -> list[str]:
+    """`arm@rate` for each learning rate that is tried for an arm; one that has a rate stays."""
+    return [name for arm in arms for name in ([arm] if "@" in arm else [f"{arm}@{rate:g}" for rate in tried[arm]])]
+
+
+def arm_and_rate(name: str, rates: Mapping[str, float]) -> tuple[str, float]:
+    """The arm of `arm` or `arm@rate`, and its learning rate."""
+    arm, _, rate = name.partition("@")
+    return arm, float(rate) if rate else rates[arm]
 
 
 def write_rows(file: Path, rows: Iterable[Record]) -> str:
@@ -79,5 +93,9 @@ def arguments(doc: str | None, given: Sequence[str] | None = None) -> argparse.N
     parser.add_argument("--out", type=Path, required=True, help="folder of the records")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", default=None, help="only these arms")
+    parser.add_argument("--tune", action="store_true", help="each arm at every rate of TRIED, on the tuning part")
     parser.add_argument("--small", action="store_true", help="a tiny random model on a CPU, in seconds")
-    return parser.parse_args(given)
+    options = parser.parse_args(given)
+    options.part = "tuning" if options.tune else "held_out"
+    options.seeds = [TUNING_SEED] if options.tune else options.seeds
+    return options

@@ -1,21 +1,20 @@
 """AI labels with noise: a reward model of noisy pairs against the noisy labeller itself as the reward.
 
     python -m benchmarks.emerging.rlaif --out FOLDER [--seeds 0 1 2] [--small]     what is not in the folder yet
+    python -m benchmarks.emerging.rlaif --tune --out FOLDER                        the learning rates, on tuning sums
     python -m benchmarks.emerging.rlaif table --out FOLDER                         the table alone
-
-`--steps` and `--lr` change GRPO's: choose them with the clean labels of one seed, in another folder.
 
 Set-up. The base is SmolLM2-135M after some steps of the recipe sft-ladder (`ladder_base.py`). The labeller is a rule:
 is the last line the sum? Its label is flipped with the probability 0, 0.2 or 0.4, the same way whenever it sees the
 same texts, as a greedy judge would be wrong.
 
-    model      pairs of a right and a wrong sample of the base, their labels flipped; a reward model of these pairs
-               (30 steps of 32 pairs); GRPO with its score as the reward
-    direct     GRPO with the flipped label of each sample as the reward (d-RLAIF's direct feedback)
+    model-NOISE     pairs of a right and a wrong sample of the base, their labels flipped; a reward model of these pairs
+                    (200 steps of 32 pairs); GRPO with its score as the reward
+    direct-NOISE    GRPO with the flipped label of each sample as the reward (d-RLAIF's direct feedback)
 
-GRPO on fresh sums for both: 16 steps of 32 prompts with 8 samples, learning rate 2e-5, no KL, from the same base.
-Measured: greedy accuracy on the held-out sums; and the reward model's accuracy on pairs of the tuning sums with right
-labels.
+GRPO on fresh sums for both: 60 steps of 32 prompts with 8 samples, no KL, from the same base. Measured: greedy accuracy
+on the held-out sums; and the reward model's accuracy on pairs of the same sums with right labels. The learning rates
+were chosen with clean labels on the tuning sums (`scorer`: the reward model alone).
 
 Decision rule, before the runs. Noise costs an arm accuracy if the 95 % interval (t, paired by seed) of its accuracy at
 this noise minus that at noise 0 lies below 0. One arm bears noise better than the other if the interval of the
@@ -23,10 +22,8 @@ difference of their accuracies at noise 0.2, or at 0.4, excludes 0. An arm learn
 accuracy minus the base's lies above 0. Otherwise the page says that no difference was measured.
 """
 
-import argparse
 import hashlib
 import json
-import math
 import shutil
 import statistics
 from collections.abc import Sequence
@@ -34,14 +31,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.emerging.ladder_base import fresh_sums, ladder_base
-from benchmarks.emerging.records import interval, write_rows
+from benchmarks.emerging.records import (
+    Record,
+    Records,
+    arguments,
+    arm_and_rate,
+    difference,
+    table,
+    with_rates,
+    write_rows,
+)
 
-RECORDS = "rlaif.jsonl"
-NOISES = (0.0, 0.2, 0.4)
-ARMS = ("model", "direct")
+NOISES = ("0", "0.2", "0.4")
+KINDS = ("model", "direct")
+ARMS = tuple(f"{kind}-{noise}" for noise in NOISES for kind in KINDS)
+RATES = {**{arm: 1e-6 if arm.startswith("model") else 3e-6 for arm in ARMS}, "scorer": 1e-4}
+TRIED = {"scorer": (1e-5, 3e-5, 1e-4, 3e-4), "model-0": (1e-6, 3e-6), "direct-0": (3e-6, 1e-5, 2e-5)}
 SAMPLES = 8
 PAIRS_A_PROMPT = 2
-STEPS, LR = 16, 2e-5
 
 Row = dict[str, Any]
 
@@ -95,9 +102,9 @@ def loaded(base: str, small: bool) -> Any:
     return Trained(Path(base), config, 0, policy, Reference.of(policy))
 
 
-def accuracy(trained: Any, small: bool) -> float:
-    """Greedy, on the held-out sums."""
-    rows = [{**row, "noise": 0.0, "noise_seed": 0} for row in task_rows("held_out", small)]
+def accuracy(trained: Any, part: str, small: bool) -> float:
+    """Greedy, on the sums of a part."""
+    rows = [{**row, "noise": 0.0, "noise_seed": 0} for row in task_rows(part, small)]
     _, samples = trained.evaluate_samples(rows)
     return statistics.mean(bool(sample.correct) for sample in samples)
 
@@ -128,149 +135,111 @@ def flipped(pairs: Sequence[Row], noise: float, seed: int) -> list[Row]:
     ]
 
 
-def pairs_of(out: Path, seed: int, base: str, small: bool) -> tuple[list[Row], list[Row]]:
-    """For training and for the reward model's test; sampled once for a seed."""
-    files = [out / "pairs" / f"{split}-{seed}.jsonl" for split in ("train", "tuning")]
-    if not all(file.is_file() for file in files):
-        trained = loaded(base, small)
-        for file, split in zip(files, ("train", "tuning"), strict=True):
-            write_rows(file, right_and_wrong(trained, split, seed, small))
-    train, test = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
-    return train, test
+def pairs_of(out: Path, split: str, seed: int, base: str, small: bool) -> list[Row]:
+    """Sampled once for a split and a seed."""
+    file = out / "pairs" / f"{split}-{seed}.jsonl"
+    if not file.is_file():
+        write_rows(file, right_and_wrong(loaded(base, small), split, seed, small))
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def train_reward_model(name: str, noise: float, seed: int, base: str, out: Path, small: bool) -> tuple[Path, Row]:
-    from vigneron import api
-    from vigneron.recipe import check_config
+class Bench:
+    """The folder, the base and the part that is measured."""
 
-    pairs, test = pairs_of(out, seed, base, small)
-    steps = 2 if small else 30
-    recipe = {
-        "recipe": "rlaif-reward",
-        "method": {"name": "reward_model"},
-        **model_keys(base, small),
-        "data": {
-            "train": write_rows(out / "pairs" / f"{name}.jsonl", flipped(pairs, noise, seed)),
-            "held_out": write_rows(out / "pairs" / f"{name}.test.jsonl", test),
-        },
-        "optimizer": {"actor_lr": 1e-5},
-        "seed": seed,
-        "steps": steps,
-        "prompts_per_step": 4 if small else 32,
-        "eval_every": steps,
-        "save_every": 0,
-    }
-    folder = out / "runs" / f"reward-{name}"
-    shutil.rmtree(folder, ignore_errors=True)
-    api.train(check_config(recipe, "rlaif-reward"), runs=folder.parent, name=folder.name)
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    tested = [record["eval/accuracy"] for record in records if "eval/accuracy" in record]
-    return folder, {"pairs": len(pairs), "reward_model": tested[-1]}
+    def __init__(self, out: Path, base: str, part: str, small: bool) -> None:
+        self.out, self.base, self.part, self.small = out, base, part, small
 
+    def run(self, name: str, seed: int) -> Record:
+        if name == "base":
+            return {"accuracy": accuracy(loaded(self.base, self.small), self.part, self.small)}
+        arm, rate = arm_and_rate(name, RATES)
+        kind, _, noise = arm.partition("-")
+        scorer, record = None, {"lr": rate}
+        if kind in ("model", "scorer"):
+            scorer_rate = rate if kind == "scorer" else RATES["scorer"]
+            scorer, figures = self.train_reward_model(f"{name}-{seed}", float(noise or 0), seed, scorer_rate)
+            record |= figures
+        if kind != "scorer":
+            record |= self.train_policy(f"{name}-{seed}", float(noise), seed, rate, scorer)
+        if scorer is not None:
+            shutil.rmtree(scorer)  # gigabytes of weights and optimizer state
+        return record
 
-def train_arm(arm: str, noise: float, seed: int, base: str, out: Path, small: bool, steps: int, lr: float) -> Row:
-    from vigneron import api
-    from vigneron.run_store.folder import RunFolder
+    def train_reward_model(self, name: str, noise: float, seed: int, rate: float) -> tuple[Path, Record]:
+        from vigneron import api
+        from vigneron.recipe import check_config
 
-    name = f"{arm}-{noise:g}-{seed}"
-    figures: Row = {}
-    scorer = None
-    if arm == "model":
-        scorer, figures = train_reward_model(name, noise, seed, base, out, small)
-    rows = [{**row, "noise": noise, "noise_seed": seed} for row in task_rows("train", small)]
-    keys: dict[str, Any] = {
-        **model_keys(base, small),
-        "data": {"train": write_rows(out / "rows" / f"{name}.jsonl", rows), "task": None, "checker": "last_line"},
-        "reward": {"kind": "python", "function": "benchmarks.emerging.rlaif:noisy_rule"}
-        if scorer is None
-        else {"kind": "model", "model": str(scorer)},
-        "seed": seed,
-        "optimizer": {"actor_lr": lr},
-        "steps": steps,
-        "prompts_per_step": 4 if small else 32,
-        "group_size": 2 if small else 8,
-        "max_new_tokens": 4 if small else 32,
-        "eval_every": 0,
-        "save_every": 0,
-    }
-    shutil.rmtree(out / "runs" / name, ignore_errors=True)  # of an interrupted start
-    trained = api.train("grpo-ladder", runs=out / "runs", name=name, **keys)
-    figures["accuracy"] = accuracy(trained, small)
-    folder = RunFolder(trained.folder)
-    rewards = [record["reward"] for record in folder.metrics() if "reward" in record]
-    seconds = sum(record["seconds"] for record in folder.records("timings.jsonl"))
-    for made in (trained.folder, scorer):
-        if made is not None:
-            shutil.rmtree(made)  # gigabytes of weights and optimizer state
-    settings = {"steps": steps, "lr": lr, "seconds": seconds, "reward": rewards}
-    return {"arm": arm, "noise": noise, "seed": seed, **figures, **settings}
+        pairs = pairs_of(self.out, "train", seed, self.base, self.small)
+        test = pairs_of(self.out, self.part, seed, self.base, self.small)
+        steps = 2 if self.small else 200
+        recipe = {
+            "recipe": "rlaif-reward",
+            "method": {"name": "reward_model"},
+            **model_keys(self.base, self.small),
+            "data": {
+                "train": write_rows(self.out / "pairs" / f"{name}.jsonl", flipped(pairs, noise, seed)),
+                "held_out": write_rows(self.out / "pairs" / f"{name}.test.jsonl", test),
+            },
+            "optimizer": {"actor_lr": rate},
+            "seed": seed,
+            "steps": steps,
+            "prompts_per_step": 4 if self.small else 32,
+            "eval_every": steps,
+            "save_every": 0,
+        }
+        folder = self.out / "runs" / f"reward-{name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        api.train(check_config(recipe, "rlaif-reward"), runs=folder.parent, name=folder.name)
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        tested = [record["eval/accuracy"] for record in records if "eval/accuracy" in record]
+        return folder, {"pairs": len(pairs), "reward_model": tested[-1]}
 
+    def train_policy(self, name: str, noise: float, seed: int, rate: float, scorer: Path | None) -> Record:
+        from vigneron import api
+        from vigneron.run_store.folder import RunFolder
 
-def read_records(out: Path) -> list[Row]:
-    file = out / RECORDS
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-
-
-def run(out: Path, seeds: Sequence[int], small: bool, steps: int = STEPS, lr: float = LR) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    base, step = ladder_base(out, small=small)
-
-    def add(record: Row) -> None:
-        with (out / RECORDS).open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        print(json.dumps({key: value for key, value in record.items() if key != "reward"}), flush=True)
-
-    done = {(record["arm"], record["noise"], record["seed"]) for record in read_records(out)}
-    if ("base", 0.0, 0) not in done:
-        before = accuracy(loaded(base, small), small)
-        add({"arm": "base", "noise": 0.0, "seed": 0, "accuracy": before, "sft_steps": step})
-    for seed in seeds:
-        for noise in NOISES:
-            for arm in ARMS:
-                if (arm, noise, seed) not in done:
-                    add(train_arm(arm, noise, seed, base, out, small, 2 if small else steps, lr))
+        small = self.small
+        rows = [{**row, "noise": noise, "noise_seed": seed} for row in task_rows("train", small)]
+        train = write_rows(self.out / "rows" / f"{name}.jsonl", rows)
+        keys: dict[str, Any] = {
+            **model_keys(self.base, small),
+            "data": {"train": train, "task": None, "checker": "last_line"},
+            "reward": {"kind": "python", "function": "benchmarks.emerging.rlaif:noisy_rule"}
+            if scorer is None
+            else {"kind": "model", "model": str(scorer)},
+            "seed": seed,
+            "optimizer": {"actor_lr": rate},
+            "steps": 2 if small else 60,
+            "prompts_per_step": 4 if small else 32,
+            "group_size": 2 if small else 8,
+            "max_new_tokens": 4 if small else 32,
+            "eval_every": 0,
+            "save_every": 0,
+        }
+        shutil.rmtree(self.out / "runs" / name, ignore_errors=True)  # of an interrupted start
+        trained = api.train("grpo-ladder", runs=self.out / "runs", name=name, **keys)
+        rewards = [record["reward"] for record in RunFolder(trained.folder).metrics() if "reward" in record]
+        figures = {"accuracy": accuracy(trained, self.part, small), "reward": rewards}
+        shutil.rmtree(trained.folder)
+        return figures
 
 
-def table(records: Sequence[Row]) -> str:
-    """Accuracy by arm and noise, then the differences of the decision rule, paired by seed."""
-    cells: dict[tuple[str, float], dict[int, Row]] = {}
-    for record in records:
-        cells.setdefault((record["arm"], record["noise"]), {})[record["seed"]] = record
-    base = next((record["accuracy"] for record in records if record["arm"] == "base"), math.nan)
-
-    def minus(one: tuple[str, float], other: tuple[str, float]) -> str:
-        seeds = sorted(set(cells.get(one, {})) & set(cells.get(other, {})))
-        return interval([cells[one][seed]["accuracy"] - cells[other][seed]["accuracy"] for seed in seeds])
-
-    heads = ["arm", "noise", "seeds", "accuracy", "reward model", "− base", "− noise 0", "− the other arm"]
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for (arm, noise), of in cells.items():
-        found = [record["accuracy"] for record in of.values()]
-        row = [arm, f"{noise:g}", str(len(of)), interval(found)]
-        if arm != "base":
-            other = ARMS[1 - ARMS.index(arm)]
-            row += [
-                interval([record["reward_model"] for record in of.values() if "reward_model" in record]),
-                interval([value - base for value in found]),
-                minus((arm, noise), (arm, 0.0)) if noise else "",
-                minus((arm, noise), (other, noise)),
-            ]
-        lines.append(f"| {' | '.join([*row, *[''] * (len(heads) - len(row))])} |")
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("run", "table"), default="run")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--lr", type=float, default=LR)
-    parser.add_argument("--small", action="store_true", help="A tiny random model, for a test on a CPU.")
-    options = parser.parse_args(arguments)
+def main(given: Sequence[str] | None = None) -> None:
+    options = arguments(__doc__, given)
+    records = Records(options.out, "rlaif-tuning" if options.tune else "rlaif")
     if options.what == "run":
-        run(options.out, options.seeds, options.small, options.steps, options.lr)
-    print(table(read_records(options.out)))
+        base, _ = ladder_base(options.out, small=options.small)
+        bench = Bench(options.out, base, options.part, options.small)
+        arms = with_rates(options.arms or TRIED, TRIED) if options.tune else options.arms or ARMS
+        records.add_missing([("base", 0), *((arm, seed) for seed in options.seeds for arm in arms)], bench.run)
+    print(table(records.read(), ("accuracy", "reward_model")))
+    for arm in ARMS:
+        kind, noise = arm.split("-")
+        print(difference(records.read(), arm, "base", "accuracy"))
+        if noise != "0":
+            print(difference(records.read(), arm, f"{kind}-0", "accuracy"))
+        if kind == "model":
+            print(difference(records.read(), arm, f"direct-{noise}", "accuracy"))
 
 
 if __name__ == "__main__":
