@@ -40,10 +40,12 @@ async def not_finite_once(completions, **columns):
 def vowels(completions, **columns):
     global calls
     calls += 1
-    wanted = Path("kill")
-    if wanted.exists() and calls == int(wanted.read_text()):
+    launcher = os.getppid()
+    if (wanted := Path("stop")).exists() and calls == int(wanted.read_text()):
         wanted.unlink()
-        launcher = os.getppid()
+        os.kill(launcher, signal.SIGTERM)
+    if (wanted := Path("kill")).exists() and calls == int(wanted.read_text()):
+        wanted.unlink()
         ranks = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
         os.kill(next(int(pid) for pid in ranks if int(pid) != os.getpid()), signal.SIGKILL)
     return [None if text.startswith("z") else sum(c in "aeiouAEIOU" for c in text) / 4 for text in completions]
@@ -76,6 +78,19 @@ def one(place: Path, *arguments: str) -> None:
         assert fault_runs.exit_code(fault_runs.command, str(log), list(arguments)) == 0, log.read_text()
 
 
+def of_two_ranks(place: Path, command: Any, words: list[str]) -> str:
+    """What two ranks print, as processes that the fork server starts."""
+    logs = [place / f"rank-{rank}.log" for rank in range(2)]
+    with chdir(place), patch.object(sys, "path", [str(place), *sys.path]):
+        processes = [
+            fault_runs.started(command, str(log), words, environment=fault_runs.environment_of(rank, 2, place))
+            for rank, log in enumerate(logs)
+        ]
+        for process in processes:
+            process.join(120)
+    return "".join(log.read_text() for log in logs)
+
+
 def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -95,11 +110,20 @@ def check_the_same(run: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_end_as_one_does(place: Path) -> None:
+def test_two_processes_stop_go_on_and_end_as_one_does(place: Path) -> None:
+    """Asked to stop in the third step, all ranks finish it and save; resumed, they end where one process ends that was
+    never stopped."""
     one(place, "train", "tiny.yaml", "--name", "one")
-    out, err = vigneron(place, "train", "tiny.yaml", "--name", "two", "--nproc", "2")
+    (place / "stop").write_text("4")  # the first evaluation asks for a reward too
+    out, err = vigneron(place, "train", "tiny.yaml", "--name", "two", "--nproc", "2", code=128 + signal.SIGTERM)
+    done = records(place / "runs" / "two")[-1]["step"]
+    assert 3 <= done < 6
+    assert (place / "runs" / "two" / "checkpoints" / f"step-{done}" / "manifest.json").exists()
+    assert f"saved after step {done}" in out + err
+    assert "Traceback" not in err
+    out, err = vigneron(place, "resume", "runs/two", "--nproc", "2")
     words = [line.split()[0] for line in out.splitlines()]
-    assert [w for w in words if not w.endswith(":")] == [*["step"] * 6, "run", "report", "chat", "view"]
+    assert [w for w in words if not w.endswith(":")] == [*["step"] * (6 - done), "run", "report", "chat", "view"]
     assert err == ""
     check_the_same(place / "runs" / "two", place / "runs" / "one")
     AutoModelForCausalLM.from_pretrained(place / "runs" / "two" / "checkpoints" / "step-6")
@@ -175,9 +199,9 @@ def test_a_reward_model_is_asked_by_one_rank(place: Path, tiny_folder: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", ["1", pytest.param("2", marks=pytest.mark.cluster)])
-def test_asked_to_stop_all_ranks_finish_the_step_and_save(place: Path, shard: str) -> None:
-    process = begun(place, "train", "tiny.yaml", "--name", "run", "steps=500", "--nproc", "2", f"scale.shard={shard}")
+@pytest.mark.cluster
+def test_asked_to_stop_ranks_with_sharded_weights_finish_the_step_and_save(place: Path) -> None:
+    process = begun(place, "train", "tiny.yaml", "--name", "run", "steps=500", "--nproc", "2", "scale.shard=2")
     run = place / "runs" / "run"
     while not (run / "checkpoints" / "step-2" / "manifest.json").exists():
         time.sleep(0.05)
@@ -221,9 +245,9 @@ def test_bad_input_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 def test_bad_input_that_ranks_find_is_one_line(place: Path) -> None:
     """After they have joined each other."""
-    _, err = vigneron(place, "train", "tiny.yaml", "model.compile=true", "scale.shard=2", "--nproc", "2", code=2)
-    assert err.startswith("error: model.compile: true has no effect on sharded weights")
-    assert err.count("\n") == 1, err
+    said = of_two_ranks(place, fault_runs.command, ["train", "tiny.yaml", "model.compile=true", "scale.shard=2"])
+    (line,) = said.splitlines()
+    assert line.startswith("error: model.compile: true has no effect on sharded weights")
 
 
 @pytest.mark.slow
@@ -276,18 +300,9 @@ def train_with_odd_version(log: str, words: list[str]) -> None:
 
 @pytest.mark.slow
 def test_a_rank_with_another_version_of_a_package(place: Path) -> None:
-    words = ["train", "tiny.yaml", "steps=1", "eval_every=0", "--name", "odd"]
-    logs = [place / f"rank-{rank}.log" for rank in range(2)]
-    with chdir(place), patch.object(sys, "path", [str(place), *sys.path]):
-        processes = [
-            fault_runs.started(
-                train_with_odd_version, str(log), words, environment=fault_runs.environment_of(rank, 2, place)
-            )
-            for rank, log in enumerate(logs)
-        ]
-        for process in processes:
-            process.join(120)
-    said = "".join(log.read_text() for log in logs)
+    said = of_two_ranks(
+        place, train_with_odd_version, ["train", "tiny.yaml", "steps=1", "eval_every=0", "--name", "odd"]
+    )
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert "rank 1 on " in line
     assert "has transformers 5.0.1" in line

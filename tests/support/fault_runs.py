@@ -62,8 +62,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "preference_model": {"name": "preference_model"},
     "score_model": {"name": "score_model", "score": "score"},
     "process_model": {"name": "process_model"},
-    "topr": {"name": "topr", "score": "score", "rewards": "advantage"},
-    "oreo": {"name": "oreo", "score": "score"},
+    "topr": {"name": "topr", "reward_column": "score", "rewards": "advantage"},
+    "oreo": {"name": "oreo", "reward_column": "score"},
     "a_star_po": {"name": "a_star_po", "reference_samples": 2, "beta": 0.05},
 }
 OF_PAIRS = ("dpo", "reward_model", "preference_model")

@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from support import fault_runs
+from support.learning import Learned, UntilLearned
 from support.tiny_models import tiny_scorer
 from support.tiny_runs import final_state, held_out_of, tiny_recipe, write_data
 from vigneron import api
@@ -113,12 +114,11 @@ def test_the_policy_learns_what_is_rewarded(
     options = {"name": "grape", "kl": {"coefficient": 0.0}, **method}
     given = recipe(tmp_path, roomy_folder, rubric, steps=40, prompts_per_step=8, method=options)
     run = start_run(check_config(given, "tiny"), tmp_path, build_method, name="run", view=Silent())
-    train(run, Silent())
-    records = run.folder.metrics()
+    with pytest.raises(Learned):
+        train(run, until := UntilLearned(0.4))
     run.close()
-    assert any(record["origin/revised"] for record in records) == revised
-    assert sum(record["reward"] for record in records[:3]) / 3 < 0.1
-    assert sum(record["reward"] for record in records[-5:]) / 5 > 0.4
+    assert any(record["origin/revised"] for record in run.folder.metrics()) == revised
+    assert sum(until.values[:3]) / 3 < 0.1
 
 
 @pytest.mark.usefixtures("functions")

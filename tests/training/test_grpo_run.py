@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from support.learning import Learned, UntilLearned
 from support.rewards import with_reward
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
@@ -56,11 +57,10 @@ def share_of_vowels(completions: list[str], **columns: Any) -> list[float]:
 def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path, method: dict[str, Any]) -> None:
     options = {"steps": 40, "prompts_per_step": 8, "method": {"name": "grpo", **method}}
     run = start(tmp_path, tiny_folder, share_of_vowels, Silent(), **options)
-    train(run, Silent())
-    rewards = [record["reward"] for record in run.folder.metrics()]
+    with pytest.raises(Learned):
+        train(run, until := UntilLearned(0.4))
     run.close()
-    assert sum(rewards[:3]) / 3 < 0.1
-    assert sum(rewards[-5:]) / 5 > 0.4
+    assert sum(until.values[:3]) / 3 < 0.1
 
 
 def test_the_recipe_runs_and_is_reported(tmp_path: Path, tiny_folder: Path) -> None:

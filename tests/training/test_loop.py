@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.learning import Learned, UntilLearned
 from support.rewards import with_reward
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
@@ -43,11 +44,10 @@ def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path) -
         optimizer={"actor_lr": 1e-2, "critic_lr": 1e-2},
     )
     run.method = with_reward(run.method, ApplyReward(share_of_vowels))
-    train(run, Silent())
-    rewards = [record["reward"] for record in run.folder.metrics()]
+    with pytest.raises(Learned):
+        train(run, until := UntilLearned(0.5))
     run.close()
-    assert sum(rewards[:3]) / 3 < 0.1
-    assert sum(rewards[-5:]) / 5 > 0.5
+    assert sum(until.values[:3]) / 3 < 0.1
 
 
 def test_metrics_say_what_the_batch_was(tmp_path: Path, tiny_folder: Path) -> None:
