@@ -25,6 +25,8 @@ PARALLEL_FROM = 20_000_000
 """Bytes of a source from which it is read in several processes."""
 RECORDED, RECORD_BYTES = 100_000, 4
 """The largest number of rows whose hashes a checkpoint keeps one by one, and how much of each."""
+COUNTED = 10_000
+"""The largest number of rows of which those with the same fault are counted."""
 LONGEST = 2000
 """The number of longest rows that are tokenized at the start of a run; of fewer rows all are."""
 
@@ -376,11 +378,12 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def _how_many(error: MissingColumn, source: SourceRows, reader: Reader, at: int) -> UserError:
-    """The error, with the number of rows that lack the column too."""
+    """The error, with the number of rows that lack the column too, of a file that is read in a moment."""
     more = 0
-    for later in range(at + 1, len(source)):
+    last = len(source) if len(source) <= COUNTED else at + 1
+    for later, row in enumerate(source.between(at + 1, last), start=at + 1):
         try:
-            reader(source[later], source.place(later))
+            reader(row, source.place(later))
         except MissingColumn as other:
             more += other.column == error.column
         except UserError:
