@@ -33,7 +33,7 @@ BFLOAT16 = MismatchLimits("bfloat16", 0.05, 0.5)
 
 
 def mismatch_limits(config: Config, policy: Policy) -> MismatchLimits | None:
-    """The limits of a run; None if its samples are not the policy's own: corrected, weighted, or of a user's rollout."""
+    """The limits of a run; None if its samples are not the policy's own: weighted, or of a user's rollout."""
     own = config.method.reads == "prompts" and config.rollout is None and not config.scale.staleness
     if not own or not sampler_of(policy).exact:
         return None
