@@ -107,5 +107,5 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path) -> None
     train = load_data(config_of(write(tmp_path / "a.jsonl", rows))).train
     assert train[0] == rows[0]
     write(tmp_path / "a.jsonl", rows[::-1] + rows)
-    with pytest.raises(UserError, match=r"^data: '.*a.jsonl' was changed while it is read: restore it, or start a new"):
+    with pytest.raises(UserError, match=r"^data: '.*a.jsonl' changed while the run was reading it: restore it"):
         train[0]

@@ -138,3 +138,11 @@ def test_jsonl_data_imports_no_datasets_library(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("after", ["xx", '[{"prompt": "b"}]'])
+def test_text_after_a_list_of_rows_is_refused(tmp_path: Path, after: str) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text('[{"prompt": "a", "answer": "b"}]\n' + after)
+    with pytest.raises(UserError, match="text follows the list of rows"):
+        open_source(Wanted((str(file),)))

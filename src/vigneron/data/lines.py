@@ -80,7 +80,7 @@ class LineRows:
             for index in range(first, last):
                 while not (line := file.readline()).strip():
                     if not line:
-                        raise UserError(f"data: '{self.name}' was changed while it is read: restore it")
+                        raise UserError(f"data: '{self.name}' changed while the run was reading it: restore it")
                 text = _text(line.removeprefix(BOM) if index == 0 else line, self.name)
                 yield parse_line(text, lambda index=index: self._line(index))
 
@@ -89,7 +89,9 @@ class LineRows:
 
     def _line(self, index: int) -> str:
         with self.path.open("rb") as file:
-            number = file.read(int(self.offsets[index])).count(b"\n") + 1
+            left, number = int(self.offsets[index]), 1
+            while left > 0 and (block := file.read(min(left, 2**20))):
+                number, left = number + block.count(b"\n"), left - len(block)
         return f"data: '{self.name}', line {number}"
 
     def _csv_row(self, text: str, index: int) -> Row:

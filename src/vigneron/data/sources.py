@@ -110,8 +110,8 @@ class SourceRows:
         for stamp in self.stamps:
             if FileStamp.of(stamp.path) != stamp:
                 raise UserError(
-                    f"data: '{stamp.path}' was changed while it is read: restore it, or start a new run; checkpoints "
-                    "are intact"
+                    f"data: '{stamp.path}' changed while the run was reading it: restore it, or start a new run; "
+                    "checkpoints are intact"
                 )
 
     def _part(self, index: int) -> tuple[LineRows | ArrowRows, int]:

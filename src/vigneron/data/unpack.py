@@ -62,6 +62,8 @@ def _elements(first: bytes, file: IO[bytes], path: Path) -> Iterator[Any]:
             while at < len(text) and text[at] in (SPACE + "," if number else SPACE):
                 at += 1
             if at < len(text) and text[at] == "]":
+                if (text[at + 1 :] + decode(file.read(PIECE))).strip(SPACE):
+                    raise UserError(f"data: '{path}': text follows the list of rows: give one list, or JSON Lines")
                 return
             try:
                 if at >= len(text):

@@ -144,14 +144,14 @@ class Conversation:
     def written(self, turns: Sequence[int]) -> Written | None:
         """The template's text for all messages, of which the last is an answer, and where the answers at `turns` are.
 
-        None if it writes a single answer otherwise than after its generation prompt.
+        None if it writes a single answer differently from what follows its generation prompt.
         """
         special, named = _delimiters(self.tokenizer)
         messages = as_parts(self.messages) if needs_parts(self.tokenizer) else self.messages
         try:
-            found = written(self.tokenizer, messages, turns, special, named, self.tools)
-            self._check_calls(messages, found.text)
-            return found
+            answers = written(self.tokenizer, messages, turns, special, named, self.tools)
+            self._check_calls(messages, answers.text)
+            return answers
         except TemplateError as error:
             raise UserError(f"the model's chat template fails: {first_line(error)}") from error
         except Unwritable:
@@ -159,8 +159,8 @@ class Conversation:
                 return None
             self._check_calls(messages, render(self.tokenizer, [(messages, False)], self.tools)[0])
             raise UserError(
-                "the model's chat template writes earlier answers otherwise than after its generation prompt, so "
-                "they cannot all be trained on in one row: set `model.chat: minted`, or give `prompt` and `completion`"
+                "the model's chat template writes earlier answers differently from what follows its generation prompt, "
+                "so they cannot all be trained in one row: set `model.chat: minted`, or give `prompt` and `completion`"
             ) from None
 
     def _check_calls(self, messages: Sequence[Message], text: str) -> None:

@@ -41,13 +41,13 @@ class LongRope:
 
 def install_longrope(model: nn.Module) -> LongRope | None:
     """Let the model's rotary modules choose by sequence, in place; None if it has one set of frequencies."""
-    found = None
+    long_rope = None
     for module in model.modules():
         if getattr(module, "rope_type", None) == "longrope":
             kind: Any = type(module)
             module.__class__ = _by_sequence(kind)
-            found = LongRope(_switch(module))
-    return found
+            long_rope = LongRope(_switch(module))
+    return long_rope
 
 
 def _switch(module: Any) -> int:

@@ -4,6 +4,7 @@ An answer begins where the generation prompt ends, so that whatever the template
 channel) is trained too, and ends with the special tokens that the template writes after it.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ SENTINELS = tuple(map(chr, range(0x100000, 0x100004)))
 
 
 class Unwritable(Exception):
-    """The template writes an answer in history otherwise than after its generation prompt."""
+    """The template writes an answer in history differently from what follows its generation prompt."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def written(
 
     `special` tokens can end an answer; `named` are other added tokens, such as `<think>`.
     """
-    mark = next(c for c in SENTINELS if not any(c in str(message) for message in messages))
+    texts = json.dumps(list(messages), ensure_ascii=False, default=str)
+    mark = next(character for character in SENTINELS if character not in texts)
     renders: list[Render] = [(messages, False)]
     for turn in turns:
         renders += [(messages[:turn], True), (_marked(messages, turn, mark), False)]
@@ -120,13 +122,13 @@ def _ending(tail: str, special: Sequence[str], ending: str, *, calls: bool) -> s
     assert space is not None
     if ending and tail.startswith(ending, space.end()):
         return space[0] + ending
-    found = tokens.search(tail) if calls else tokens.match(tail, space.end())
-    if found is None:
+    token = tokens.search(tail) if calls else tokens.match(tail, space.end())
+    if token is None:
         return ""
-    run = re.compile(f"(?:{tokens.pattern})+").match(tail, found.start())
+    run = re.compile(f"(?:{tokens.pattern})+").match(tail, token.start())
     assert run is not None
     ends = run[0].find(ending) if ending else -1
-    return tail[: found.end()] if ends < 0 else tail[: found.start() + ends + len(ending)]
+    return tail[: token.end()] if ends < 0 else tail[: token.start() + ends + len(ending)]
 
 
 def _marked(messages: Sequence[Mapping[str, Any]], turn: int, mark: str) -> list[Mapping[str, Any]]:
@@ -168,13 +170,13 @@ def _turns(tokenizer: Any, template: str, special: tuple[str, ...], named: tuple
 
 def _run(tail: str, special: Sequence[str], end: str) -> str:
     """The first special tokens of a text that stand side by side, up to the tokenizer's end token."""
-    tokens, found = any_of(special), ""
+    tokens, run = any_of(special), ""
     at = len(tail) - len(tail.lstrip())
     while match := tokens.match(tail, at):
-        found, at = found + match[0], match.end()
+        run, at = run + match[0], match.end()
         if match[0] == end:
             break
-    return found
+    return run
 
 
 def _whole_tokens(text: str, at: int, delimiters: Sequence[str]) -> int:

@@ -30,7 +30,7 @@ class GenerateSampler:
     """
 
     exact = True
-    """Set to False if its log-probs are not those of a forward pass, in spite of all."""
+    """Set to False if its log-probs are not those of a forward pass."""
     pads = True
     """Whether prompts of different lengths are sampled together, padded. Some recurrent layers read padding."""
 

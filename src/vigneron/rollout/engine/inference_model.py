@@ -155,11 +155,11 @@ def _itself(master: Tensor) -> Tensor:
 
 def wrappers_of(adapted: Any) -> list[Any]:
     """An adapted layer, and the ones inside of it that adapt other parameters of the same layer."""
-    found = []
+    wrappers = []
     while hasattr(adapted, "get_delta_weight"):
-        found.append(adapted)
+        wrappers.append(adapted)
         adapted = adapted.base_layer
-    return found
+    return wrappers
 
 
 def adapted_parameter(adapted: Any) -> str:

@@ -42,13 +42,13 @@ def _conversions(names: list[str], model: Any, own: dict[str, Tensor]) -> dict[s
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    found: dict[str, Conversion] = {}
+    conversions: dict[str, Conversion] = {}
     for name in sorted(names, key=dot_natural_key):
         renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
         if renamed not in own:  # one of the model's own names, which a rule happens to match; or one that does not fit
             renamed, pattern = name, None
         if pattern is None:
-            found[renamed] = (None, [("", name)])
+            conversions[renamed] = (None, [("", name)])
         else:
-            found.setdefault(renamed, (deepcopy(by_pattern[pattern]), []))[1].append((pattern, name))
-    return found
+            conversions.setdefault(renamed, (deepcopy(by_pattern[pattern]), []))[1].append((pattern, name))
+    return conversions
