@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Lock, Thread
@@ -28,8 +28,10 @@ from vigneron.threads import DaemonPool
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+LONGEST_HEAD = 200_000
+"""Bytes that a server may send before the body: 1xx responses and headers."""
 LONGEST_RESPONSE = 64_000_000
-"""Bytes that a server may send in answer to one request, headers and 1xx responses included."""
+"""Bytes that it may send after them."""
 LONGEST_ERROR = 1_000_000
 """Bytes that are read of the body of an error; the rest is left unread."""
 KEEP_IDLE_S = 5.0
@@ -85,41 +87,30 @@ class HttpClient:
         """POST the body as JSON, or GET without one. `timeout_s` bounds the whole request. Raises `TimeoutError`,
         `Unreachable` or `BrokenResponse`."""
         loop = _running_loop()
-        sending: Future[Response] = asyncio.run_coroutine_threadsafe(
-            self._within(loop, path, body, timeout_s, connect_s), loop
-        )
+        send = self._send(loop, path, body, connect_s)
+        sending: Future[Response] = asyncio.run_coroutine_threadsafe(_within(timeout_s, send), loop)
         try:
             return sending.result(timeout_s + GRACE_S)
         finally:
             sending.cancel()
 
-    async def _within(self, loop: "_Loop", *given: Any) -> Response:
-        path, body, timeout_s, connect_s = given
-        _LEFT.set(_Budget(LONGEST_RESPONSE))
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._send(self._pool(loop), path, body, connect_s)
-        except (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.ProxyError) as error:
-            raise Unreachable(cause(error)) from None
-        except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
-            raise BrokenResponse(type(error).__name__) from None
-        except (httpcore2.UnsupportedProtocol, ImportError, ValueError) as error:  # an address or a proxy
-            raise Unreachable(cause(error)) from None
-
     async def _send(
-        self, pool: httpcore2.AsyncConnectionPool, path: str, body: Mapping[str, Any] | None, connect_s: float | None
+        self, loop: "_Loop", path: str, body: Mapping[str, Any] | None, connect_s: float | None
     ) -> Response:
+        budget = _Budget(LONGEST_HEAD)
+        _LEFT.set(budget)
         content = None if body is None else json.dumps(body).encode()
         headers = {**HEADERS, "Host": _core_host(self.url)}
         if key := self._key.get_secret_value():
             headers["Authorization"] = f"Bearer {key}"
-        async with pool.stream(
+        async with self._pool(loop).stream(
             "GET" if content is None else "POST",
             _core_url(self.url + path),
-            headers=headers,
+            headers=list(headers.items()),
             content=content,
             extensions={"timeout": {"connect": connect_s}},
         ) as response:
+            budget.left += LONGEST_RESPONSE
             named = {name.decode("latin-1").lower(): text.decode("latin-1") for name, text in response.headers}
             failed = not 200 <= response.status < 300
             if not failed and named.get("content-encoding", "identity") not in ("", "identity"):
@@ -147,6 +138,20 @@ class HttpClient:
             self._pools = {loop: pool}
             weakref.finalize(self, _close, loop, pool).atexit = False
         return self._pools[loop]
+
+
+async def _within(timeout_s: float, send: Coroutine[Any, Any, Response]) -> Response:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await send
+    except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
+        if isinstance(error, httpcore2.ConnectError):
+            raise Unreachable(cause(error)) from None
+        raise BrokenResponse(type(error).__name__) from None
+    except (httpcore2.ConnectTimeout, httpcore2.ProxyError) as error:
+        raise Unreachable(cause(error)) from None
+    except (httpcore2.UnsupportedProtocol, ImportError, ValueError) as error:  # an address or a proxy
+        raise Unreachable(cause(error)) from None
 
 
 def cause(error: BaseException) -> str:
@@ -211,7 +216,7 @@ class _CountingStream(AsyncNetworkStream):
         budget = _LEFT.get()
         budget.left -= len(data)
         if budget.left < 0:
-            raise BrokenResponse(f"more than {LONGEST_RESPONSE // 1_000_000} MB")
+            raise BrokenResponse("too long")
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
