@@ -35,6 +35,8 @@ LONGEST_RESPONSE = 64_000_000
 LONGEST_ERROR = 1_000_000
 """Bytes that are read of the body of an error; the rest is left unread."""
 KEEP_IDLE_S = 5.0
+READ_BYTES = 16_384
+"""Bytes that are parsed before other requests have their turn."""
 HEADERS = {
     "User-Agent": "vigneron",
     "Accept": "application/json",
@@ -212,7 +214,7 @@ class _CountingStream(AsyncNetworkStream):
         self._stream = stream
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        data = await self._stream.read(max_bytes, timeout)
+        data = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
         budget = _LEFT.get()
         budget.left -= len(data)
         if budget.left < 0:
