@@ -185,7 +185,7 @@ def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torc
 
 
 def _keep_score_caps(model: Any) -> None:
-    """SDPA ignores the cap on attention scores; some releases of transformers choose it for such models all the same."""
+    """SDPA ignores the cap on attention scores; some releases of transformers choose it all the same."""
     config = model.config
     if getattr(config.get_text_config(), "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
         config._attn_implementation = "eager"
