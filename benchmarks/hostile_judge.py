@@ -1,7 +1,7 @@
 """`python -m benchmarks.hostile_judge`: GRAPE with a judge that misbehaves in every way of `support.hostile_server`.
 
-Half of the requests are answered well, the others in a way that the request's text decides, so that two runs meet the
-same faults. One run is uninterrupted; another is killed between two checkpoints and resumed. Both must end, with every
+Half of the requests are answered well, the others in one of the ways, the same for the same text, so that two runs meet
+the same faults. One run is uninterrupted; another is killed between two checkpoints and resumed. Both must end, with every
 reward finite or missing, every way met, and the key in no file; the resumed run must equal the uninterrupted one, bit
 for bit.
 """
@@ -31,16 +31,18 @@ sys.path.insert(0, str(TESTS))
 KEY = "sk-canary/7d1f+0c94aa"
 # Long enough that a good answer arrives while floods are read.
 TIMEOUT_S = 3.0
+GOOD = "answers well"
 LONGEST_RUN_S = 600.0
 # Cached replies take no tokens, so a step that is repeated after a kill counts fewer.
 OF_CACHE = ("reward/judge/tokens_in", "reward/judge/tokens_out")
 
 
 class Judge:
-    """Answers a request well, or in one of the ways; counts what it did."""
+    """Answers a request well, or in one of the ways: the next one, and the same again for the same text."""
 
     def __init__(self) -> None:
         self.met: Counter[str] = Counter()
+        self._ways: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def __call__(self, to: Any) -> None:
@@ -48,13 +50,13 @@ class Judge:
 
         asked = next(str(m["content"]) for m in to.body["messages"] if m["role"] == "user")
         draw = crc32(asked.encode())
-        names = list(WAYS)
-        bad = draw % 2 == 0 and not asked.startswith("Reply with")
-        name = names[draw // 2 % len(names)] if bad else "answers well"
-        with self._lock:
-            self.met[name] += 1
         good = whole(chat_json(score_json(f"{draw % 7 / 6:.3f}")))
-        (WAYS[name] if bad else good)(to)
+        name = GOOD
+        with self._lock:
+            if draw % 2 and not asked.startswith("Reply with"):
+                name = self._ways.setdefault(asked, list(WAYS)[len(self._ways) % len(WAYS)])
+            self.met[name] += 1
+        WAYS.get(name, good)(to)
 
 
 def soak(place: Path, steps: int) -> Counter[str]:
@@ -146,7 +148,7 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         met = soak(Path(place), given.steps)
-    bad = {way: count for way, count in met.items() if way != "answers well"}
+    bad = {way: count for way, count in met.items() if way != GOOD}
     for way, count in sorted(bad.items()):
         print(f"{count:5}  {way}")
     print(f"\n| requests to a judge that misbehaves in {len(bad)} ways | {met.total()} |\n|---|---|")
