@@ -1,9 +1,9 @@
 """`python -m benchmarks.hostile_judge`: GRAPE with a judge that misbehaves in every way of `support.hostile_server`.
 
 Half of the requests are answered well, the others in one of the ways, the same for the same text, so that two runs meet
-the same faults. One run is uninterrupted; another is killed between two checkpoints and resumed. Both must end, with every
-reward finite or missing, every way met, and the key in no file; the resumed run must equal the uninterrupted one, bit
-for bit.
+the same faults. One run is uninterrupted; another is killed between two checkpoints and resumed. Both must end, with
+every reward finite or missing, every way met, and the key in no file; the resumed run must equal the uninterrupted
+one, bit for bit.
 """
 
 import argparse
