@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 from vigneron.policy.attention import Unsupported, capped_attention, is_local, local_mask, local_of
 from vigneron.policy.compiling import has_triton
+from vigneron.rollout.engine.decode_tiles import Tiles, choose_tiles, shared_memory
 
 NAME = "vigneron_cached"
 
@@ -133,11 +134,10 @@ def attend_to_cache(
     """Attention of each row's query over its slots up to its own, or over a local layer's last ones; the rows are the
     first R of the cache."""
     first_R = extras.local.first(slots_R) if extras.local is not None and keys.shape[2] > extras.local.size else None
-    # The kernel sums in float32, and has one size for keys and values.
-    if query_RHD.is_cuda and query_RHD.dtype != torch.float64 and keys.shape == values.shape and has_triton():
+    if (tiles := kernel_tiles(query_RHD, keys, values)) is not None:
         from vigneron.rollout.engine.decode_kernel import decode_attention
 
-        return decode_attention(query_RHD, keys, values, slots_R, scale, first_R, *_capped(extras))
+        return decode_attention(query_RHD, keys, values, slots_R, scale, tiles, first_R, *_capped(extras))
     count, heads, _ = query_RHD.shape
     at_S = torch.arange(keys.shape[2], device=slots_R.device)
     seen_R11S = (at_S <= slots_R[:, None])[:, None, None]
@@ -150,6 +150,15 @@ def attend_to_cache(
     query_RKGD = query_RHD.unflatten(1, (keys.shape[1], heads // keys.shape[1]))
     out = scaled_dot_product_attention(query_RKGD, keys[:count], values[:count], attn_mask=seen_R11S, scale=scale)
     return out.flatten(1, 2)
+
+
+def kernel_tiles(query_RHD: Tensor, keys: Tensor, values: Tensor) -> Tiles | None:
+    """The sizes with which the decode kernel computes this; None: it cannot. It sums in float32, has one size for keys
+    and values, and needs shared memory."""
+    if not query_RHD.is_cuda or query_RHD.dtype == torch.float64 or keys.shape != values.shape or not has_triton():
+        return None
+    _, heads, size = query_RHD.shape
+    return choose_tiles(heads // keys.shape[1], size, keys.dtype.itemsize, shared_memory(query_RHD.device))
 
 
 def _capped(extras: Extras) -> tuple[float | None, Tensor | None]:
