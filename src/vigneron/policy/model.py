@@ -71,6 +71,10 @@ class Policy:
     def context_length(self) -> int | None:
         return getattr(self.text_config, "max_position_embeddings", None)
 
+    def position_offset(self, prompt: int, completion: int) -> int:
+        """What is added to the positions of a sequence with a prompt and a completion of so many tokens."""
+        return 0 if self.long_rope is None else self.long_rope.offset(prompt, completion)
+
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 

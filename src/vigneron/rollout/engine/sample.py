@@ -173,7 +173,7 @@ def _agrees(policy: Policy, sampler: Sampler) -> bool:
     for row, prompt in enumerate(prompts):
         completion = done.ids_BT[row, : int(done.lengths_B[row])]
         ids = torch.cat([torch.tensor(prompt, device=policy.device), completion])[None]
-        positions = torch.arange(ids.shape[1], device=policy.device)[None]
+        positions = torch.arange(ids.shape[1], device=policy.device)[None] + policy.position_offset(len(prompt), 6)
         logprobs = policy.logits(policy.trunk(ids, positions))[0].log_softmax(-1)
         expected = logprobs[len(prompt) - 1 : -1].gather(1, completion[:, None])[:, 0]
         tolerance = 0.05 if policy.compute_dtype == torch.bfloat16 else 1e-3
