@@ -145,9 +145,7 @@ def _spelled_out(key: str, value: Any) -> Any:
     return {SHORT[key]: value} if key in SHORT and isinstance(value, str) else value
 
 
-def check_config(
-    given: Mapping[str, Any], where: str, *, user_code: bool = True, stored: bool = False
-) -> Config:
+def check_config(given: Mapping[str, Any], where: str, *, user_code: bool = True, stored: bool = False) -> Config:
     """Validate a config. All errors are reported together, one line each, with the key's path.
 
     `user_code`: whether a user's method, rollout or curriculum may be imported to check its options. `stored`: it is of

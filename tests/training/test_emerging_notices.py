@@ -198,7 +198,7 @@ def test_runs_of_earlier_versions_are_read_and_resumed(tmp_path: Path, tiny_fold
     assert trained.config.sampling.prompt == api.load_run(trained.folder).config.sampling.prompt == "Say {answer}."
     assert api.resume(trained.folder, "steps=2").step == 2
     assert vigneron("show", trained.folder).code == 0
-    with pytest.raises(UserError, match="steps: .*greater than 0"):
+    with pytest.raises(UserError, match=r"steps: .*greater than 0"):
         api.resume(trained.folder, "steps=0")
 
 

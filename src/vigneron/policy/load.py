@@ -13,7 +13,13 @@ from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json, user_path
 from vigneron.policy.architecture import auto_class, check_language_model
-from vigneron.policy.bundled import BUNDLED_MODELS, BUNDLED_TYPE, bundled_model_folder, bundled_weights, quiet_transformers
+from vigneron.policy.bundled import (
+    BUNDLED_MODELS,
+    BUNDLED_TYPE,
+    bundled_model_folder,
+    bundled_weights,
+    quiet_transformers,
+)
 from vigneron.policy.chat import add_chat_tokens
 from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling

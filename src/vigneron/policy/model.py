@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from vigneron.errors import UserError, first_line
 from vigneron.policy import attention
-from vigneron.policy.attention import local_mask, local_of, recorded_callers, shrunken_windows, text_config
+from vigneron.policy.attention import local_attention, local_mask, recorded_callers, shrunken_windows, text_config
 from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk
 from vigneron.policy.fused_head import Head, matmul_fp32
 from vigneron.policy.longrope import LongRope
@@ -114,7 +114,7 @@ class Policy:
             self.own_attention = attention_fits(self)
         inputs: dict[str, Any] = {"input_ids": ids_RS, "position_ids": positions_RS, "attention_mask": allowed_R1SS}
         if self.own_attention:
-            local_allowed = local_mask(local_of(self.text_config), positions_RS, allowed_R1SS)
+            local_allowed = local_mask(local_attention(self.text_config), positions_RS, allowed_R1SS)
             inputs |= {"local_allowed": local_allowed} if local_allowed is not None else {}
         elif allowed_R1SS is not None and self.text_config._attn_implementation == "eager":  # added to the scores there
             lowest = torch.finfo(self.causal.dtype).min

@@ -65,7 +65,9 @@ class PreferenceReward:
         by_sample = rank(list(groups.values()), rows, texts)
         return [by_sample[sample] for sample in range(len(prompts))]
 
-    def _win_rates(self, groups: Sequence[Sequence[int]], rows: Sequence[Row], texts: Sequence[str]) -> dict[int, float]:
+    def _win_rates(
+        self, groups: Sequence[Sequence[int]], rows: Sequence[Row], texts: Sequence[str]
+    ) -> dict[int, float]:
         pairs = [(one, other) for group in groups for one in group for other in group if one < other]
         better = self._better(pairs, rows, texts)
         better |= {(other, one): 1 - probability for (one, other), probability in better.items()}

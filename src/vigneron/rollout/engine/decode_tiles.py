@@ -35,8 +35,8 @@ CHOICES = ((64, 3), (32, 3), (16, 3), (16, 2), (16, 1))
 @cache
 def choose_tiles(sharing: int, size: int, itemsize: int, limit: int) -> Tiles | None:
     """The first choice that needs at most `limit` bytes of shared memory; None if none does."""
-    padded = [max(SMALLEST, 1 << (number - 1).bit_length()) for number in (sharing, size)]
-    every = (Tiles(*padded, *choice) for choice in CHOICES)
+    heads, numbers = (max(SMALLEST, 1 << (number - 1).bit_length()) for number in (sharing, size))
+    every = (Tiles(heads, numbers, block, stages) for block, stages in CHOICES)
     return next((tiles for tiles in every if tiles.shared_bytes(itemsize) <= limit), None)
 
 
