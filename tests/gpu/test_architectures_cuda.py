@@ -40,8 +40,8 @@ def zoo_policy(family: str, dtype: torch.dtype = torch.float32) -> Policy:
     return policy
 
 
-# Gemma 4's global layers have heads of 512 numbers; Falcon 7B's 71 heads share one key head.
-CASES = [(9, 3, 64, 200), (4, 2, 8, 7), (8, 4, 256, 90), (8, 2, 512, 90), (71, 1, 64, 90)]
+# The last two need smaller blocks: Gemma 4's global layers have heads of 512 numbers.
+CASES = [(9, 3, 64, 200), (4, 2, 8, 7), (8, 4, 256, 90), (8, 2, 512, 90)]
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
