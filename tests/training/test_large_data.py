@@ -12,7 +12,6 @@ from support.resuming import StopInStep5, Stopped
 from support.tiny_runs import final_state, tiny_config, write_data
 from vigneron import api
 from vigneron.config import Config
-from vigneron.data import first_pass
 from vigneron.data import rows as data_rows
 from vigneron.data import sources as data_sources
 from vigneron.errors import UserError
@@ -142,7 +141,7 @@ def test_another_rank_gets_the_index_and_takes_a_copy_of_the_file_with_another_t
     folder, data, config = stopped
     own = scratch_folder(files_of(RunFolder.open(folder))).path / "data"
     os.utime(data, (1, 1))  # as a node's own copy may have
-    monkeypatch.setattr(first_pass, "read_all", None)  # not read again
+    monkeypatch.setattr(stored, "read_source", None)  # they are not read again
     rows = stored.open_rank_data(own, config).train
     assert list(rows) == list(RunFolder.open(folder).data(config).train)
     text = data.read_text()
