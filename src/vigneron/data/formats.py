@@ -57,10 +57,12 @@ def with_prompt_and_answer(row: Row, place: object) -> Row:
         column, (prompt, answer) = "completion", _of_completion(row.get("prompt"), completion, place)
     else:
         return row
-    for name, given in (("answer", answer), *([("prompt", prompt)] if column == "messages" else [])):
-        if row.get(name) not in (None, given):
-            raise UserError(f"data: {place}: `{name}` and `{column}` contradict each other: remove one")
-    read_before = row.get("answer") is not None and row.get("prompt") is not None  # rows saved by a run
+    own_prompt, own_answer = row.get("prompt"), row.get("answer")
+    if own_answer is not None and own_answer != answer:
+        raise UserError(f"data: {place}: `answer` and `{column}` contradict each other: remove one")
+    if messages is not None and own_prompt is not None and own_prompt != prompt:
+        raise UserError(f"data: {place}: `prompt` and `messages` contradict each other: remove one")
+    read_before = own_answer is not None and own_prompt is not None  # rows saved by a run
     return row if read_before else {**row, "prompt": prompt, "answer": answer}
 
 
@@ -95,7 +97,10 @@ def _of_completion(prompt: Any, completion: Any, place: object) -> tuple[Any, st
 
 def _refuse_empty(messages: Sequence[dict[str, Any]], column: str, place: object) -> None:
     for number, message in enumerate(messages, start=1):
-        if message["role"] == "assistant" and not message_text(message).strip():
+        if message["role"] != "assistant":
+            continue
+        content = message.get("content")
+        if not (content if type(content) is str else "").strip() and not message_text(message).strip():
             raise UserError(
                 f"data: {place}: turn {number} of {column} is an empty answer: remove the row or fill it in"
             )

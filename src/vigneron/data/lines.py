@@ -6,7 +6,7 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -156,9 +156,9 @@ class LineRows:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handle": None}
 
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
-            os.close(self._handle)  # type: ignore[arg-type]
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at the interpreter's end
+        if (handle := getattr(self, "_handle", None)) is not None:
+            close(handle)
 
 
 def _jsonl_index(path: Path, name: str) -> np.ndarray:

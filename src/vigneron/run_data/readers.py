@@ -108,7 +108,8 @@ class PromptReader:
         if self.answered:
             if self.cleans and not letters_only(completion_text(row["answer"])):
                 raise UserError(f"data: {place}: the answer has no letters: set `reward.clean: none`")
-            if self.demonstrations and not completion_text(row["answer"]).strip():
+            answer = row["answer"]
+            if self.demonstrations and not (answer if type(answer) is str else completion_text(answer)).strip():
                 raise UserError(f"data: {place}: the answer is empty: remove the row or fill it in")
         return row if self.labels is None else self.labels(row, place)
 
