@@ -87,12 +87,12 @@ class LineRows:
             for index, data in enumerate(self._pieces(first, last), start=first):
                 yield self._csv_row(_text(data, self.name), index), data
             return
-        scan = DECODER.scan_once
+        decode = DECODER.raw_decode
         for index, data in enumerate(self._pieces(first, last), start=first):
             text = self._decoded(data, index)
             try:
-                row, end = scan(text, 0)
-            except (StopIteration, ValueError, RecursionError):
+                row, end = decode(text)
+            except (ValueError, RecursionError):
                 row, end = None, 0
             if type(row) is not dict or (end != len(text) and text[end:] != "\r") or _may_have_surrogates(text):
                 row = parse_line(text, lambda index=index: self._line(index))  # slower, with errors in words
