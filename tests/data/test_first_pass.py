@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,28 @@ def test_an_error_in_the_first_rows_does_not_wait_for_the_others(tmp_path: Path)
     with pytest.raises(UserError, match=r"a.jsonl', row 1 is bad$"):
         read_all(source, FirstFails(tmp_path), measured=())
     assert not list(tmp_path.glob("*.pid"))
+
+
+class Waits(Traced):
+    def __call__(self, row: Row, place: object) -> Row | None:
+        super().__call__(row, place)
+        NEVER.wait()
+        return row
+
+
+@pytest.mark.usefixtures("many_processes")
+def test_readers_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    source = open_source(SourceSpec((str(write(tmp_path / "a.jsonl", [{"n": n} for n in range(16)])),)))
+    run = get_context("fork").Process(target=read_all, args=(source, Waits(tmp_path)), kwargs={"measured": ()})
+    run.start()
+    while len(readers := list(tmp_path.glob("*.pid"))) < 8:
+        assert run.is_alive()
+    handles = [os.pidfd_open(int(path.stem)) for path in readers]
+    run.kill()
+    run.join()
+    for handle in handles:
+        assert select.select([handle], [], [], 20)[0], "a reader is still running"
+        os.close(handle)
 
 
 @pytest.mark.usefixtures("many_processes")

@@ -4,6 +4,7 @@ A large source is read by several processes, which write into memory that they s
 """
 
 import copy
+import ctypes
 import mmap
 import multiprocessing
 import os
@@ -32,6 +33,8 @@ COUNTED = 10_000
 WRITTEN = 10_000
 """Rows whose results are written together."""
 NO_DIGEST = bytes(DIGEST)
+PR_SET_PDEATHSIG = 1
+"""Of Linux."""
 
 
 class Reader(Protocol):
@@ -224,6 +227,7 @@ def _in_processes(job: _Job, count: int) -> Iterator[_Part]:
 
 def _send_pass(there: Any, job: _Job, first: int, last: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with a run that is killed, its readers end too
     there.send(_pass(job, first, last))
 
 
