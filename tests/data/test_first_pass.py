@@ -118,6 +118,12 @@ def test_equal_lines_are_duplicates_of_a_large_source(tmp_path: Path) -> None:
     source = open_source(SourceSpec((str(path),)))
     assert list(read_all(source, Plain(), measured=(), hash_lines=True)[0]) == [{"a": 1, "b": 2}] * 2
     assert list(read_all(source, Plain(), measured=())[0]) == [{"a": 1, "b": 2}]
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n\n3,4\n1,2")
+    table = open_source(SourceSpec((str(tmp_path / "a.csv"),)))
+    assert list(read_all(table, Plain(), measured=(), hash_lines=True)[0]) == [
+        {"a": "1", "b": "2"},
+        {"a": "3", "b": "4"},
+    ]
 
 
 LINES = st.sampled_from(

@@ -82,10 +82,10 @@ class LineRows:
         return (row for row, _ in self.with_lines(first, last))
 
     def with_lines(self, first: int, last: int) -> Iterator[tuple[Row, bytes]]:
-        """Rows first … last − 1, each with its line of the file."""
+        """Rows first … last − 1, each with its line of the file, or its lines."""
         if self.header is not None:
             for index, data in enumerate(self._pieces(first, last), start=first):
-                yield self._csv_row(_text(data, self.name), index), data
+                yield self._csv_row(_text(data, self.name), index), data.rstrip(b"\r\n")
             return
         decode = DECODER.raw_decode
         for index, data in enumerate(self._pieces(first, last), start=first):
