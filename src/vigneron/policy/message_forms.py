@@ -19,6 +19,8 @@ def is_message(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return False
     content, calls = value.get("content"), value.get("tool_calls")
+    if calls is None and isinstance(content, str):
+        return True
     if calls is not None and not (isinstance(calls, list) and all(_name(call) is not None for call in calls)):
         return False
     if isinstance(content, list):
@@ -26,9 +28,21 @@ def is_message(value: Any) -> bool:
     return isinstance(content, str) or (content is None and bool(calls))
 
 
+def are_messages(values: Sequence[Any]) -> bool:
+    for value in values:
+        plain = type(value) is dict and len(value) == 2  # a role and a text: most messages
+        if plain and type(value.get("role")) is str and type(value.get("content")) is str:
+            continue
+        if not is_message(value):
+            return False
+    return True
+
+
 def message_text(message: Message) -> str:
     """A message's content as text, with its tool calls as lines of JSON."""
     content = message.get("content")
+    if isinstance(content, str) and not message.get("tool_calls"):
+        return content
     text = _parts_text(content) if isinstance(content, list) else "" if content is None else str(content)
     calls = [json.dumps(_function(call), ensure_ascii=False) for call in message.get("tool_calls") or ()]
     return "\n".join([*([text] if text or not calls else []), *calls])
