@@ -151,6 +151,6 @@ def _among(key: str, keys: Sequence[str]) -> bool:
 def _with_defaults(before: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that a later version of Vigneron added get their defaults."""
     try:
-        return check_config(before, "the checkpoint's config").model_dump(mode="json")
+        return check_config(before, "the checkpoint's config", stored=True).model_dump(mode="json")
     except UserError:
         return dict(before)
