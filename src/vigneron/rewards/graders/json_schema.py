@@ -4,6 +4,7 @@ budget of steps and time."""
 import json
 import math
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from vigneron.errors import UserError
@@ -21,6 +22,8 @@ from vigneron.sources.verdict import GraderInput, Verdict
 MAX_LENGTH = 200_000
 MAX_DEPTH = 64
 MAX_DIGITS = 400
+MAX_PARTS = 2_000
+"""Mappings in a schema. Checking one takes half a millisecond."""
 # Keys whose values are data, not schemas.
 DATA = ("const", "enum", "default", "examples")
 
@@ -96,6 +99,9 @@ def _checked_validator(schema: dict[str, Any], where: str) -> Any:
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
+    parts = list(islice(_parts(schema), MAX_PARTS + 1))
+    if len(parts) > MAX_PARTS:
+        raise UserError(f"{where}: has more than {MAX_PARTS:,} parts")
     try:
         json.dumps(schema)
         Draft202012Validator.check_schema(schema)
@@ -103,7 +109,6 @@ def _checked_validator(schema: dict[str, Any], where: str) -> Any:
         raise UserError(f"{where}: {short(error.json_path)}: {short(error.message)}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: cannot be written as JSON: {short(error)}") from None
-    parts = list(_parts(schema))
     if any("unevaluatedProperties" in part for part in parts) and any("patternProperties" in part for part in parts):
         raise UserError(
             f"{where}: `unevaluatedProperties` does not work with `patternProperties`: use `additionalProperties`"
