@@ -106,7 +106,6 @@ def _counted(name: str, keyword: Keyword) -> Keyword:
 
 @cache
 def validator_class() -> Any:
-    import attrs
     from jsonschema import Draft202012Validator, ValidationError, validators
 
     def pattern(validator: Any, wanted: str, value: Any, schema: Any) -> Iterator[Any]:
@@ -141,7 +140,8 @@ def validator_class() -> Any:
     def evolve(validator: Any, **changes: Any) -> Any:
         """Of this class, whatever the part's `$schema` is."""
         _spend()
-        return attrs.evolve(validator, **changes)
+        kept = {"schema": validator.schema, "_resolver": validator._resolver}
+        return made(**{**kept, **changes})
 
     own: dict[str, Keyword] = {
         "pattern": pattern,
