@@ -33,14 +33,12 @@ READERS: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_long_number_is_refused_and_other_text_is_text_and_neither_is_slow(name: str, reader: str) -> None:
-    began = time.process_time()
-    try:
-        value = READERS[reader](f"a: {HOSTILE[name]}")["a"]
-        assert value == HOSTILE[name]
-        assert value[-1] == "x"
-    except UserError as error:
-        assert str(error) == f"here, line 1: not valid YAML: a number with more than {LONGEST_NUMBER} characters"
-        assert HOSTILE[name][-1] != "x"
+    text, began = HOSTILE[name], time.process_time()
+    if text.endswith("x"):
+        assert READERS[reader](f"a: {text}") == {"a": text}
+    else:
+        with pytest.raises(UserError, match=f"^here, line 1: not valid YAML: a number with more than {LONGEST_NUMBER}"):
+            READERS[reader](f"a: {text}")
     assert time.process_time() - began < CPU_SECONDS
 
 

@@ -5,10 +5,11 @@ import hashlib
 import json
 import os
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from vigneron.errors import UserError, reason
 
@@ -25,6 +26,37 @@ def user_path(name: str | Path) -> Path:
     if any(b"\0" in part or len(part) > 255 for part in parts) or sum(map(len, parts)) > 4000:
         raise UserError(f"'{name}' is not a valid path: it is too long or contains a NUL character")
     return path
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file of a folder that may come from others for reading. Raises OSError for a pipe, a device or a socket,
+    which could block or never end."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    try:
+        check_regular(file.fileno())
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def check_regular(file: int | Path) -> None:
+    """Of a path or an open file."""
+    mode = os.stat(file).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+def read_regular(path: Path, limit: int = -1) -> bytes:
+    """The bytes of a file, or the first `limit` of them."""
+    with open_regular(path) as file:
+        return file.read(limit)
+
+
+def read_regular_text(path: Path, errors: str = "strict") -> str:
+    return read_regular(path).decode("utf-8", errors)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -118,7 +150,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

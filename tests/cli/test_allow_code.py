@@ -35,7 +35,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "plain.yaml").write_text(RUBRIC, encoding="utf-8")
     write_jsonl(tmp_path / "rows.jsonl", [json.dumps({"prompt": "a", "completion": "b"})])
     for name in ("rubric", "plain"):
-        recipe = f"method: {{name: grape}}\ngroup_size: 4\ndata: {{train: rows.jsonl}}\nreward: {{kind: rubric, file: {name}.yaml}}\n"
+        recipe = "method: {name: grape}\ngroup_size: 4\ndata: {train: rows.jsonl}\n"
+        recipe += f"reward: {{kind: rubric, file: {name}.yaml}}\n"
         (tmp_path / f"{name}-recipe.yaml").write_text(recipe, encoding="utf-8")
     return tmp_path
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from vigneron.errors import UserError
-from vigneron.files import parse_int
+from vigneron.files import check_regular, open_regular, parse_int
 
 Row = dict[str, Any]
 
@@ -56,7 +56,8 @@ class LineRows:
     def __getitem__(self, index: int) -> Row:
         try:
             if self._handle is None:
-                self._handle = os.open(self.path, os.O_RDONLY)
+                self._handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                check_regular(self._handle)
             start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
             data = os.pread(self._handle, stop - start, start)
         except OSError as error:
@@ -75,7 +76,7 @@ class LineRows:
         if self.header is not None:
             yield from (self[index] for index in range(first, last))
             return
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(int(self.offsets[first]))
             for index in range(first, last):
                 while not (line := file.readline()).strip():
@@ -88,7 +89,7 @@ class LineRows:
         return f"'{self.name}', row {index + 1}"
 
     def _line(self, index: int) -> str:
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             left, number = int(self.offsets[index]), 1
             while left > 0 and (block := file.read(min(left, 2**20))):
                 number, left = number + block.count(b"\n"), left - len(block)
@@ -117,7 +118,7 @@ class LineRows:
 def _jsonl_index(path: Path, name: str) -> np.ndarray:
     """The start of every line that is not blank, and the end of the file."""
     offsets, at = array("q"), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(4 * LONGEST_LINE + 4), b""), start=1):
             if len(line) > LONGEST_LINE and len(line.decode("utf-8", errors="replace")) > LONGEST_LINE:
                 raise UserError(f"data: '{name}', line {number} is longer than {LONGEST_LINE} characters")
@@ -132,7 +133,7 @@ def _csv_index(path: Path, name: str, known: np.ndarray | None) -> tuple[tuple[s
     """The header, and the start of every record: a quoted cell may contain line breaks."""
     csv.field_size_limit(LONGEST_LINE)
     offsets, at = array("q"), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
 
         def lines() -> Iterator[str]:
             nonlocal at
