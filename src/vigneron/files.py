@@ -31,13 +31,18 @@ def user_path(name: str | Path) -> Path:
 def open_regular(path: Path) -> IO[bytes]:
     """Open a file of a folder that may come from others for reading. Raises OSError for a pipe, a device or a socket,
     which could block or never end."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    return open(path, "rb", opener=regular_opener)
+
+
+def regular_opener(name: str, flags: int) -> int:
+    """`opener` of Python's `open`: does not wait for the other end of a pipe, and refuses what is not a file."""
+    handle = os.open(name, flags | os.O_NONBLOCK, 0o666)
     try:
-        check_regular(file.fileno())
+        check_regular(handle)
     except BaseException:
-        file.close()
+        os.close(handle)
         raise
-    return file
+    return handle
 
 
 def check_regular(file: int | Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from vigneron.errors import UserError
-from vigneron.files import check_regular, open_regular, parse_int
+from vigneron.files import open_regular, parse_int, regular_opener
 
 Row = dict[str, Any]
 
@@ -56,8 +56,7 @@ class LineRows:
     def __getitem__(self, index: int) -> Row:
         try:
             if self._handle is None:
-                self._handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                check_regular(self._handle)
+                self._handle = regular_opener(str(self.path), os.O_RDONLY | os.O_CLOEXEC)
             start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
             data = os.pread(self._handle, stop - start, start)
         except OSError as error:

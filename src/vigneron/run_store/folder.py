@@ -20,10 +20,10 @@ from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.files import (
     append_line,
-    check_regular,
     open_regular,
     parse_json,
     read_regular_text,
+    regular_opener,
     user_path,
     write_atomically,
     writing,
@@ -92,7 +92,9 @@ class RunFolder:
     def lock(self) -> None:
         """One process writes at a time. The operating system releases the lock when the process ends."""
         try:
-            self._lock = _open_lock(self.path / LOCK, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._lock = open(
+                self.path / LOCK, "a", opener=regular_opener
+            )  # append: a file that it may link to is not truncated
             for left in reversed(range(LOCK_ATTEMPTS)):
                 try:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,7 +115,7 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Whether a process is training here. Takes the lock for a moment, and creates no file."""
         try:
-            with _open_lock(self.path / LOCK, os.O_RDONLY) as file:
+            with open_regular(self.path / LOCK) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -255,17 +257,6 @@ def special_file(path: Path) -> Path | None:
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 return entry
     return None
-
-
-def _open_lock(path: Path, flags: int) -> IO[str]:
-    """Without waiting for the other end of a pipe. Appends: a file that it may link to is not truncated."""
-    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    try:
-        check_regular(handle)
-        return os.fdopen(handle, "a" if flags & os.O_APPEND else "r")
-    except BaseException:
-        os.close(handle)
-        raise
 
 
 def _number(value: Any) -> Any:
