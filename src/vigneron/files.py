@@ -34,6 +34,11 @@ def open_regular(path: Path) -> IO[bytes]:
     return open(path, "rb", opener=regular_opener)
 
 
+def open_to_append(path: Path) -> IO[str]:
+    """The same for writing: a file that it may link to is not truncated."""
+    return open(path, "a", opener=regular_opener)
+
+
 def regular_opener(name: str, flags: int) -> int:
     """`opener` of Python's `open`: does not wait for the other end of a pipe, and refuses what is not a file."""
     handle = os.open(name, flags | os.O_NONBLOCK, 0o666)

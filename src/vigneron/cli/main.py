@@ -402,6 +402,12 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
                 sys.stdout.flush()
             os._exit(2)
         raise SystemExit(2) from None
+    except MemoryError:
+        if debug:
+            raise
+        what = "the machine has too little memory for this command: use a smaller model, or fewer rows"
+        typer.echo(f"error: out of memory: {what}", err=True)
+        raise SystemExit(2) from None
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

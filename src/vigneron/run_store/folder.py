@@ -21,9 +21,9 @@ from vigneron.errors import UserError
 from vigneron.files import (
     append_line,
     open_regular,
+    open_to_append,
     parse_json,
     read_regular_text,
-    regular_opener,
     user_path,
     write_atomically,
     writing,
@@ -92,9 +92,7 @@ class RunFolder:
     def lock(self) -> None:
         """One process writes at a time. The operating system releases the lock when the process ends."""
         try:
-            self._lock = open(
-                self.path / LOCK, "a", opener=regular_opener
-            )  # append: a file that it may link to is not truncated
+            self._lock = open_to_append(self.path / LOCK)
             for left in reversed(range(LOCK_ATTEMPTS)):
                 try:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,6 +8,7 @@ from typing import Any
 from vigneron.config import Config
 from vigneron.files import open_regular, parse_json, read_regular
 from vigneron.recipe import load_config, recipe_names
+from vigneron.run_store.damage import damage_of
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.headline_metrics import headline_metrics
 from vigneron.run_store.metric_table import Metric, lower_is_better
@@ -60,7 +61,7 @@ def run_details(path: Path) -> RunDetails:
         changes=changed_keys(config),
         metrics=metrics,
         records=records,
-        notices=kept_notices(folder.path),
+        notices=[*kept_notices(folder.path), *(Notice(0, line, "warning") for line in damage_of(folder.path))],
         saved=saved,
         best=best_step(config.keep_best, metrics, records, [one.step for one in saved]),
         bytes=bytes_in(folder.path),
