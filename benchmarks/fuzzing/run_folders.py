@@ -25,8 +25,9 @@ from vigneron.run_store.status import saved_checkpoints, status_of
 from vigneron.web.runs import Runs
 
 COUNT = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"
+COLUMNS = ", ".join(f"x AS {name}" for name in SampleSearch.COLUMNS)
 STATEMENTS = (
-    f"DROP TABLE samples; CREATE VIEW samples AS {COUNT} SELECT {', '.join(f'x AS {name}' for name in SampleSearch.COLUMNS)} FROM n",
+    f"DROP TABLE samples; CREATE VIEW samples AS {COUNT} SELECT {COLUMNS} FROM n",
     f"DROP TABLE steps; CREATE VIEW steps AS {COUNT} SELECT 'eval' AS kind, x AS step FROM n",
     f"CREATE TRIGGER t AFTER DELETE ON samples BEGIN INSERT INTO steps {COUNT} SELECT x, x FROM n; END",
     "CREATE VIEW extra AS SELECT 1",

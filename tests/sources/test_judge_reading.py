@@ -14,6 +14,7 @@ from vigneron.sources.reply_parsing import (
     Score,
     UnparsableReply,
     combine_scores,
+    parse_digits,
     parse_score,
     parse_text,
     parse_yes_probability,
@@ -173,3 +174,11 @@ def test_of_several_replies_half_must_be_readable_and_two() -> None:
     assert verdict_of(JudgeReply(""), [good, bad, good, bad]).score == 0.5
     none = verdict_of(JudgeReply(None, why="answered 500"), [])
     assert (none.score, none.why) == (None, "its critique: answered 500")
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, f"[{'9' * 400}]", "[1e999" + ", 0" * 9 + "]", "[-1, 2" + ", 0" * 8 + "]"]
+)
+def test_hostile_digits_are_unparsable(text: str) -> None:
+    with pytest.raises(UnparsableReply, match="did not begin with a number"):
+        parse_digits(text)

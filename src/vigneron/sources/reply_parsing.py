@@ -123,9 +123,9 @@ def parse_digits(text: str) -> Score:
     """
     try:
         weights = [float(weight) for weight in json.loads(text)]
-    except (ValueError, TypeError):  # the judge's own text, where no digit is likely
+    except (ValueError, TypeError, RecursionError, OverflowError):  # the judge's own text: no digit is likely
         weights = []
-    total = math.fsum(weights)
+    total = math.fsum(weights) if all(0 <= weight <= 1e9 for weight in weights) else 0.0
     if len(weights) != len(DIGITS) or not total > 0:
         raise UnparsableReply("it did not begin with a number from 1 to 10")
     values = [place / 9 for place in range(len(weights))]
