@@ -18,7 +18,7 @@ from torch.func import functional_call
 from vigneron.errors import UserError, first_line
 from vigneron.policy import attention
 from vigneron.policy.attention import local_mask, local_of, recorded_callers, shrunken_windows, text_config
-from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk
+from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk, capture, warm_up
 from vigneron.policy.fused_head import Head, matmul_fp32
 from vigneron.policy.longrope import LongRope
 
@@ -289,6 +289,21 @@ def attention_fits(policy: Policy) -> bool:
         except Exception:  # any model is possible: one that does not take our attention keeps its own
             return False
     return bool(callers) and close_enough(got, expected)
+
+
+@torch.no_grad()
+def capture_obstacle(policy: Policy) -> str | None:
+    """Why the model's layers cannot be captured in a CUDA graph; None if they can."""
+    inputs = test_row(policy, TEST_TOKENS)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            warm_up(lambda: policy.trunk(*inputs), policy.device)
+            capture(lambda: policy.trunk(*inputs), policy.device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # any model is possible: some wait for the device
+        return first_line(error)
+    return None
 
 
 TEST_TOKENS = 12

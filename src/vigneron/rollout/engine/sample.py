@@ -119,7 +119,16 @@ def _make_sampler(policy: Policy) -> Sampler:
             policy.own_attention = attention_fits(policy)
         engine = Engine(policy)
         with shrunken_windows(policy.causal, engine.model):
-            if not _agrees(policy, engine):
+            try:
+                agrees = _agrees(policy, engine)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # layers that wait for the device, such as experts in float32
+                if not engine.graphed:
+                    raise
+                engine.stop_using_graphs(first_line(error))
+                agrees = _agrees(policy, engine)
+            if not agrees:
                 raise Unsupported("layers that the engine does not reproduce")
         engine.clear_graphs()  # of the small windows
     except (torch.OutOfMemoryError, UserError):
@@ -169,7 +178,8 @@ def _agrees(policy: Policy, sampler: Sampler) -> bool:
         positions = torch.arange(ids.shape[1], device=policy.device)[None]
         logprobs = policy.logits(policy.trunk(ids, positions))[0].log_softmax(-1)
         expected = logprobs[len(prompt) - 1 : -1].gather(1, completion[:, None])[:, 0]
-        tolerance = 0.05 if policy.compute_dtype == torch.bfloat16 else 1e-3
-        if not (done.behaviour_BT[row, : len(completion)] - expected).abs().mean() <= tolerance:
+        gap_T = (done.behaviour_BT[row, : len(completion)] - expected).abs()
+        # Rounding to bfloat16 may send a token to other experts: of a few tokens, that changes one by much.
+        if not (gap_T.median() <= 0.05 if policy.compute_dtype == torch.bfloat16 else gap_T.mean() <= 1e-3):
             return False
     return True
