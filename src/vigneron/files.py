@@ -8,6 +8,7 @@ import sqlite3
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +29,7 @@ def user_path(name: str | Path) -> Path:
     return path
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file of a folder that may come from others for reading. Raises OSError for a pipe, a device or a socket,
     which could block or never end."""
     return open(path, "rb", opener=regular_opener)

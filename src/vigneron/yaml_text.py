@@ -84,6 +84,7 @@ class Dumper(_Resolver, yaml.SafeDumper):
     """Writes what `Loader` reads: the text '1e-5' is quoted."""
 
 
+_loader: Any
 for _loader in (Loader, _QuickLoader):
     _loader.add_constructor("tag:yaml.org,2002:int", _loader.construct_yaml_int)
     _loader.add_constructor("tag:yaml.org,2002:float", _loader.construct_yaml_float)

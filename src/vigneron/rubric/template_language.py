@@ -172,7 +172,8 @@ def _filter_faults(node: nodes.Filter) -> Iterator[str]:
     elif node.dyn_args is not None or node.dyn_kwargs is not None:
         yield f"`{node.name}`: `*` and `**` are not allowed in arguments"
     elif node.name in GROWING:
-        given = [*zip(OPTIONS[node.name], node.args, strict=False), *((each.key, each.value) for each in node.kwargs)]
+        given: list[tuple[str, nodes.Expr]] = list(zip(OPTIONS[node.name], node.args, strict=False))
+        given += [(each.key, each.value) for each in node.kwargs if isinstance(each, nodes.Keyword)]
         if len(node.args) > len(OPTIONS[node.name]) or not all(_is_small(node.name, *each) for each in given):
             yield f"`{node.name}` takes {GROWING_TAKES[node.name]}"
 
