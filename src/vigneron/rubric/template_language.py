@@ -173,7 +173,7 @@ def _filter_faults(node: nodes.Filter) -> Iterator[str]:
         yield f"`{node.name}`: `*` and `**` are not allowed in arguments"
     elif node.name in GROWING:
         given: list[tuple[str, nodes.Expr]] = list(zip(OPTIONS[node.name], node.args, strict=False))
-        given += [(each.key, each.value) for each in node.kwargs if isinstance(each, nodes.Keyword)]
+        given += [(str(each.key), each.value) for each in node.kwargs]
         if len(node.args) > len(OPTIONS[node.name]) or not all(_is_small(node.name, *each) for each in given):
             yield f"`{node.name}` takes {GROWING_TAKES[node.name]}"
 
