@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vigneron.sources.batch_judge import verdict_of
+from vigneron.sources.client import parse_reply
 from vigneron.sources.judge_client import JudgeReply
 from vigneron.sources.reply_parsing import (
     Score,
@@ -182,3 +183,11 @@ def test_of_several_replies_half_must_be_readable_and_two() -> None:
 def test_hostile_digits_are_unparsable(text: str) -> None:
     with pytest.raises(UnparsableReply, match="did not begin with a number"):
         parse_digits(text)
+
+
+def test_tokens_that_are_no_list_of_bytes_are_left_out() -> None:
+    """Of `bytes: 5000000000` Python would make as many zeros."""
+    for listed in (10**30, 10**18, 5_000_000_000, "abc", [999]):
+        token = {"token": "a", "bytes": listed, "logprob": -1.0}
+        choice = {"message": {"content": "a"}, "logprobs": {"content": [token]}}
+        assert parse_reply({"choices": [choice]}).token_logprobs == ()

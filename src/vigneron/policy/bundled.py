@@ -45,6 +45,8 @@ def check_bundled(weights: Path, package: str, key: str) -> str:
 
 SMOLLM2 = "smollm2-135m"
 BUNDLED_MODELS = (SMOLLM2,)
+BUNDLED_TYPE = "llama"
+"""Their `model_type`."""
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Increase when the conversion changes, so that old folders in the cache are not used.

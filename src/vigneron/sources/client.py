@@ -267,9 +267,15 @@ def parse_reply(data: Any) -> ChatReply:
 def _tokens(listed: Any) -> tuple[tuple[bytes, float], ...]:
     """Tokens as bytes, since one may hold part of a character."""
     return tuple(
-        (bytes(each["token"].encode() if each.get("bytes") is None else each["bytes"]), float(each["logprob"]))
+        (each["token"].encode() if each.get("bytes") is None else _bytes(each["bytes"]), float(each["logprob"]))
         for each in listed
     )
+
+
+def _bytes(listed: Any) -> bytes:
+    if not isinstance(listed, list):  # of a number, Python would make as many zeros
+        raise TypeError("not a list of bytes")
+    return bytes(listed)
 
 
 def _top_tokens(listed: Any) -> tuple[tuple[tuple[bytes, float], ...], ...]:
@@ -281,7 +287,7 @@ def _if_well_formed(read: Callable[[], tuple[Parsed, ...]]) -> tuple[Parsed, ...
     """Empty if any token is malformed."""
     try:
         return read()
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         return ()
 
 
