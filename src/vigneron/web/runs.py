@@ -9,7 +9,7 @@ import yaml
 
 from vigneron.errors import UserError
 from vigneron.recipe import config_text
-from vigneron.run_store.folder import LOCK, RunFolder, default_runs_folder, outside_link
+from vigneron.run_store.folder import LOCK, RunFolder, default_runs_folder, outside_link, special_file
 from vigneron.run_store.status import STATUS, RunStatus, run_folders, status_of
 from vigneron.values import differing_keys, flatten
 from vigneron.yaml_text import quick_yaml
@@ -76,7 +76,7 @@ class NoSuchRun(UserError):
 
 def _is_self_contained(path: Path) -> bool:
     try:
-        return outside_link(path) is None
+        return outside_link(path) is None and special_file(path) is None
     except OSError:  # deleted meanwhile
         return False
 
