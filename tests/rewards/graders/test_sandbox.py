@@ -18,13 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.hostile_code import FAULTS, FORGERIES, KNOWING, REASONS, TOO_LONG
+from support.hostile_code import FAULTS, REASONS, TOO_LONG
 from vigneron.errors import UserError
 from vigneron.rewards.graders import runner, sandbox
-from vigneron.rewards.graders.assertions import NotPlain, decoded, prepared
 from vigneron.rewards.graders.code import CodeGrader, cores, python_code
-from vigneron.rewards.graders.inside import plain
-from vigneron.rewards.graders.runner import find_sandbox, run_test
+from vigneron.rewards.graders.runner import PythonTest, find_sandbox, run_test
 from vigneron.rewards.graders.sandbox import REFUSED, SOCKET, Container, Limits, seccomp_filter
 from vigneron.rubric.model import CodeItem
 from vigneron.sources.verdict import GraderInput, Verdict
@@ -149,26 +147,6 @@ def test_samples_are_scored_in_order_with_their_own_tests_and_rows_without_are_m
 def test_a_column_that_is_wrong_is_the_users_to_mend(row: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^item 'it', tests: .*{message}"):
         scorer()([GraderInput("q", ADD, row)])
-
-
-@needs_sandbox
-@pytest.mark.parametrize("forgery", [*FORGERIES, *KNOWING])
-def test_what_is_compared_outside_cannot_be_forged(forgery: str) -> None:
-    tests = ["assert add(1, 2) == 3", "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"]
-    assert graded((FORGERIES | KNOWING)[forgery], *tests).score == 0
-
-
-@needs_sandbox
-@pytest.mark.parametrize("forgery", [name for name in FORGERIES if "agrees" not in name])
-def test_nor_the_end_of_a_test_of_another_form_by_one_who_does_not_know_this_program(forgery: str) -> None:
-    assert graded(FORGERIES[forgery], "three = 3\nassert add(1, 2) == three").score == 0
-
-
-@needs_sandbox
-@pytest.mark.parametrize("forgery", KNOWING)
-def test_what_remains_possible_for_one_who_does_know_it(forgery: str) -> None:
-    """As the module says. It also shows that these forgeries are real where they are refused above."""
-    assert graded(KNOWING[forgery], "three = 3\nassert add(1, 2) == three").score == 1
 
 
 @needs_sandbox
@@ -355,41 +333,6 @@ def test_the_code_of_a_response(response: str, code: str) -> None:
     assert python_code(response) == code
 
 
-def test_a_test_keeps_what_it_expects_to_itself() -> None:
-    found = prepared("x = f(1)\nassert x == 'hidden'\nfor n in (1, 2):\n    assert -3.5 == g(n)\nassert h() != 5")
-    assert "hidden" not in found.text
-    assert "3.5" not in found.text
-    assert "h() != 5" in found.text
-    assert [(check.source, check.literal) for check in found.checks] == [("x", "hidden"), ("g(n)", -3.5)]
-    assert found.required == {0}
-
-
-PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text(max_size=5)
-    | st.binary(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.integers(), inner, max_size=3)
-    ),
-)
-
-
-@given(PLAIN)
-def test_data_comes_out_of_the_sandbox_as_it_was(value: Any) -> None:
-    assert repr(decoded(plain(value), 99)) == repr(value)
-
-
-@pytest.mark.parametrize(
-    "sent", [["object", "X"], ["int", "zz"], ["set", [["list", []]]], [], ["dict", [1]], 7, ["set", [1] * 3]]
-)
-def test_what_is_not_data_is_not_compared(sent: Any) -> None:
-    with pytest.raises(NotPlain):
-        decoded(sent, 2)
-
-
 @pytest.mark.parametrize(("machine", "column", "architecture"), [("x86_64", 0, 0xC000003E), ("aarch64", 1, 0xC00000B7)])
 def test_the_filter_by_running_its_program(machine: str, column: int, architecture: int) -> None:
     program = seccomp_filter(machine)
@@ -456,7 +399,7 @@ def test_a_container_is_started_with_its_limits_and_ended_by_its_name(tmp_path: 
     program.chmod(0o755)
     limits = Limits(memory_mb=300)
     for code, end in ((ADD, "passed"), ("import time\ntime.sleep(0)", "test failed")):
-        assert run_test(Container(str(program)), limits, code, prepared("assert add(1, 2) == 3")).end == end
+        assert run_test(Container(str(program)), limits, code, PythonTest("assert add(1, 2) == 3")).end == end
     runs, ends = log.read_text().splitlines()[::2], log.read_text().splitlines()[1::2]
     for run, ended in zip(runs, ends, strict=True):
         for option in ("--network none", "--read-only", "--memory 300m", "--pids-limit 32", "--cap-drop ALL", "--rm"):

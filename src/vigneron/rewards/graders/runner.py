@@ -156,6 +156,7 @@ class _Session:
         self._stage: Literal["start", "code", "test"] = "start"
         self._turn: Literal["answer", "tester"] = "tester"
         self._held: bytes | None = None
+        self._code_failed: SandboxResult | None = None
         self.passed_on = 0
         """Lines of the code's process that the test's got."""
         self.over = False
@@ -219,14 +220,26 @@ class _Session:
             lines = pipes.lines(pipe)
         except TooMuch:
             return self._failed("it sent too much")
+        if self._code_failed is not None and is_answer:
+            return None
         if lines is None:
-            return self._answer_ended() if is_answer else self._tester_died()
+            return self._after_reading_the_test(self._answer_ended()) if is_answer else self._tester_died()
         for at, line in enumerate(lines, start=1):
             result = self._from_answer(line) if is_answer else self._from_tester(line)
             if result is not None:
                 if self._tester is not None and not is_answer:
                     self._tester.unread = lines[at:]
-                return result
+                return self._after_reading_the_test(result) if is_answer else result
+        return self._code_failed if self.waiting else None
+
+    def _after_reading_the_test(self, result: SandboxResult) -> SandboxResult | None:
+        """A test that tests nothing is missing, even if the code fails first."""
+        if self._tester is None or self.waiting or result.end != "code failed":
+            return result
+        self._code_failed = result
+        for key in [key for key in self._selector.get_map().values() if key.data is self._answer]:
+            self._selector.unregister(key.fileobj)
+        self._answer.detach()
         return None
 
     def _from_answer(self, line: bytes) -> SandboxResult | None:
