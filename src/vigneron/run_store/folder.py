@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.files import append_line, parse_json, user_path, write_atomically, writing
+from vigneron.files import append_line, closed_in_forks, parse_json, user_path, write_atomically, writing
 from vigneron.recipe import check_config, config_text, config_yaml, parse_yaml
 from vigneron.rubric.read import rubric_text
 
@@ -78,9 +78,11 @@ class RunFolder:
         return cls(path)
 
     def lock(self) -> None:
-        """One process writes at a time. The operating system releases the lock when the process ends."""
+        """One process writes at a time. The operating system releases the lock when the process ends: a process forked
+        by a reward does not hold it."""
         try:
             self._lock = (self.path / LOCK).open("a")  # append: a file that it may link to is not truncated
+            closed_in_forks(self._lock)
             for left in reversed(range(LOCK_ATTEMPTS)):
                 try:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from support.hostile_code import FAULTS, REASONS, TOO_LONG
 from vigneron.errors import UserError
-from vigneron.rewards.graders import runner, sandbox
+from vigneron.rewards.graders import runner, sandbox, testers
 from vigneron.rewards.graders.code import CodeGrader, cores, python_code
 from vigneron.rewards.graders.runner import PythonTest, find_sandbox, run_test
 from vigneron.rewards.graders.sandbox import REFUSED, SOCKET, Container, Limits, seccomp_filter
@@ -131,7 +131,7 @@ def test_samples_are_scored_in_order_with_their_own_tests_and_rows_without_are_m
     verdicts = scorer()([GraderInput("q", ADD, {"tests": row}) for row in rows])
     assert [verdict.score for verdict in verdicts] == [1, 0, None, None, None, None]
     assert verdicts[-1].why is not None
-    assert "test 1 of the row is not Python" in verdicts[-1].why
+    assert "test 1 of the row tests nothing: it is not Python" in verdicts[-1].why
 
 
 @needs_sandbox
@@ -256,27 +256,41 @@ def test_nothing_of_the_machine_can_be_read_or_written(tmp_path: Path, monkeypat
     tmp_path.chmod(0o777)
     monkeypatch.setenv("OPENAI_API_KEY", secret)
     monkeypatch.setenv("HOME", str(tmp_path))
-    read = TRIED + "import os\ndef read(path):\n    return tried(lambda: open(path, 'rb').read())\n"
+    read = TRIED + (
+        "import os\ndef read(path):\n    return tried(lambda: open(path, 'rb').read())\n"
+        "def do(name, *given):\n    return tried(getattr(os, name), *given)\n"
+        "def environment():\n    return sorted(os.environ)\n"
+    )
     absent = [key, "/etc/shadow", "/etc/passwd", Path(__file__), Path.cwd() / "pyproject.toml", "/root", "/home"]
-    tests = [f"assert read({str(path)!r}) == 'FileNotFoundError'" for path in absent if not _is_public(Path(path))]
-    tests = ["\n".join(tests)]
+    absent += ["/usr/src", "/usr/share/doc", "/usr/bin/sh", "/bin/sh", "/usr/local/src"]
+    tests = ["\n".join(f"assert read({str(path)!r}) == 'FileNotFoundError'" for path in absent)]
     tests += [
-        "import os\nassert sorted(os.environ) == ['HOME', 'LANG', 'PATH', 'PWD', 'PYTHONHASHSEED']",
+        "assert environment() == ['HOME', 'LANG', 'PATH', 'PWD', 'PYTHONHASHSEED']",
         f"assert ({secret.encode()!r} in read('/proc/1/environ')) == False",
         f"assert ({secret.encode()!r} in read('/proc/self/environ')) == False",
-        "assert tried(os.mkdir, '/x') == 'OSError'\nassert tried(os.mkdir, '/usr/x') == 'OSError'",
-        "assert tried(os.mkdir, '/dev/x') == 'OSError'\nassert tried(os.listdir, '/sys') == 'FileNotFoundError'",
-        "assert os.listdir('/tmp') == []\nassert os.getcwd() == '/tmp'",
-        "assert tried(os.setuid, 0) == 'OSError' or tried(os.setuid, 0) == 'PermissionError'",
-        "assert [p for p in os.listdir('/proc') if p.isdigit()] == ['1', '2']",
+        "assert do('mkdir', '/x') == 'OSError'\nassert do('mkdir', '/usr/x') == 'OSError'",
+        "assert do('mkdir', '/dev/x') == 'OSError'\nassert do('listdir', '/sys') == 'FileNotFoundError'",
+        "assert do('listdir', '/tmp') == []\nassert do('getcwd') == '/tmp'",
+        "assert do('setuid', 0) in ('OSError', 'PermissionError')",
+        "assert [p for p in do('listdir', '/proc') if p.isdigit()] == ['1', '2']",
+        # The sandbox of the tests: a test is data.
+        "import os\nassert tried(os.mkdir, '/x') == 'OSError'\nassert tried(os.listdir, '/root') == 'FileNotFoundError'",
+        "import os\nassert tried(os.listdir, '/tmp') == [] and 'OPENAI_API_KEY' not in os.environ",
     ]
     verdict = graded(read, *tests)
-    assert verdict.score == 1, verdict.reasoning
+    assert verdict.score == 1, (verdict.reasoning, verdict.why)
 
 
-def _is_public(path: Path) -> bool:
-    """Bound into the sandbox with Python's own installation, or with /usr."""
-    return any(path.is_relative_to(folder) for folder in ("/usr", sys.base_prefix))
+def test_packages_beside_python_are_not_in_the_sandbox(tmp_path: Path) -> None:
+    for folder in ("lib/python3.11/site-packages/project", "lib/python3.11/json", "src/app", "lib/app"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "lib/libpython3.11.so.1.0").touch()
+    wanted = [str(tmp_path / "lib" / name) for name in ("python3.11", "libpython3.11.so.1.0")]
+    assert sandbox.python_files(str(tmp_path)) == wanted
+    assert str(tmp_path / "lib/python3.11/site-packages") in sandbox.packages(str(tmp_path))
+    command = sandbox.Bubblewrap("bwrap", "/python", str(tmp_path)).command(Limits(), None)
+    bound = [command[at + 1] for at, word in enumerate(command) if word.startswith("--ro-bind")]
+    assert set(bound) - {"/python", *wanted} <= {*sandbox.SYSTEM_LIBRARIES, "/etc/ld.so.cache", "/lib", "/lib32", "/lib64"}
 
 
 @needs_sandbox
@@ -400,9 +414,12 @@ def test_a_container_is_started_with_its_limits_and_ended_by_its_name(tmp_path: 
     limits = Limits(memory_mb=300)
     for code, end in ((ADD, "passed"), ("import time\ntime.sleep(0)", "test failed")):
         assert run_test(Container(str(program)), limits, code, PythonTest("assert add(1, 2) == 3")).end == end
-    runs, ends = log.read_text().splitlines()[::2], log.read_text().splitlines()[1::2]
-    for run, ended in zip(runs, ends, strict=True):
-        for option in ("--network none", "--read-only", "--memory 300m", "--pids-limit 32", "--cap-drop ALL", "--rm"):
+    testers.end_idle()
+    lines = log.read_text().splitlines()
+    runs = [line for line in lines if line.startswith("run ")]
+    assert [("--memory 300m" in run) for run in runs] == [True, False, True]  # the second runs both tests
+    for run in runs:
+        for option in ("--network none", "--read-only", "--pids-limit 32", "--cap-drop ALL", "--rm"):
             assert option in run
-        name = run.split("--name ")[1].split()[0]
-        assert ended == f"rm --force {name}"
+    names = [run.split("--name ")[1].split()[0] for run in runs]
+    assert sorted(line for line in lines if line.startswith("rm")) == sorted(f"rm --force {name}" for name in names)

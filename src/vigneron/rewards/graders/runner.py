@@ -136,10 +136,9 @@ def candidates() -> list[Sandbox]:
     sandboxes: list[Sandbox] = []
     if bwrap := shutil.which("bwrap"):
         own = os.path.realpath(sys.executable)
-        prefix = None if Path(sys.base_prefix).is_relative_to("/usr") else sys.base_prefix
-        sandboxes.append(Bubblewrap(bwrap, own, prefix))
+        sandboxes.append(Bubblewrap(bwrap, own, sys.base_prefix))
         if (system := os.path.realpath("/usr/bin/python3")) != own and os.path.exists(system):
-            sandboxes.append(Bubblewrap(bwrap, system, None))
+            sandboxes.append(Bubblewrap(bwrap, system, "/usr"))
     sandboxes += [Container(program) for name in ("podman", "docker") if (program := shutil.which(name))]
     return sandboxes
 

@@ -179,12 +179,38 @@ class Sandbox(Protocol):
     def start(self, limits: Limits, program: Program = "answer") -> RunningSandbox: ...
 
 
+SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/share/zoneinfo")
+"""Not the rest of /usr: a project may be under /usr/src or /usr/local."""
+MAX_LIBRARIES = 64
+
+
+@cache
+def python_files(prefix: str) -> list[str]:
+    """What Python needs of an installation outside of the system's folders: its modules and shared libraries."""
+    if prefix == "/usr":
+        return []
+    libraries = [path for folder in ("lib", "lib64") for path in sorted(Path(prefix, folder).glob("*.so*"))]
+    modules = [path for folder in ("lib", "lib64") for path in sorted(Path(prefix, folder).glob("python3*"))]
+    if len(libraries) > MAX_LIBRARIES:  # conda: some hundred
+        return [str(path) for folder in ("lib", "lib64") if (path := Path(prefix, folder)).is_dir()]
+    return [str(path) for path in (*modules, *libraries) if path.exists()]
+
+
+@cache
+def packages(prefix: str) -> list[str]:
+    """Folders of installed packages, hidden in the sandbox: they may be a project's own."""
+    roots = [Path(place, folder) for place in {prefix, "/usr"} for folder in ("lib", "lib64")]
+    roots = [root for root in roots if not root.is_symlink()]
+    found = [path for root in roots for name in ("site", "dist") for path in root.glob(f"python3*/{name}-packages")]
+    return sorted({str(path) for path in (*found, Path("/usr/lib/node_modules")) if path.is_dir()})
+
+
 @dataclass(frozen=True)
 class Bubblewrap:
     program: str
     python: str
-    prefix: str | None
-    """Python's installation, if it is not under /usr."""
+    prefix: str
+    """Python's installation."""
 
     @property
     def name(self) -> str:
@@ -213,9 +239,11 @@ class Bubblewrap:
             *("--new-session", "--die-with-parent", "--clearenv"),
             *("--setenv", "PATH", "/usr/bin", "--setenv", "PYTHONHASHSEED", "0", "--setenv", "LANG", "C.UTF-8"),
             *("--setenv", "HOME", "/tmp"),
-            *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+            *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
         ]
-        for folder in ("/bin", "/lib", "/lib32", "/lib64"):
+        for folder in SYSTEM_LIBRARIES:
+            options += ["--ro-bind-try", folder, folder]
+        for folder in ("/lib", "/lib32", "/lib64"):
             if os.path.islink(folder):
                 options += ["--symlink", os.readlink(folder), folder]
             else:
@@ -223,9 +251,11 @@ class Bubblewrap:
         options += ["--proc", "/proc", "--dev", "/dev"]
         for folder, share in (("/dev/shm", 4), ("/tmp", 1)):
             options += ["--size", str(limits.disk_mb * MIB // share), "--tmpfs", folder]
-        if self.prefix is not None:
-            # After /tmp, because it may be under it.
-            options += ["--ro-bind", self.prefix, self.prefix]
+        for path in (self.python, *python_files(self.prefix)):
+            # After /tmp, because they may be under it.
+            options += ["--ro-bind", path, path]
+        for folder in packages(self.prefix):
+            options += ["--size", "4096", "--tmpfs", folder, "--remount-ro", folder]
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         if filter_fd is not None:
             options += ["--seccomp", str(filter_fd)]
