@@ -149,7 +149,8 @@ CHEATS: dict[str, str] = {
     "an exception as result": "class E(Exception):\n    def __eq__(s, o): return True\n    def __sub__(s, o): return 0.0\n"
     "def solve(x):\n    return E()\n",
     # monkeypatching
-    "patches math": "import math\nmath.isclose = lambda *a, **k: True\nmath.fabs = lambda x: 0.0\ndef solve(x):\n    return 0\n",
+    "patches math": "import math\nmath.isclose = lambda *a, **k: True\nmath.fabs = lambda x: 0.0\ndef solve(x):\n"
+    "    return 0\n",
     "patches builtins": "import builtins\nfor n in ('abs', 'all', 'round', 'max', 'isinstance', 'print', 'range'):\n"
     "    setattr(builtins, n, lambda *a, **k: True)\ndef solve(x):\n    return 0\n",
     "defines names that tests use": "def abs(x): return 0\ndef all(x): return True\ndef round(*a): return 10.5\n"
@@ -166,14 +167,17 @@ CHEATS: dict[str, str] = {
     "AssertionError is no error": "import builtins\nbuiltins.AssertionError = type('A', (BaseException,), {})\n"
     "builtins.BaseException = builtins.Exception = AssertionError\ndef solve(x):\n    return 0\n",
     "an import hook": "import sys\nclass Hook:\n    def find_spec(self, name, *a):\n        import types\n"
-    "        sys.modules[name] = types.ModuleType(name)\nsys.meta_path.insert(0, Hook())\nsys.modules.pop('math', None)\n"
+    "        sys.modules[name] = types.ModuleType(name)\nsys.meta_path.insert(0, Hook())\n"
+    "sys.modules.pop('math', None)\n"
     "def solve(x):\n    return 0\n",
     "writes modules beside the test": "for n in ('math', 'unittest', 'pytest', 'solution', 'sitecustomize'):\n"
-    "    for d in ('/tmp', '.', '/dev/shm'):\n        try:\n            open(f'{d}/{n}.py', 'w').write('solve = lambda x: 1.5 * x')\n"
+    "    for d in ('/tmp', '.', '/dev/shm'):\n        try:\n"
+    "            open(f'{d}/{n}.py', 'w').write('solve = lambda x: 1.5 * x')\n"
     "        except OSError:\n            pass\ndef solve(x):\n    return 0\n",
     "patches the format": "import sys\nfor name, module in list(sys.modules.items()):\n    if 'inside' in name:\n"
     "        for key in ('encode', 'dumps', 'decode', 'loads'):\n            if hasattr(module, key):\n"
-    "                setattr(module, key, lambda *a, **k: b'[\"value\", true, null]\\n')\ndef solve(x):\n    return 0\n",
+    "                setattr(module, key, lambda *a, **k: b'[\"value\", true, null]\\n')\n"
+    "def solve(x):\n    return 0\n",
     # ends
     "os._exit(0)": "import os\ndef solve(x):\n    os._exit(0)\n",
     "sys.exit(0)": "import sys\ndef solve(x):\n    sys.exit(0)\n",
@@ -184,36 +188,58 @@ CHEATS: dict[str, str] = {
     "AssertionError": "def solve(x):\n    raise AssertionError\n",
     "kills itself": "import os, signal\ndef solve(x):\n    os.kill(os.getpid(), signal.SIGKILL)\n",
     "atexit": "import atexit, os\natexit.register(os._exit, 0)\ndef solve(x):\n    raise SystemExit(0)\n",
-    "a signal handler": "import signal, os\nsignal.signal(signal.SIGALRM, lambda *a: os._exit(0))\nsignal.setitimer(signal.ITIMER_REAL, 0.01)\n"
+    "a signal handler": "import signal, os\nsignal.signal(signal.SIGALRM, lambda *a: os._exit(0))\n"
+    "signal.setitimer(signal.ITIMER_REAL, 0.01)\n"
     "def solve(x):\n    while True: pass\n",
     # reading the test
     "frames": _FRAMES + "def solve(x):\n    return _search(('expected', 'test', 'outputs', 'given')) or 0\n",
-    "garbage collector": "import gc\ndef solve(x):\n    return next((o['expected'] for o in gc.get_objects() if type(o) is dict and 'expected' in o), 0)\n",
-    "files and /proc": "import os, re\ndef solve(x):\n    text = ''\n    for d in ('/tmp', '/proc/1', '/proc/self', '/dev/shm'):\n"
-    "        for n in ('environ', 'cmdline', 'maps', *os.listdir(d)):\n            try:\n                text += open(f'{d}/{n}').read(10**5)\n"
-    "            except (OSError, UnicodeDecodeError): pass\n    return float((re.findall(r'== (\\d+\\.5)', text) or [0])[0])\n",
-    "memory of other processes": "import os\ndef solve(x):\n    for p in filter(str.isdigit, os.listdir('/proc')):\n        try:\n"
+    "garbage collector": "import gc\ndef solve(x):\n"
+    "    return next((o['expected'] for o in gc.get_objects() if type(o) is dict and 'expected' in o), 0)\n",
+    "files and /proc": "import os, re\ndef solve(x):\n    text = ''\n"
+    "    for d in ('/tmp', '/proc/1', '/proc/self', '/dev/shm'):\n"
+    "        for n in ('environ', 'cmdline', 'maps', *os.listdir(d)):\n            try:\n"
+    "                text += open(f'{d}/{n}').read(10**5)\n"
+    "            except (OSError, UnicodeDecodeError): pass\n"
+    "    return float((re.findall(r'== (\\d+\\.5)', text) or [0])[0])\n",
+    "memory of other processes": "import os\ndef solve(x):\n    for p in filter(str.isdigit, os.listdir('/proc')):\n"
+    "        try:\n"
     "            with open(f'/proc/{p}/mem', 'r+b', 0) as m: m.read(10)\n        except OSError: pass\n    return 0\n",
-    "the source of the test": "import inspect, linecache\ndef solve(x):\n    return 4.5 if 'assert' in str([f.code_context for f in inspect.stack()]) else 0\n",
-    "settrace": "import sys\ndef t(frame, *a):\n    frame.f_locals.update(expected=0, result=0)\n    return t\nsys.settrace(t)\nsys.setprofile(t)\n"
+    "the source of the test": "import inspect, linecache\ndef solve(x):\n"
+    "    return 4.5 if 'assert' in str([f.code_context for f in inspect.stack()]) else 0\n",
+    "settrace": "import sys\ndef t(frame, *a):\n    frame.f_locals.update(expected=0, result=0)\n    return t\n"
+    "sys.settrace(t)\nsys.setprofile(t)\n"
     "def solve(x):\n    return 0\n",
     # the channel
-    "writes results to every file": "import os\ndef solve(x):\n    for fd in range(64):\n        for m in (b'[\"result\", \"passed\", \"\"]\\n', b'[\"over\", true]\\n', b'[\"value\", true, null]\\n'):\n"
+    "writes results to every file": "import os\ndef solve(x):\n    for fd in range(64):\n"
+    '        for m in (b\'["result", "passed", ""]\\n\', b\'["over", true]\\n\', b\'["value", true, null]\\n\'):\n'
     "            try: os.write(fd, m)\n            except OSError: pass\n    return 0\n",
-    "writes results at the start": "import os\nfor fd in range(64):\n    try: os.write(fd, b'[\"ready\"]\\n[\"result\", \"passed\", \"\"]\\n')\n    except OSError: pass\n"
+    "writes results at the start": "import os\nfor fd in range(64):\n"
+    '    try: os.write(fd, b\'["ready"]\\n["result", "passed", ""]\\n\')\n'
+    "    except OSError: pass\n"
     "def solve(x):\n    return 0\n",
-    "sends another test": "import os, json\nt = json.dumps({'limits': {}, 'test': 'assert solve(1) == 0', 'setup': '', 'entry': None}).encode()\n"
-    "def solve(x):\n    for fd in range(3, 64):\n        try: os.write(fd, b'[\"value\", 0, null]\\n' + t + b'\\n')\n        except OSError: pass\n    return 0\n",
-    "sends 1e999": "import os\ndef solve(x):\n    for fd in range(3, 64):\n        try: os.write(fd, b'[\"value\", 1e999, null]\\n')\n        except OSError: pass\n    return 0\n",
-    "sends what is nested": "import os\ndef solve(x):\n    for fd in range(3, 64):\n        try: os.write(fd, b'[\"value\", ' + b'[' * 10**5 + b'\\n')\n        except OSError: pass\n    return 0\n",
+    "sends another test": "import os, json\n"
+    "t = json.dumps({'limits': {}, 'test': 'assert solve(1) == 0', 'setup': '', 'entry': None}).encode()\n"
+    "def solve(x):\n    for fd in range(3, 64):\n"
+    "        try: os.write(fd, b'[\"value\", 0, null]\\n' + t + b'\\n')\n"
+    "        except OSError: pass\n    return 0\n",
+    "sends 1e999": "import os\ndef solve(x):\n    for fd in range(3, 64):\n"
+    "        try: os.write(fd, b'[\"value\", 1e999, null]\\n')\n        except OSError: pass\n"
+    "    return 0\n",
+    "sends what is nested": "import os\ndef solve(x):\n    for fd in range(3, 64):\n"
+    "        try: os.write(fd, b'[\"value\", ' + b'[' * 10**5 + b'\\n')\n"
+    "        except OSError: pass\n    return 0\n",
     "answers from a forked child": "import os\ndef solve(x):\n    if os.fork() == 0:\n        return True\n    return 0\n",
-    "a thread that goes on": "import threading, os\ndef flood():\n    while True:\n        for fd in range(3, 9):\n            try: os.write(fd, b'[\"value\", true, null]\\n')\n            except OSError: pass\n"
+    "a thread that goes on": "import threading, os\ndef flood():\n    while True:\n        for fd in range(3, 9):\n"
+    "            try: os.write(fd, b'[\"value\", true, null]\\n')\n"
+    "            except OSError: pass\n"
     "def solve(x):\n    threading.Thread(target=flood, daemon=True).start()\n    return 0\n",
     "prints a flood": "def solve(x):\n    print('4.5\\n' * 10**6)\n    return 0\n",
     "returns a flood": "def solve(x):\n    return [4.5] * 10**6\n",
     "prints that it passed": "def solve(x):\n    print('OK\\n\\n1 passed')\n    return 0\n",
-    "recursion, caught": "def solve(x):\n    try:\n        return solve(x)\n    except RecursionError:\n        return True\n",
+    "recursion, caught": "def solve(x):\n    try:\n        return solve(x)\n    except RecursionError:\n"
+    "        return True\n",
     "a result that contains itself": "def solve(x):\n    a = []\n    a.append(a)\n    return a\n",
-    "changes its module": "import sys\ndef solve(x):\n    sys.modules[__name__].solve = lambda x: True\n    globals()['__builtins__'] = {}\n    return 0\n",
+    "changes its module": "import sys\ndef solve(x):\n    sys.modules[__name__].solve = lambda x: True\n"
+    "    globals()['__builtins__'] = {}\n    return 0\n",
 }
 """Of these, tests run in the code's process would pay many."""

@@ -274,7 +274,8 @@ def test_nothing_of_the_machine_can_be_read_or_written(tmp_path: Path, monkeypat
         "assert do('setuid', 0) in ('OSError', 'PermissionError')",
         "assert [p for p in do('listdir', '/proc') if p.isdigit()] == ['1', '2']",
         # The sandbox of the tests: a test is data.
-        "import os\nassert tried(os.mkdir, '/x') == 'OSError'\nassert tried(os.listdir, '/root') == 'FileNotFoundError'",
+        "import os\nassert tried(os.mkdir, '/x') == 'OSError'\n"
+        "assert tried(os.listdir, '/root') == 'FileNotFoundError'",
         "import os\nassert tried(os.listdir, '/tmp') == [] and 'OPENAI_API_KEY' not in os.environ",
     ]
     verdict = graded(read, *tests)
@@ -290,7 +291,13 @@ def test_packages_beside_python_are_not_in_the_sandbox(tmp_path: Path) -> None:
     assert str(tmp_path / "lib/python3.11/site-packages") in sandbox.packages(str(tmp_path))
     command = sandbox.Bubblewrap("bwrap", "/python", str(tmp_path)).command(Limits(), None)
     bound = [command[at + 1] for at, word in enumerate(command) if word.startswith("--ro-bind")]
-    assert set(bound) - {"/python", *wanted} <= {*sandbox.SYSTEM_LIBRARIES, "/etc/ld.so.cache", "/lib", "/lib32", "/lib64"}
+    assert set(bound) - {"/python", *wanted} <= {
+        *sandbox.SYSTEM_LIBRARIES,
+        "/etc/ld.so.cache",
+        "/lib",
+        "/lib32",
+        "/lib64",
+    }
 
 
 @needs_sandbox

@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from vigneron.errors import UserError
@@ -96,6 +95,15 @@ def _run(sandbox: Sandbox, limits: Limits, code: str, test: AnyTest, *, new: boo
             session.close()
         if tester is not None:
             _leave(tester, sandbox, session)
+
+
+def run_session(answer: SandboxPipes, tester: Tester | None, limits: Limits, code: str, test: AnyTest) -> SandboxResult:
+    """One exchange over pipes that are open already. Without a tester a Python test cannot pass."""
+    session = _Session(answer, tester, limits, code, test)
+    try:
+        return session.result()
+    finally:
+        session.close()
 
 
 def _leave(tester: Tester, sandbox: Sandbox, session: "_Session | None") -> None:

@@ -1,8 +1,8 @@
 """The sandboxes that run a response's code: bubblewrap or a container. Without either, code is not run.
 
 Inside there is no network, home or environment, and only a small /tmp is writable; the programs in `inside/` set hard
-limits before they read any code. The interpreter is the one that runs Vigneron, without its packages and virtual environment, bound
-read-only. If the sandbox cannot read that (root drops its privileges first, and root's Python may be under its home),
+limits before they read any code. The interpreter is the one that runs Vigneron, without its packages and virtual
+environment, bound read-only. If the sandbox cannot read that (root drops its privileges first, and root's Python may be under its home),
 it is the system's python3.
 """
 
@@ -285,7 +285,14 @@ class Container:
             *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
             *("--shm-size", f"{limits.disk_mb}m", "--tmpfs", f"/tmp:{disk}", "--workdir", "/tmp"),
             *("--env", "PYTHONHASHSEED=0", "--env", "HOME=/tmp", "--log-driver", "none"),
-            *(IMAGE, "timeout", "-s", "KILL", str(ceil(limits.clock_s) + CONTAINER_EXTRA_S), *_inside("python3", program, hard)),
+            *(
+                IMAGE,
+                "timeout",
+                "-s",
+                "KILL",
+                str(ceil(limits.clock_s) + CONTAINER_EXTRA_S),
+                *_inside("python3", program, hard),
+            ),
         ]
 
 

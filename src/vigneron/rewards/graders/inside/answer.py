@@ -161,7 +161,7 @@ def main(limits: str) -> None:
 
 
 def _program(code: str, stdin: str) -> tuple[bool, str, str]:
-    """Run the code as a program in a child process: whether it ends well, its output and the last line of its errors."""
+    """Run the code as a program in a child process: whether it ends well, its output, the last line of its errors."""
     files = [_nameless() for _ in range(3)]
     _write_all(files[0], stdin)
     os.lseek(files[0], 0, os.SEEK_SET)

@@ -32,7 +32,7 @@ MAX_STATE = 200
 """Parts of an object's state that are sent with it; one with more is equal to itself only."""
 MAX_TEXT = 500
 
-BINARY = ("add sub mul matmul truediv floordiv mod pow and_ or_ xor lshift rshift".split())
+BINARY = ["add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"]
 COMPARE = ("lt", "le", "gt", "ge")
 SPECIAL: dict[str, Callable[..., Any]] = {
     "len": len,
@@ -70,7 +70,7 @@ class Remote:
 
     __slots__ = ("_v",)
 
-    def __init__(self, held: "Held") -> None:
+    def __init__(self, held: Held) -> None:
         object.__setattr__(self, "_v", held)
 
     def __getattr__(self, name: str) -> Any:
@@ -111,7 +111,7 @@ class Remote:
 class Held:
     """What is known of an object of the other side."""
 
-    def __init__(self, peer: "Peer", number: int, kind: str, type_name: str, state: Any) -> None:
+    def __init__(self, peer: Peer, number: int, kind: str, type_name: str, state: Any) -> None:
         self.peer, self.number, self.kind, self.type_name = peer, number, kind, type_name
         self.state = self.first_state = state
         self.made: tuple[Remote, tuple[Any, ...], dict[str, Any]] | None = None
@@ -354,9 +354,9 @@ class Peer:
             found = self._error_class(lineage)
             if found is SystemExit:
                 found = RemoteExit
-            elif issubclass(found, StopIteration | StopAsyncIteration) and not of_next:
-                return RuntimeError(f"the code raised {found.__name__}")
-            elif not issubclass(found, Exception):
+            elif not issubclass(found, Exception) or (
+                issubclass(found, StopIteration | StopAsyncIteration) and not of_next
+            ):
                 return RuntimeError(f"the code raised {found.__name__}")
             error = found.__new__(found)
             error.args = self.decode(args)

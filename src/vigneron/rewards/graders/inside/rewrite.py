@@ -64,9 +64,7 @@ def prepare(test: str, setup: str, entry: str | None) -> Prepared:
     bound = _bound(tree)
     _refuse_unsupported(tree, loads, bound)
     own = _own_names(tree, loads - bound, entry)
-    calls = tuple(
-        name for name, node in functions.items() if name.startswith("test") and name not in called
-    )
+    calls = tuple(name for name, node in functions.items() if name.startswith("test") and name not in called)
     counted = _Count().visit(tree)
     return Prepared(ast.fix_missing_locations(counted), own, frozenset(loads - bound), calls)
 
@@ -132,7 +130,12 @@ def _own_names(tree: ast.Module, free: set[str], entry: str | None) -> frozenset
     local |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     imports = any(isinstance(n, ast.ImportFrom) and n.module in MODULES for n in ast.walk(tree))
     imports |= any(isinstance(n, ast.Import) and n.names[0].name in MODULES for n in ast.walk(tree))
-    if not entry and not imports and not free - known - local - set(sys.stdlib_module_names) - {"__name__", "__file__"} and not own:
+    if (
+        not entry
+        and not imports
+        and not free - known - local - set(sys.stdlib_module_names) - {"__name__", "__file__"}
+        and not own
+    ):
         candidates = [name for name in free & called & known if not _is_error(name)]
         if len(candidates) > 1:
             raise NoTest(

@@ -31,7 +31,7 @@ HIDDEN = (
 NUMERIC = ("abs", "neg", "pos", "invert", "round", "int", "float", "complex", "index", "bool")
 
 
-class TestPeer(Peer):
+class PeerForTests(Peer):
     sends_state = False
 
     def __init__(self, receive: Any, send: Any) -> None:
@@ -158,7 +158,9 @@ class TestPeer(Peer):
         except Exception:  # the class refuses these arguments
             return
         if isinstance(value, Remote) and value._v.state == remote._v.first_state:
-            raise AssertionError(f"objects of the code's class {remote._v.type_name} are equal whatever their arguments")
+            raise AssertionError(
+                f"objects of the code's class {remote._v.type_name} are equal whatever their arguments"
+            )
 
     # What the code does with the test's objects
 
@@ -259,7 +261,7 @@ def _update(old: Any, new: Any) -> None:
 class Names(dict[str, Any]):
     """The test's global names. Unknown ones are the code's, except for builtins and modules of the standard library."""
 
-    def __init__(self, peer: TestPeer, prepared: Prepared) -> None:
+    def __init__(self, peer: PeerForTests, prepared: Prepared) -> None:
         super().__init__(__name__="__main__", __builtins__=builtins)
         self._peer, self._own = peer, prepared.own
         wanted = [name for name in sorted(prepared.mentioned) if not self._is_pythons(name)]
@@ -294,7 +296,7 @@ class Names(dict[str, Any]):
 
 
 class TestRun:
-    def __init__(self, peer: TestPeer) -> None:
+    def __init__(self, peer: PeerForTests) -> None:
         self.peer, self.reached = peer, 0
 
     def reach(self) -> None:
@@ -355,7 +357,9 @@ class TestRun:
         except SystemExit as error:
             if error.code:
                 raise
-        defined = [value for name, value in [*names.items()] if isinstance(value, type) and value.__module__ == "__main__"]
+        defined = [
+            value for name, value in [*names.items()] if isinstance(value, type) and value.__module__ == "__main__"
+        ]
         for kind in defined:
             if issubclass(kind, unittest.TestCase):
                 self._run_case(kind)
@@ -384,7 +388,9 @@ class TestRun:
     def _call(self, function: Any) -> None:
         for case in getattr(function, "_cases_", [{}]):
             if needs := [name for name in _needs(function) if name not in case]:
-                raise NoTest(f"`{function.__name__}` takes an argument '{needs[0]}': fixtures of pytest are not known here")
+                raise NoTest(
+                    f"`{function.__name__}` takes an argument '{needs[0]}': fixtures of pytest are not known here"
+                )
             result = function(**case)
             if inspect.iscoroutine(result):
                 asyncio.run(result)
@@ -399,7 +405,7 @@ def _needs(function: Any) -> list[str]:
 class _CodeModule(types.ModuleType):
     """`import answer`, `from solution import f`."""
 
-    def __init__(self, name: str, peer: TestPeer) -> None:
+    def __init__(self, name: str, peer: PeerForTests) -> None:
         super().__init__(name)
         self.__dict__["_peer"] = peer
 
@@ -435,7 +441,7 @@ def main(_: str) -> None:
         child = os.fork()
         if child == 0:
             confine(given["limits"])
-            run = TestRun(TestPeer(receive, send))
+            run = TestRun(PeerForTests(receive, send))
             try:
                 end, why = run.result(given["test"], given["setup"], given["entry"])
             except BaseException as error:  # a message that is not in the format
