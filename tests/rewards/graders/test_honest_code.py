@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rewards.graders.test_reward_hacks import graded, needs_sandbox
+from rewards.graders.test_reward_hacks import grader, needs_sandbox
+from vigneron.sources.verdict import GraderInput
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,7 @@ class Stack:
         self.items = []
 """
 FUNCTIONS = """
-import collections, enum, typing, asyncio, decimal, datetime, re
+import collections, enum, typing, re
 def evens():
     n = 0
     while True:
@@ -85,13 +86,6 @@ def counted(function):
     return inner
 def rotate(values):
     values.append(values.pop(0))
-async def later(x):
-    await asyncio.sleep(0)
-    return x + 1
-def price(text):
-    return decimal.Decimal(text) * 2
-def day(text):
-    return datetime.date.fromisoformat(text)
 def hello(name):
     print("Hello,", name)
 def root(x):
@@ -125,6 +119,16 @@ class Solution:
             if target - n in seen:
                 return [seen[target - n], i]
             seen[n] = i
+"""
+LATER = """
+import asyncio, decimal, datetime
+async def later(x):
+    await asyncio.sleep(0)
+    return x + 1
+def price(text):
+    return decimal.Decimal(text) * 2
+def day(text):
+    return datetime.date.fromisoformat(text)
 """
 NODE = """
 class Node:
@@ -193,12 +197,12 @@ PASS: list[tuple[str, Any]] = [
     ),
     (FUNCTIONS, "values = [1, 2, 3]\nrotate(values)\nassert values == [2, 3, 1]"),
     (
-        FUNCTIONS,
+        LATER,
         "import asyncio\nassert asyncio.run(later(1)) == 2\nasync def test_it():\n"
         "    assert await later(2) == 3\n    assert await asyncio.gather(later(1), later(2)) == [2, 3]",
     ),
     (
-        FUNCTIONS,
+        LATER,
         "from decimal import Decimal\nimport datetime\n"
         "assert price('1.10') == Decimal('2.20') and day('2024-02-29') == datetime.date(2024, 2, 29)",
     ),
@@ -266,6 +270,8 @@ PASS: list[tuple[str, Any]] = [
 @needs_sandbox
 def test_honest_programs_pass() -> None:
     rows = [test if isinstance(test, dict) else {"tests": test} for _, test in PASS]
-    found = {n: graded([code], row)[0] for n, ((code, _), row) in enumerate(zip(PASS, rows, strict=True))}
-    wrong = {(n, str(PASS[n][1])): (v.score, v.reasoning, v.why) for n, v in found.items() if v.score != 1}
+    found = grader()([GraderInput("q", code, row) for (code, _), row in zip(PASS, rows, strict=True)])
+    wrong = {
+        n: (test, v.reasoning, v.why) for n, (v, (_, test)) in enumerate(zip(found, PASS, strict=True)) if v.score != 1
+    }
     assert wrong == {}

@@ -23,7 +23,7 @@ needs_sandbox = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
 @cache
-def grader(timeout_s: float = 2.0) -> CodeGrader:
+def grader(timeout_s: float = 1.0) -> CodeGrader:
     return CodeGrader(CodeItem(name="it", description="d", flow="code", timeout_s=timeout_s))
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rewards.graders.test_reward_hacks import graded, needs_sandbox
+from rewards.graders.test_reward_hacks import graded, grader, needs_sandbox
+from vigneron.sources.verdict import GraderInput
 
 pytestmark = pytest.mark.slow
 
@@ -16,8 +17,8 @@ CALLED: dict[str, Any] = {
     "        assert add(1, 2) == self.n",
     "unittest under __main__": "import unittest\nif __name__ == '__main__':\n    class T(unittest.TestCase):\n"
     "        def test_it(self):\n            self.assertEqual(add(1, 2), 3)\n    unittest.main()",
-    "IsolatedAsyncioTestCase": "import unittest\nclass T(unittest.IsolatedAsyncioTestCase):\n    async def test_it(self):\n"
-    "        self.assertEqual(add(1, 2), 3)",
+    "IsolatedAsyncioTestCase": "import unittest\nclass T(unittest.IsolatedAsyncioTestCase):\n"
+    "    async def test_it(self):\n        self.assertEqual(add(1, 2), 3)",
     "async def test_": "async def test_it():\n    assert add(1, 2) == 3",
     "default arguments": "def test_it(n=2, *, wanted=3):\n    assert add(1, n) == wanted",
     "a function of __main__": "def run():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n    run()",
@@ -139,5 +140,6 @@ def test_what_tests_nothing_is_missing_for_every_program_and_says_how_to_write_i
 
 @needs_sandbox
 def test_an_assertion_cannot_be_evaded() -> None:
-    found = {name: graded([code], {"tests": test})[0] for name, (code, test) in EVASIONS.items()}
-    assert {name: (v.score, v.reasoning, v.why) for name, v in found.items() if v.score != 0} == {}
+    found = grader()([GraderInput("q", code, {"tests": test}) for code, test in EVASIONS.values()])
+    wrong = {name: (v.score, v.reasoning, v.why) for name, v in zip(EVASIONS, found, strict=True) if v.score != 0}
+    assert wrong == {}

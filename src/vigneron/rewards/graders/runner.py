@@ -171,13 +171,11 @@ class _Session:
         self.waiting = False
         """The test's process waits for a reply."""
         self.tester_ended = False
-        self._cpu_before = self._tester_cpu_before = 0.0
+        self._cpu_before = 0.0
         self._selector = selectors.DefaultSelector()
         answer.attach(self._selector)
         if tester is not None:
             tester.pipes.attach(self._selector)
-            if not self._is_container:
-                self._tester_cpu_before = resource_usage(tester.pid).cpu_s
             if tester.started:
                 self._request_test()
 
@@ -188,7 +186,7 @@ class _Session:
         self._tester.pipes.send(json.dumps(request).encode() + b"\n")
 
     def result(self) -> SandboxResult:
-        deadline, poll_at = time.monotonic() + START_S, 0.0
+        deadline, poll_at = time.monotonic() + START_S, time.monotonic() + POLL_S
         while (left := deadline - time.monotonic()) > 0:
             for key, _ in self._selector.select(min(POLL_S, left)):
                 before = self._stage
@@ -199,7 +197,7 @@ class _Session:
                     deadline = time.monotonic() + self._limits.clock_s
             if time.monotonic() >= poll_at:
                 poll_at = time.monotonic() + POLL_S
-                if (result := self._over_limit()) is not None:
+                if (result := self._over_limit() or self._test_over_limit()) is not None:
                     return result
         if self._stage == "start":
             return SandboxResult("broken", f"it did not start within {START_S:g} s{self._stderr()}")
@@ -209,16 +207,18 @@ class _Session:
         if self._is_container:
             return None
         used = resource_usage(self._answer.running.process.pid)
-        cpu_s = [used.cpu_s - self._cpu_before]
-        memory = used.memory
-        if self._tester is not None:
-            testers = resource_usage(self._tester.pid)
-            memory = max(memory, testers.memory)
-            cpu_s.append(testers.cpu_s - self._tester_cpu_before)
-        if memory > self._limits.memory_mb * MIB:
+        if used.memory > self._limits.memory_mb * MIB:
             return self._failed(f"its processes took more than {self._limits.memory_mb} MB")
-        if self._stage != "start" and max(cpu_s) > self._limits.timeout_s:
+        if self._stage != "start" and used.cpu_s - self._cpu_before > self._limits.timeout_s:
             return self._failed(f"it took more than {self._limits.timeout_s:g} s of CPU time")
+        return None
+
+    def _test_over_limit(self) -> SandboxResult | None:
+        """The memory of all its processes; the kernel limits each one's CPU time."""
+        if self._is_container or self._tester is None:
+            return None
+        if resource_usage(self._tester.pid).memory > self._limits.memory_mb * MIB:
+            return SandboxResult("test failed", f"the test's processes took more than {self._limits.memory_mb} MB")
         return None
 
     def _handle(self, pipes: SandboxPipes, pipe: Any) -> SandboxResult | None:

@@ -2,8 +2,8 @@
 
 Inside there is no network, home or environment, and only a small /tmp is writable; the programs in `inside/` set hard
 limits before they read any code. The interpreter is the one that runs Vigneron, without its packages and virtual
-environment, bound read-only. If the sandbox cannot read that (root drops its privileges first, and root's Python may be under its home),
-it is the system's python3.
+environment, bound read-only. If the sandbox cannot read that (root drops its privileges first, and root's Python may
+be under its home), it is the system's python3.
 """
 
 import json

@@ -137,10 +137,11 @@ class _Strict:
 
 def _codec() -> tuple[Callable[[str], Any], Callable[[Any], str]]:
     try:
-        from _json import encode_basestring_ascii, make_encoder, make_scanner  # type: ignore[import-not-found]
+        import _json
 
-        scan = make_scanner(_Strict)
-        encoder = make_encoder(None, None, encode_basestring_ascii, None, ": ", ", ", False, False, False)
+        c: Any = _json
+        scan = c.make_scanner(_Strict)
+        encoder = c.make_encoder(None, None, c.encode_basestring_ascii, None, ": ", ", ", False, False, False)
 
         def read(text: str) -> Any:
             try:

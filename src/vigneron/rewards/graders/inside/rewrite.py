@@ -156,8 +156,8 @@ def _refuse_unsupported(tree: ast.Module, loads: set[str], bound: set[str]) -> N
         raise NoTest(
             f"it uses files (`{min(used)}`), which the test and the code do not share: pass and compare values instead"
         )
-    for node in ast.walk(tree):
-        for base in node.bases if isinstance(node, ast.ClassDef) else ():
+    for node in [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]:
+        for base in node.bases:
             if isinstance(base, ast.Name) and base.id not in bound and not hasattr(builtins, base.id):
                 raise NoTest(
                     f"`class {node.name}({base.id})` derives from a class of the code, which runs in another process: "

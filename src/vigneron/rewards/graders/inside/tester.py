@@ -7,6 +7,7 @@ not asked about one: `__eq__`, `__sub__` or `__contains__` could give any answer
 import asyncio
 import builtins
 import copy
+import gc
 import inspect
 import json
 import os
@@ -43,6 +44,7 @@ class PeerForTests(Peer):
         self._guests: set[int] = set()
 
     def exchange(self, operation: str, *parts: Any) -> tuple[Any, Any]:
+        self.used |= operation not in ("get", "names")
         if threading.get_ident() in self._guests:
             return self._exchange(operation, *parts)
         with self._lock:
@@ -173,7 +175,8 @@ class PeerForTests(Peer):
             return _public(parts[0], parts[1]), None
         if operation == "set":
             _public(parts[0], parts[1], None)
-            return setattr(parts[0], parts[1], parts[2]), None
+            setattr(parts[0], parts[1], parts[2])
+            return None, None
         if operation == "special":
             return SPECIAL[parts[0]](*parts[1:]), None
         if operation == "input":
@@ -329,15 +332,8 @@ class TestRun:
     def _instrument(self) -> None:
         for name in [name for name in dir(unittest.TestCase) if name.startswith("assert") or name == "fail"]:
             setattr(unittest.TestCase, name, self._counting(getattr(unittest.TestCase, name)))
-        unittest.main = lambda *_, **__: None  # type: ignore[misc,assignment]
+        unittest.main = lambda *_, **__: None  # type: ignore[assignment]
         pytest_names.install(self.reach)
-        exchange = self.peer.exchange
-
-        def used(*message: Any) -> Any:
-            self.peer.used |= message[0] not in ("get", "names")
-            return exchange(*message)
-
-        self.peer.exchange = used  # type: ignore[method-assign]
         for name in MODULES:
             sys.modules[name] = _CodeModule(name, self.peer)
 
@@ -435,6 +431,8 @@ def main(_: str) -> None:
     receive, send = take_pipes()
     sys.path[:] = [place for place in sys.path if place]
     before = _files()
+    gc.collect()
+    gc.freeze()  # else the collector of each child copies all memory
     send(dumps(["started"]))
     while True:
         given = json.loads(receive())
