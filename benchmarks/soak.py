@@ -1,7 +1,8 @@
-"""`python -m benchmarks.soak`: one run killed at random and resumed many times, compared with an uninterrupted one.
+"""`python -m benchmarks.soak`: runs of every method, with LoRA and without, killed at random and resumed many times.
 
 SIGKILL comes at the start, in a step, or while a checkpoint is written. A kill may lose only the steps since the last
-checkpoint, and the final state must be bit-identical. Processes are forked from one that has imported everything.
+checkpoint, and the final state must be bit-identical to that of an uninterrupted run. Processes are forked from one
+that has imported everything.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vigneron.policy.bundled import quiet_transformers
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.status import status_of
 from vigneron.training.checkpoint.read import checkpoint_step, checkpoints, fault_of
@@ -26,6 +28,8 @@ TESTS = Path(__file__).parent.parent / "tests"
 SAVE_EVERY = 3
 # While a checkpoint is written, training continues until the next one is due.
 MOST_LOST = 2 * SAVE_EVERY
+# Steps after the last place of a kill: a tiny run makes many of them before the signal arrives.
+SPARE = 30
 WHERE = {"start": "soon after its start", "step": "in a step", "save": "after a save"}
 LONGEST_S = {"start": 0.3, "step": 0.05, "save": 0.03}
 
@@ -96,9 +100,10 @@ def killed_once(recipe: Path, runs: Path, draws: random.Random, *, steps: int, l
     """The next kill, placed so that steps are left for the remaining kills."""
     folder = runs / "killed"
     done = newest_step(folder)
-    ahead = max(1, round((steps - 1 - done) / max(1, left)))
+    last = steps - SPARE
+    ahead = max(1, round((last - done) / max(1, left)))
     mode = draws.choice(tuple(LONGEST_S)) if (folder / "config.yaml").is_file() else "step"
-    at = min(steps - 1, done + draws.randint(1, max(2, 2 * ahead)))
+    at = min(last, done + draws.randint(1, max(2, 2 * ahead)))
     code = ended(str(recipe), str(runs), "killed", mode, at, draws.uniform(0, LONGEST_S[mode]))
     if code != -signal.SIGKILL:
         raise SystemExit(f"the run exited with {code} before it was killed")
@@ -117,26 +122,25 @@ def newest_step(folder: Path) -> int:
     return checkpoint_step(saved[-1]) if saved else 0
 
 
-def soak(method: str, kills: int, seed: int, place: Path) -> list[Kill]:
+def soak(method: str, lora: bool, kills: int, seed: int, place: Path) -> list[Kill]:
     from support import fault_runs
     from support.tiny_models import byte_tokenizer, tiny_model
     from support.tiny_runs import final_state
 
     model = place / "model"
-    tiny_model("llama").save_pretrained(model)
+    with quiet_transformers():
+        tiny_model("llama").save_pretrained(model)
     byte_tokenizer().save_pretrained(model)
-    steps = kills * 3 + 20
+    steps = kills * 3 + SPARE
     changes = {"steps": steps, "save_every": SAVE_EVERY, "eval_every": 10}
-    recipe = fault_runs.write_recipe(place / "recipe", model, method, **changes)
+    recipe = fault_runs.write_recipe(place / "recipe", model, method, lora=lora, **changes)
     if ended(str(recipe), str(place), "whole"):
         raise SystemExit("the uninterrupted run failed")
-    draws = random.Random(seed)
+    draws = random.Random(f"{method} {lora} {seed}")
     done = []
     for number in range(kills):
         kill = killed_once(recipe, place, draws, steps=steps, left=kills - number)
         done.append(kill)
-        summary = f"step {kill.reached:4}  saved {kill.saved:4}  lost {kill.lost}"
-        print(f"kill {number + 1:3}  {kill.where:20}  {summary}", flush=True)
         if kill.lost > MOST_LOST:
             raise SystemExit(f"a kill lost {kill.lost} steps, with a checkpoint every {SAVE_EVERY}")
     if ended(str(recipe), str(place), "killed"):
@@ -147,18 +151,29 @@ def soak(method: str, kills: int, seed: int, place: Path) -> list[Kill]:
 
 
 def main() -> None:
+    from support.fault_runs import METHODS
+
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--method", default="grpo")
+    parser.add_argument("--kills", type=int, default=5, help="kills of each run")
+    parser.add_argument("--method", action="append", choices=METHODS, help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        done = soak(given.method, given.kills, given.seed, Path(place))
+    done: list[Kill] = []
+    cases = [(method, lora) for method in given.method or METHODS for lora in (False, True)]
+    for method, lora in cases:
+        name = f"{method}, LoRA" if lora else method
+        with tempfile.TemporaryDirectory() as place:
+            try:
+                kills = soak(method, lora, given.kills, given.seed, Path(place))
+            except SystemExit as error:
+                raise SystemExit(f"{name}: {error}") from None
+        done += kills
+        print(f"{name:32} {len(kills)} kills, at most {max(kill.lost for kill in kills)} steps repeated", flush=True)
     where = Counter(kill.where for kill in done)
-    print(f"\n| kills of a run of `{given.method}` | {len(done)} |\n|---|---|")
-    for name, count in sorted(where.items()):
-        print(f"| {name} | {count} |")
+    print(f"\n| kills of {len(cases)} runs | {len(done)} |\n|---|---|")
+    for place, count in sorted(where.items()):
+        print(f"| {place} | {count} |")
     most = max(kill.lost for kill in done)
     print(f"| most steps repeated after a kill (a checkpoint every {SAVE_EVERY}) | {most} |")
     print("| damaged checkpoints | 0 |\n| the end equals the uninterrupted run, bit for bit | yes |")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from support.tiny_models import byte_tokenizer, tiny_model, tiny_policy
+from support.zoo import zoo_model
 from vigneron.core.draws import Sampling
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
@@ -18,7 +19,7 @@ from vigneron.policy.load import (
     resolve_compute_dtype,
     resolve_device,
 )
-from vigneron.policy.model import Policy, Reference
+from vigneron.policy.model import Policy, Reference, check_head
 from vigneron.rollout.engine.sample import sample
 
 
@@ -119,6 +120,15 @@ def test_activation_checkpointing_changes_neither_gradients_nor_sampling(kind: s
         results.append([done.ids_BT, done.behaviour_BT, *(p.grad for _, p in policy.trainable())])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_cap_on_attention_scores_is_not_left_to_sdpa() -> None:
+    model = zoo_model("Gemma 2")
+    model.config._attn_implementation = "sdpa"  # as transformers 5.17 chooses, and SDPA takes no cap
+    policy = make_policy(model, byte_tokenizer(), device=torch.device("cpu"))
+    assert model.config._attn_implementation == "eager"
+    check_head(policy)
+    assert policy.own_attention
 
 
 def test_a_bundled_name_mistyped_is_not_looked_for_on_the_hub() -> None:

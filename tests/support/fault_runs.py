@@ -65,9 +65,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "topr": {"name": "topr", "reward_column": "score", "rewards": "advantage"},
     "oreo": {"name": "oreo", "reward_column": "score"},
     "a_star_po": {"name": "a_star_po", "reference_samples": 2, "beta": 0.05},
+    "kto": {"name": "kto"},
+    "flower": {"name": "flower"},
+    "sppo": {"name": "sppo"},
 }
 OF_PAIRS = ("dpo", "reward_model", "preference_model")
-OF_LABELS = ("score_model", "process_model", "topr", "oreo")
+OF_COMPLETIONS = ("topr", "oreo", "kto", "flower")
+OF_LABELS = ("score_model", "process_model", *OF_COMPLETIONS)
 WITHOUT_SAMPLES = (*OF_PAIRS, *OF_LABELS, "sft")
 
 
@@ -78,12 +82,22 @@ def drawing_reward(completions: list[str], **columns: Any) -> list[float]:
     return [sum(letter in VOWELS for letter in str(text)) + float(torch.rand(())) for text in completions]
 
 
-def write_recipe(folder: Path, model: Path, name: str, **changes: Any) -> Path:
+def drawing_win_rate(completions: list[str], **columns: Any) -> list[float]:
+    import torch
+
+    return [float(torch.rand(())) for _ in completions]
+
+
+def write_recipe(folder: Path, model: Path, name: str, *, lora: bool = False, **changes: Any) -> Path:
     """Six steps of a method, a checkpoint every second one."""
     folder.mkdir(parents=True, exist_ok=True)
     given = tiny_recipe(model, _data_for(folder, name), method=METHODS[name], steps=6, save_every=2, eval_every=3)
     given["reward"] = {"kind": "python", "function": "support.fault_runs:drawing_reward"}
+    if name == "sppo":
+        given["reward"]["function"] = "support.fault_runs:drawing_win_rate"
     given["optimizer"] = {} if name == "trpo, constraint" else {"actor_lr": 1e-2, "schedule": "cosine"}
+    if lora:
+        given["model"]["lora"] = {"rank": 2}
     if name == "grape":
         (folder / "rubric.yaml").write_text(yaml.safe_dump(RUBRIC))
         given["reward"] = {"kind": "rubric", "file": str(folder / "rubric.yaml")}
@@ -104,8 +118,8 @@ def _data_for(folder: Path, name: str) -> Path:
             for number, row in enumerate(rows):
                 if name in OF_LABELS:
                     text = f"{row['answer']}\nso"
-                    labels = {"score": number / 10, "labels": [number / 10, number % 2]}
-                    row |= {**labels, "completion": text} if name in ("topr", "oreo") else {**labels, "answer": text}
+                    labels = {"score": (number + 1) / 10, "labels": [number / 10, number % 2], "label": number % 2 == 0}
+                    row |= {**labels, "completion" if name in OF_COMPLETIONS else "answer": text}
                 else:
                     row |= {"chosen": row["answer"], "rejected": "no"}
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))

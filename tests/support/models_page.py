@@ -30,6 +30,11 @@ Each row is a tiny model of the architecture with random weights, in float32 on 
 
 Models with a composite config (the last part of the table) are trained on texts: encoders of images and sounds stay as
 they are. Gemma 3n with its encoders needs `timm`.
+
+On a GPU in bfloat16, log-probs when sampled and when trained differ by rounding: for SmolLM2-135M on an H200, 64 tokens
+after 32 prompts, by 0.0009 nats on average with `generate` and by 0.015 (at most 0.14) with the engine, whose decode
+kernel adds in another order than the kernel of training. In float32 they are equal to 1e-5. MoE layers in float32 and a
+few older architectures (BLOOM, Falcon) cannot be captured in CUDA graphs: they run without them, with a notice.
 """
 COLUMNS = (
     "architecture",

@@ -13,12 +13,18 @@ from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json, user_path
 from vigneron.policy.architecture import auto_class, check_language_model
-from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights, quiet_transformers
+from vigneron.policy.bundled import (
+    BUNDLED_MODELS,
+    BUNDLED_TYPE,
+    bundled_model_folder,
+    bundled_weights,
+    quiet_transformers,
+)
 from vigneron.policy.chat import add_chat_tokens
 from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
 from vigneron.policy.longrope import install_longrope
-from vigneron.policy.model import Policy, Reference, check_head
+from vigneron.policy.model import Policy, Reference, capture_obstacle, check_head
 from vigneron.policy.packing import can_share_prompts
 
 LARGEST_CONFIG = 2**24
@@ -148,18 +154,23 @@ def checkpoint_activations(policy: Policy) -> None:
     policy.activation_checkpointing = True
 
 
-def speed_up(policy: Policy, reference: Reference, *, graphs: bool, compiled: bool) -> None:
-    """Turn on CUDA graphs and torch.compile for a policy and its reference, if the device supports them.
+def speed_up(policy: Policy, reference: Reference, *, graphs: bool, compiled: bool) -> str | None:
+    """Turn on CUDA graphs and torch.compile for a policy and its reference, if the device supports them. The result is
+    a notice if the model cannot be captured in graphs.
 
     No graphs with activation checkpointing: its backward pass runs in another order than recorded.
     """
-    on_gpu = policy.device.type == "cuda"
+    graphs = graphs and policy.device.type == "cuda" and not policy.activation_checkpointing
+    obstacle = capture_obstacle(policy) if graphs else None
     policy.compiled = compiled and can_compile(policy.device)
     set_compiling(policy.compiled)
     for each in {id(p): p for p in (policy, reference.policy)}.values():
-        each.graphed = graphs and on_gpu and not policy.activation_checkpointing
+        each.graphed = graphs and obstacle is None
         if policy.compiled:
             compile_layers(each.causal)
+    if obstacle is None:
+        return None
+    return f"training without CUDA graphs, which is slower: the model's layers cannot be captured: {obstacle}"
 
 
 def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torch.dtype = torch.float32) -> Policy:
@@ -173,15 +184,26 @@ def make_policy(model: Any, tokenizer: Any, *, device: torch.device, dtype: torc
         if not all(isinstance(one, int) for one in listed):
             raise UserError(f"model: its eos_token_id is {ids!r}: expected a token id or a list of them")
         ends |= set(listed)
+    _keep_score_caps(model)
     pad = getattr(tokenizer, "pad_token_id", None)
     pad = pad if pad is not None else min(ends, default=0)
     return Policy(model, tokenizer, frozenset(ends), pad, device, dtype, long_rope=install_longrope(model))
 
 
+def _keep_score_caps(model: Any) -> None:
+    """SDPA ignores the cap on attention scores; some releases of transformers choose it all the same."""
+    config = model.config
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+        config._attn_implementation = "eager"
+
+
 def local_config(name: str) -> Any:
-    """The transformers config of a model that is on this machine; None if it is not, or comes with its own code."""
+    """The transformers config of a model that is on this machine; None if it is not, or comes with its own code. Of a
+    bundled model only the type: converting its weights takes half a minute."""
     from transformers import AutoConfig
 
+    if name in BUNDLED_MODELS:
+        return AutoConfig.for_model(BUNDLED_TYPE)
     try:
         with quiet_transformers():
             return AutoConfig.from_pretrained(model_source(name), local_files_only=True)

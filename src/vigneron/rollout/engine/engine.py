@@ -35,10 +35,10 @@ def cache_bytes(device: torch.device) -> int:
 class Engine:
     """Samples from the policy's current weights at each call."""
 
-    notice: str | None = None
     exact = True
 
     def __init__(self, policy: Policy) -> None:
+        self.notice: str | None = None
         self._policy = policy
         self.device, self.pad_id = policy.device, policy.pad_id
         self._model = InferenceModel(policy)
@@ -81,8 +81,7 @@ class Engine:
 
     def position_offset(self, prompt: int) -> int:
         """What is added to the positions of a sample with a prompt of so many tokens."""
-        rope = self._policy.long_rope
-        return 0 if rope is None else rope.offset(prompt, self._new_tokens)
+        return self._policy.position_offset(prompt, self._new_tokens)
 
     def _rows_at_once(self, slots: int) -> int:
         numbers = sum(layer.heads * (layer.key_size + layer.value_size) for layer in self._model.attentions)
@@ -178,6 +177,13 @@ class Engine:
 
     def clear_graphs(self) -> None:
         self._graphs.clear()
+
+    def stop_using_graphs(self, why: str) -> None:
+        """Run every step directly from now on."""
+        self.clear_graphs()
+        self._graphs.available = self.graphed = False
+        self._slots = 0  # what a broken capture has left in the cache and the state is dropped
+        self.notice = f"sampling without CUDA graphs, which is slower: the model's layers cannot be captured: {why}"
 
     @property
     def model(self) -> Any:

@@ -136,7 +136,7 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
     # Sharded weights are gathered at changing addresses during a pass, which a CUDA graph cannot follow.
     unsharded = config.scale.shard == 1
     graphs, compiled = config.model.graphs and unsharded, config.model.compile is True and unsharded
-    speed_up(policy, reference, graphs=graphs, compiled=compiled)
+    slower = speed_up(policy, reference, graphs=graphs, compiled=compiled)
     remote.attach_sampler(policy, folder)
     longest, truncation = check_data_lengths(config, policy, data, function)
     if config.microbatch_tokens == "auto":
@@ -151,7 +151,7 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
     method, async_rollout = wrap_method(built, parts)
     samples = config.method.trains == "policy" and config.method.reads != "pairs"
     known = {notice.key for notice in kept_notices(folder.path)}
-    for text in (truncation, *method.notices, sampler_of(policy).notice if samples else None):
+    for text in (truncation, slower, *method.notices, sampler_of(policy).notice if samples else None):
         if text is not None:
             view.notice(text)
             if text not in known:
