@@ -413,8 +413,11 @@ if given[0] == "run":
 """
 
 
-def test_a_container_is_started_with_its_limits_and_ended_by_its_name(tmp_path: Path) -> None:
+def test_a_container_is_started_with_its_limits_and_ended_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a container program here: a stand-in that runs the same command line, on code that does no harm."""
+    monkeypatch.setattr(sandbox, "EXIT_WAIT_S", 0.5)  # the stand-in removes no container
     log, program = tmp_path / "log", tmp_path / "docker"
     program.write_text(SHIM.format(python=sys.executable, log=str(log)))
     program.chmod(0o755)
@@ -424,7 +427,8 @@ def test_a_container_is_started_with_its_limits_and_ended_by_its_name(tmp_path: 
     testers.end_idle()
     lines = log.read_text().splitlines()
     runs = [line for line in lines if line.startswith("run ")]
-    assert [("--memory 300m" in run) for run in runs] == [True, False, True]  # the second runs both tests
+    assert sum("--memory 300m" in run for run in runs) == 2
+    assert len(runs) in (3, 4)  # a second for the tests, if /tmp, which the stand-in shares, has changed
     for run in runs:
         for option in ("--network none", "--read-only", "--pids-limit 32", "--cap-drop ALL", "--rm"):
             assert option in run

@@ -46,7 +46,25 @@ MISSING: dict[str, tuple[Any, str]] = {
     ),
 }
 POINT_TEST = "assert Point(1, 2) + Point(3, 4) == Point(4, 6)\nassert Point(1, 2) == Point(1, 2)"
+REPLIES = """
+import json, sys
+answer = sys.modules["vigneron.rewards.graders.inside.answer"]
+def f(x): return 0
+old = answer.AnswerPeer.reply
+def reply(self, request):
+    if request[0] == "{operation}":
+        return json.dumps({message}).encode() + b"\\n"
+    return old(self, request)
+answer.AnswerPeer.reply = reply
+"""
+ERROR = '["raise", ["error", [["builtins", "ValueError", None]], "", ["tuple"], 0]]'
+COLLIDING = '["value", ["dict", *([["int", hex(n * (2**61 - 1))], 1] for n in range(120000))], None]'
 EVASIONS: dict[str, tuple[str, str]] = {
+    "refuses a name": (REPLIES.format(operation="get", message=ERROR) + "limit = 1", "assert limit == 2"),
+    "refuses all names": (REPLIES.format(operation="names", message=ERROR), "assert f(1) == 2"),
+    "kills the test's process": (REPLIES.format(operation="names", message=COLLIDING), "assert f(1) == 2"),
+    "leaves out a builtin's name": ("x = 1", "assert sum(10, 15) == 6"),
+    "leaves out what Python has": ("x = 1", "assert max([1, 2]) == 2"),
     "a class without fields": (
         "class Point:\n    def __init__(s, *a): pass\n    def __add__(s, o): return s\n"
         "    def __eq__(s, o): return True",

@@ -326,7 +326,7 @@ class _Session:
 
     def _tester_died(self) -> SandboxResult:
         self.tester_ended = True
-        if self.passed_on > 1:  # more than the names of the code
+        if self.passed_on:  # by what the code has sent
             return SandboxResult("test failed", "the test's process ended before the test did")
         if self._tester is not None and self._tester.started:
             return SandboxResult("missing", "its process ended before it used the code")

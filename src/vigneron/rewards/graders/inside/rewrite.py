@@ -130,6 +130,7 @@ def _own_names(tree: ast.Module, free: set[str], entry: str | None) -> frozenset
     local |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     imports = any(isinstance(n, ast.ImportFrom) and n.module in MODULES for n in ast.walk(tree))
     imports |= any(isinstance(n, ast.Import) and n.names[0].name in MODULES for n in ast.walk(tree))
+    imports |= any(isinstance(n, ast.Constant) and n.value in MODULES for n in ast.walk(tree))
     if (
         not entry
         and not imports

@@ -282,15 +282,8 @@ class Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if not self._is_pythons(name):
-            try:
-                value = self._peer.name(name)
-            except NameError:
-                if hasattr(builtins, name):
-                    raise KeyError(name) from None
-                self._peer.used = True
-                raise KeyError(name) from None
             self._peer.used = True
-            return value
+            return self._peer.name(name)
         if name in HELPERS:
             return HELPERS[name]
         if name in sys.stdlib_module_names and not hasattr(builtins, name):
