@@ -122,7 +122,7 @@ def _store(folder: Path, config: Config, part: str, rows: Sequence[Row]) -> Sequ
     return DataRows(source, _as_it_is, None, record_of_rows(rows), longest_of(rows, measured_columns(config, part)))
 
 
-def _as_it_is(row: Row, place: str) -> Row:
+def _as_it_is(row: Row, place: object) -> Row:
     return row
 
 

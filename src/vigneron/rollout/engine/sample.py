@@ -1,7 +1,6 @@
 """Sample completions by the engine, or by transformers' `generate` for models that it does not support."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -62,16 +61,19 @@ def sample_on_all_ranks(policy: Policy, prompt_ids: Sequence[Sequence[int]], **o
     check_lengths(policy, prompt_ids, options["max_new_tokens"])
     names = list(options.pop("sample_ids", None) or range(len(prompt_ids)))
     sampler: Any = sampler_of(policy)
-    request = partial(Request, **options)
+
+    def request(rows: slice) -> Request:
+        return Request(prompt_ids[rows], sample_ids=names[rows], **options)
+
     if hasattr(sampler, "sample_for_all"):
-        done = sampler.sample_for_all(request(prompt_ids, sample_ids=names), policy.device).trimmed()
+        done = sampler.sample_for_all(request(slice(None)), policy.device).trimmed()
         return ranks.run_on_all_ranks(lambda: _checked(done))
     first, end = (len(prompt_ids) * at // total for at in (ranks.rank(), ranks.rank() + 1))
     mine = slice(first, end)
     share = (
         mine if end > first else slice(0, 1)
     )  # gathering sharded weights is collective: every rank samples something
-    done = sampler.sample(request(prompt_ids[share], sample_ids=names[share])).trimmed()
+    done = sampler.sample(request(share)).trimmed()
     width = int(ranks.all_reduce_max(done.ids_BT.shape[1]))
 
     def gather(local: Tensor, *, by_token: bool = False) -> Tensor:
