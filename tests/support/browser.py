@@ -72,6 +72,9 @@ def chromium() -> Iterator[Any]:
 class Complaints(list[str]):
     """What a page should never do: log an error, open a dialog, raise, or send a request to another machine."""
 
+    allowed = "http://127.0.0.1:"
+    """What else an address may start with."""
+
     def watch(self, page: Any) -> None:
         page.on("console", lambda message: self.append(f"console: {message.text}") if message.type == "error" else None)
         page.on("pageerror", lambda error: self.append(f"raised: {error}"))
@@ -83,7 +86,7 @@ class Complaints(list[str]):
         dialog.dismiss()
 
     def _request(self, url: str) -> None:
-        if not url.startswith((f"http://{LOOPBACK}:", "data:", "blob:")):
+        if not url.startswith((f"http://{LOOPBACK}:", "data:", "blob:", "about:", self.allowed)):
             self.append(f"external request: {url}")
 
 
