@@ -21,7 +21,7 @@ BODY = "<p>TEXT</p>"
 
 @dataclass(frozen=True)
 class Payload:
-    """`sink`: a page that shows the text without escaping it (TEXT stands for it); None where no such page is harmed."""
+    """`sink`: a page that shows the text (for TEXT) without escaping it; None where that does no harm."""
 
     text: str
     sink: str | None = BODY
@@ -160,11 +160,12 @@ def _sample(kind: Kind, step: int, number: int, text: str) -> Sample:
 
 WATCH = """
 globalThis.violations = [];
-addEventListener("securitypolicyviolation", (event) => violations.push(`${event.effectiveDirective} ${event.blockedURI}`));
+addEventListener("securitypolicyviolation", (event) => violations.push(event.effectiveDirective, event.blockedURI));
 """
 STRANGE = """() => [
   ...[...document.querySelectorAll("*")].filter((one) => one.getAttributeNames().some((name) => name.startsWith("on"))),
-  ...document.querySelectorAll("body script, body link, body style:not(svg style), img, iframe, object, embed, form, base, math"),
+  ...document.querySelectorAll("body script, body link, body style:not(svg style), img, math, form, base"),
+  ...document.querySelectorAll("iframe, object, embed"),
   ...document.querySelectorAll("meta[http-equiv=refresh], [srcdoc]"),
   ...[...document.querySelectorAll("a[href]")].filter((one) => one.origin !== location.origin),
   ...[...document.querySelectorAll("[style]")].filter((one) => /evil/.test(one.getAttribute("style"))),

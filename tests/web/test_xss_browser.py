@@ -1,9 +1,10 @@
 """Hostile texts in every place where a page shows a text, in a real browser.
 
-They are shown as they are (invisible characters escaped); nothing runs, nothing is requested from elsewhere, and the content
-security policy has nothing to block.
+They are shown as they are, with invisible characters escaped. Nothing runs, nothing is requested from elsewhere, and
+the content security policy has nothing to block.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from support.browser import served
-from support.labelling import make_run, session_of, write_rows
+from support.labelling import make_run, sample, session_of, write_rows
 from support.payloads import (
     ALL,
     BODY,
@@ -33,7 +34,6 @@ from vigneron.labels.session import Session
 from vigneron.report.comparison_files import write_comparison
 from vigneron.report.html import write_report
 from vigneron.run_store.experiment_arms import CollectedRun, arms_of
-from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.text import plain
 from vigneron.web.label import label_app
 from vigneron.web.view import view_app
@@ -203,18 +203,15 @@ def label_session(kind: Kind, folder: Path) -> Session:
     labeller, out = visible(NAMES[18]), folder / f"{NAMES[20]}.jsonl"
     rows: list[dict[str, Any]]
     if kind == "scores":
-        store = make_run(folder / "run", [])
-        samples = SampleStore(store)
-        item = {"score": 0.5, "confidence": 0.5, "critique": f"critique: {ALL}", "reasoning": f"reasoning: {ALL}"}
-        rubric = {"version": "1@aa", "category": ALL, "items": {f"item: {ALL}": item}}
-        samples.add(
-            [
-                Sample(1, "train", n, f"prompt: {ALL}", f"{n}: {ALL}", None, 0.5, 0.0, None, False, {"rubric": rubric})
-                for n in range(2)
-            ]
-        )
-        samples.close()
-        return session_of(store, out.with_suffix(".csv"), scores=True, labeller=labeller)
+        item = {"score": 0.5, "critique": f"critique: {ALL}", "reasoning": f"reasoning: {ALL}"}
+        judged = [
+            {"category": ALL, "items": {f"item: {ALL}": {**item, "confidence": 0.1}}},
+            {"category": "words", "items": {"nice": {**item, "confidence": 0.9}}},
+        ]
+        run = make_run(folder / "run", [sample(1, n, f"prompt: {ALL}", ALL, rubric=judged[n]) for n in range(2)])
+        described = {"name": "nice", "description": f"description: {ALL}", "flow": "length", "at_most": 3}
+        (run / "rubric.yaml").write_text(json.dumps({"categories": {"words": {"items": [described]}}}))
+        return session_of(run, out.with_suffix(".csv"), scores=True, labeller=labeller)
     if kind == "steps":
         rows = [{"prompt": f"prompt: {ALL}", "completion": "\n".join(TEXTS)}]
     else:
@@ -241,7 +238,7 @@ def test_the_pages_that_label(browser_page: Any, tmp_path: Path, kind: Kind) -> 
             page.keyboard.press("r")
             page.keyboard.press("5")
             page.locator("#last", has_text="Last item").wait_for()
-            check_texts(page, "Last item, item: ", texts=(ALL,))
+            check_texts(page, "Last item, item: ", "description: ", texts=(ALL,))
         else:
             check_texts(page, "0: ", "1: ", texts=(ALL,))
         check_harmless(page)

@@ -44,7 +44,7 @@ def label_app(session: Session, kind: Kind, then: str = "") -> Starlette:
     return Starlette(
         routes=[
             Route("/", index),
-            Route("/state", state),
+            Route("/data/state", state),
             Route("/judge", judge, methods=["POST"]),
             Route("/undo", undo, methods=["POST"]),
             *static_routes(),
