@@ -97,7 +97,6 @@ def measure(command: list[str], kind: str, rows: int, place: Path) -> dict[str, 
             [*command, json.dumps(recipe(kind, data)), str(runs), verb],
             capture_output=True,
             text=True,
-            env={**os.environ, "VIGNERON_CACHE": os.environ.get("VIGNERON_CACHE", str(place / "cache"))},
             check=False,
         )
         if done.returncode:
@@ -119,6 +118,7 @@ def main() -> None:
     head = [f"{verb}, {unit}" for verb in VERBS for unit in ("s", "CPU s", "MiB")]
     print(f"| kind | rows | {' | '.join(head)} |\n|---|---:{'|---:' * len(head)}|")
     with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("VIGNERON_CACHE", str(Path(folder) / "cache"))
         for kind in options.kinds:
             measure(command, kind, SMALL, Path(folder) / "first")  # the first run fills caches
             small = measure(command, kind, SMALL, Path(folder))

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from vigneron.config import USER_CODE, Config, MethodConfig
 from vigneron.config.keys import kind_of, models_in
+from vigneron.config.values import STORED
 from vigneron.errors import UserError, did_you_mean, visible
 from vigneron.files import user_path
 from vigneron.validation import field_errors
@@ -66,11 +67,20 @@ def load_config(recipe: str, overrides: Sequence[str] = (), keys: Mapping[str, A
 
 
 def changed_config(config: Config, overrides: Sequence[str], where: str) -> Config:
-    """Apply `key=value` overrides to a resolved config and validate it."""
+    """Apply `key=value` overrides to a run's config and validate it: as strictly as it can be read itself."""
     given = config.model_dump(mode="json")
+    stored = not _is_valid(given)
     for override in sorted(overrides, key=lambda text: not _names_kind(text)):
         given = with_override(_without_old_kind(given, override), override)
-    return check_config(given, where)
+    return check_config(given, where, stored=stored)
+
+
+def _is_valid(given: Mapping[str, Any]) -> bool:
+    try:
+        check_config(given, "")
+    except UserError:
+        return False
+    return True
 
 
 def _with_base(recipe: str, derived: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -135,15 +145,16 @@ def _spelled_out(key: str, value: Any) -> Any:
     return {SHORT[key]: value} if key in SHORT and isinstance(value, str) else value
 
 
-def check_config(given: Mapping[str, Any], where: str, *, user_code: bool = True) -> Config:
+def check_config(given: Mapping[str, Any], where: str, *, user_code: bool = True, stored: bool = False) -> Config:
     """Validate a config. All errors are reported together, one line each, with the key's path.
 
-    `user_code`: whether a user's method, rollout or curriculum may be imported to check its options.
+    `user_code`: whether a user's method, rollout or curriculum may be imported to check its options. `stored`: it is of
+    a run's folder, and may be one that only earlier versions accepted.
     """
     if isinstance(given, Mapping):
         given = {key: _spelled_out(key, value) for key, value in given.items()}
     try:
-        return Config.model_validate(given, context={USER_CODE: user_code})
+        return Config.model_validate(given, context={USER_CODE: user_code, STORED: stored})
     except ValidationError as errors:
         faults = field_errors(errors.errors(), given, Config, "the recipe")
         raise UserError("\n".join(f"{where}: {visible(fault.line)}" for fault in faults)) from errors

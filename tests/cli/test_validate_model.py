@@ -1,5 +1,6 @@
 """`vigneron validate` names what will happen with the recipe's model, without loading it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 from support.command_line import vigneron
 from support.tiny_runs import tiny_recipe, write_data
 from support.zoo import zoo_config
+from vigneron.policy.bundled import BUNDLED_TYPE, SMOLLM2, bundled_model_folder
 
 GRPO: dict[str, Any] = {"method": {"name": "grpo"}, "reward": {"kind": "binary"}, "optimizer": {"actor_lr": 1e-3}}
 SFT: dict[str, Any] = {**GRPO, "method": {"name": "sft", "packing": True}, "group_size": 1}
@@ -39,6 +41,21 @@ def test_what_happens_with_the_model(tmp_path: Path, name: str, changes: dict[st
     answer = vigneron("validate", recipe_for(name, tmp_path, changes))
     assert answer.code == 0, answer.err
     assert expected in answer.out.splitlines()[-1]
+
+
+def test_the_bundled_model_is_not_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes half a minute."""
+    monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny_recipe(Path(SMOLLM2), write_data(tmp_path), **GRPO)))
+    answer = vigneron("validate", file)
+    assert answer.code == 0, answer.err
+    assert f"({BUNDLED_TYPE}): {ENGINE}" in answer.out.splitlines()[-1]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_its_type_is_that_of_the_converted_model() -> None:
+    assert json.loads((bundled_model_folder(SMOLLM2) / "config.json").read_text())["model_type"] == BUNDLED_TYPE
 
 
 def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path) -> None:

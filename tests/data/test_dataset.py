@@ -1,5 +1,6 @@
 """Datasets as they are read: rows, and errors that name the line."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -41,13 +42,20 @@ def test_csv_rows_are_texts_with_quotes_newlines_and_a_byte_order_mark(tmp_path:
         ("a.jsonl", '{"prompt": "x"}\n\n{"prompt": }\n', "'.*a.jsonl', line 3 is not JSON"),
         ("a.jsonl", '{"prompt": "x"}\n["x"]\n', "'.*a.jsonl', line 2 is not a JSON object"),
         ("a.jsonl", '{"prompt": "' + "x" * LONGEST_LINE + '"}\n', "'.*a.jsonl', line 1 is longer than"),
-        ("a.jsonl", b'{"prompt": "caf\xe9"}\n', "'.*a.jsonl' is not UTF-8"),
+        ("a.jsonl", b'{"prompt": "caf\xe9"}\n', "'.*a.jsonl', line 1 is not UTF-8"),
         ("a.csv", b"prompt\ncaf\xe9\n", "'.*a.csv' is not UTF-8"),
         ("a.csv", "prompt,answer\na,b\nc,d,e,f\n", r"'.*a.csv', row 2 has more fields than its header: \['e', 'f'\]"),
         ("a.csv", 'prompt\n"' + "x" * (LONGEST_LINE + 1) + '"\n', "'.*a.csv' is not valid CSV"),
         ("a.json", '[{"prompt": "x"}, {"prompt": }]', r"'.*a.json', row 2 is not JSON"),
         ("a.json", '[{"prompt": "x"}', r"'.*a.json', row 2 is not JSON: the list does not end"),
         ("a.json", '[{"prompt": "x"}, 3]', r"'.*a.json', row 2 is not a JSON object"),
+        (
+            "a.json",
+            '{"data": [\n{"prompt": "x"}]}',
+            r"'.*a.json' is one JSON object, or its first line is not JSON: give",
+        ),
+        ("a.json.gz", gzip.compress(b'{\n"prompt": "x"}'), r"'.*a.json.gz' is one JSON object, or"),
+        ("a.csv", "\nprompt,answer\na,b\n", "'.*a.csv', line 1 is blank: the first line must name the columns"),
         ("a.jsonl.gz", "no gzip", r"cannot unpack '.*a.jsonl.gz': it is not complete, or not a .gz file"),
         ("a.txt", "{}", r"'.*a.txt' is not a .jsonl or .csv file, nor .json, .jsonl.gz or .parquet, a folder of"),
     ],
@@ -62,10 +70,16 @@ def test_a_broken_file_is_one_line_that_names_the_row(
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
-    (tmp_path / "folder.jsonl").mkdir()
-    for name in ("none.jsonl", "folder.jsonl"):
-        with pytest.raises(UserError, match=f"^data: file not found: '.*{name}'"):
-            read_rows(tmp_path / name)
+    with pytest.raises(UserError, match=r"^data: file not found: '.*none.jsonl'"):
+        read_rows(tmp_path / "none.jsonl")
+    folder = tmp_path / "folder.jsonl"
+    folder.mkdir()
+    line = f"^data: '{folder}' is a folder that `datasets.save_to_disk` has not written: "
+    with pytest.raises(UserError, match=line + "name a file$"):
+        read_rows(folder)
+    write(folder / "a.parquet", b"")
+    with pytest.raises(UserError, match=line + rf"for its files give the pattern '{folder}/\*.parquet'$"):
+        read_rows(folder)
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "prompt,answer\n"])

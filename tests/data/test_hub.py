@@ -16,12 +16,12 @@ TRAIN = [{"question": f"{n} + {n} =", "result": str(2 * n)} for n in range(5)]
 TEST = [{"question": "9 + 9 =", "result": "18"}]
 READ = """
 import json, sys
-from vigneron.data.sources import Wanted, open_source
+from vigneron.data.sources import SourceSpec, open_source
 from vigneron.errors import UserError
 for given in json.loads(sys.argv[1]):
     try:
-        source = open_source(Wanted(**given))
-        print(json.dumps([list(source), source.wanted.revisions]))
+        source = open_source(SourceSpec(**given))
+        print(json.dumps([list(source), source.spec.revisions]))
     except UserError as error:
         print(json.dumps(str(error)))
 """
@@ -62,10 +62,10 @@ def test_configuration_split_and_columns_of_a_hub_dataset(tmp_path: Path) -> Non
             "data: the hub has no dataset 'me/none', or it is private: check the name, and log in with `hf auth login`",
             "data.columns: 'hf:me/sums, train', row 1 has no 'qestion' (did you mean 'question'?)",
         ]
-        # Without the network the cached copy is read, also of the commit that a run recorded.
+        # Without the network the cached copy is read, whose commit is known, also by the commit that a run recorded.
         assert read(
             hub, tmp_path, {"config": "plain"}, {"config": "plain", "revisions": commit}, HF_HUB_OFFLINE="1"
-        ) == [[TRAIN, {}], [TRAIN, commit]]
+        ) == [[TRAIN, commit], [TRAIN, commit]]
 
 
 def test_a_recorded_commit_is_read_though_the_hub_has_a_newer_one(tmp_path: Path) -> None:

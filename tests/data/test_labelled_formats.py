@@ -8,7 +8,8 @@ import pytest
 
 from support.command_line import write_jsonl
 from vigneron.config.options import StepLabels
-from vigneron.data.steps import with_step_labels, with_step_text
+from vigneron.data.first_pass import read_list
+from vigneron.data.steps import StepLabelReader, with_step_text
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
 from vigneron.run_data.load import Data, load_data, load_saved_rows
@@ -86,10 +87,10 @@ def test_solutions_of_one_step_as_lists_need_no_separator(tmp_path: Path, column
 
 def test_an_outcome_model_reads_the_last_label_whatever_the_separator() -> None:
     rows = [{"prompt": "a", "completion": "x", "answer": "x", "labels": [1, 0]}]
-    found, _ = with_step_labels([with_step_text(row, "'f'", LAST) for row in rows], "'f'", LAST)
+    found, _ = read_list([with_step_text(row, "'f'", LAST) for row in rows], StepLabelReader(LAST), "'f'")
     assert found[0]["labels"] == [1.0, 0.0]
     with pytest.raises(UserError, match="0 labels for 1 step"):
-        with_step_labels([{**rows[0], "labels": []}], "'f'", LAST)
+        read_list([{**rows[0], "labels": []}], StepLabelReader(LAST), "'f'")
 
 
 @pytest.mark.parametrize(
@@ -103,4 +104,4 @@ def test_an_outcome_model_reads_the_last_label_whatever_the_separator() -> None:
 def test_a_wrong_number_of_labels_is_explained(labels: Any, separator: str | None, line: str) -> None:
     row = {"prompt": "a", "completion": "x\ny", "answer": "x\ny", "labels": labels}
     with pytest.raises(UserError, match=line):
-        with_step_labels([row], "'f'", StepLabels("labels", separator))
+        read_list([row], StepLabelReader(StepLabels("labels", separator)), "'f'")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from support.minimal_recipe import again
 from support.recorded_data import recorded_config, recorded_rows
-from vigneron.data.recorded import check_recorded
+from vigneron.data.first_pass import read_list
+from vigneron.data.recorded import RecordedReader
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
 from vigneron.run_data.load import load_data
@@ -146,9 +147,9 @@ def test_every_score_in_range_is_kept_and_in_order(scores: list[Any]) -> None:
     present = [n for n, score in enumerate(scores) if score is not None]
     if not present:
         with pytest.raises(UserError):
-            check_recorded(rows, "reward", (0.0, 1.0), "'file'")
+            read_list(rows, RecordedReader("reward", (0.0, 1.0)), "'file'")
         return
-    kept, notices = check_recorded(rows, "reward", (0.0, 1.0), "'file'")
+    kept, notices = read_list(rows, RecordedReader("reward", (0.0, 1.0)), "'file'")
     assert [row["number"] for row in kept] == present
     assert bool(notices) == (len(present) < len(scores))
     assert json.dumps(kept)

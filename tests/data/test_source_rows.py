@@ -9,6 +9,7 @@ import pytest
 
 from support.minimal_recipe import MINIMAL
 from vigneron.config import Config
+from vigneron.data import digests, first_pass
 from vigneron.data import rows as data_rows
 from vigneron.data.prompts import NumberedRow
 from vigneron.data.rows import DataRows, Subset, record_of_rows
@@ -35,8 +36,8 @@ def write(path: Path, rows: list[Any]) -> Path:
 @pytest.fixture(params=["one process", "several processes"])
 def _processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "several processes":
-        monkeypatch.setattr(data_rows, "PARALLEL_FROM", 0)
-        monkeypatch.setattr(data_rows.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+        monkeypatch.setattr(first_pass, "PARALLEL_FROM", 0)
+        monkeypatch.setattr(first_pass.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
 
 
 @pytest.mark.usefixtures("_processes")
@@ -97,7 +98,7 @@ def test_the_longest_rows_are_known_and_the_record_is_that_of_a_list(
     assert (train[-1], train[1:3]) == (rows[5], rows[1:3])
     with pytest.raises(IndexError):
         train[6]
-    monkeypatch.setattr(data_rows, "RECORDED", 3)
+    monkeypatch.setattr(digests, "RECORDED", 3)
     assert record_of_rows(rows).startswith("6 rows, sha256 ")
     assert np.array_equal(data_rows.longest_of(rows, ("prompt",)), train.longest)
 

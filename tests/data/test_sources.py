@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.dataset_hub import parquet
-from vigneron.data.sources import Wanted, open_source, read_rows
+from vigneron.data.sources import SourceSpec, open_source, read_rows
 from vigneron.errors import UserError
 
 TALK = [{"role": "user", "content": "2020-01-01?"}, {"role": "assistant", "content": "café ☕"}]
@@ -52,7 +52,7 @@ def write_all(folder: Path) -> dict[str, Path]:
 
 def test_every_format_gives_the_same_rows_in_order_and_by_index(tmp_path: Path) -> None:
     for name, path in write_all(tmp_path).items():
-        source = open_source(Wanted((str(path),)))
+        source = open_source(SourceSpec((str(path),)))
         assert list(source) == ROWS, name
         assert [source[2], source[0], source[1]] == [ROWS[2], ROWS[0], ROWS[1]], name
         assert list(source.between(1, 3)) == ROWS[1:], name
@@ -65,14 +65,14 @@ def test_several_files_and_patterns_follow_each_other(tmp_path: Path) -> None:
     for number in (2, 10, 1):
         (tmp_path / "more" / f"part{number:02}.jsonl").write_bytes(lines([{"prompt": str(number)}]))
     given = (str(tmp_path / "more" / "*.jsonl"), str(tmp_path / "a.parquet"))
-    source = open_source(Wanted(given))
+    source = open_source(SourceSpec(given))
     assert [row["prompt"] for row in source] == ["1", "2", "10", *(row["prompt"] for row in ROWS)]
     assert source[4] == ROWS[1]
     assert list(source.between(2, 5)) == [{"prompt": "10"}, *ROWS[:2]]
     assert source.place(2).endswith("part10.jsonl', row 1")
     assert source.place(5).endswith("a.parquet', row 3")
     (tmp_path / "more" / "part03.jsonl").write_bytes(b"{}\n")  # a later file does not join a source that is reopened
-    assert len(open_source(source.wanted)) == 6
+    assert len(open_source(source.spec)) == 6
     (tmp_path / "odd[1].jsonl").write_bytes(lines([{"prompt": "odd"}]))  # a name, though it looks like a pattern
     assert read_rows(tmp_path / "odd[1].jsonl") == [{"prompt": "odd"}]
 
@@ -82,11 +82,11 @@ def test_splits_of_a_saved_folder_and_columns_by_name(tmp_path: Path) -> None:
 
     parts = {"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS[:1])}
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "splits"))
-    wanted = Wanted((str(tmp_path / "splits"),), split="test", columns={"question": "prompt"})
+    wanted = SourceSpec((str(tmp_path / "splits"),), split="test", columns={"question": "prompt"})
     assert list(open_source(wanted)) == [{"question": "2020-01-01", "answer": "a", "level": 3, "messages": None}]
     for split, line in (("tset", r"no split 'tset' \(did you mean 'test'\?\)"), (None, r"\(it has train, test\)")):
         with pytest.raises(UserError, match=f"^data: '.*splits' has .*{line}: set `data.split`$"):
-            open_source(Wanted(wanted.names, split=split))
+            open_source(SourceSpec(wanted.names, split=split))
 
 
 def test_messages_of_a_table_have_only_their_own_keys(tmp_path: Path) -> None:
@@ -97,6 +97,21 @@ def test_messages_of_a_table_have_only_their_own_keys(tmp_path: Path) -> None:
         {"messages": rows[0]["messages"], "score": None},
         {"messages": TALK, "score": None},
     ]
+
+
+def test_null_arguments_of_tool_calls_are_dropped_from_tables_and_kept_in_json(tmp_path: Path) -> None:
+    def call(arguments: Any) -> list[dict[str, Any]]:
+        return [{"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": arguments}]}]
+
+    rows = [{"messages": call(arguments)} for arguments in ({"x": 1}, {"y": 2, "x": None}, {})]
+    (tmp_path / "a.parquet").write_bytes(parquet(rows))
+    read = [row["messages"][0]["tool_calls"][0]["arguments"] for row in read_rows(tmp_path / "a.parquet")]
+    assert read == [{"x": 1}, {"y": 2}, {}]  # a table cannot tell a null from an argument that is not there
+    written = [{"messages": call(json.dumps({"y": 2, "x": None}))}]
+    (tmp_path / "b.parquet").write_bytes(parquet(written))
+    assert read_rows(tmp_path / "b.parquet") == written
+    (tmp_path / "c.jsonl").write_bytes(lines(rows))
+    assert read_rows(tmp_path / "c.jsonl") == rows
 
 
 @pytest.mark.parametrize(
@@ -110,7 +125,7 @@ def test_messages_of_a_table_have_only_their_own_keys(tmp_path: Path) -> None:
             {"names": ("a.jsonl",), "columns": {"prompt": "promt"}},
             r"data.columns: '.*a.jsonl', row 1 has no 'promt' \(did you mean 'p",
         ),
-        ({"names": ("cache",)}, "data: file not found: '.*cache'"),
+        ({"names": (".",)}, "data: '.*' is a folder that `datasets.save_to_disk` has not written"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -118,7 +133,7 @@ def test_a_source_that_cannot_be_read_is_one_line(tmp_path: Path, wanted: dict[s
     write_all(tmp_path)
     names = tuple(str(tmp_path / name) for name in wanted["names"])
     with pytest.raises(UserError, match=f"^{line}"):
-        open_source(Wanted(**{**wanted, "names": names}))
+        open_source(SourceSpec(**{**wanted, "names": names}))
 
 
 def test_a_column_of_images_is_refused(tmp_path: Path) -> None:
@@ -145,4 +160,4 @@ def test_text_after_a_list_of_rows_is_refused(tmp_path: Path, after: str) -> Non
     file = tmp_path / "rows.json"
     file.write_text('[{"prompt": "a", "answer": "b"}]\n' + after)
     with pytest.raises(UserError, match="text follows the list of rows"):
-        open_source(Wanted((str(file),)))
+        open_source(SourceSpec((str(file),)))

@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from support.tiny_models import byte_tokenizer, smollm2_tokenizer
 from vigneron.config.options import StepLabels
+from vigneron.data.first_pass import read_list
 from vigneron.data.prompts import texts_of
-from vigneron.data.steps import step_ends, step_spans, token_ends, with_step_labels, with_step_texts
+from vigneron.data.steps import StepLabelReader, step_ends, step_spans, token_ends, with_step_text
 from vigneron.errors import UserError
 
 LINES = StepLabels("labels", "\n")
@@ -126,10 +127,9 @@ def test_special_tokens_in_a_text_are_characters_of_it() -> None:
 
 
 def read(rows: list[dict[str, Any]], labels: StepLabels = LINES) -> list[dict[str, Any]]:
-    joined = with_step_texts(rows, "'f'", labels)
-    return with_step_labels(
-        [{**row, "answer": row.get("completion", row.get("answer"))} for row in joined], "'f'", labels
-    )[0]
+    joined = [with_step_text(row, f"'f', row {number}", labels) for number, row in enumerate(rows, start=1)]
+    answered = [{**row, "answer": row.get("completion", row.get("answer"))} for row in joined]
+    return read_list(answered, StepLabelReader(labels), "'f'")[0]
 
 
 def test_all_forms_of_rows_are_one() -> None:
@@ -166,6 +166,6 @@ def test_bad_rows_are_one_line(row: dict[str, Any], line: str) -> None:
 def test_rows_without_a_label_to_learn_are_left_out() -> None:
     rows = [{"answer": "1\n2", "labels": [1, None]}, {"answer": "1\n3", "labels": [None, 1]}]
     for labels, kept in ((LINES, 2), (StepLabels("labels", "\n", last=True), 1)):
-        known, notices = with_step_labels(rows, "'f'", labels)
+        known, notices = read_list(rows, StepLabelReader(labels), "'f'")
         assert len(known) == kept
         assert notices == ([] if kept == 2 else ["'f': 1 rows without a label are left out"])

@@ -23,6 +23,8 @@ from transformers import AutoModelForCausalLM
 from support import SUPPORT, command_line, fault_runs
 from support.processes import begun, vigneron
 from support.tiny_runs import tiny_recipe, write_data
+from vigneron.data import sources as data_sources
+from vigneron.run_data import stored
 
 REWARD = """
 import os, signal
@@ -288,6 +290,27 @@ def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, e
     assert len(lines) == 1, done.stderr
     assert expected in lines[0]
     assert not (place / "runs" / "odd").exists()
+
+
+def train_on_large_source(log: str, words: list[str]) -> None:
+    """As a rank; with "other" on the command line the second one's node has another file."""
+    data_sources.LARGE = 0
+    if os.environ["RANK"] == "1":
+        stored.read_source = None  # type: ignore[assignment]  # rank 0 alone reads all rows
+        if "other" in words:
+            stored._sample = lambda path: "other"
+    fault_runs.command(log, [word for word in words if word != "other"])
+
+
+@pytest.mark.slow
+def test_ranks_read_a_large_source_by_the_index_of_rank_0(place: Path) -> None:
+    words = ["train", "tiny.yaml", "--name", "large", "steps=1", "eval_every=0"]
+    line = of_two_ranks(place, train_on_large_source, ["other", *words]).strip()
+    assert line == f"error: rank 1: data: '{place / 'words.jsonl'}' is not the same file as on rank 0"
+    assert not (place / "runs" / "large").exists()
+    said = of_two_ranks(place, train_on_large_source, words)
+    assert "error" not in said
+    assert len(records(place / "runs" / "large")) == 1
 
 
 def train_with_odd_version(log: str, words: list[str]) -> None:

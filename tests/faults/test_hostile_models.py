@@ -63,6 +63,18 @@ def test_a_template_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     rendering._RENDERER.close()
 
 
+def test_rendered_texts_are_kept_up_to_a_number_of_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "_CACHE", rendering._Cache(1000))
+    for letter in "abc":
+        assert written_by("{{ '" + letter + "' * 400 }}") == letter * 400
+    assert rendering._CACHE.used == 800  # the first one is gone
+    rendering._RENDERER.close()
+    assert written_by("{{ 'b' * 400 }}") == "b" * 400
+    assert rendering._RENDERER._process is None, "it was not rendered again"
+    assert written_by("{{ 'x' * 2000 }}") == "x" * 2000  # larger than the cache
+    assert rendering._CACHE.used == 0
+
+
 def test_a_template_sees_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even one that got out of the sandbox would be in a process without it."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-0123456789")

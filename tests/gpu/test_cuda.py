@@ -41,13 +41,16 @@ def cuda_policy(kind: str, *, lora: bool = False, dtype: torch.dtype = torch.flo
 def test_the_decode_kernel_is_attention(heads: int, key_heads: int, size: int, slots: int, dtype: torch.dtype) -> None:
     if not has_triton():
         pytest.skip("needs Triton")
+    from vigneron.rollout.engine.cached_attention import kernel_tiles
     from vigneron.rollout.engine.decode_kernel import decode_attention
 
     torch.manual_seed(0)
     query = torch.randn(7, heads, size, device=CUDA, dtype=dtype)
     keys, values = torch.randn(2, 8, key_heads, slots, size, device=CUDA, dtype=dtype)
     at = torch.randint(0, slots, (7,), device=CUDA)
-    got = decode_attention(query, keys, values, at, size**-0.5)
+    tiles = kernel_tiles(query, keys, values)
+    assert tiles is not None
+    got = decode_attention(query, keys, values, at, size**-0.5, tiles)
     seen = (torch.arange(slots, device=CUDA) <= at[:, None])[:, None, None]
     shared = query.double().unflatten(1, (key_heads, heads // key_heads))
     expected = scaled_dot_product_attention(shared, keys[:7].double(), values[:7].double(), attn_mask=seen)

@@ -26,11 +26,9 @@ from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.sample import sample, sampler_of
 
 
-@pytest.mark.parametrize(
-    "name", ["Gemma 3", "Mistral 3", "Llama 4", "Falcon (rotary)", "Falcon (ALiBi)", "DeepSeek V3"]
-)
+@pytest.mark.parametrize("name", ["Gemma 3", "Llama 4", "Falcon (ALiBi)"])
 def test_texts_longer_than_a_window_have_transformers_log_probs(tmp_path: Path, name: str) -> None:
-    """Sampled and trained ones. All of these ended in a traceback."""
+    """Sampled and trained ones. All of these ended in a traceback. `test_zoo.py` has every family."""
     folder = zoo_folder(name, tmp_path)
     policy = load(folder)
     assert logprob_difference(policy, reference_of(policy, folder), LONG) < 1e-5
@@ -56,7 +54,9 @@ def test_a_composite_config_has_the_text_models_context(tmp_path: Path) -> None:
     assert load(zoo_folder("Gemma 3", tmp_path)).context_length == 64
 
 
-@pytest.mark.parametrize("name", ["Qwen3-MoE", "Mixtral", "Phi-3.5-MoE"])
+@pytest.mark.parametrize(
+    "name", ["Qwen3-MoE", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Mixtral", "Phi-3.5-MoE"))]
+)
 def test_adapters_on_a_mixture_of_experts_are_sampled_from(tmp_path: Path, name: str) -> None:
     adapted = with_random_adapter(zoo_folder(name, tmp_path))
     assert logprob_difference(adapted, adapted.causal, LONG) < 1e-5

@@ -47,7 +47,7 @@ def dense_fisher(policy: Policy, batch: Batch, temperature: float) -> Tensor:
     return fisher / count
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("microbatch_tokens", [7, pytest.param(1000, marks=pytest.mark.slow)])
 def test_the_product_is_the_matrixs(kind: str, microbatch_tokens: int) -> None:
     policy = small_policy(kind)

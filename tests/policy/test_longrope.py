@@ -1,6 +1,7 @@
 """Phi-3 128k: a sequence's own length chooses its rotary frequencies, never its neighbours, in sampling and scoring."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from vigneron.policy.microbatches import microbatches
 from vigneron.policy.model import Policy, check_head
 from vigneron.policy.packing import can_share_prompts
 from vigneron.rollout.engine.engine import Engine
-from vigneron.rollout.engine.sample import sample
+from vigneron.rollout.engine.generate_fallback import GenerateSampler
+from vigneron.rollout.engine.sample import sample, sampler_of
 
 FAMILY, SWITCH = "Phi-3 128k (longrope)", 32
 
@@ -60,11 +62,14 @@ def test_neighbours_do_not_change_a_score(pack: bool) -> None:
             torch.testing.assert_close(got[row, : len(completion)], expected, atol=1e-5, rtol=0)
 
 
-def test_neighbours_do_not_change_a_sample() -> None:
+@pytest.mark.parametrize("sampler", [Engine, GenerateSampler])
+def test_neighbours_do_not_change_a_sample(sampler: Any) -> None:
     policy = longrope_policy()
+    if sampler is GenerateSampler:
+        policy.sampler = GenerateSampler(policy, "layers of another kind")
     prompts = [list(range(1, 41)), [5, 6, 7], list(range(1, 21)), [9]]
     done = sample(policy, prompts, max_new_tokens=14, sampling=Sampling(), seed=1)
-    assert isinstance(policy.sampler, Engine)
+    assert isinstance(policy.sampler, sampler)
     for row, prompt in enumerate(prompts):  # the third one begins short and ends long
         expected = by_transformers(prompt, done.ids_BT[row].tolist())
         torch.testing.assert_close(done.behaviour_BT[row], expected, atol=1e-4, rtol=0)
@@ -72,8 +77,11 @@ def test_neighbours_do_not_change_a_sample() -> None:
         assert alone.ids_BT[0].tolist() == done.ids_BT[row].tolist()
 
 
-def test_a_sample_that_ends_before_the_switch_is_scored_as_it_was_sampled() -> None:
+@pytest.mark.parametrize("sampler", [Engine, GenerateSampler])
+def test_a_sample_that_ends_before_the_switch_is_scored_as_it_was_sampled(sampler: Any) -> None:
     policy = longrope_policy()
+    if sampler is GenerateSampler:
+        policy.sampler = GenerateSampler(policy, "layers of another kind")
     assert policy.long_rope is not None
     policy.eos_ids = frozenset(range(0, 260, 3))
     policy.long_rope = replace(policy.long_rope, margin=20)
@@ -86,3 +94,10 @@ def test_a_sample_that_ends_before_the_switch_is_scored_as_it_was_sampled() -> N
         for one in (policy, policy.frozen_copy()):
             got = score(one, batch_of(pairs).with_packing(per_row=6), Sampling()).logprobs_BT
             torch.testing.assert_close(got, done.behaviour_BT, atol=1e-4, rtol=0)
+
+
+def test_the_engine_samples_where_every_completion_may_be_long() -> None:
+    policy = longrope_policy()
+    assert policy.long_rope is not None
+    policy.long_rope = replace(policy.long_rope, margin=SWITCH)
+    assert isinstance(sampler_of(policy), Engine)

@@ -9,6 +9,7 @@ from support.real_templates import policy_of, smollm2, template
 from vigneron.data.formats import is_conversation, with_prompts_and_answers
 from vigneron.data.prompts import completion_text, prompts_token_ids
 from vigneron.errors import UserError
+from vigneron.policy.message_forms import writable
 from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.pairs import sides_of
 from vigneron.rollout.recorded import recorded_texts
@@ -63,6 +64,32 @@ def test_tool_calls_are_trained_as_the_template_writes_them(name: str, first: st
     trained = learned(name, called(call))
     assert trained[0] == first
     assert "It is sunny." in trained[1]
+
+
+WITH_NONE = """{{ 'Call functions. None is required; "type" is `object`.\\n' }}{% for m in messages %}{{ m.role }}:
+{%- if m.tool_calls %}{% for c in m.tool_calls %}CALL {{ c.function.name }} {{ c.function.arguments | tojson }}
+{%- endfor %}{% endif %} CONTENT<|im_end|>
+{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [
+        ("{{ m.content or '' }}", None),
+        ("{{ m.content if m.content is not none else 'None' }}", ""),
+        ("{{ m.content }}", ""),
+    ],
+)
+def test_a_template_may_contain_the_word_none(content: str, kept: str | None) -> None:
+    """But not write it for a missing content."""
+    policy = policy_of(smollm2(), WITH_NONE.replace("CONTENT", content))
+    (row,) = with_prompts_and_answers([{"messages": called(CALL)}], "mine")
+    (found,) = demonstrations(policy, [row], of="mine")
+    text = policy.tokenizer.decode(found.ids)
+    assert 'CALL get_weather {"city": "Paris"}' in text
+    assert text.count("None") == 1
+    (form,) = writable(policy.tokenizer, [called(CALL)[1]])
+    assert form["content"] == kept
 
 
 @pytest.mark.parametrize("arguments", [{"n": 3}, {}, {"days": [1, 2]}, {"city": "Paris", "exact": True}])

@@ -20,6 +20,7 @@ from vigneron.policy.packing import can_share_prompts
 from vigneron.policy.rank_batches import map_microbatches
 
 token = st.integers(1, 250)
+KINDS = ["gpt2", "llama", pytest.param("qwen", marks=pytest.mark.slow)]
 rows_of_tokens = st.lists(st.lists(token, min_size=2, max_size=12), min_size=1, max_size=5)
 
 
@@ -29,7 +30,7 @@ def alone(policy: Policy, row: list[int]) -> torch.Tensor:
         return policy.model(torch.tensor([row])).logits[0].log_softmax(-1)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen"])
+@pytest.mark.parametrize("kind", KINDS)
 @given(
     rows=rows_of_tokens,
     copies=st.integers(1, 5),
@@ -99,7 +100,7 @@ def test_the_head_in_chunks_gives_the_same_values_and_gradients(
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen"])
+@pytest.mark.parametrize("kind", KINDS)
 @given(rows=rows_of_tokens, copies=st.integers(1, 4), budget=st.integers(1, 200))
 @settings(max_examples=20, deadline=None)
 def test_the_size_of_a_microbatch_changes_nothing(kind: str, rows: list[list[int]], copies: int, budget: int) -> None:

@@ -1,5 +1,6 @@
 """A reward model's score and a preference model's rankings, against transformers' own pass over one text at a time."""
 
+import json
 import math
 from typing import Any
 
@@ -8,7 +9,11 @@ import torch
 
 from support.tiny_models import tiny_scorer
 from vigneron.errors import UserError
+from vigneron.rewards.graders.models import RewardModelGrader
 from vigneron.rewards.model import ModelReward, PreferenceReward
+from vigneron.rewards.process import ProcessReward
+from vigneron.rubric.model import RewardModelItem
+from vigneron.sources.verdict import GraderInput
 
 SCORER = tiny_scorer("gpt2", dtype=torch.float64)
 SCORER.model.config.pad_token_id = None
@@ -51,6 +56,31 @@ def test_messages_are_grouped_and_compared_through_the_template() -> None:
     completions = [[{"role": "assistant", "content": text}] for text in ("yo", "no")]
     won = plain_better("user: hi\nanswer: ", "yo", "no")
     assert PreferenceReward(SCORER)(prompts=prompts, completions=completions) == pytest.approx([won, 1 - won])
+
+
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+WITH_TOOLS = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+
+
+def test_tools_are_written_before_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every kind of model; a prompt with other tools is another prompt."""
+    monkeypatch.setattr(SCORER.tokenizer, "chat_template", f"{WITH_TOOLS}{SCORER.tokenizer.chat_template}")
+    prompts = [[{"role": "user", "content": "hi"}]] * 3
+    completions = [[{"role": "assistant", "content": text}] for text in ("yo", "no", "no")]
+    tools, head = [None, TOOLS, json.dumps(TOOLS)], "user: hi\nanswer: "
+    scores = [plain(f"{head}yo"), plain(f"[add]{head}no"), plain(f"[add]{head}no")]
+    assert ModelReward(SCORER)(prompts=prompts, completions=completions, tools=tools) == pytest.approx(scores)
+    right = [1 / (1 + math.exp(-score)) for score in scores]
+    assert ProcessReward(SCORER)(prompts=prompts, completions=completions, tools=tools) == pytest.approx(right)
+    samples = [
+        GraderInput(row={"prompt": prompt, "tools": given}, question="hi", response=message[0]["content"])
+        for prompt, given, message in zip(prompts, tools, completions, strict=True)
+    ]
+    item = RewardModelItem(name="m", description="d", flow="reward_model", model="m", squash="none")
+    assert [verdict.score for verdict in RewardModelGrader(item, ModelReward(SCORER))(samples)] == pytest.approx(scores)
+    won = plain_better(f"[add]{head}", "yo", "no")
+    rates = PreferenceReward(SCORER)(prompts=prompts, completions=completions, tools=[TOOLS, TOOLS, None])
+    assert rates == pytest.approx([won, 1 - won, 0.5])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])

@@ -57,6 +57,31 @@ def test_half_and_half_is_half_and_half() -> None:
     ]
 
 
+def test_tools_are_written_in_every_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fresh and revised responses, of the dataset's answers, and where they are trained."""
+    memory, mix = Memory(), Mix(0.25, 0.5, 0.25, by="proportion")
+
+    def asked(text: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": text}]
+
+    prompts: dict[str, Any] = {
+        "generation_prompt": lambda row: asked("Be kind."),
+        "revision_prompt": lambda row, earlier: asked("Better."),
+    }
+    rollout = evolving(mix, memory, **prompts)
+    tokenizer = rollout.on_policy.policy.tokenizer
+    written = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", f"{written}{tokenizer.chat_template}")
+    row = {"prompt": asked("hi"), "answer": "yo", "tools": [{"type": "function", "function": {"name": "add"}}]}
+    memory.remember(rewarded(rollout([row], 0)), str)
+    batch = rollout([row], 1)
+    assert Counter(batch.samples.extras["origin"]) == {"fresh": 1, "revised": 2, "demonstrated": 1}
+    assert batch.samples.drawn_ids is not None
+    drawn = {tokenizer.decode(ids) for ids in batch.samples.drawn_ids if ids}
+    assert drawn == {f"[add]user: {text}\nanswer: " for text in ("Be kind.", "Better.")}
+    assert {tokenizer.decode(ids) for ids in batch.samples.prompt_ids} == {"[add]user: hi\nanswer: "}
+
+
 def test_in_the_first_round_all_are_fresh() -> None:
     batch = evolving(Mix(0.0, 1.0))(ROWS, 0)
     assert set(batch.samples.extras["origin"]) == {"fresh"}

@@ -11,7 +11,7 @@ from vigneron.data.prompts import prompts_token_ids
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation, set_template_defaults, stop_at_turn_end
 from vigneron.policy.model import Policy
-from vigneron.policy.seams import ids_with_cuts
+from vigneron.policy.token_boundaries import ids_with_cuts
 from vigneron.rollout.demonstrations import Demonstration, demonstrations
 from vigneron.rollout.pairs import sides_of
 from vigneron.rollout.recorded import recorded_texts
@@ -99,7 +99,7 @@ def test_a_real_template_as_text(name: str) -> None:
     tokenizer, found = policy.tokenizer, trained(policy, messages=TURNS)
     spans = [tokenizer.decode(found.ids[start:stop]) for start, stop in found.spans]
     assert spans == [text.format(answer) for text, answer in zip(TABLE[name], ANSWERS, strict=True)]
-    whole, written = tokenizer.decode(found.ids), Conversation.of(tokenizer, TURNS)
+    whole, talk = tokenizer.decode(found.ids), Conversation.of(tokenizer, TURNS)
     there = tokenizer.apply_chat_template(messages_for(name), tokenize=False)
     assert there.startswith(whole.removesuffix("<|user|>") if name == "glm4moe" else whole)
     last = trained(policy, prompt=TURNS[:3], completion=TURNS[3:])
@@ -107,7 +107,7 @@ def test_a_real_template_as_text(name: str) -> None:
     assert tokenizer.decode(last.completion_ids) == spans[-1]
     # Sampling begins after the same tokens, unless the template's history leaves out what its prompt begins.
     (asked,) = prompts_token_ids(tokenizer, [TURNS[:3]])
-    if there.startswith(written.before(3)):
+    if there.startswith(talk.before(3)):
         assert last.prompt_ids == asked
     else:
         assert tokenizer.decode(asked).removesuffix("\n").removesuffix("<think>") in whole
@@ -143,10 +143,10 @@ def test_trl_trains_the_same_answers(name: str) -> None:
 def test_sections_are_tokenized_as_the_whole(name: str, tokenizer: Any) -> None:
     """Between delimiters, where a token may cross a cut, as the text from its beginning."""
     talk = Conversation.of(policy_of(tokenizer(), template(name)).tokenizer, TURNS)
-    written = talk.written([1, 3])
-    assert written is not None
-    cuts = [place for span in written.spans for place in span]
-    assert talk.cut_ids(written.text, cuts) == ids_with_cuts(talk.encode, written.text, cuts)
+    answers = talk.assistant_spans([1, 3])
+    assert answers is not None
+    cuts = [place for span in answers.spans for place in span]
+    assert talk.cut_ids(answers.text, cuts) == ids_with_cuts(talk.encode, answers.text, cuts)
 
 
 def test_the_documented_table_is_this_one() -> None:

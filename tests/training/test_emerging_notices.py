@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForTokenClassification
 
 from support.command_line import vigneron, write_jsonl, write_recipe
 from support.minimal_recipe import check, line_of
 from support.recorded_data import recorded_config, recorded_rows
-from support.tiny_models import tiny_policy, tiny_scorer
-from support.tiny_runs import tiny_config, write_data
+from support.tiny_models import byte_tokenizer, tiny_policy, tiny_scorer
+from support.tiny_runs import tiny_config, tiny_recipe, write_data
 from vigneron import api
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
@@ -20,6 +21,7 @@ from vigneron.methods import build_method
 from vigneron.methods.topr import ALL_EQUAL, NO_NEGATIVES_SIGNED
 from vigneron.policy.model import Reference
 from vigneron.policy.reward_model import set_reward_model_kind
+from vigneron.recipe import check_config
 from vigneron.rewards.model import load_reward_scorer
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.run_store.notices import kept_notices
@@ -174,6 +176,41 @@ def process_folder(place: Path) -> Path:
     scorer.causal.save_pretrained(place / "process")
     scorer.tokenizer.save_pretrained(place / "process")
     return place / "process"
+
+
+def test_runs_of_earlier_versions_are_read_and_resumed(tmp_path: Path, tiny_folder: Path) -> None:
+    """They may have settings that new runs are refused for; a change of another key is checked as they are."""
+    given = tiny_recipe(
+        tiny_folder,
+        write_data(tmp_path),
+        **SPPO,
+        reward={"kind": "semantic", "embedder": "lexical", "form": "euclidean"},
+        sampling={"prompt": "Say {answer}."},
+        optimizer={},
+        steps=1,
+        eval_every=0,
+    )
+    with pytest.raises(UserError, match=r"(?s)has no \{prompt\}"):
+        check_config(given, "new")
+    with pytest.raises(UserError, match="needs win rates from 0 to 1"):
+        check_config(given | {"sampling": {}}, "new")
+    trained = api.train(check_config(given, "earlier", stored=True), runs=tmp_path, name="run")
+    assert trained.config.sampling.prompt == api.load_run(trained.folder).config.sampling.prompt == "Say {answer}."
+    assert api.resume(trained.folder, "steps=2").step == 2
+    assert vigneron("show", trained.folder).code == 0
+    with pytest.raises(UserError, match=r"steps: .*greater than 0"):
+        api.resume(trained.folder, "steps=0")
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_a_process_model_of_another_trainer_is_refused(tmp_path: Path, labels: int) -> None:
+    """TRL's process models classify tokens."""
+    shape = {"vocab_size": 260, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_labels": labels}
+    LlamaForTokenClassification(LlamaConfig(**shape, **heads)).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"reward\.model: .* classifies tokens .*`method: process_model`"):
+        load_reward_scorer(str(tmp_path), "reward", "cpu")
 
 
 @pytest.mark.parametrize("kind", ["reward", "first_is_better"])

@@ -13,10 +13,12 @@ from support.tiny_runs import final_state, tiny_config, write_data
 from vigneron import api
 from vigneron.config import Config
 from vigneron.data import rows as data_rows
+from vigneron.data import sources as data_sources
 from vigneron.errors import UserError
 from vigneron.run_data import stored
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.run_details import run_details
+from vigneron.training.setup.start import files_of, scratch_folder
 
 SFT: dict[str, Any] = {
     "method": {"name": "sft"},
@@ -32,7 +34,7 @@ SFT: dict[str, Any] = {
 def _everything_is_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import datasets
 
-    monkeypatch.setattr(stored, "LARGEST_COPY", 0)
+    monkeypatch.setattr(data_sources, "LARGE", 0)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
 
 
@@ -71,10 +73,14 @@ def test_a_run_on_a_large_source_is_that_on_a_copy_and_resumes_exactly(
         api.train(config, name="other", runs=tmp_path, view=StopInStep5())
     api.resume(tmp_path / "other")
     assert final_state(tmp_path / "other") == final_state(whole)
-    monkeypatch.setattr(stored, "LARGEST_COPY", 10**9)
+    monkeypatch.setattr(data_sources, "LARGE", 10**9)
     copied = api.train(config, name="copied", runs=tmp_path).folder
     assert (copied / "data" / "train.jsonl").is_file()
-    assert final_state(copied) == final_state(whole)
+    one, other = final_state(copied), final_state(whole)
+    records = [json.loads(state.pop("scalars")) for state in (one, other)]
+    for scalars in records:
+        del scalars["data"]["train"], scalars["data"]["held_out"]  # lines are hashed, or rows
+    assert (one, records[0]) == (other, records[1])
     assert run_details(whole).rows == run_details(copied).rows
 
 
@@ -120,6 +126,43 @@ def test_a_file_with_another_time_is_the_same_by_its_hash(stopped: tuple[Path, P
     folder, data, _ = stopped
     os.utime(data, (1, 1))
     assert api.resume(folder).step == 8
+    assert sources(folder)["files"][0]["changed"] == 10**9  # the next resume need not hash it again
+
+
+def test_a_deleted_index_is_made_anew(stopped: tuple[Path, Path, Config]) -> None:
+    folder, _, _ = stopped
+    (folder / "data" / "train.index.npz").unlink()
+    assert api.resume(folder).step == 8
+
+
+def test_another_rank_gets_the_index_and_takes_a_copy_of_the_file_with_another_time(
+    stopped: tuple[Path, Path, Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, data, config = stopped
+    own = scratch_folder(files_of(RunFolder.open(folder))).path / "data"
+    os.utime(data, (1, 1))  # as a node's own copy may have
+    monkeypatch.setattr(stored, "read_source", None)  # they are not read again
+    rows = stored.open_rank_data(own, config).train
+    assert list(rows) == list(RunFolder.open(folder).data(config).train)
+    text = data.read_text()
+    for other, line in ((text.replace("hot", "hat"), ""), (text + "\n", ": it has 421 bytes, and had 420")):
+        data.write_text(other)
+        with pytest.raises(UserError, match=f"^data: '{data}' is not the same file as on rank 0{line}$"):
+            stored.open_rank_data(own, config)
+    data.unlink()
+    with pytest.raises(UserError, match=f"^data: cannot read '{data}': No such file or directory: the run's rows"):
+        stored.open_rank_data(own, config)
+
+
+def test_a_file_that_cannot_be_hashed_is_one_line(
+    stopped: tuple[Path, Path, Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, data, config = stopped
+    os.utime(data, (1, 1))
+    monkeypatch.setattr(stored, "sha256_of", lambda path: Path("/proc/self/mem").read_bytes())  # as a damaged disk
+    rows = RunFolder.open(folder).data(config).train
+    with pytest.raises(UserError, match=f"^data: cannot read '{data}': Input/output error: the run's rows"):
+        rows[0]
 
 
 def test_without_a_hash_yet_another_time_is_a_change(stopped: tuple[Path, Path, Config]) -> None:

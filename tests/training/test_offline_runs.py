@@ -111,7 +111,8 @@ def test_rewards_that_compare_samples_have_no_v(tmp_path: Path, tiny_folder: Pat
     a_star_config(tmp_path, tiny_folder, reward=both | {"combine": "sum"}, group_size=2)
 
 
-@pytest.mark.parametrize("network", [pytest.param("head", marks=pytest.mark.slow), "own"])
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["head", "own"])
 def test_oreos_value_tells_good_from_bad_texts(tmp_path: Path, tiny_folder: Path, network: str) -> None:
     """From the checkpoint: behind a full stop it is near 1, behind an exclamation mark near 0."""
     keys: dict[str, Any] = {"steps": 60, "prompts_per_step": 16, "eval_every": 0, "save_every": 0}

@@ -70,7 +70,8 @@ def ranked(batch: Batch, reward: RewardFunction, count: int) -> BestOf:
     correct = batch.signals.correct or (None,)
     if None in correct:
         raise UserError("the checker cannot judge every sample: each row needs the reference in the column `answer`")
-    scores = reward(prompts=list(batch.samples.prompts), completions=list(batch.samples.completions))
+    columns = {name: list(values) for name, values in batch.samples.columns.items() if name == "tools"}
+    scores = reward(prompts=list(batch.samples.prompts), completions=list(batch.samples.completions), **columns)
     groups: dict[int, list[int]] = {}
     for sample, group in enumerate(batch.samples.group_B.tolist()):
         groups.setdefault(group, []).append(sample)

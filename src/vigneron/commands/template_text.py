@@ -53,15 +53,15 @@ def _shown(config: Config, tokenizer: Any, row: Row) -> tuple[str, str]:
     messages, first = conversation_of({**row, "answer": row["chosen"]} if reads == "pairs" else row)
     talk = Conversation.of(tokenizer, messages, row.get("tools"))
     turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
-    written = talk.written(turns)
+    answers = talk.assistant_spans(turns)
     before = talk.before(len(messages) - 1)
-    if written is None:
+    if answers is None:
         return f"{tokenizer.decode(talk.ids(before))}»{talk.text(len(messages) - 1)}«", ""
     pieces, at = [], 0
-    for start, stop in written.spans:
-        pieces += [written.text[at:start], "»", written.text[start:stop], "«"]
+    for start, stop in answers.spans:
+        pieces += [answers.text[at:start], "»", answers.text[start:stop], "«"]
         at = stop
     text = "".join(piece if piece in ("»", "«") else tokenizer.decode(talk.ids(piece)) for piece in pieces)
-    start = written.spans[-1][0]
-    left_out = "" if written.text.startswith(before) else before[min(start, len(before)) :]
+    start = answers.spans[-1][0]
+    left_out = "" if answers.text.startswith(before) else before[min(start, len(before)) :]
     return text, left_out

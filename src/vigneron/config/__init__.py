@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import SerializerFunctionWrapHandler, ValidationInfo, model_serializer, model_validator
 
-from vigneron.config.checks import CHECKS, METHOD, with_default_reward, without_inert_keys
+from vigneron.config.checks import CHECKS, CHECKS_OF_NEW_RUNS, METHOD, with_default_reward, without_inert_keys
 from vigneron.config.critics import TokenCriticConfig
 from vigneron.config.curricula import (
     CurriculumConfig,
@@ -70,7 +70,7 @@ from vigneron.config.scale import (
 )
 from vigneron.config.scorers import PreferenceModelConfig, ProcessModelConfig, RewardModelConfig, ScoreModelConfig
 from vigneron.config.top_level import DEFAULT_MICROBATCH_TOKENS, TopLevel
-from vigneron.config.values import Strict, plain_url
+from vigneron.config.values import STORED, Strict, plain_url
 
 __all__ = [
     "CHECKER_NAMES",
@@ -156,8 +156,9 @@ class Config(TopLevel):
         return with_default_reward(given, info.context)
 
     @model_validator(mode="after")
-    def sections_fit_together(self) -> "Config":
-        for check in CHECKS:
+    def sections_fit_together(self, info: ValidationInfo) -> "Config":
+        stored = (info.context or {}).get(STORED, False)
+        for check in CHECKS if stored else (*CHECKS, *CHECKS_OF_NEW_RUNS):
             check(self)
         return self
 

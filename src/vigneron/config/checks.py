@@ -231,7 +231,6 @@ CHECKS = (
     given_texts_are_not_sampled,
     a_scorer_is_trained_whole,
     a_group_can_be_compared,
-    win_rates_are_given,
     rewards_of_prompts_can_be_compared,
     step_rewards_are_used,
     a_step_has_enough_rows,
@@ -243,6 +242,8 @@ CHECKS = (
     a_trust_region_needs_whole_weights,
     critic_lr_has_an_effect,
 )
+CHECKS_OF_NEW_RUNS = (win_rates_are_given,)
+"""Added when runs existed that they refuse: those can still be read and resumed."""
 
 
 def without_inert_keys(config: TopLevel, written: dict[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from vigneron.config.values import NotNegative, Positive, Share, Strict, Url, template_columns
+from vigneron.config.values import STORED, NotNegative, Positive, Share, Strict, Url, template_columns
 
 Files = Annotated[list[str], Field(min_length=1)]
 CHECKER_NAMES = ("equality", "last_line", "sentiment_inversion")
@@ -227,7 +228,9 @@ def _usable_stops(stop: list[str]) -> list[str]:
     return stop
 
 
-def _has_prompt(template: str) -> str:
+def _has_prompt(template: str, info: ValidationInfo) -> str:
+    if (info.context or {}).get(STORED):
+        return template
     columns = template_columns(template)
     if "prompt" not in columns:
         raise ValueError(

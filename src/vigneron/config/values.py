@@ -7,6 +7,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+STORED = "stored"
+"""Key of the validation context: the config is of a run's folder, so checks that later versions added are skipped."""
+
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]

@@ -5,8 +5,9 @@ They are Arrow tables that are mapped into memory. `datasets` takes seconds to i
 
 import datetime
 import math
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from vigneron.errors import UserError, did_you_mean, first_line
 
 Row = dict[str, Any]
 HUB = "hf:"
+COMMIT = re.compile(r"[0-9a-f]{40}")
 # Rows that are converted together.
 BATCH = 1000
 
@@ -23,9 +25,11 @@ class ArrowRows:
     table: Any
     """A `datasets.Dataset`."""
     name: str
+    commit: str | None = None
+    """Of a hub dataset."""
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         return int(self.table.data.nbytes)
 
     def __len__(self) -> int:
@@ -38,12 +42,15 @@ class ArrowRows:
         return self.between(0, len(self))
 
     def between(self, first: int, last: int) -> Iterator[Row]:
+        return (row for row, _ in self.with_lines(first, last))
+
+    def with_lines(self, first: int, last: int) -> Iterator[tuple[Row, None]]:
         """Rows first … last − 1, converted in batches."""
         at = first
         for batch in self.table.select(range(first, last)).iter(BATCH):
             names = list(batch)
             for values in zip(*batch.values(), strict=True):
-                yield {name: self._plain(value, at) for name, value in zip(names, values, strict=True)}
+                yield {name: self._plain(value, at) for name, value in zip(names, values, strict=True)}, None
                 at += 1
 
     def place(self, index: int) -> str:
@@ -73,7 +80,7 @@ class ArrowRows:
 def parquet_rows(path: Path) -> ArrowRows:
     import datasets
 
-    with _one_line(str(path)):
+    with _ReadErrors(str(path)):
         table = datasets.load_dataset("parquet", data_files={"train": [_literal(path)]}, split="train")
     return _checked(table, str(path))
 
@@ -82,7 +89,7 @@ def saved_rows(path: Path, split: str | None) -> ArrowRows:
     """A folder that `save_to_disk` wrote, of one dataset or of several splits."""
     import datasets
 
-    with _one_line(str(path)):
+    with _ReadErrors(str(path)):
         saved = datasets.load_from_disk(str(path))
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
@@ -123,14 +130,16 @@ def hub_revision(name: str) -> str | None:
 def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> ArrowRows:
     import datasets
 
-    with _one_line(name):
+    with _ReadErrors(name):
         table = datasets.load_dataset(name.removeprefix(HUB), config, split=split, revision=revision)
     if revision is not None and any(revision not in file["filename"] for file in table.cache_files):
         raise UserError(f"data: the hub does not give commit {revision} of '{name}', which the run was started with")
-    return _checked(table, f"{name}, {split}")
+    # Without the hub the commit is known from the cache, whose folders are named by it.
+    commits = {part for file in table.cache_files for part in Path(file["filename"]).parts if COMMIT.fullmatch(part)}
+    return replace(_checked(table, f"{name}, {split}"), commit=commits.pop() if len(commits) == 1 else None)
 
 
-class _one_line:
+class _ReadErrors:
     """Errors of the `datasets` library, which are of many types, in one line."""
 
     def __init__(self, name: str) -> None:

@@ -3,34 +3,47 @@
 from collections.abc import Sequence
 from typing import Any
 
+from vigneron.data.first_pass import MissingColumn, read_list
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import Row
-from vigneron.data.rows import MissingColumn
 from vigneron.errors import UserError, did_you_mean
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+KNOWN_ROLES = frozenset(ROLES)
+ANSWERS = (str, int, float)
 RESERVED = {"prompts", "completions", "completion_ids", "log_extra", "log_metric"}
 
 
 def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
     """Raise for an empty dataset, and for the first row that lacks a required column (rows count from 1)."""
-    if not rows:
-        raise UserError(f"data: {where} has no rows")
-    for number, row in enumerate(rows, start=1):
-        try:
-            check_row(row, columns, f"{where}, row {number}")
-        except MissingColumn as error:
-            more = sum(_lacks(other, error.column) for other in rows) - 1
-            others = f", nor do {more} other rows" if more else ""
-            raise UserError(f"{error.message}{others}{error.fix}") from error
+    read_list(rows, ColumnReader(columns), where)
 
 
-def check_row(row: Row, columns: Sequence[str], place: str) -> None:
+class ColumnReader:
+    """Rows as they are, checked for required columns."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = columns
+
+    def __call__(self, row: Row, place: object) -> Row:
+        check_row(row, self.columns, place)
+        return row
+
+    def add(self, later: Any) -> None: ...
+
+    def finish(self, where: str) -> list[str]:
+        return []
+
+
+def check_row(row: Row, columns: Sequence[str], place: object) -> None:
     """Raise if a row lacks a required column, or has an invalid prompt, answer or role."""
     for column in columns:
-        if row.get(column) == []:
+        value = row.get(column)
+        if value:
+            continue
+        if value == []:
             raise UserError(f"data: {place}: '{column}' is an empty list: give at least one message")
-        if _lacks(row, column):
+        if value in (None, ""):
             has = [name for name, value in row.items() if value not in (None, "")]
             hint = did_you_mean(column, has) if has else ""
             fix = ": add it, or set a `parent` that answers" if column == "answer" else ""
@@ -38,29 +51,26 @@ def check_row(row: Row, columns: Sequence[str], place: str) -> None:
     for column in () if RESERVED.isdisjoint(row) else row.keys() & RESERVED:
         raise UserError(f"data: {place}: '{column}' is reserved for an argument of rewards: rename the column")
     answer = row.get("answer") if "answer" in columns else None
-    if answer is not None and not isinstance(answer, str | int | float) and not is_conversation(answer):
+    if answer is not None and not isinstance(answer, ANSWERS) and not is_conversation(answer):
         raise UserError(f"data: {place}: answer must be a text, a number or messages")
     prompt = row.get("prompt")
     of_messages = isinstance(row.get("messages"), list)  # a prompt that was read from them needs no second check
     if prompt is not None and not isinstance(prompt, str) and not (of_messages or is_conversation(prompt)):
         raise UserError(f'data: {place}: prompt must be a text or a list of {{"role": …, "content": …}} messages')
     for column in ("messages" if of_messages else "prompt", "completion", "chosen", "rejected"):
-        if isinstance(row.get(column), list):
-            _check_roles(row[column], f"data: {place}: {column}")
+        messages = row.get(column)
+        if isinstance(messages, list):
+            try:
+                known = KNOWN_ROLES.issuperset([message["role"] for message in messages])
+            except (TypeError, KeyError):  # no messages
+                continue
+            if not known:
+                _refuse_roles(messages, f"data: {place}: {column}")
 
 
-def _check_roles(messages: Any, where: str) -> None:
+def _refuse_roles(messages: Any, where: str) -> None:
     """Raise for unknown roles: many templates render any role, so a typo would be trained on."""
-    try:
-        if all(message["role"] in ROLES for message in messages):
-            return
-    except (TypeError, KeyError):  # no messages
-        return
     for turn, message in enumerate(messages if is_conversation(messages) else (), start=1):
         if message["role"] not in ROLES:
             known = did_you_mean(message["role"], ROLES)
             raise UserError(f"{where}, turn {turn}: unknown role '{message['role']}'{known}")
-
-
-def _lacks(row: Row, column: str) -> bool:
-    return row.get(column) in (None, "", [])

@@ -12,12 +12,12 @@ from typing import Any
 
 from vigneron.data.prompts import Row, completion_text
 from vigneron.errors import UserError
-from vigneron.policy.message_forms import is_message, message_text
+from vigneron.policy.message_forms import are_messages, message_text
 
 
 def with_prompts_and_answers(rows: Sequence[Row], where: str) -> list[Row]:
     """Every row with `prompt` and `answer`. Errors name the row by its number."""
-    return [with_prompt_and_answer(row, f"data: {where}, row {number}") for number, row in enumerate(rows, start=1)]
+    return [with_prompt_and_answer(row, f"{where}, row {number}") for number, row in enumerate(rows, start=1)]
 
 
 def without_demonstrations(row: Row) -> Row:
@@ -38,57 +38,69 @@ def conversation_of(row: Row) -> tuple[list[dict[str, Any]], int]:
 
 
 def is_conversation(value: Any) -> bool:
-    return isinstance(value, list) and all(is_message(message) for message in value)
+    return isinstance(value, list) and are_messages(value)
 
 
 def last_answer(messages: Sequence[dict[str, Any]]) -> int:
-    return max((at for at, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+    for at in range(len(messages) - 1, -1, -1):
+        if messages[at]["role"] == "assistant":
+            return at
+    return -1
 
 
-def with_prompt_and_answer(row: Row, where: str) -> Row:
+def with_prompt_and_answer(row: Row, place: object) -> Row:
     """The row with `prompt` and `answer`."""
     messages, completion = row.get("messages"), row.get("completion")
     if messages is not None:
-        column, (prompt, answer) = "messages", _of_messages(messages, where)
+        column, (prompt, answer) = "messages", _of_messages(messages, place)
     elif completion is not None:
-        column, (prompt, answer) = "completion", _of_completion(row.get("prompt"), completion, where)
+        column, (prompt, answer) = "completion", _of_completion(row.get("prompt"), completion, place)
     else:
         return row
-    for name, given in (("answer", answer), *([("prompt", prompt)] if column == "messages" else [])):
-        if row.get(name) not in (None, given):
-            raise UserError(f"{where}: `{name}` and `{column}` contradict each other: remove one")
-    read_before = row.get("answer") is not None and row.get("prompt") is not None  # rows saved by a run
+    own_prompt, own_answer = row.get("prompt"), row.get("answer")
+    if own_answer is not None and own_answer != answer:
+        raise UserError(f"data: {place}: `answer` and `{column}` contradict each other: remove one")
+    if messages is not None and own_prompt is not None and own_prompt != prompt:
+        raise UserError(f"data: {place}: `prompt` and `messages` contradict each other: remove one")
+    read_before = own_answer is not None and own_prompt is not None  # rows saved by a run
     return row if read_before else {**row, "prompt": prompt, "answer": answer}
 
 
-def _of_messages(messages: Any, where: str) -> tuple[Any, str]:
+def _of_messages(messages: Any, place: object) -> tuple[Any, str]:
     if not is_conversation(messages):
-        raise UserError(f'{where}: messages must be a list of {{"role": …, "content": …}} messages')
+        raise UserError(f'data: {place}: messages must be a list of {{"role": …, "content": …}} messages')
     last = last_answer(messages)
     if last < 0:
-        raise UserError(f"{where}: messages has no turn of role 'assistant' to train on: add one")
+        raise UserError(f"data: {place}: messages has no turn of role 'assistant' to train on: add one")
     if messages[0]["role"] == "assistant":
-        raise UserError(f"{where}: messages begins with role 'assistant': put a turn of role 'user' before it")
-    _refuse_empty(messages[: last + 1], "messages", where)
+        raise UserError(f"data: {place}: messages begins with role 'assistant': put a turn of role 'user' before it")
+    _refuse_empty(messages[: last + 1], "messages", place)
     return messages[:last], message_text(messages[last])
 
 
-def _of_completion(prompt: Any, completion: Any, where: str) -> tuple[Any, str]:
+def _of_completion(prompt: Any, completion: Any, place: object) -> tuple[Any, str]:
     if isinstance(completion, str):
         if not completion.strip():
-            raise UserError(f"{where}: the completion is empty: remove the row or fill it in")
+            raise UserError(f"data: {place}: the completion is empty: remove the row or fill it in")
         return prompt, completion
     if not is_conversation(completion):
-        raise UserError(f'{where}: completion must be a text or a list of {{"role": …, "content": …}} messages')
+        raise UserError(f'data: {place}: completion must be a text or a list of {{"role": …, "content": …}} messages')
     if not is_conversation(prompt):
-        raise UserError(f"{where}: completion is a list of messages and prompt is not: use the same form for both")
+        raise UserError(
+            f"data: {place}: completion is a list of messages and prompt is not: use the same form for both"
+        )
     if not completion or completion[-1]["role"] != "assistant":
-        raise UserError(f"{where}: completion does not end with a turn of role 'assistant': add one")
-    _refuse_empty(completion, "completion", where)
+        raise UserError(f"data: {place}: completion does not end with a turn of role 'assistant': add one")
+    _refuse_empty(completion, "completion", place)
     return [*prompt, *completion[:-1]], message_text(completion[-1])
 
 
-def _refuse_empty(messages: Sequence[dict[str, Any]], column: str, where: str) -> None:
+def _refuse_empty(messages: Sequence[dict[str, Any]], column: str, place: object) -> None:
     for number, message in enumerate(messages, start=1):
-        if message["role"] == "assistant" and not message_text(message).strip():
-            raise UserError(f"{where}: turn {number} of {column} is an empty answer: remove the row or fill it in")
+        if message["role"] != "assistant":
+            continue
+        content = message.get("content")
+        if not (content if type(content) is str else "").strip() and not message_text(message).strip():
+            raise UserError(
+                f"data: {place}: turn {number} of {column} is an empty answer: remove the row or fill it in"
+            )

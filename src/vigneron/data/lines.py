@@ -6,10 +6,11 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
@@ -20,6 +21,11 @@ Row = dict[str, Any]
 
 LONGEST_LINE = 10_000_000
 BOM = b"\xef\xbb\xbf"
+BLOCK = 2**22
+"""Bytes that are read together."""
+FIRST_OF_BLANK = np.frombuffer(b" \t\v\f\r\n" + BOM[:1], dtype=np.uint8)
+"""Bytes that a blank line can begin with."""
+NEWLINE = 10
 
 
 @dataclass
@@ -47,7 +53,8 @@ class LineRows:
             raise UserError(f"data: cannot read '{name}': {error.strerror}") from error
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
+        """In bytes."""
         return int(self.offsets[-1])
 
     def __len__(self) -> int:
@@ -65,27 +72,67 @@ class LineRows:
             return self._csv_row(_text(data.removeprefix(BOM), self.name), index)
         if not data.endswith(b"\n") or data.count(b"\n") > 1:  # blank lines follow
             data = data.split(b"\n", 1)[0]
-        return parse_line(_text(data.removeprefix(BOM), self.name), lambda: self._line(index))
+        return parse_line(self._decoded(data.removeprefix(BOM), index), lambda: self._line(index))
 
     def __iter__(self) -> Iterator[Row]:
         return self.between(0, len(self))
 
     def between(self, first: int, last: int) -> Iterator[Row]:
         """Rows first … last − 1, read in large pieces."""
+        return (row for row, _ in self.with_lines(first, last))
+
+    def with_lines(self, first: int, last: int) -> Iterator[tuple[Row, bytes]]:
+        """Rows first … last − 1, each with its line of the file, or its lines."""
         if self.header is not None:
-            yield from (self[index] for index in range(first, last))
+            for index, data in enumerate(self._pieces(first, last), start=first):
+                yield self._csv_row(_text(data, self.name), index), data.rstrip(b"\r\n")
             return
-        with self.path.open("rb") as file:
-            file.seek(int(self.offsets[first]))
-            for index in range(first, last):
-                while not (line := file.readline()).strip():
-                    if not line:
+        decode = DECODER.raw_decode
+        for index, data in enumerate(self._pieces(first, last), start=first):
+            text = self._decoded(data, index)
+            try:
+                row, end = decode(text)
+            except (ValueError, RecursionError):
+                row, end = None, 0
+            if type(row) is not dict or (end != len(text) and text[end:] != "\r") or _may_have_surrogates(text):
+                row = parse_line(text, lambda index=index: self._line(index))  # slower, with errors in words
+            yield row, data
+
+    def _pieces(self, first: int, last: int) -> Iterator[bytes]:
+        """The bytes of rows, of JSON without the line's end."""
+        try:
+            with self.path.open("rb") as file:
+                while first < last:
+                    begin = int(self.offsets[first])
+                    until = int(np.searchsorted(self.offsets, begin + BLOCK, side="right")) - 1
+                    until = min(max(until, first + 1), last)
+                    file.seek(begin)
+                    data = file.read(int(self.offsets[until]) - begin)
+                    if len(data) != self.offsets[until] - begin:
                         raise UserError(f"data: '{self.name}' changed while the run was reading it: restore it")
-                text = _text(line.removeprefix(BOM) if index == 0 else line, self.name)
-                yield parse_line(text, lambda index=index: self._line(index))
+                    yield from self._split(data, first, until)
+                    first = until
+        except OSError as error:
+            raise UserError(f"data: cannot read '{self.name}': {error.strerror}") from error
+
+    def _split(self, data: bytes, first: int, last: int) -> Sequence[bytes]:
+        if self.header is None:
+            lines = (data.removeprefix(BOM) if first == 0 else data).split(b"\n")
+            lines = [line for line in lines if line and not line.isspace()]
+            if len(lines) == last - first:
+                return lines
+        cuts = (self.offsets[first : last + 1] - self.offsets[first]).tolist()
+        rows = [data[start:stop].removeprefix(BOM) for start, stop in pairwise(cuts)]
+        return rows if self.header is not None else [row.split(b"\n", 1)[0] for row in rows]
 
     def place(self, index: int) -> str:
         return f"'{self.name}', row {index + 1}"
+
+    def _decoded(self, data: bytes, index: int) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self._line(index)} is not UTF-8 text ({error.reason})") from error
 
     def _line(self, index: int) -> str:
         with self.path.open("rb") as file:
@@ -109,23 +156,37 @@ class LineRows:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handle": None}
 
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
-            os.close(self._handle)  # type: ignore[arg-type]
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at the interpreter's end
+        if (handle := getattr(self, "_handle", None)) is not None:
+            close(handle)
 
 
 def _jsonl_index(path: Path, name: str) -> np.ndarray:
     """The start of every line that is not blank, and the end of the file."""
-    offsets, at = array("q"), 0
+    starts, firsts, size, before = array("q"), bytearray(), 0, NEWLINE
     with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(4 * LONGEST_LINE + 4), b""), start=1):
-            if len(line) > LONGEST_LINE and len(line.decode("utf-8", errors="replace")) > LONGEST_LINE:
-                raise UserError(f"data: '{name}', line {number} is longer than {LONGEST_LINE} characters")
-            if line.strip() and line.strip() != BOM:
-                offsets.append(at)
-            at += len(line)
-    offsets.append(at)
-    return np.frombuffer(offsets, dtype=np.int64)
+        while block := file.read(4 * BLOCK):
+            data = np.frombuffer(block, dtype=np.uint8)
+            begins = np.flatnonzero(data[:-1] == NEWLINE) + 1
+            if before == NEWLINE:
+                begins = np.insert(begins, 0, 0)
+            firsts += data[begins].tobytes()
+            starts.frombytes((begins + size).tobytes())
+            size, before = size + len(block), block[-1]
+        starts.append(size)
+        ends, keep = np.frombuffer(starts, dtype=np.int64), np.ones(len(starts), dtype=bool)
+        for line in np.flatnonzero(np.isin(np.frombuffer(firsts, dtype=np.uint8), FIRST_OF_BLANK)).tolist():
+            content = _line_at(file, ends, line).strip()
+            keep[line] = bool(content) and content != BOM
+        for line in np.flatnonzero(np.diff(ends) > LONGEST_LINE).tolist():
+            if len(_line_at(file, ends, line).decode("utf-8", errors="replace")) > LONGEST_LINE:
+                raise UserError(f"data: '{name}', line {line + 1} is longer than {LONGEST_LINE} characters")
+    return ends if keep.all() else ends[keep]
+
+
+def _line_at(file: IO[bytes], ends: np.ndarray, line: int) -> bytes:
+    file.seek(int(ends[line]))
+    return file.read(min(int(ends[line + 1] - ends[line]), 4 * LONGEST_LINE + 4))
 
 
 def _csv_index(path: Path, name: str, known: np.ndarray | None) -> tuple[tuple[str, ...], np.ndarray]:
@@ -144,6 +205,8 @@ def _csv_index(path: Path, name: str, known: np.ndarray | None) -> tuple[tuple[s
         reader = csv.reader(lines())
         try:
             header = tuple(next(reader, ()))
+            if not header and at:
+                raise UserError(f"data: '{name}', line 1 is blank: the first line must name the columns")
             if known is not None:
                 return header, known
             start = at
@@ -188,9 +251,13 @@ def parse_line(line: str, where: Any) -> Row:
         raise UserError(f"{where()} cannot be read: {reason}") from error
     if not isinstance(row, dict):
         raise UserError(f"{where()} is not a JSON object")
-    if "\\ud" in line or "\\uD" in line:
+    if _may_have_surrogates(line):
         check_surrogates(row, where)
     return row
+
+
+def _may_have_surrogates(line: str) -> bool:
+    return "\\u" in line and ("\\ud" in line or "\\uD" in line)
 
 
 def check_surrogates(row: Row, where: Any) -> None:

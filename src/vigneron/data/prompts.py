@@ -6,7 +6,7 @@ from typing import Any
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation
 from vigneron.policy.message_forms import message_text
-from vigneron.policy.seams import plain_ids
+from vigneron.policy.token_boundaries import plain_ids
 
 Row = dict[str, Any]
 STEP = "the step"

@@ -10,13 +10,11 @@ Other columns stay as they are: `answer` is the reference answer, not the sample
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from vigneron.data.dataset import check_row
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import Row
-from vigneron.data.rows import read_list
 from vigneron.errors import UserError, did_you_mean
 from vigneron.values import yes_or_no
 
@@ -35,9 +33,8 @@ class RecordedReader:
         self.rows = self.missing = 0
         self.hint = ""
 
-    def __call__(self, row: Row, place: str) -> Row | None:
+    def __call__(self, row: Row, place: object) -> Row | None:
         check_row(row, ["prompt"], place)
-        place = f"data: {place}"
         _check_completion(row, place)
         value = score_of(row, self.score, self.bounds, place)
         if not self.rows:
@@ -60,14 +57,7 @@ class RecordedReader:
         return [f"{where}: {missing} of {rows} rows have no `{score}` and are left out"] if missing else []
 
 
-def check_recorded(
-    rows: Sequence[Row], score: str, bounds: tuple[float, float] | None, where: str
-) -> tuple[list[Row], list[str]]:
-    """The rows that have a score, as a float, and a notice about the others. Errors name the row by its number."""
-    return read_list(rows, RecordedReader(score, bounds), where)
-
-
-def score_of(row: Row, column: str, bounds: tuple[float, float] | None, place: str) -> float | None:
+def score_of(row: Row, column: str, bounds: tuple[float, float] | None, place: object) -> float | None:
     """A row's score as a float (in CSV it is text); None: missing."""
     given = row.get(column)
     if given in (None, ""):
@@ -78,7 +68,7 @@ def score_of(row: Row, column: str, bounds: tuple[float, float] | None, place: s
         score = math.nan
     wanted = "a number" if bounds is None else f"a number from {bounds[0]:g} to {bounds[1]:g}"
     if not math.isfinite(score) or (bounds is not None and not bounds[0] <= score <= bounds[1]):
-        raise UserError(f"{place}: {column} is {given!r}, not {wanted}")
+        raise UserError(f"data: {place}: {column} is {given!r}, not {wanted}")
     return score
 
 
@@ -87,18 +77,20 @@ def without_record(row: Row, score: str | None) -> Row:
     return {name: value for name, value in row.items() if name not in (*RECORD, score)}
 
 
-def _check_completion(row: Row, place: str) -> None:
+def _check_completion(row: Row, place: object) -> None:
     completion = row.get("completion")
     if completion is None:
-        raise UserError(f"{place} has no 'completion': the recorded sample{did_you_mean('completion', row)}")
+        raise UserError(f"data: {place} has no 'completion': the recorded sample{did_you_mean('completion', row)}")
     if isinstance(completion, str):
         return
     one_message = is_conversation(completion) and [m["role"] for m in completion] == ["assistant"]
     if not one_message or not is_conversation(row["prompt"]):
-        raise UserError(f"{place}: completion must be a text, or after a conversation one message of role 'assistant'")
+        raise UserError(
+            f"data: {place}: completion must be a text, or after a conversation one message of role 'assistant'"
+        )
 
 
-def _behaviour(row: Row, place: str) -> Row:
+def _behaviour(row: Row, place: object) -> Row:
     """`logprobs` as numbers, `truncated` as a bool (in CSV both are text), where the row has them."""
     optional: Row = {}
     if row.get("logprobs") not in (None, ""):
@@ -110,11 +102,13 @@ def _behaviour(row: Row, place: str) -> Row:
     return optional
 
 
-def _logprob(given: Any, place: str) -> float:
+def _logprob(given: Any, place: object) -> float:
     try:
         value = float(given)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not value <= ROUNDING or math.isinf(value):
-        raise UserError(f"{place}: logprobs has {given!r}: expected log-probabilities, numbers that are at most 0")
+        raise UserError(
+            f"data: {place}: logprobs has {given!r}: expected log-probabilities, numbers that are at most 0"
+        )
     return value

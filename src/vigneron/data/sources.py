@@ -8,10 +8,11 @@ data/*.jsonl, or a list                   several of these, one after the other
 """
 
 import glob
+import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ from vigneron.files import user_path
 
 PACKED = (".jsonl.gz", ".json.gz", ".json")
 SUFFIXES = (".jsonl", ".csv", ".parquet", *PACKED)
+LARGE = 50_000_000
+"""Bytes above which a run's folder refers to a source, and keeps no copy of it."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a config names, and the commits of the hub's datasets when they were first read."""
+class SourceSpec:
+    """The source that a config names, and the commits of the hub's datasets when they were first read."""
 
     names: tuple[str, ...]
     config: str | None = None
@@ -49,7 +52,7 @@ class FileStamp:
     @classmethod
     def of(cls, path: str | Path) -> "FileStamp":
         try:
-            stat = Path(path).stat()
+            stat = os.stat(path)
         except OSError as error:
             raise UserError(f"data: cannot read '{path}': {error.strerror}") from error
         return cls(str(path), stat.st_size, stat.st_mtime_ns)
@@ -59,14 +62,14 @@ class FileStamp:
 class SourceRows:
     """The rows of a source, with its columns renamed."""
 
-    wanted: Wanted
+    spec: SourceSpec
     parts: Sequence[LineRows | ArrowRows]
-    stamps: tuple[FileStamp, ...]
-    """Of all files that it was read from."""
+    stamps: Sequence[Sequence[FileStamp]]
+    """Of the files that each part was read from."""
 
     def __post_init__(self) -> None:
         self._ends = list(accumulate(len(part) for part in self.parts))
-        self._renamed = {old: new for new, old in self.wanted.columns.items()}
+        self._renamed = {old: new for new, old in self.spec.columns.items()}
         if len(self):
             first = self[0] if not self._renamed else self._part(0)[0][0]
             for old in self._renamed:
@@ -74,8 +77,12 @@ class SourceRows:
                     raise UserError(f"data.columns: {self.place(0)} has no '{old}'{did_you_mean(old, first)}")
 
     @property
-    def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts)
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def is_large(self) -> bool:
+        return self.size > LARGE
 
     @property
     def name(self) -> str:
@@ -95,19 +102,27 @@ class SourceRows:
 
     def between(self, first: int, last: int) -> Iterator[Row]:
         """Rows first … last − 1, in fewer reads than one by one."""
+        return (row for row, _ in self.with_lines(first, last))
+
+    def with_lines(self, first: int, last: int) -> Iterator[tuple[Row, bytes | None]]:
+        """Rows first … last − 1, each with its line where it is one of a file of lines."""
         begin = 0
         for part, end in zip(self.parts, self._ends, strict=True):
             if begin < last and first < end:
-                rows = part.between(max(first, begin) - begin, min(last, end) - begin)
-                yield from (map(self._with_names, rows) if self._renamed else rows)
+                rows: Iterator[tuple[Row, bytes | None]] = part.with_lines(
+                    max(first, begin) - begin, min(last, end) - begin
+                )
+                yield from (((self._with_names(row), line) for row, line in rows) if self._renamed else rows)
             begin = end
 
     def place(self, index: int) -> str:
         part, at = self._part(index)
         return part.place(at)
 
-    def check_unchanged(self) -> None:
-        for stamp in self.stamps:
+    def check_unchanged(self, index: int | None = None) -> None:
+        """Raise if a file has changed: one that a row is in, or with None any."""
+        parts = self.stamps if index is None else [self.stamps[bisect_right(self._ends, index)]]
+        for stamp in chain.from_iterable(parts):
             if FileStamp.of(stamp.path) != stamp:
                 raise UserError(
                     f"data: '{stamp.path}' changed while the run was reading it: restore it, or start a new run; "
@@ -126,26 +141,31 @@ class SourceRows:
         return {**{name: value for name, value in row.items() if name not in names}, **given}
 
 
-def open_source(wanted: Wanted, offsets: Sequence[np.ndarray] = ()) -> SourceRows:
+def open_source(spec: SourceSpec, offsets: Sequence[np.ndarray] = ()) -> SourceRows:
     """Open all parts. Rows are not read; files of lines are indexed, unless the offsets of their rows are given."""
-    names = [name for given in wanted.names for name in _expanded(given)]
-    _check_keys(wanted, names)
-    stamps = [stamp for name in names for stamp in _stamps(name)]
-    revisions = dict(wanted.revisions)
+    names = [name for given in spec.names for name in _expanded(given)]
+    _check_keys(spec, names)
+    stamps = [_stamps(name) for name in names]
+    revisions = dict(spec.revisions)
     for name in names:
         if name.startswith(HUB) and name not in revisions and (commit := hub_revision(name)) is not None:
             revisions[name] = commit
-    wanted = Wanted(tuple(names), wanted.config, wanted.split, wanted.columns, revisions)
-    known = iter(offsets)
-    return SourceRows(wanted, [_open(name, wanted, known) for name in names], tuple(stamps))
+    spec, known = replace(spec, names=tuple(names), revisions=revisions), iter(offsets)
+    parts = [_open(name, spec, known) for name in names]
+    cached = {
+        name: part.commit
+        for name, part in zip(names, parts, strict=True)
+        if isinstance(part, ArrowRows) and part.commit is not None
+    }
+    return SourceRows(replace(spec, revisions={**cached, **revisions}), parts, stamps)
 
 
-def _open(name: str, wanted: Wanted, offsets: Iterator[np.ndarray]) -> LineRows | ArrowRows:
+def _open(name: str, spec: SourceSpec, offsets: Iterator[np.ndarray]) -> LineRows | ArrowRows:
     if name.startswith(HUB):
-        return hub_rows(name, wanted.config, wanted.split or "train", wanted.revisions.get(name))
+        return hub_rows(name, spec.config, spec.split or "train", spec.revisions.get(name))
     path = Path(name)
     if path.is_dir():
-        return saved_rows(path, wanted.split)
+        return saved_rows(path, spec.split)
     if path.suffix == ".parquet":
         return parquet_rows(path)
     return LineRows.of(unpacked(path) if name.endswith(PACKED) else path, name, next(offsets, None))
@@ -165,6 +185,8 @@ def _expanded(name: str) -> list[str]:
     for each in names:
         if Path(each).is_dir() and is_saved(Path(each)):
             continue
+        if Path(each).is_dir():
+            raise UserError(_no_saved_folder(Path(each)))
         if not Path(each).is_file():
             raise UserError(f"data: file not found: '{Path(each).absolute()}'")
         if not each.endswith(SUFFIXES):
@@ -175,11 +197,17 @@ def _expanded(name: str) -> list[str]:
     return names
 
 
-def _check_keys(wanted: Wanted, names: Sequence[str]) -> None:
+def _no_saved_folder(path: Path) -> str:
+    kinds = [kind for kind in SUFFIXES if any(path.glob(f"*{kind}"))]
+    line = f"data: '{path.absolute()}' is a folder that `datasets.save_to_disk` has not written"
+    return f"{line}: for its files give the pattern '{path}/*{kinds[0]}'" if kinds else f"{line}: name a file"
+
+
+def _check_keys(spec: SourceSpec, names: Sequence[str]) -> None:
     on_hub = [name for name in names if name.startswith(HUB)]
-    if wanted.config is not None and not on_hub:
+    if spec.config is not None and not on_hub:
         raise UserError("data.config has no effect: it names a configuration of a hub dataset, `hf:org/name`")
-    if wanted.split is not None and not on_hub and not any(Path(name).is_dir() for name in names):
+    if spec.split is not None and not on_hub and not any(Path(name).is_dir() for name in names):
         raise UserError("data.split has no effect on files: it is for `hf:org/name` and folders of `save_to_disk`")
 
 
@@ -192,20 +220,20 @@ def _stamps(name: str) -> list[FileStamp]:
 
 def read_rows(path: str | Path) -> list[Row]:
     """All rows of a file, in memory. Errors name the row or line by its number."""
-    return [*open_source(Wanted((str(path),)))]
+    return [*open_source(SourceSpec((str(path),)))]
 
 
 def is_data_file(name: str) -> bool:
     return name.startswith(HUB) or name.endswith(SUFFIXES)
 
 
-def wanted_dict(wanted: Wanted) -> dict[str, Any]:
+def spec_dict(spec: SourceSpec) -> dict[str, Any]:
     """As JSON, with absolute paths."""
-    names = [n if n.startswith(HUB) else str(user_path(n).absolute()) for n in wanted.names]
+    names = [n if n.startswith(HUB) else str(user_path(n).absolute()) for n in spec.names]
     return {
         "names": names,
-        "config": wanted.config,
-        "split": wanted.split,
-        "columns": dict(wanted.columns),
-        "revisions": dict(wanted.revisions),
+        "config": spec.config,
+        "split": spec.split,
+        "columns": dict(spec.columns),
+        "revisions": dict(spec.revisions),
     }

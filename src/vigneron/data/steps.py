@@ -15,7 +15,6 @@ from typing import Any
 
 from vigneron.config.options import StepLabels
 from vigneron.data.prompts import Row, completion_text, texts_of
-from vigneron.data.rows import read_list
 from vigneron.errors import UserError
 from vigneron.values import is_number
 
@@ -118,26 +117,23 @@ def _ends(
     return [first_that_covers(stop + shift) for stop in stops]
 
 
-def with_step_texts(rows: Sequence[Row], where: str, labels: StepLabels) -> list[Row]:
-    """Rows whose steps are a list get a `completion`: the steps, with separators between them."""
-    return [with_step_text(row, f"data: {where}, row {number}", labels) for number, row in enumerate(rows, start=1)]
-
-
-def with_step_text(row: Row, where: str, labels: StepLabels) -> Row:
+def with_step_text(row: Row, place: object, labels: StepLabels) -> Row:
     name = next((name for name in LISTS if isinstance(row.get(name), list)), None)
     if name is None:
         return row
     steps, separator = row[name], labels.separator
     if not steps or not all(isinstance(step, str) for step in steps):
-        raise UserError(f"{where}: {name} must be a list of texts")
+        raise UserError(f"data: {place}: {name} must be a list of texts")
     if separator is None and len(steps) > 1:
-        raise UserError(f"{where}: {name} has {len(steps)} steps: set `method.separator` to what should stand between")
+        raise UserError(
+            f"data: {place}: {name} has {len(steps)} steps: set `method.separator` to what should stand between"
+        )
     separator = separator or ""
     texts = [step.removeprefix(separator).removesuffix(separator) for step in steps]
     for number, step in enumerate(texts, start=1):
         if not step.strip() or (separator and separator in step):
             problem = f"contains the separator {separator!r}" if step.strip() else "is empty"
-            raise UserError(f"{where}: step {number} of {name} {problem}")
+            raise UserError(f"data: {place}: step {number} of {name} {problem}")
     rest = {key: value for key, value in row.items() if key not in LISTS}
     return {**rest, "completion": separator.join(texts)}
 
@@ -152,12 +148,12 @@ class StepLabelReader:
         self.error: UserError | None = None
         """The first error, until a text has the separator: without one it is the separator that is wrong."""
 
-    def __call__(self, row: Row, place: str) -> Row | None:
+    def __call__(self, row: Row, place: object) -> Row | None:
         labels, text = self.labels, completion_text(row["answer"])
         self.separated = self.separated or (labels.separator or "") in text
         self.rows += 1
         try:
-            given = _labels(row, text, f"data: {place}", labels)
+            given = _labels(row, text, place, labels)
         except UserError as error:
             if self.separated:
                 raise self.error or error from None
@@ -186,22 +182,19 @@ class StepLabelReader:
         return [f"{where}: {self.left_out} rows without a label are left out"] if self.left_out else []
 
 
-def with_step_labels(rows: Sequence[Row], where: str, labels: StepLabels) -> tuple[list[Row], list[str]]:
-    """Rows with their labels as numbers, and a notice about those without a label to train on, which are left out."""
-    return read_list(rows, StepLabelReader(labels), where)
-
-
 def _one_turn(row: Row) -> Row:
     """The last answer alone has steps: earlier turns belong to the prompt."""
     inert = ["messages", *(["completion"] if not isinstance(row.get("completion"), str) else [])]
     return {name: value for name, value in row.items() if name not in inert}
 
 
-def _labels(row: Row, text: str, where: str, labels: StepLabels) -> list[float | None]:
+def _labels(row: Row, text: str, place: object, labels: StepLabels) -> list[float | None]:
     given = row.get(labels.column)
     if not isinstance(given, list):
         csv = " (a CSV file cannot hold lists: write .jsonl)" if isinstance(given, str) else ""
-        raise UserError(f"{where}: '{labels.column}' must be a list with one label for each step: 1, 0 or null{csv}")
+        raise UserError(
+            f"data: {place}: '{labels.column}' must be a list with one label for each step: 1, 0 or null{csv}"
+        )
     count = len(step_spans(text, labels.separator))
     if len(given) != count and not (labels.last and given):
         steps = f"{count} step{'s' * (count != 1)}"
@@ -210,8 +203,8 @@ def _labels(row: Row, text: str, where: str, labels: StepLabels) -> list[float |
         else:
             why = "check `method.separator`, and that each step has one label"
             steps += f", which {labels.separator!r} separates"
-        raise UserError(f"{where}: {len(given)} label{'s' * (len(given) != 1)} for {steps}: {why}")
+        raise UserError(f"data: {place}: {len(given)} label{'s' * (len(given) != 1)} for {steps}: {why}")
     for label in given:
         if label is not None and not (isinstance(label, bool) or (is_number(label) and 0 <= label <= 1)):
-            raise UserError(f"{where}: the label {label!r:.40} is not 1, 0, null, or a number between 0 and 1")
+            raise UserError(f"data: {place}: the label {label!r:.40} is not 1, 0, null, or a number between 0 and 1")
     return [None if label is None else float(label) for label in given]

@@ -47,9 +47,23 @@ def _lines(path: Path) -> Iterator[bytes]:
             for row in _elements(first, file, path):  # type: ignore[arg-type]
                 yield json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
             return
+        line, _, rest = first.removeprefix(BOM).lstrip().partition(b"\n")
+        if line.startswith(b"{") and rest and not _is_json(line):
+            raise UserError(
+                f"data: '{path}' is one JSON object, or its first line is not JSON: give a list of objects, or one "
+                "object in each line"
+            )
         while first:  # JSON Lines
             yield first
             first = file.read(PIECE)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        DECODER.decode(line.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _elements(first: bytes, file: IO[bytes], path: Path) -> Iterator[Any]:

@@ -24,11 +24,12 @@ from vigneron.training.update import Term
 
 def build(parts: Parts, options: SppoConfig) -> Method:
     sampler = options.against == "previous"
+    checked = parts.config.reward.may_be_win_rate  # runs of earlier versions may have other rewards
 
     def advantage(batch: Batch) -> Batch:
         """No advantage: P̂ is the target; of each group the best and the worst sample are trained."""
         rewards_B, group_B = batch.trained_rewards_B, batch.samples.group_B
-        if ((rewards_B < 0) | (rewards_B > 1)).any():
+        if checked and ((rewards_B < 0) | (rewards_B > 1)).any():
             raise UserError("reward: `method: sppo` needs win rates from 0 to 1, and this reward leaves that range")
         size_B = group_sizes(rewards_B, group_B)
         win_rate_B = (rewards_B * (size_B - 1) + 0.5) / size_B

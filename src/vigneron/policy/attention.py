@@ -29,7 +29,7 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalAttention:
     """What a local layer's tokens see: a sliding window, or chunks."""
 
     size: int
@@ -49,15 +49,15 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config()
 
 
-def local_of(config: Any) -> Local | None:
+def local_attention(config: Any) -> LocalAttention | None:
     """What the model's local layers see; None if it has none."""
     kinds = getattr(config, "layer_types", None)
     window, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     if chunk and kinds and "chunked_attention" in kinds:
-        return Local(chunk, chunked=True)
+        return LocalAttention(chunk, chunked=True)
     if not window or (kinds and "sliding_attention" not in kinds):
         return None
-    return Local(window)
+    return LocalAttention(window)
 
 
 def may_have_windows(config: Any) -> bool:
@@ -69,17 +69,17 @@ def may_have_windows(config: Any) -> bool:
 def is_local(module: Any, sliding_window: int | None) -> bool:
     """Whether an attention module is a local layer's. Some pass their window, others only have a kind of layer."""
     if sliding_window is not None:
-        if local_of(module.config) != Local(sliding_window):
+        if local_attention(module.config) != LocalAttention(sliding_window):
             raise Unsupported("windows of several sizes")
         return True
     kinds, layer = getattr(module.config, "layer_types", None), getattr(module, "layer_idx", None)
     if kinds and layer is not None:
         return kinds[layer] in LOCAL_LAYERS
-    return local_of(module.config) is not None
+    return local_attention(module.config) is not None
 
 
 def local_mask(
-    local: Local | None, positions_RS: Int[Tensor, "R S"], allowed_R1SS: Bool[Tensor, "R 1 S S"] | None
+    local: LocalAttention | None, positions_RS: Int[Tensor, "R S"], allowed_R1SS: Bool[Tensor, "R 1 S S"] | None
 ) -> Bool[Tensor, "R 1 S S"] | None:
     """The mask of local layers; None if rows are too short to reach the end of a window."""
     width = positions_RS.shape[1]

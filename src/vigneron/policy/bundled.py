@@ -26,6 +26,8 @@ def package_folder(module: str, package: str) -> Path:
 
 SMOLLM2 = "smollm2-135m"
 BUNDLED_MODELS = (SMOLLM2,)
+BUNDLED_TYPE = "llama"
+"""Their `model_type`."""
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Increase when the conversion changes, so that old folders in the cache are not used.

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from vigneron.errors import UserError, first_line
+from vigneron.policy.assistant_spans import AssistantSpans, HistoryDiffers, any_of, assistant_spans, turn_format
 from vigneron.policy.chat_template import TemplateError, render
 from vigneron.policy.message_forms import as_parts, call_names, message_text, needs_parts, writable
-from vigneron.policy.seams import ids_with_cuts, sections_with_cuts
-from vigneron.policy.written import Unwritable, Written, any_of, turns_of, written
+from vigneron.policy.token_boundaries import ids_with_cuts, sections_with_cuts
 
 USER, MODEL = "<|vigneron_user|>", "<|vigneron_model|>"
 """Text form of the added tokens; the same strings in a message have no special meaning."""
@@ -141,7 +141,7 @@ class Conversation:
         self._check_calls(messages, text)
         return text
 
-    def written(self, turns: Sequence[int]) -> Written | None:
+    def assistant_spans(self, turns: Sequence[int]) -> AssistantSpans | None:
         """The template's text for all messages, of which the last is an answer, and where the answers at `turns` are.
 
         None if it writes a single answer differently from what follows its generation prompt.
@@ -149,12 +149,12 @@ class Conversation:
         special, named = _delimiters(self.tokenizer)
         messages = as_parts(self.messages) if needs_parts(self.tokenizer) else self.messages
         try:
-            answers = written(self.tokenizer, messages, turns, special, named, self.tools)
+            answers = assistant_spans(self.tokenizer, messages, turns, special, named, self.tools)
             self._check_calls(messages, answers.text)
             return answers
         except TemplateError as error:
             raise UserError(f"the model's chat template fails: {first_line(error)}") from error
-        except Unwritable:
+        except HistoryDiffers:
             if len(turns) == 1 and not messages[turns[0]].get("tool_calls"):
                 return None
             self._check_calls(messages, render(self.tokenizer, [(messages, False)], self.tools)[0])
@@ -178,7 +178,7 @@ class Conversation:
         return message_text(self.messages[turn])
 
     def ids(self, text: str) -> list[int]:
-        """Token ids of a text from `before`, `written` or `text`. Only the template's delimiters are special."""
+        """Ids of a text from `before`, `assistant_spans` or `text`. Only the template's delimiters are special."""
         return list(self.encode([text])[0])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -209,7 +209,7 @@ def turn_end_ids(tokenizer: Any) -> list[int]:
     """The special tokens that the template writes after an answer; the last of them ends the turn."""
     if not getattr(tokenizer, "chat_template", None):
         return []
-    ending = turns_of(tokenizer, *_delimiters(tokenizer)).ending
+    ending = turn_format(tokenizer, *_delimiters(tokenizer)).ending
     return list(tokenizer(ending, add_special_tokens=False)["input_ids"]) if ending else []
 
 

@@ -11,9 +11,10 @@ import select
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import date
-from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -27,6 +28,8 @@ CPU_SECONDS = 5.0
 """Per conversation."""
 CLOCK_SECONDS = 300.0
 MEMORY = 2**30
+CACHED = 20_000_000
+"""Characters of rendered texts that are kept."""
 KEPT_VARIABLES = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT")
 """Environment variables that the process sees."""
 
@@ -144,11 +147,44 @@ def render(tokenizer: Any, renders: Sequence[Render], tools: Any = None) -> list
     return list(_render(line))
 
 
-@lru_cache(maxsize=1024)
+class _Cache:
+    """The texts of the last requests, up to a number of characters: prompts repeat in every epoch."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.used = size, 0
+        self._texts: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: bytes) -> tuple[str, ...] | None:
+        with self._lock:
+            if key in self._texts:
+                self._texts.move_to_end(key)
+            return self._texts.get(key)
+
+    def put(self, key: bytes, texts: tuple[str, ...]) -> None:
+        with self._lock:
+            self.used += _characters(texts) - _characters(self._texts.pop(key, ()))
+            self._texts[key] = texts
+            while self.used > self.size:
+                self.used -= _characters(self._texts.popitem(last=False)[1])
+
+
+def _characters(texts: tuple[str, ...]) -> int:
+    return sum(map(len, texts))
+
+
+_CACHE = _Cache(CACHED)
+
+
 def _render(request: str) -> tuple[str, ...]:
-    """Cached: prompts repeat in every epoch."""
-    results = _RENDERER.render(request.encode() + b"\n")
+    data = request.encode()
+    key = sha256(data).digest()
+    if (known := _CACHE.get(key)) is not None:
+        return known
+    results = _RENDERER.render(data + b"\n")
     for result in results:
         if "error" in result:
             raise TemplateError(result["error"])
-    return tuple(result["text"] for result in results)
+    texts = tuple(result["text"] for result in results)
+    _CACHE.put(key, texts)
+    return texts

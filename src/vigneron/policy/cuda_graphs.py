@@ -170,15 +170,23 @@ def warm_up(function: Callable[[], Any], device: torch.device) -> None:
 
 
 def capture(function: Callable[[], Any], device: torch.device) -> tuple[Any, Any]:
-    graph, pool = torch.cuda.CUDAGraph(), _pool(device)
+    pool, _ = _pool(device)
+    return _capture(function, device, pool)
+
+
+def _capture(function: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Any, Any]:
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=_stream(device), capture_error_mode="thread_local"):
         result = function()
     return graph, result
 
 
 @cache
-def _pool(device: torch.device) -> Any:
-    return torch.cuda.graph_pool_handle()
+def _pool(device: torch.device) -> tuple[Any, Any]:
+    """The pool, and a small graph that keeps it in use: torch's expandable segments cannot be captured into again after
+    all graphs of a pool are gone."""
+    pool = torch.cuda.graph_pool_handle()
+    return pool, _capture(lambda: torch.zeros(1, device=device), device, pool)
 
 
 @cache

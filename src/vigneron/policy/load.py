@@ -13,7 +13,13 @@ from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json, user_path
 from vigneron.policy.architecture import auto_class, check_language_model
-from vigneron.policy.bundled import BUNDLED_MODELS, bundled_model_folder, bundled_weights, quiet_transformers
+from vigneron.policy.bundled import (
+    BUNDLED_MODELS,
+    BUNDLED_TYPE,
+    bundled_model_folder,
+    bundled_weights,
+    quiet_transformers,
+)
 from vigneron.policy.chat import add_chat_tokens
 from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
@@ -192,9 +198,12 @@ def _keep_score_caps(model: Any) -> None:
 
 
 def local_config(name: str) -> Any:
-    """The transformers config of a model that is on this machine; None if it is not, or comes with its own code."""
+    """The transformers config of a model that is on this machine; None if it is not, or comes with its own code. Of a
+    bundled model only the type: converting its weights takes half a minute."""
     from transformers import AutoConfig
 
+    if name in BUNDLED_MODELS:
+        return AutoConfig.for_model(BUNDLED_TYPE)
     try:
         with quiet_transformers():
             return AutoConfig.from_pretrained(model_source(name), local_files_only=True)

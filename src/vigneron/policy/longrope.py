@@ -5,10 +5,12 @@ transformers chooses by the largest position of a batch, so a sample's neighbour
 for itself, and a sampled one by the length that it may reach: its prompt with `max_new_tokens`. Otherwise it would
 change its frequencies while it is sampled, and be scored with others than it was sampled with.
 
-A position of a long sequence is marked by adding `LONG` to it. Without marks, a row chooses by its largest position.
+A position of a long sequence is marked by adding `LONG` to it. Without marks, a row chooses by its largest position;
+within `long_sequences`, every row is long.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -39,6 +41,20 @@ class LongRope:
         return list(parts.values())
 
 
+_all_long = False
+
+
+@contextmanager
+def long_sequences() -> Iterator[None]:
+    """All sequences of passes are long, for code that counts positions by itself (transformers' `generate`)."""
+    global _all_long
+    _all_long = True
+    try:
+        yield
+    finally:
+        _all_long = False
+
+
 def install_longrope(model: nn.Module) -> LongRope | None:
     """Let the model's rotary modules choose by sequence, in place; None if it has one set of frequencies."""
     long_rope = None
@@ -67,7 +83,7 @@ def _by_sequence(kind: Any) -> Any:
         marked_RS = position_ids >= LONG
         at_RS = position_ids - LONG * marked_RS
         own_RS = torch.where(marked_RS, 0, at_RS)
-        long_RS = marked_RS | (own_RS.amax(-1, keepdim=True) >= switch)
+        long_RS = marked_RS | (own_RS.amax(-1, keepdim=True) >= switch) | _all_long
         short_at, long_at = torch.where(long_RS, 0, at_RS), torch.where(long_RS, at_RS, 0)
         if plain is not None:
             short = _with_frequencies(self, plain, self.original_inv_freq, x, short_at)

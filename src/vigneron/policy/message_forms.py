@@ -19,6 +19,8 @@ def is_message(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return False
     content, calls = value.get("content"), value.get("tool_calls")
+    if calls is None and isinstance(content, str):
+        return True
     if calls is not None and not (isinstance(calls, list) and all(_name(call) is not None for call in calls)):
         return False
     if isinstance(content, list):
@@ -26,9 +28,21 @@ def is_message(value: Any) -> bool:
     return isinstance(content, str) or (content is None and bool(calls))
 
 
+def are_messages(values: Sequence[Any]) -> bool:
+    for value in values:
+        plain = type(value) is dict and len(value) == 2  # a role and a text: most messages
+        if plain and type(value.get("role")) is str and type(value.get("content")) is str:
+            continue
+        if not is_message(value):
+            return False
+    return True
+
+
 def message_text(message: Message) -> str:
     """A message's content as text, with its tool calls as lines of JSON."""
     content = message.get("content")
+    if isinstance(content, str) and not message.get("tool_calls"):
+        return content
     text = _parts_text(content) if isinstance(content, list) else "" if content is None else str(content)
     calls = [json.dumps(_function(call), ensure_ascii=False) for call in message.get("tool_calls") or ()]
     return "\n".join([*([text] if text or not calls else []), *calls])
@@ -104,8 +118,9 @@ def _contents(tokenizer: Any, template: str) -> tuple[str, ...]:
     probe = [{"role": "user", "content": "probe-u"}, {"role": "assistant", "content": "probe-a"}]
     text, parts = (_tried(tokenizer, messages) for messages in (probe, as_parts(probe)))
     takes_text = text is not None and "probe-u" in text
-    writes_parts = parts is not None and "probe-u" in parts and "probe-a" in parts and "'type'" not in parts
-    takes_parts = writes_parts and '"type"' not in str(parts) and (text == parts or not takes_text)
+    writes_parts = parts is not None and "probe-u" in parts and "probe-a" in parts
+    as_objects = any(str(parts).count(key) > str(text).count(key) for key in ("'type'", '"type"'))
+    takes_parts = writes_parts and not as_objects and (text == parts or not takes_text)
     return (*(["text"] if takes_text else []), *(["parts"] if takes_parts else []))
 
 
@@ -115,23 +130,27 @@ def _calls(tokenizer: Any, template: str) -> tuple[tuple[str, str | None], ...]:
     that have none. Empty: it writes no tool calls."""
     forms: list[tuple[str, str | None]] = []
     for arguments, given in (("object", {"probe_key": "probe-v"}), ("text", '{"probe_key": "probe-v"}')):
+        texts = {content: _tried(tokenizer, _call_probe(given, content)) for content in (None, "", "probe-c")}
+        complete = texts[""] or texts["probe-c"] or ""
         for empty in (None, ""):
-            call = {"id": "callprobe", "type": "function", "function": {"name": "probe_name", "arguments": given}}
-            probe: list[Message] = [
-                {"role": "user", "content": "probe-u"},
-                {"role": "assistant", "content": empty, "tool_calls": [call]},
-                {"role": "tool", "name": "probe_name", "tool_call_id": "callprobe", "content": "probe-r"},
-                {"role": "assistant", "content": "probe-a"},
-            ]
-            text = _tried(tokenizer, probe)
-            everything = text is not None and all(
-                part in text for part in ("probe_name", "probe_key", "probe-v", "probe-r")
-            )
-            # Arguments given as a text must not be quoted once more.
-            if everything and "None" not in str(text) and r"\"probe_key" not in str(text):
+            text = texts[empty] or ""
+            everything = all(part in text for part in ("probe_name", "probe_key", "probe-v", "probe-r"))
+            quoted_twice = r"\"probe_key" in text
+            writes_none = text.count("None") > complete.count("None")  # for the content that is missing
+            if everything and not quoted_twice and not writes_none:
                 forms.append((arguments, empty))
                 break
     return tuple(forms)
+
+
+def _call_probe(arguments: Any, content: str | None) -> list[Message]:
+    call = {"id": "callprobe", "type": "function", "function": {"name": "probe_name", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "probe-u"},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "name": "probe_name", "tool_call_id": "callprobe", "content": "probe-r"},
+        {"role": "assistant", "content": "probe-a"},
+    ]
 
 
 def _tried(tokenizer: Any, messages: Sequence[Message]) -> str | None:

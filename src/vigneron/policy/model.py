@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from vigneron.errors import UserError, first_line
 from vigneron.policy import attention
-from vigneron.policy.attention import local_mask, local_of, recorded_callers, shrunken_windows, text_config
+from vigneron.policy.attention import local_attention, local_mask, recorded_callers, shrunken_windows, text_config
 from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk, capture, warm_up
 from vigneron.policy.fused_head import Head, matmul_fp32
 from vigneron.policy.longrope import LongRope
@@ -71,6 +71,10 @@ class Policy:
     def context_length(self) -> int | None:
         return getattr(self.text_config, "max_position_embeddings", None)
 
+    def position_offset(self, prompt: int, completion: int) -> int:
+        """What is added to the positions of a sequence with a prompt and a completion of so many tokens."""
+        return 0 if self.long_rope is None else self.long_rope.offset(prompt, completion)
+
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
@@ -110,7 +114,7 @@ class Policy:
             self.own_attention = attention_fits(self)
         inputs: dict[str, Any] = {"input_ids": ids_RS, "position_ids": positions_RS, "attention_mask": allowed_R1SS}
         if self.own_attention:
-            local_allowed = local_mask(local_of(self.text_config), positions_RS, allowed_R1SS)
+            local_allowed = local_mask(local_attention(self.text_config), positions_RS, allowed_R1SS)
             inputs |= {"local_allowed": local_allowed} if local_allowed is not None else {}
         elif allowed_R1SS is not None and self.text_config._attn_implementation == "eager":  # added to the scores there
             lowest = torch.finfo(self.causal.dtype).min

@@ -104,6 +104,11 @@ def _load_pretrained(
 
 
 def check_reward_model(config: Any, where: str, trust_remote_code: bool) -> None:
+    if any(str(name).endswith("ForTokenClassification") for name in config.architectures or ()):
+        raise UserError(
+            f"{where} classifies tokens instead of texts, as process models of other trainers do, which are not "
+            "supported: train one by `method: process_model`, or choose a reward model"
+        )
     if reward_model_class(config) is None and not trust_remote_code:
         raise UserError(
             f"{where}: transformers has no sequence-classification model for '{config.model_type}', so no reward model "

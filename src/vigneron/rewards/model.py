@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from vigneron.data.prompts import completion_text
+from vigneron.data.prompts import Row, completion_text
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import RewardModelKind, load_reward_model, reward_model_kind, scores_in_parts
@@ -26,8 +26,15 @@ class ModelReward:
     scorer: Policy
     __name__ = "model"
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return list(_scores(self.scorer, prompts, [completion_text(text) for text in completions]))
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        rows = conversations(prompts, tools)
+        return list(_scores(self.scorer, rows, [completion_text(text) for text in completions]))
 
 
 @dataclass(frozen=True)
@@ -42,20 +49,27 @@ class PreferenceReward:
     ranking: Literal["win_rate", "tournament"] = "win_rate"
     __name__ = "preference"
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
         groups: dict[str, list[int]] = {}
-        for sample, prompt in enumerate(prompts):
-            groups.setdefault(json.dumps(prompt, sort_keys=True), []).append(sample)
+        rows = conversations(prompts, tools)
+        for sample, row in enumerate(rows):
+            groups.setdefault(json.dumps(row, sort_keys=True), []).append(sample)
         texts = [completion_text(text).strip() for text in completions]
         rank = self._win_rates if self.ranking == "win_rate" else self._rounds_won
-        by_sample = rank(list(groups.values()), prompts, texts)
+        by_sample = rank(list(groups.values()), rows, texts)
         return [by_sample[sample] for sample in range(len(prompts))]
 
     def _win_rates(
-        self, groups: Sequence[Sequence[int]], prompts: Sequence[Any], texts: Sequence[str]
+        self, groups: Sequence[Sequence[int]], rows: Sequence[Row], texts: Sequence[str]
     ) -> dict[int, float]:
         pairs = [(one, other) for group in groups for one in group for other in group if one < other]
-        better = self._better(pairs, prompts, texts)
+        better = self._better(pairs, rows, texts)
         better |= {(other, one): 1 - probability for (one, other), probability in better.items()}
         better |= {(group[0], group[0]): 0.5 for group in groups if len(group) == 1}
         return {
@@ -65,14 +79,14 @@ class PreferenceReward:
         }
 
     def _rounds_won(
-        self, groups: Sequence[Sequence[int]], prompts: Sequence[Any], texts: Sequence[str]
+        self, groups: Sequence[Sequence[int]], rows: Sequence[Row], texts: Sequence[str]
     ) -> dict[int, float]:
         """Round by round, all groups together. A sample without an opponent advances; of a tie, the first one."""
         won = {sample: 0 for group in groups for sample in group}
         remaining = [list(group) for group in groups]
         while any(len(group) > 1 for group in remaining):
             pairs = [(group[at], group[at + 1]) for group in remaining for at in range(0, len(group) - 1, 2)]
-            better = self._better(pairs, prompts, texts)
+            better = self._better(pairs, rows, texts)
             losers = {other if better[one, other] >= 0.5 else one for one, other in pairs}
             for group in remaining:
                 plays = len(group) > 1
@@ -85,13 +99,13 @@ class PreferenceReward:
         }
 
     def _better(
-        self, pairs: Sequence[tuple[int, int]], prompts: Sequence[Any], texts: Sequence[str]
+        self, pairs: Sequence[tuple[int, int]], rows: Sequence[Row], texts: Sequence[str]
     ) -> dict[tuple[int, int], float]:
         """The probability that the first of each pair is better, the mean of both orders."""
         differ = [(one, other) for one, other in pairs if texts[one] != texts[other]]
         ordered = [pair for one, other in differ for pair in ((one, other), (other, one))]
         joined = [two_texts(texts[one], texts[other]) for one, other in ordered]
-        logits = _scores(self.scorer, [prompts[one] for one, _ in ordered], joined)
+        logits = _scores(self.scorer, [rows[one] for one, _ in ordered], joined)
         better = dict.fromkeys(pairs, 0.5)
         for (one, other), as_first, as_second in zip(differ, logits[0::2], logits[1::2], strict=True):
             better[one, other] = (sigmoid(as_first) + sigmoid(-as_second)) / 2
@@ -102,11 +116,16 @@ def sigmoid(logit: float) -> float:
     return float(torch.sigmoid(torch.tensor(logit, dtype=torch.float64)))
 
 
-def _scores(scorer: Policy, prompts: Sequence[Any], texts: Sequence[str]) -> list[float]:
+def conversations(prompts: Sequence[Any], tools: Sequence[Any] | None) -> list[Row]:
+    """Prompts with their tools, which a chat template writes before them."""
+    given = [None] * len(prompts) if tools is None else tools
+    return [{"prompt": prompt, "tools": each} for prompt, each in zip(prompts, given, strict=True)]
+
+
+def _scores(scorer: Policy, rows: Sequence[Row], texts: Sequence[str]) -> list[float]:
     if not texts:
         return []
-    rows = [{"prompt": prompt, "answer": text} for prompt, text in zip(prompts, texts, strict=True)]
-    batch = Demonstrations(scorer)(rows)
+    batch = Demonstrations(scorer)([{**row, "answer": text} for row, text in zip(rows, texts, strict=True)])
     if batch.samples.truncated_B.any():
         raise UserError(
             f"reward.model: a prompt with its completion exceeds the model's context of {scorer.context_length} "

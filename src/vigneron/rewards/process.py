@@ -16,7 +16,7 @@ from vigneron.policy.model import Policy
 from vigneron.policy.rank_batches import map_microbatches
 from vigneron.policy.reward_model import reward_model_kind, scores_at, spread_scores, step_separator
 from vigneron.rewards.apply import STEP_REWARDS, RewardFunction
-from vigneron.rewards.model import MICROBATCH_TOKENS, ModelReward, PreferenceReward
+from vigneron.rewards.model import MICROBATCH_TOKENS, ModelReward, PreferenceReward, conversations
 from vigneron.rollout.demonstrations import Demonstrations
 
 Shape = Literal["none", "pspo", "pspo_released"]
@@ -39,13 +39,14 @@ class ProcessReward:
         self,
         prompts: Sequence[Any],
         completions: Sequence[Any],
+        tools: Sequence[Any] | None = None,
         log_extra: Callable[[str, Any], None] = lambda name, values: None,
         log_metric: Callable[[str, float], None] = lambda name, value: None,
         **columns: Any,
     ) -> list[float | None]:
         texts = [completion_text(completion) for completion in completions]
         separator = self.separator or step_separator(self.scorer)
-        steps = step_probabilities(self.scorer, prompts, texts, separator)
+        steps = step_probabilities(self.scorer, prompts, texts, separator, tools)
         log_extra("step_probabilities", [[round(p, 4) for p in each] for each in steps])
         log_metric("steps", fmean(map(len, steps)))
         right_BK, steps_B = padded(steps)
@@ -67,13 +68,17 @@ class ProcessReward:
 
 
 def step_probabilities(
-    scorer: Policy, prompts: Sequence[Any], texts: Sequence[str], separator: str | None
+    scorer: Policy,
+    prompts: Sequence[Any],
+    texts: Sequence[str],
+    separator: str | None,
+    tools: Sequence[Any] | None = None,
 ) -> list[list[float]]:
     """For each completion, the probability that each of its steps is right; at least one, at its end."""
     if not texts:
         return []
-    rows = [{"prompt": p, "answer": text, "completion": text} for p, text in zip(prompts, texts, strict=True)]
-    batch = Demonstrations(scorer)(rows)
+    both = zip(conversations(prompts, tools), texts, strict=True)
+    batch = Demonstrations(scorer)([{**row, "answer": text, "completion": text} for row, text in both])
     if batch.samples.truncated_B.any():
         raise UserError(
             f"reward.model: a prompt with its completion exceeds the model's context of {scorer.context_length} "

@@ -13,7 +13,7 @@ from vigneron.data.prompts import Row, columns_of, completion_text, in_row, numb
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation, turn_end_ids
 from vigneron.policy.model import Policy
-from vigneron.policy.seams import continuations, plain_ids
+from vigneron.policy.token_boundaries import continuations, plain_ids
 
 LossOn = Literal["answers", "text"]
 
@@ -127,13 +127,13 @@ def _conversational(policy: Policy, row: Row) -> Demonstration:
     messages, first = conversation_of(row)
     talk = Conversation.of(policy.tokenizer, messages, row.get("tools"))
     turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
-    written = talk.written(turns)
-    if written is None:
+    answers = talk.assistant_spans(turns)
+    if answers is None:
         return _after_prompt(policy, talk, [_end_id(policy)])
-    cuts = [place for span in written.spans for place in span]
-    ids, at = talk.cut_ids(written.text, cuts)
+    cuts = [place for span in answers.spans for place in span]
+    ids, at = talk.cut_ids(answers.text, cuts)
     spans = list(zip(at[0::2], at[1::2], strict=True))
-    if not written.ended:
+    if not answers.ended:
         ids.append(_end_id(policy))
         spans[-1] = (spans[-1][0], len(ids))
     return Demonstration(tuple(ids), tuple(spans))

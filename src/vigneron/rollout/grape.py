@@ -16,7 +16,7 @@ import torch
 
 from vigneron.batch import Batch, concatenate, to_device
 from vigneron.core.draws import keyed_uniform
-from vigneron.data.prompts import Row, columns_of, completion_text, prompt_text, prompts_token_ids
+from vigneron.data.prompts import Row, columns_of, completion_text, prompt_of, prompt_text, prompts_token_ids
 from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.rollout.on_policy import OnPolicy, as_completion
 from vigneron.timing import phase
@@ -134,8 +134,9 @@ class GrapeRollout:
         earlier = self._earlier(repeated, step, names)
         origins = self._origins(repeated, earlier, step, names)
         with phase("tokenize"):
-            fresh_ids = self._ids([self.generation_prompt(row) for row in rows])
-            trained_ids = self._ids([row["prompt"] for row in rows]) if self.trained_under == "question" else fresh_ids
+            fresh_ids = self._ids([self.generation_prompt(row) for row in rows], rows)
+            asked = [row["prompt"] for row in rows]
+            trained_ids = self._ids(asked, rows) if self.trained_under == "question" else fresh_ids
             drawn_ids = [fresh_ids[i // size] for i in range(len(repeated))]
             too_long = self._revised_ids(drawn_ids, repeated, earlier, origins)
         drawn = [i for i, origin in enumerate(origins) if origin != "demonstrated"]
@@ -184,8 +185,8 @@ class GrapeRollout:
             texts.append(None if same else prompt_text(prompt))
         return tuple(texts)
 
-    def _ids(self, prompts: Sequence[Any]) -> list[tuple[int, ...]]:
-        return prompts_token_ids(self.on_policy.policy.tokenizer, prompts)
+    def _ids(self, prompts: Sequence[Any], rows: Sequence[Row]) -> list[tuple[int, ...]]:
+        return prompts_token_ids(self.on_policy.policy.tokenizer, prompts, rows=rows)
 
     def _earlier(self, rows: Sequence[Row], step: int, names: Sequence[int]) -> list[EarlierResponse | None]:
         """For each sample a random one of the last iteration's responses to its question."""
@@ -219,7 +220,8 @@ class GrapeRollout:
         """Set the prompt ids of revisions in `drawn_ids`. A revision that does not fit into the context becomes fresh;
         returns the number of those."""
         at = [i for i, origin in enumerate(origins) if origin == "revised"]
-        revision_ids = self._ids([self.revision_prompt(rows[i], one) for i in at if (one := earlier[i]) is not None])
+        prompts = [self.revision_prompt(rows[i], one) for i in at if (one := earlier[i]) is not None]
+        revision_ids = self._ids(prompts, [rows[i] for i in at])
         limit, too_long = self.on_policy.policy.context_length, 0
         for i, ids in zip(at, revision_ids, strict=True):
             if limit is not None and len(ids) + self.on_policy.max_new_tokens > limit:
@@ -232,7 +234,7 @@ class GrapeRollout:
     def _demonstration(self, row: Row) -> Row:
         prompt = row["prompt"] if self.trained_under == "question" else self.generation_prompt(row)
         completion = {"completion": row["completion"]} if isinstance(row.get("completion"), str) else {}
-        return {"prompt": prompt, "answer": row["answer"], **completion}
+        return {**prompt_of(row), "prompt": prompt, "answer": row["answer"], **completion}
 
     def _demonstrated(self, rows: Sequence[Row], names: Sequence[int]) -> Batch:
         """The dataset's answers as samples after the group's training prompt, without a conversation's other turns."""

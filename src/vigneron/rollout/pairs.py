@@ -16,9 +16,9 @@ from torch import Tensor
 from vigneron.batch import Batch
 from vigneron.core.selection import best_and_worst
 from vigneron.data.dataset import check_row
+from vigneron.data.first_pass import read_list
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import STEP, Row, completion_text, numbered, numbered_like, prompt_of, prompt_text
-from vigneron.data.rows import read_list
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations, demonstrations
@@ -135,9 +135,9 @@ class PairReader:
         self.rows = self.ties = self.equal = 0
         self.example = ""
 
-    def __call__(self, row: Row, place: str) -> Row | None:
+    def __call__(self, row: Row, place: object) -> Row | None:
         check_row(row, SIDES, place)
-        row = _turned(_with_label(_with_prompt(row, f"data: {place}"), f"data: {place}"))
+        row = _turned(_with_label(_with_prompt(row, place), place))
         check_row(row, ["prompt"], place)
         self.rows += 1
         self.ties += row.get(PREFERRED) == 0.5
@@ -145,7 +145,7 @@ class PairReader:
             return row
         self.equal += 1
         self.example = (
-            self.example or f"the first in row {place.rpartition('row ')[2]}: {prompt_text(row['prompt'])[:60]!r}"
+            self.example or f"the first in row {str(place).rpartition('row ')[2]}: {prompt_text(row['prompt'])[:60]!r}"
         )
         return None
 
@@ -183,7 +183,7 @@ def _text(row: Row, side: str) -> str:
     return completion_text(row[side]).strip()
 
 
-def _with_label(row: Row, where: str) -> Row:
+def _with_label(row: Row, place: object) -> Row:
     """The soft label as a float (in CSV it is text), from 0 to 1; an empty cell is none."""
     given = row.get(PREFERRED)
     if given in (None, ""):
@@ -194,30 +194,33 @@ def _with_label(row: Row, where: str) -> Row:
         label = math.nan
     if not 0 <= label <= 1:
         raise UserError(
-            f"{where}: {PREFERRED} is {given!r:.40}, not a number from 0 to 1: the probability that `chosen` is better"
+            f"data: {place}: {PREFERRED} is {given!r:.40}, not a number from 0 to 1: the probability that `chosen` is "
+            "better"
         )
     return {**row, PREFERRED: label}
 
 
-def _with_prompt(row: Row, where: str) -> Row:
+def _with_prompt(row: Row, place: object) -> Row:
     for side in SIDES:
         if not isinstance(row[side], str) and not is_conversation(row[side]):
-            raise UserError(f'{where}: {side} is neither a string nor a list of {{"role": …, "content": …}} messages')
+            raise UserError(
+                f'data: {place}: {side} is neither a string nor a list of {{"role": …, "content": …}} messages'
+            )
     chosen, rejected = row["chosen"], row["rejected"]
     if isinstance(chosen, str) != isinstance(rejected, str):
-        raise UserError(f"{where}: `chosen` and `rejected` must both be strings, or both lists of messages")
+        raise UserError(f"data: {place}: `chosen` and `rejected` must both be strings, or both lists of messages")
     if row.get("prompt") in (None, "", []):
         prompt = _shared_text(chosen, rejected) if isinstance(chosen, str) else _shared_turns(chosen, rejected)
         if not prompt:
-            raise UserError(f"{where} has no 'prompt', and its texts have no common prefix: add the prompt")
+            raise UserError(f"data: {place} has no 'prompt', and its texts have no common prefix: add the prompt")
         row = {**row, "prompt": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
     for side in SIDES:
         if isinstance(row[side], list) and row[side][-1]["role"] != "assistant":
-            raise UserError(f"{where}: {side} has the role '{row[side][-1]['role']}': expected 'assistant'")
+            raise UserError(f"data: {place}: {side} has the role '{row[side][-1]['role']}': expected 'assistant'")
         if isinstance(row[side], list) and len(row[side]) > 1:
-            raise UserError(f"{where}: {side} has {len(row[side])} messages after the prompt: expected one")
+            raise UserError(f"data: {place}: {side} has {len(row[side])} messages after the prompt: expected one")
         if not _text(row, side):
-            raise UserError(f"{where}: {side} is empty: give both texts")
+            raise UserError(f"data: {place}: {side} is empty: give both texts")
     return row
 
 

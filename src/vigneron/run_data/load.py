@@ -7,10 +7,11 @@ from pathlib import Path
 
 from vigneron.config import Config, LevelCurriculumConfig, MethodOptions, RubricRewardConfig
 from vigneron.config.values import template_columns
+from vigneron.data.first_pass import read_all
+from vigneron.data.held_out_prompts import HeldOutPrompts
 from vigneron.data.levels import rows_by_level
 from vigneron.data.prompts import Row
-from vigneron.data.rows import HeldOutPrompts, read_all
-from vigneron.data.sources import SourceRows, Wanted, open_source
+from vigneron.data.sources import SourceRows, SourceSpec, open_source
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rollout.pairs import read_pairs
@@ -103,22 +104,22 @@ def _load_parts(config: Config) -> Data:
         if config.method.score_column is not None:
             train, held_out = (_with_scores(rows, config.method, f"the task {data.task}") for rows in (train, held_out))
         return Data(train, held_out)
-    source = open_source(_wanted(config, "train"))
+    source = open_source(_spec(config, "train"))
     if data.held_out is None and data.held_out_split is None:
         rows, notices = read_source(config, source, "train")
         return Data(rows, [], tuple(notices))
-    others, more = read_source(config, open_source(_wanted(config, "held_out")), "held_out")
+    others, more = read_source(config, open_source(_spec(config, "held_out")), "held_out")
     prompts = HeldOutPrompts(others)
     rows, notices = read_source(config, source, "train", prompts)
     return Data(rows, others, (*notices, *more, *prompts.notices()))
 
 
-def _wanted(config: Config, part: str) -> Wanted:
+def _spec(config: Config, part: str) -> SourceSpec:
     data = config.data
     given = data.train if part == "train" or data.held_out is None else data.held_out
     assert given is not None
     names = (given,) if isinstance(given, str) else tuple(given)
-    return Wanted(names, data.config, data.split if part == "train" else data.held_out_split, data.columns or {})
+    return SourceSpec(names, data.config, data.split if part == "train" else data.held_out_split, data.columns or {})
 
 
 def read_source(
@@ -126,7 +127,8 @@ def read_source(
 ) -> tuple[Sequence[Row], list[str]]:
     """The rows of a source, with prompts from the config's template and checked columns; and notices.
 
-    Equal recorded samples are kept: a policy may write the same text twice."""
+    Equal recorded samples are kept: a policy may write the same text twice. Rows of a large source are hashed as they
+    are in the file; those of a small one as they are read, so that the run's copy can be compared with them."""
     recorded = config.method.reads == "recorded" and part == "train"
     reader = reader_of(config, part)
     return read_all(
@@ -136,12 +138,13 @@ def read_source(
         distinct=not recorded,
         one_answer=getattr(reader, "one_answer", False),
         held_out=held_out,
+        hash_lines=source.is_large,
     )
 
 
 def load_saved_rows(config: Config, path: Path, part: str) -> Sequence[Row]:
     """Read and check the rows in a run's folder, which may have been edited since the run started."""
-    source = open_source(Wanted((str(path),)))
+    source = open_source(SourceSpec((str(path),)))
     if part == "held_out" and not len(source):
         return []
     rows, _ = read_all(source, saved_reader(config, part), measured=measured_columns(config, part), distinct=False)
@@ -159,8 +162,8 @@ def _task_pairs(rows: Sequence[Row], task: str) -> list[Row]:
 
 def load_rows(config: Config, path: str | Path) -> tuple[Sequence[Row], list[str]]:
     """The rows of a file, as the config's held-out rows; and notices."""
-    wanted = Wanted((str(path),), columns=config.data.columns or {})
-    return read_source(config, open_source(wanted), "held_out")
+    spec = SourceSpec((str(path),), columns=config.data.columns or {})
+    return read_source(config, open_source(spec), "held_out")
 
 
 def _with_scores(rows: Sequence[Row], method: MethodOptions, where: str) -> list[Row]:

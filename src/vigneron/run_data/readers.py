@@ -3,11 +3,11 @@
 from typing import Any
 
 from vigneron.config import Config, MethodOptions, SemanticRewardConfig
-from vigneron.data.dataset import check_row
+from vigneron.data.dataset import ColumnReader, check_row
+from vigneron.data.first_pass import Reader
 from vigneron.data.formats import with_prompt_and_answer, without_demonstrations
 from vigneron.data.prompts import Row, completion_text
 from vigneron.data.recorded import RecordedReader, score_of, without_record
-from vigneron.data.rows import Reader
 from vigneron.data.steps import LISTS, StepLabelReader, with_step_text
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
@@ -26,7 +26,7 @@ def saved_reader(config: Config, part: str) -> Reader:
     if reads == "pairs" or (reads == "recorded" and part == "train"):
         return _Unchanged([_method_reader(config, part)])
     columns = ["prompt", *(["answer"] if reads == "demonstrations" else [])]
-    checks: list[Reader] = [_Columns(columns)]
+    checks: list[Reader] = [ColumnReader(columns)]
     if score is not None and reads != "recorded":
         checks.append(ScoreReader(config.method))
     if steps is not None:
@@ -88,19 +88,18 @@ class PromptReader:
         has_input = checker_name(config) == "sentiment_inversion"
         self.needed = ["prompt", *(["answer"] if self.answered else []), *(["input"] if has_input else [])]
 
-    def __call__(self, row: Row, place: str) -> Row | None:
-        where = f"data: {place}"
+    def __call__(self, row: Row, place: object) -> Row | None:
         if self.steps is not None and self.labels is not None:
             if any(isinstance(row.get(name), list) for name in LISTS):
                 self.labels.separated = True  # the steps are given, so no separator is needed
-            row = with_step_text(row, where, self.steps)
+            row = with_step_text(row, place, self.steps)
         if self.record is not None:
             row = without_record(row, self.record)
         if self.labelled is not None:
             row = _with_reference(row)
             if not self.parent:
-                _check_labelled(self.labelled, row, where)
-        row = with_prompt_and_answer(row, where)
+                _check_labelled(self.labelled, row, place)
+        row = with_prompt_and_answer(row, place)
         if self.parent and ("messages" in row or "completion" in row):
             row = without_demonstrations(row)
         check_row(row, self.needed, place)
@@ -108,9 +107,10 @@ class PromptReader:
             row = self.score(row, place)
         if self.answered:
             if self.cleans and not letters_only(completion_text(row["answer"])):
-                raise UserError(f"{where}: the answer has no letters: set `reward.clean: none`")
-            if self.demonstrations and not completion_text(row["answer"]).strip():
-                raise UserError(f"{where}: the answer is empty: remove the row or fill it in")
+                raise UserError(f"data: {place}: the answer has no letters: set `reward.clean: none`")
+            answer = row["answer"]
+            if self.demonstrations and not (answer if type(answer) is str else completion_text(answer)).strip():
+                raise UserError(f"data: {place}: the answer is empty: remove the row or fill it in")
         return row if self.labels is None else self.labels(row, place)
 
     def add(self, later: "PromptReader") -> None:
@@ -128,9 +128,9 @@ class ScoreReader:
         assert method.score_column is not None
         self.method, self.column = method, method.score_column
 
-    def __call__(self, row: Row, place: str) -> Row:
+    def __call__(self, row: Row, place: object) -> Row:
         check_row(row, [self.column], place)
-        score = score_of(row, self.column, (0.0, 1.0), f"data: {place}")
+        score = score_of(row, self.column, (0.0, 1.0), place)
         if self.method.scores_above_zero and not score:
             raise UserError(
                 f"data: {place}: {self.column} is 0, and `method: {self.method.name}` samples in proportion to it: "
@@ -153,7 +153,7 @@ def _with_reference(row: Row) -> Row:
     return {"reference": answer, **{name: value for name, value in row.items() if name != "answer"}}
 
 
-def _check_labelled(method: MethodOptions, row: Row, where: str) -> None:
+def _check_labelled(method: MethodOptions, row: Row, place: object) -> None:
     """Raise for a row without a text."""
     if any(row.get(name) not in (None, "", []) for name in ("completion", "answer", "messages")):
         return
@@ -161,7 +161,7 @@ def _check_labelled(method: MethodOptions, row: Row, where: str) -> None:
     is_pair = row.get("chosen") is not None and row.get("rejected") is not None
     pair = "; this row is a pair: use `method: dpo`, or write its texts as two rows" if is_pair else ""
     raise UserError(
-        f"{where} has no 'completion': `method: {method.name}` reads `prompt`, `completion` and `{column}`{pair}"
+        f"data: {place} has no 'completion': `method: {method.name}` reads `prompt`, `completion` and `{column}`{pair}"
     )
 
 
@@ -172,7 +172,7 @@ class _Templated:
         self.template, self.reader = template, reader
         self.one_answer = isinstance(reader, PromptReader) and reader.one_answer
 
-    def __call__(self, row: Row, place: str) -> Row | None:
+    def __call__(self, row: Row, place: object) -> Row | None:
         if self.template is not None:
             try:
                 row = {**row, "prompt": self.template.format(**row)}
@@ -191,7 +191,7 @@ class _Unchanged:
     def __init__(self, checks: list[Reader]) -> None:
         self.checks = checks
 
-    def __call__(self, row: Row, place: str) -> Row:
+    def __call__(self, row: Row, place: object) -> Row:
         for check in self.checks:
             check(row, place)
         return row
@@ -203,18 +203,4 @@ class _Unchanged:
     def finish(self, where: str) -> list[str]:
         for check in self.checks:
             check.finish(where)
-        return []
-
-
-class _Columns:
-    def __init__(self, columns: list[str]) -> None:
-        self.columns = columns
-
-    def __call__(self, row: Row, place: str) -> Row:
-        check_row(row, self.columns, place)
-        return row
-
-    def add(self, later: Any) -> None: ...
-
-    def finish(self, where: str) -> list[str]:
         return []

@@ -1,13 +1,16 @@
 """The rows that a run's folder keeps: a copy, or of a large source its path, size and hash.
 
 data/train.jsonl         the rows as the run reads them
-data/train.source.json   instead, for a source above `LARGEST_COPY` bytes: where its rows are
+data/train.source.json   instead, for a large source: where its rows are
 data/train.index.npz     and which of them, so that a resume need not read them all
 """
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn, overload
 
@@ -17,16 +20,16 @@ from vigneron.config import Config
 from vigneron.data.lines import LineRows
 from vigneron.data.prompts import Row
 from vigneron.data.rows import DataRows, longest_of, record_of_rows
-from vigneron.data.sources import FileStamp, SourceRows, Wanted, open_source, wanted_dict
+from vigneron.data.sources import FileStamp, SourceRows, SourceSpec, open_source, spec_dict
 from vigneron.errors import UserError
 from vigneron.files import parse_json, sha256_of, write_atomically, write_pieces
 from vigneron.run_data.load import Data, load_saved_rows, read_source
 from vigneron.run_data.readers import measured_columns, reader_of
 from vigneron.timing import phase
 
-LARGEST_COPY = 50_000_000
-"""Bytes."""
 PARTS = ("train", "held_out")
+PIECES, PIECE = 256, 4096
+"""Of a file, which are compared between nodes: how many, and their bytes."""
 
 
 class LostRows(Sequence[Row]):
@@ -59,11 +62,34 @@ def open_data(folder: Path, config: Config) -> Data:
     return Data(train, held_out)
 
 
+def files_for_ranks(folder: Path) -> dict[str, bytes]:
+    """What other ranks need to read the rows, by name. On other nodes files may be copies, which have other times: they
+    are compared by size and by a sample of their bytes."""
+    names = [f"{part}.{kind}" for part in PARTS for kind in ("jsonl", "index.npz")]
+    files = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    for part in PARTS:
+        if (folder / f"{part}.source.json").is_file():
+            reference = _reference(folder, part)
+            for file in reference["files"]:
+                file |= {"changed": None, "sample": _sample(file["path"])}
+            files[f"{part}.source.json"] = json.dumps(reference).encode()
+    return files
+
+
+def open_rank_data(folder: Path, config: Config) -> Data:
+    """The rows on another rank than 0, from the files for it. Raises if a source differs from rank 0's."""
+    data = open_data(folder, config)
+    for rows in (data.train, data.held_out):
+        if isinstance(rows, LostRows):
+            raise UserError(rows.reason)
+    return data
+
+
 def read_changed(folder: Path, config: Config, data: Data) -> Data:
     """The data with lost rows read anew from their source, as it is now."""
     for part in PARTS:
         if isinstance(getattr(data, part), LostRows):
-            rows, _ = read_source(config, open_source(_wanted(_reference(folder, part)["wanted"])), part)
+            rows, _ = read_source(config, open_source(_spec(_reference(folder, part)["wanted"])), part)
             kept = _store(folder, config, part, rows)
             data = replace(data, train=kept) if part == "train" else replace(data, held_out=kept)
     return data
@@ -77,26 +103,26 @@ def hash_sources(folder: Path) -> None:
         reference = _reference(folder, part)
         for file in reference["files"]:
             if file["sha256"] is None and _stamp(file) == FileStamp.of(file["path"]):
-                sha256 = sha256_of(Path(file["path"]))
+                whole = sha256_of(Path(file["path"]))
                 if _stamp(file) == FileStamp.of(file["path"]):
-                    file["sha256"] = sha256
+                    file["sha256"] = whole
         write_atomically(folder / f"{part}.source.json", json.dumps(reference, indent=1))
 
 
 def _store(folder: Path, config: Config, part: str, rows: Sequence[Row]) -> Sequence[Row]:
     copy = folder / f"{part}.jsonl"
-    if isinstance(rows, DataRows) and rows.source.bytes > LARGEST_COPY:
+    if isinstance(rows, DataRows) and rows.source.is_large:
         _write_reference(folder, part, rows)
         copy.unlink(missing_ok=True)
         return rows
     write_pieces(copy, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     if not rows:
         return []
-    source = open_source(Wanted((str(copy),)))
+    source = open_source(SourceSpec((str(copy),)))
     return DataRows(source, _as_it_is, None, record_of_rows(rows), longest_of(rows, measured_columns(config, part)))
 
 
-def _as_it_is(row: Row, place: str) -> Row:
+def _as_it_is(row: Row, place: object) -> Row:
     return row
 
 
@@ -105,13 +131,21 @@ def _open(folder: Path, config: Config, part: str) -> Sequence[Row]:
         return load_saved_rows(config, folder / f"{part}.jsonl", part)
     reference = _reference(folder, part)
     count = int(reference["rows"])
+    before = json.dumps(reference)
     for file in reference["files"]:
         if (reason := _change(file)) is not None:
             return LostRows(count, reason)
-    wanted = _wanted(reference["wanted"])
+    if json.dumps(reference) != before:
+        with suppress(OSError):  # someone else's folder is read too
+            write_atomically(folder / f"{part}.source.json", json.dumps(reference, indent=1))
+    spec = _spec(reference["wanted"])
     index = folder / f"{part}.index.npz"
-    if not index.is_file():  # another rank's folder
-        return read_source(config, open_source(wanted), part)[0]
+    if not index.is_file():
+        rows, _ = read_source(config, open_source(spec), part)
+        assert isinstance(rows, DataRows)
+        if len(rows) != count:
+            return LostRows(count, f"data: {rows.source.name} has {len(rows)} rows for the run, and had {count}")
+        return replace(rows, record=reference["record"])
     try:
         with np.load(index, allow_pickle=False) as arrays:
             kept, longest = (arrays[name] for name in ("kept", "longest"))
@@ -119,18 +153,18 @@ def _open(folder: Path, config: Config, part: str) -> Sequence[Row]:
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"cannot read '{index}': delete it, so that the rows are read anew") from error
     try:
-        source = open_source(wanted, offsets)
+        source = open_source(spec, offsets)
     except UserError as error:
         return LostRows(count, str(error))
     if len(source) != reference["source_rows"]:
         return LostRows(count, f"data: {source.name} has {len(source)} rows, and had {reference['source_rows']}")
-    everything = len(kept) == len(source)
+    everything = count == len(source)
     return DataRows(source, reader_of(config, part), None if everything else kept, reference["record"], longest)
 
 
 def _write_reference(folder: Path, part: str, rows: DataRows) -> None:
     source: SourceRows = rows.source
-    kept = np.arange(len(source)) if rows.kept is None else rows.kept
+    kept = np.zeros(0, dtype=np.int64) if rows.kept is None else rows.kept
     offsets = {
         f"offsets{number:06}": each.offsets for number, each in enumerate(source.parts) if isinstance(each, LineRows)
     }
@@ -141,37 +175,57 @@ def _write_reference(folder: Path, part: str, rows: DataRows) -> None:
         "rows": len(rows),
         "source_rows": len(source),
         "record": rows.record,
-        "wanted": wanted_dict(source.wanted),
-        "files": [{**asdict(stamp), "sha256": None} for stamp in source.stamps],
+        "wanted": spec_dict(source.spec),
+        "files": [{**asdict(stamp), "sha256": None} for part in source.stamps for stamp in part],
     }
     write_atomically(folder / f"{part}.source.json", json.dumps(reference, indent=1))
 
 
 def _change(file: dict[str, Any]) -> str | None:
-    """How a file has changed since the run started; None if it has not. Sets its stamp if only that has."""
+    """How a file has changed since the run started; None if it has not. Sets its time of change if only that has."""
     try:
         now = FileStamp.of(file["path"])
-    except UserError as error:
-        return f"{error}: the run's rows are in this file"
-    if now == _stamp(file):
-        return None
-    what = f"data: '{file['path']}' has changed since the run started"
-    if now.size != file["size"]:
-        return f"{what}: it has {now.size} bytes, and had {file['size']}"
-    if file["sha256"] is None:
-        return f"{what}, and its hash was not computed yet"
-    with phase("hash the data"):
-        if sha256_of(Path(file["path"])) != file["sha256"]:
-            return f"{what}: it has another hash"
+        if now == _stamp(file):
+            return None
+        what = f"data: '{file['path']}' has changed since the run started"
+        if file["changed"] is None:
+            what = f"data: '{file['path']}' is not the same file as on rank 0"
+        if now.size != file["size"]:
+            return f"{what}: it has {now.size} bytes, and had {file['size']}"
+        if file["changed"] is None:
+            return None if _sample(file["path"]) == file["sample"] else what
+        if file["sha256"] is None:
+            return f"{what}, and its hash was not computed yet"
+        with phase("hash the data"):
+            if sha256_of(Path(file["path"])) != file["sha256"]:
+                return f"{what}: it has another hash"
+    except (UserError, OSError) as error:
+        line = f"data: cannot read '{file['path']}': {error.strerror}" if isinstance(error, OSError) else str(error)
+        return f"{line}: the run's rows are in this file"
+    file["changed"] = now.changed
     return None
+
+
+def _sample(path: str) -> str:
+    """A hash of some pieces of a file, from its beginning to its end."""
+    hashed = sha256()
+    try:
+        with open(path, "rb") as file:
+            last = max(0, os.fstat(file.fileno()).st_size - PIECE)
+            for number in range(PIECES):
+                file.seek(last * number // (PIECES - 1))
+                hashed.update(file.read(PIECE))
+    except OSError as error:
+        raise UserError(f"data: cannot read '{path}': {error.strerror}") from error
+    return hashed.hexdigest()
 
 
 def _stamp(file: dict[str, Any]) -> FileStamp:
     return FileStamp(file["path"], file["size"], file["changed"])
 
 
-def _wanted(given: dict[str, Any]) -> Wanted:
-    return Wanted(tuple(given["names"]), given["config"], given["split"], given["columns"], given["revisions"])
+def _spec(given: dict[str, Any]) -> SourceSpec:
+    return SourceSpec(tuple(given["names"]), given["config"], given["split"], given["columns"], given["revisions"])
 
 
 def _reference(folder: Path, part: str) -> dict[str, Any]:

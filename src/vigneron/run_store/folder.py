@@ -125,7 +125,8 @@ class RunFolder:
     def config(self, *, user_code: bool = False) -> Config:
         """`user_code`: import a method of the user's own, which only a run that is resumed or loaded needs."""
         where = self.path / "config.yaml"
-        return check_config(parse_yaml(config_text(where, f"'{where}'"), str(where)), str(where), user_code=user_code)
+        given = parse_yaml(config_text(where, f"'{where}'"), str(where))
+        return check_config(given, str(where), user_code=user_code, stored=True)
 
     @property
     def rubric(self) -> Path:

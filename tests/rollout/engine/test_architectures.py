@@ -93,12 +93,12 @@ def test_gradients_are_transformers(family: str) -> None:
 
 
 def test_a_window_that_no_row_reaches_costs_no_mask() -> None:
-    local = attention.Local(16)
+    local = attention.LocalAttention(16)
     assert attention.local_mask(local, torch.arange(16)[None], None) is None
     mask = attention.local_mask(local, torch.arange(17)[None], None)
     assert mask is not None
     assert mask[0, 0].sum(-1).tolist() == [*range(1, 17), 16]
-    chunks = attention.local_mask(attention.Local(3, chunked=True), torch.arange(7)[None], None)
+    chunks = attention.local_mask(attention.LocalAttention(3, chunked=True), torch.arange(7)[None], None)
     assert chunks is not None
     assert chunks[0, 0].sum(-1).tolist() == [1, 2, 3, 1, 2, 3, 1]
 

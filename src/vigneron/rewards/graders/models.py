@@ -47,7 +47,8 @@ class RewardModelGrader:
         self._item, self._reward = item, reward
 
     def __call__(self, samples: Sequence[GraderInput]) -> list[Verdict]:
-        return [self._verdict(score) for score in self._reward(_prompts(samples), _completions(samples))]
+        tools = [sample.row.get("tools") for sample in samples]
+        return [self._verdict(score) for score in self._reward(_prompts(samples), _completions(samples), tools)]
 
     def _verdict(self, score: float | None) -> Verdict:
         if score is None or not isfinite(score):

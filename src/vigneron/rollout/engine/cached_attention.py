@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from vigneron.policy.attention import Unsupported, capped_attention, is_local, local_mask, local_of
+from vigneron.policy.attention import Unsupported, capped_attention, is_local, local_attention, local_mask
 from vigneron.policy.compiling import has_triton
+from vigneron.rollout.engine.decode_tiles import Tiles, choose_tiles, shared_memory
 
 NAME = "vigneron_cached"
 
@@ -38,7 +39,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Extras:
+class AttentionModifiers:
     """What a layer adds to attention: its window, the cap on its scores, its sinks."""
 
     local: Any = None
@@ -75,16 +76,16 @@ def cached_attention(
     if discover is not None:
         discover.append(Layer.of(module, key_RKSD, value_RKSE))
         return value_RKSE.repeat_interleave(query_RHSD.shape[1] // key_RKSD.shape[1], 1).transpose(1, 2), None
-    local = local_of(module.config) if is_local(module, sliding_window) else None
-    extras = Extras(local, softcap, s_aux)
+    local = local_attention(module.config) if is_local(module, sliding_window) else None
+    modifiers = AttentionModifiers(local, softcap, s_aux)
     dtype = module.vigneron_keys.dtype
     query, key, value = query_RHSD.to(dtype), key_RKSD.to(dtype), value_RKSE.to(dtype)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     write_cache(module, key, value, cache_rows, cache_slots)
     if cache_slots is not None:
         keys, values = module.vigneron_keys, module.vigneron_values
-        return attend_to_cache(query[:, :, 0], keys, values, cache_slots, scale, extras)[:, None], None
-    return attend_to_prompt(query, key, value, scale, extras).transpose(1, 2), None
+        return attend_to_cache(query[:, :, 0], keys, values, cache_slots, scale, modifiers)[:, None], None
+    return attend_to_prompt(query, key, value, scale, modifiers).transpose(1, 2), None
 
 
 def write_cache(module: Any, key: Tensor, value: Tensor, rows: Tensor | None, slots: Tensor | None) -> None:
@@ -99,12 +100,12 @@ def write_cache(module: Any, key: Tensor, value: Tensor, rows: Tensor | None, sl
         values[rows, :, : key.shape[2]] = value
 
 
-def attend_to_prompt(query: Tensor, key: Tensor, value: Tensor, scale: float, extras: Extras) -> Tensor:
+def attend_to_prompt(query: Tensor, key: Tensor, value: Tensor, scale: float, modifiers: AttentionModifiers) -> Tensor:
     """Causal attention of whole prompts, from slot 0."""
     count, heads, width, _ = query.shape
     at_1S = torch.arange(width, device=query.device)[None]
-    allowed = local_mask(extras.local, at_1S, None)
-    if extras.plain:
+    allowed = local_mask(modifiers.local, at_1S, None)
+    if modifiers.plain:
         return scaled_dot_product_attention(
             query,
             key,
@@ -116,7 +117,9 @@ def attend_to_prompt(query: Tensor, key: Tensor, value: Tensor, scale: float, ex
         )
     size = max(1, SCORE_BYTES // (4 * heads * width * width))
     parts = [
-        capped_attention(query[i : i + size], key[i : i + size], value[i : i + size], allowed, scale, *_capped(extras))
+        capped_attention(
+            query[i : i + size], key[i : i + size], value[i : i + size], allowed, scale, *_capped(modifiers)
+        )
         for i in range(0, count, size)
     ]
     return torch.cat(parts)
@@ -128,23 +131,26 @@ def attend_to_cache(
     values: Float[Tensor, "C K S E"],
     slots_R: Int[Tensor, " R"],
     scale: float,
-    extras: Extras,
+    modifiers: AttentionModifiers,
 ) -> Float[Tensor, "R H E"]:
     """Attention of each row's query over its slots up to its own, or over a local layer's last ones; the rows are the
     first R of the cache."""
-    first_R = extras.local.first(slots_R) if extras.local is not None and keys.shape[2] > extras.local.size else None
-    # The kernel sums in float32, and has one size for keys and values.
-    if query_RHD.is_cuda and query_RHD.dtype != torch.float64 and keys.shape == values.shape and has_triton():
+    first_R = (
+        modifiers.local.first(slots_R) if modifiers.local is not None and keys.shape[2] > modifiers.local.size else None
+    )
+    if (tiles := kernel_tiles(query_RHD, keys, values)) is not None:
         from vigneron.rollout.engine.decode_kernel import decode_attention
 
-        return decode_attention(query_RHD, keys, values, slots_R, scale, first_R, *_capped(extras))
+        return decode_attention(query_RHD, keys, values, slots_R, scale, tiles, first_R, *_capped(modifiers))
     count, heads, _ = query_RHD.shape
     at_S = torch.arange(keys.shape[2], device=slots_R.device)
     seen_R11S = (at_S <= slots_R[:, None])[:, None, None]
     if first_R is not None:
         seen_R11S &= (at_S >= first_R[:, None])[:, None, None]
-    if not extras.plain:
-        out = capped_attention(query_RHD[:, :, None], keys[:count], values[:count], seen_R11S, scale, *_capped(extras))
+    if not modifiers.plain:
+        out = capped_attention(
+            query_RHD[:, :, None], keys[:count], values[:count], seen_R11S, scale, *_capped(modifiers)
+        )
         return out[:, :, 0]
     # Queries that share a key head take the place of the sequence dimension, so that no key is repeated.
     query_RKGD = query_RHD.unflatten(1, (keys.shape[1], heads // keys.shape[1]))
@@ -152,8 +158,17 @@ def attend_to_cache(
     return out.flatten(1, 2)
 
 
-def _capped(extras: Extras) -> tuple[float | None, Tensor | None]:
-    return extras.softcap, extras.sinks_H
+def kernel_tiles(query_RHD: Tensor, keys: Tensor, values: Tensor) -> Tiles | None:
+    """The sizes with which the decode kernel computes this; None: it cannot. It sums in float32, has one size for keys
+    and values, and needs shared memory."""
+    if not query_RHD.is_cuda or query_RHD.dtype == torch.float64 or keys.shape != values.shape or not has_triton():
+        return None
+    _, heads, size = query_RHD.shape
+    return choose_tiles(heads // keys.shape[1], size, keys.dtype.itemsize, shared_memory(query_RHD.device))
+
+
+def _capped(modifiers: AttentionModifiers) -> tuple[float | None, Tensor | None]:
+    return modifiers.softcap, modifiers.sinks_H
 
 
 AttentionInterface.register(NAME, cached_attention)

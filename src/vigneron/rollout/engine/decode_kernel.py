@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vigneron.rollout.engine.decode_tiles import Tiles
+
 
 @triton.jit
 def _decode(  # type: ignore[no-untyped-def]
@@ -60,6 +62,7 @@ def decode_attention(
     values: Tensor,
     slots_R: Tensor,
     scale: float,
+    tiles: Tiles,
     first_R: Tensor | None = None,
     softcap: float | None = None,
     sinks_H: Tensor | None = None,
@@ -75,8 +78,8 @@ def decode_attention(
         query_RHD, keys, values, slots_R,
         slots_R if first_R is None else first_R, slots_R if sinks_H is None else sinks_H.contiguous(), out,
         query_RHD.stride(0), query_RHD.stride(1), keys.stride(0), keys.stride(1), keys.stride(2),
-        SHARING=sharing, SHARING_PADDED=max(16, triton.next_power_of_2(sharing)),
-        D=size, D_PADDED=max(16, triton.next_power_of_2(size)), BLOCK=64, SCALE=scale,
-        WINDOW=first_R is not None, CAP=softcap or 0.0, SINKS=sinks_H is not None, num_warps=4,
+        SHARING=sharing, SHARING_PADDED=tiles.sharing, D=size, D_PADDED=tiles.size, BLOCK=tiles.block, SCALE=scale,
+        WINDOW=first_R is not None, CAP=softcap or 0.0, SINKS=sinks_H is not None,
+        num_warps=4, num_stages=tiles.stages,
     )  # fmt: skip
     return out

@@ -81,8 +81,7 @@ class Engine:
 
     def position_offset(self, prompt: int) -> int:
         """What is added to the positions of a sample with a prompt of so many tokens."""
-        rope = self._policy.long_rope
-        return 0 if rope is None else rope.offset(prompt, self._new_tokens)
+        return self._policy.position_offset(prompt, self._new_tokens)
 
     def _rows_at_once(self, slots: int) -> int:
         numbers = sum(layer.heads * (layer.key_size + layer.value_size) for layer in self._model.attentions)

@@ -1,7 +1,7 @@
 """Sampling by transformers' `generate`, for models that the engine does not support. The draws are the engine's."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from vigneron.core.draws import Sampling, draw_keys
+from vigneron.policy.longrope import long_sequences
 from vigneron.policy.microbatches import length_buckets
 from vigneron.policy.model import Policy, linear_logits
 from vigneron.rollout.engine.decode_state import choose
@@ -43,10 +44,20 @@ class GenerateSampler:
         completions = blank_completions(request, self._policy)
         lengths = [len(ids) + request.max_new_tokens for ids in request.prompt_ids]
         for part in length_buckets(lengths, request.microbatch_tokens):
-            for rows in [part] if self.pads else _of_equal_length(part, lengths):
-                with phase("generate"):
+            for offset, rows in self._groups(request, part):
+                with phase("generate"), long_sequences() if offset else nullcontext():
                     self._sample_rows(request, rows, completions)
         return completions
+
+    def _groups(self, request: Request, rows: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """Rows that are sampled together, with the offset of their positions: those with the same rotary frequencies,
+        and without padding those of equal length."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row in rows:
+            length = len(request.prompt_ids[row])
+            offset = self._policy.position_offset(length, request.max_new_tokens)
+            groups.setdefault((offset, 0 if self.pads else length), []).append(row)
+        return [(offset, group) for (offset, _), group in groups.items()]
 
     def _sample_rows(self, request: Request, rows: Sequence[int], into: Completions) -> None:
         policy = self._policy
@@ -128,13 +139,6 @@ def _training_head(policy: Policy) -> Iterator[None]:
         yield
     finally:
         vars(head).pop("forward", None)
-
-
-def _of_equal_length(rows: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    parts: dict[int, list[int]] = {}
-    for row in rows:
-        parts.setdefault(lengths[row], []).append(row)
-    return list(parts.values())
 
 
 class _KeyedDraws(LogitsProcessor):

@@ -40,32 +40,40 @@ def sample(
     check_lengths(policy, prompt_ids, max_new_tokens)
     names = list(sample_ids) if sample_ids is not None else list(range(len(prompt_ids)))
     request = Request(prompt_ids, max_new_tokens, sampling, seed, step, names, microbatch_tokens, tuple(stop))
-    done = sampler_of(policy).sample(request).trimmed()
+    return _checked(sampler_of(policy).sample(request).trimmed())
+
+
+def _checked(done: Completions) -> Completions:
     if broken := int((~done.behaviour_BT.isfinite()).any(1).sum()):
         raise UserError(
-            f"the model's logits are NaN or infinite in {broken} of {len(names)} samples: its weights are damaged, or "
-            "training has diverged; resume from an earlier checkpoint with a lower learning rate"
+            f"the model's logits are NaN or infinite in {broken} of {len(done.lengths_B)} samples: its weights are "
+            "damaged, or training has diverged; resume from an earlier checkpoint with a lower learning rate"
         )
     return done
 
 
 def sample_on_all_ranks(policy: Policy, prompt_ids: Sequence[Sequence[int]], **options: Any) -> Completions:
-    """`sample` by all ranks: each samples a share of the prompts, and every rank gets all completions."""
+    """`sample` with all of its options by all ranks: each samples a share of the prompts, and every rank gets all
+    completions."""
     total = ranks.world_size()
     if total == 1:
         return sample(policy, prompt_ids, **options)
     check_lengths(policy, prompt_ids, options["max_new_tokens"])
     names = list(options.pop("sample_ids", None) or range(len(prompt_ids)))
     sampler: Any = sampler_of(policy)
+
+    def request(rows: slice) -> Request:
+        return Request(prompt_ids[rows], sample_ids=names[rows], **options)
+
     if hasattr(sampler, "sample_for_all"):
-        request = Request(prompt_ids, sample_ids=names, **{"sampling": None, **options})
-        return sampler.sample_for_all(request, policy.device).trimmed()
+        done = sampler.sample_for_all(request(slice(None)), policy.device).trimmed()
+        return ranks.run_on_all_ranks(lambda: _checked(done))
     first, end = (len(prompt_ids) * at // total for at in (ranks.rank(), ranks.rank() + 1))
     mine = slice(first, end)
     share = (
         mine if end > first else slice(0, 1)
     )  # gathering sharded weights is collective: every rank samples something
-    done = sample(policy, prompt_ids[share], sample_ids=names[share], **options)
+    done = sampler.sample(request(share)).trimmed()
     width = int(ranks.all_reduce_max(done.ids_BT.shape[1]))
 
     def gather(local: Tensor, *, by_token: bool = False) -> Tensor:
@@ -76,13 +84,14 @@ def sample_on_all_ranks(policy: Policy, prompt_ids: Sequence[Sequence[int]], **o
 
     lengths_B = gather(done.lengths_B)
     ids_BT = gather(done.ids_BT, by_token=True)
-    return Completions(
+    every = Completions(
         torch.where(length_mask(lengths_B, width), ids_BT, policy.pad_id),
         lengths_B,
         gather(done.behaviour_BT, by_token=True),
         gather(done.truncated_B.long()).bool(),
         gather(done.prompt_hidden_BH),
     )
+    return ranks.run_on_all_ranks(lambda: _checked(every))  # an error of one rank alone would leave the others waiting
 
 
 def check_lengths(
@@ -175,7 +184,7 @@ def _agrees(policy: Policy, sampler: Sampler) -> bool:
     for row, prompt in enumerate(prompts):
         completion = done.ids_BT[row, : int(done.lengths_B[row])]
         ids = torch.cat([torch.tensor(prompt, device=policy.device), completion])[None]
-        positions = torch.arange(ids.shape[1], device=policy.device)[None]
+        positions = torch.arange(ids.shape[1], device=policy.device)[None] + policy.position_offset(len(prompt), 6)
         logprobs = policy.logits(policy.trunk(ids, positions))[0].log_softmax(-1)
         expected = logprobs[len(prompt) - 1 : -1].gather(1, completion[:, None])[:, 0]
         gap_T = (done.behaviour_BT[row, : len(completion)] - expected).abs()

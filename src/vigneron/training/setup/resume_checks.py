@@ -9,8 +9,9 @@ from typing import Any
 
 from vigneron.config import Config
 from vigneron.core.schedule import learning_rate_factor
+from vigneron.data.digests import RECORD_BYTES, digest_of
 from vigneron.data.prompts import Row
-from vigneron.data.rows import RECORD_BYTES, digest_of, record_of_rows
+from vigneron.data.rows import record_of_rows
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
 from vigneron.run_data.load import Data
@@ -150,6 +151,6 @@ def _among(key: str, keys: Sequence[str]) -> bool:
 def _with_defaults(before: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that a later version of Vigneron added get their defaults."""
     try:
-        return check_config(before, "the checkpoint's config").model_dump(mode="json")
+        return check_config(before, "the checkpoint's config", stored=True).model_dump(mode="json")
     except UserError:
         return dict(before)

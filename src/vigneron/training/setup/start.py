@@ -9,14 +9,13 @@ from vigneron.config import Config
 from vigneron.distributed import ranks
 from vigneron.distributed.launch import check_ranks
 from vigneron.errors import UserError
-from vigneron.files import write_atomically
 from vigneron.policy.compiling import can_compile
 from vigneron.policy.load import resolve_device
 from vigneron.remote.setup import check_scale
 from vigneron.rubric.read import read_rubric
 from vigneron.run_data.load import Data, check_rubric_data, load_data
 from vigneron.run_data.reference_answers import with_parent_answers
-from vigneron.run_data.stored import hash_sources, read_changed
+from vigneron.run_data.stored import files_for_ranks, hash_sources, open_rank_data, read_changed
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice, kept_notices
 from vigneron.threads import DaemonPool
@@ -39,23 +38,22 @@ from vigneron.training.setup.build import Build, build_run
 from vigneron.training.setup.resolve import check_held_out, resolved
 from vigneron.training.setup.resume_checks import check_changes, schedule_changes
 
-Files = dict[str, str]
+Files = dict[str, bytes]
 
 
 def files_of(folder: RunFolder) -> Files:
     """The files of a run's folder that every rank needs to build the run, by path."""
-    data = [f"data/{part}.{kind}" for part in ("train", "held_out") for kind in ("jsonl", "source.json")]
-    names = ("config.yaml", *data, folder.rubric.name, folder.held_out_rubric.name)
-    paths = [folder.path / name for name in names]
-    return {str(p.relative_to(folder.path)): p.read_text(encoding="utf-8") for p in paths if p.is_file()}
+    paths = [folder.path / "config.yaml", folder.rubric, folder.held_out_rubric]
+    data = {f"data/{name}": content for name, content in files_for_ranks(folder.path / "data").items()}
+    return {**{path.name: path.read_bytes() for path in paths if path.is_file()}, **data}
 
 
 def scratch_folder(files: Files) -> RunFolder:
     """A temporary run folder for a rank other than 0."""
     path = Path(tempfile.mkdtemp(prefix="vigneron-rank-"))
-    for name, text in files.items():
+    for name, content in files.items():
         (path / name).parent.mkdir(exist_ok=True)
-        write_atomically(path / name, text)
+        (path / name).write_bytes(content)
     return RunFolder(path)
 
 
@@ -94,7 +92,7 @@ def start_run(config: Config, runs: Path, build: Build, *, name: str | None = No
         chosen, files = ranks.run_on_rank0(begin)
         folder = folder or scratch_folder(files)
         kept = folder
-        rows = ranks.run_on_all_ranks(lambda: kept.data(chosen) if data is None else data)
+        rows = ranks.run_on_all_ranks(lambda: open_rank_data(kept.path / "data", chosen) if data is None else data)
         run = build_run(chosen, folder, rows, build, view)
         if ranks.is_rank0():
             hash_in_background(folder.path / "data")
@@ -234,7 +232,7 @@ def _rebuild(
 ) -> Run:
     files = ranks.run_on_rank0(lambda: files_of(folder)) if ranks.world_size() > 1 else {}
     own = folder if ranks.is_rank0() else scratch_folder(files)
-    rows = ranks.run_on_all_ranks(lambda: own.data(plan.config) if data is None else data)
+    rows = ranks.run_on_all_ranks(lambda: open_rank_data(own.path / "data", plan.config) if data is None else data)
     run = build_run(plan.config, own, rows, build, view)
     try:
         if (saved := plan.saved) is not None:

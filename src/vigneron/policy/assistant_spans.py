@@ -18,12 +18,12 @@ SENTINELS = tuple(map(chr, range(0x100000, 0x100004)))
 """Characters of a private plane in place of contents, to find out where a template writes them."""
 
 
-class Unwritable(Exception):
+class HistoryDiffers(Exception):
     """The template writes an answer in history differently from what follows its generation prompt."""
 
 
 @dataclass(frozen=True)
-class Written:
+class AssistantSpans:
     """A template's text up to the end of the last answer. `ended`: it ends with a special token."""
 
     text: str
@@ -33,7 +33,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnFormat:
     """How a template surrounds answers."""
 
     header: str | None
@@ -45,14 +45,14 @@ class Turns:
     """All tokens of the template that are no ordinary text."""
 
 
-def written(
+def assistant_spans(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
     turns: Sequence[int],
     special: Sequence[str],
     named: Sequence[str] = (),
     tools: Any = None,
-) -> Written:
+) -> AssistantSpans:
     """The text for `messages`, which end with an answer. `turns` are the answers that are trained.
 
     `special` tokens can end an answer; `named` are other added tokens, such as `<think>`.
@@ -63,7 +63,7 @@ def written(
     for turn in turns:
         renders += [(messages[:turn], True), (_marked(messages, turn, mark), False)]
     whole, *others = render(tokenizer, renders, tools)
-    around = turns_of(tokenizer, special, named)
+    around = turn_format(tokenizer, special, named)
     spans: list[tuple[int, int]] = []
     ended = False
     for turn, before, marked in zip(turns, others[0::2], others[1::2], strict=True):
@@ -72,7 +72,7 @@ def written(
         if messages[turn].get("tool_calls"):  # the mark is a text in an object; the arguments may end otherwise
             tail = _common(tail[::-1], whole[::-1])[::-1]
         if mark not in marked or not whole.endswith(tail):
-            raise Unwritable(turn)
+            raise HistoryDiffers(turn)
         floor = spans[-1][1] if spans else 0
         start = _start(tokenizer, messages, turn, tools, whole, head, before, around, floor)
         stop = len(whole) - len(tail)
@@ -83,7 +83,7 @@ def written(
     if not ended and around.ending:
         text, ended = text + around.ending, True
         spans[-1] = (spans[-1][0], len(text))
-    return Written(text, tuple(spans), ended)
+    return AssistantSpans(text, tuple(spans), ended)
 
 
 def _start(
@@ -94,7 +94,7 @@ def _start(
     whole: str,
     head: str,
     before: str,
-    around: Turns,
+    around: TurnFormat,
     floor: int,
 ) -> int:
     """Where the answer begins: after the generation prompt, or after as much of it as the template repeats."""
@@ -106,11 +106,11 @@ def _start(
         return shared
     # The template changes earlier turns (a system message in the last user turn, reasoning that is left out).
     if around.header is None:
-        raise Unwritable(turn)
+        raise HistoryDiffers(turn)
     at = head.rfind(around.header) if around.header else len(head.rstrip())
     start = at + len(around.header)
     if at < floor or not whole.startswith(head[:start]):
-        raise Unwritable(turn)
+        raise HistoryDiffers(turn)
     return start
 
 
@@ -137,12 +137,12 @@ def _marked(messages: Sequence[Mapping[str, Any]], turn: int, mark: str) -> list
     return [*messages[:turn], changed, *messages[turn + 1 :]]
 
 
-def turns_of(tokenizer: Any, special: Sequence[str], named: Sequence[str] = ()) -> Turns:
-    return _turns(tokenizer, str(tokenizer.chat_template), tuple(special), tuple(named))
+def turn_format(tokenizer: Any, special: Sequence[str], named: Sequence[str] = ()) -> TurnFormat:
+    return _turn_format(tokenizer, str(tokenizer.chat_template), tuple(special), tuple(named))
 
 
 @lru_cache(maxsize=16)
-def _turns(tokenizer: Any, template: str, special: tuple[str, ...], named: tuple[str, ...]) -> Turns:
+def _turn_format(tokenizer: Any, template: str, special: tuple[str, ...], named: tuple[str, ...]) -> TurnFormat:
     """Found by rendering two turns. Nothing is known of a template that refuses them."""
     question, answer, second, last = SENTINELS
     delimiters = (*special, *named)
@@ -164,8 +164,8 @@ def _turns(tokenizer: Any, template: str, special: tuple[str, ...], named: tuple
         run = _run(tail, special, str(getattr(tokenizer, "eos_token", None) or ""))
         beginning = str(getattr(tokenizer, "bos_token", None) or "")
         follows = any_of([token for token in special if token != beginning]).match(between.lstrip())
-        return Turns(header, run or (follows[0] if follows else ""), delimiters)
-    return Turns(None, "", delimiters)
+        return TurnFormat(header, run or (follows[0] if follows else ""), delimiters)
+    return TurnFormat(None, "", delimiters)
 
 
 def _run(tail: str, special: Sequence[str], end: str) -> str:

@@ -11,7 +11,7 @@ from support.real_templates import plain_llama2, policy_of
 from support.tiny_models import byte_tokenizer, smollm2_tokenizer, tiny_policy
 from vigneron.data.prompts import prompts_token_ids
 from vigneron.policy.model import Policy
-from vigneron.policy.seams import ids_with_cuts, plain_ids
+from vigneron.policy.token_boundaries import ids_with_cuts, plain_ids
 from vigneron.rollout.demonstrations import demonstrations
 
 

@@ -1,0 +1,39 @@
+"""The memory pool of CUDA graphs with either allocator of torch, which is chosen when a process starts."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from support import TESTS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+CAPTURE_FREE_CAPTURE = """
+import torch
+from vigneron.policy.cuda_graphs import CudaGraphs
+
+device = torch.device("cuda")
+graphs = CudaGraphs(device)
+for rows in (100, 1000, 3000, 200):
+    given = torch.randn(rows, 64)
+    for _ in range(3):  # run, captured, replayed
+        result = graphs.run(rows, lambda x: (x @ x.T).relu(), [given])
+    expected = (given.double() @ given.double().T).relu().to(device)
+    torch.testing.assert_close(result.double(), expected, atol=1e-3, rtol=0)
+    del result
+    graphs.clear()
+print("captured", graphs.available)
+"""
+
+
+@pytest.mark.parametrize("setting", ["expandable_segments:True", "expandable_segments:False"])
+def test_graphs_are_captured_after_all_others_were_freed(setting: str) -> None:
+    path = os.pathsep.join([str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": setting, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", CAPTURE_FREE_CAPTURE], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.strip() == "captured True", done.stderr[-2000:]
