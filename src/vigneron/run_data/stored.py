@@ -36,8 +36,8 @@ FIRST, FIRST_CHARACTERS = 16, 1_000_000
 
 
 class LostRows(Sequence[Row]):
-    """Rows of a source that is gone or has changed: their number and the first of them are known, and reading one raises
-    the reason."""
+    """Rows of a source that is gone or has changed: their number and the first of them are known, and reading one
+    raises the reason."""
 
     def __init__(self, count: int, reason: str, first: Sequence[Row] = ()) -> None:
         self.number, self.reason, self.first = count, reason, first
