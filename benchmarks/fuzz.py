@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
 
+from benchmarks.fuzzing.channel import channel_case
 from benchmarks.fuzzing.folders import checkpoint_case, loaded, model_case, resume_case, run_case, runs
 from benchmarks.fuzzing.guard import Finding, outcome_of, watched
 from benchmarks.fuzzing.judge_replies import judge_reply_case
@@ -31,6 +32,7 @@ KINDS: dict[str, Make] = {
     "model": model_case,
     "run_folder": run_folder_case,
     "judge_reply": judge_reply_case,
+    "channel": channel_case,
 }
 SLOWER = {"resume": 10, "model": 10}
 """Kinds that load a model: a tenth of the cases."""

@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import stat
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -158,6 +159,22 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text, parse_int=parse_int)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+_closed_in_forks: weakref.WeakSet[IO[Any]] = weakref.WeakSet()
+
+
+def closed_in_forks(file: IO[Any]) -> None:
+    """Close the file in processes forked from this one. A lock on it belongs to all that have it open."""
+    _closed_in_forks.add(file)
+
+
+def _after_fork() -> None:
+    for file in list(_closed_in_forks):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def sha256_of(path: Path) -> str:

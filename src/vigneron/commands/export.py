@@ -25,6 +25,7 @@ from vigneron.policy.reward_model import HEAD
 from vigneron.redaction import MARK, redacted
 from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.pairs import sequences_of
+from vigneron.run_data.stored import first_rows
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.metrics_file import records_of
 from vigneron.training.checkpoint.read import weights_identity
@@ -80,11 +81,12 @@ def check_target(target: Path) -> None:
 def _write_and_verify(trained: Trained, draft: Path, dtype: torch.dtype) -> tuple[int, float, float]:
     folder, policy, config = RunFolder(trained.folder), trained.policy, trained.config
     data = folder.data(config)
-    ids = comparison_ids(trained, (data.held_out or data.train)[:TEXTS])
+    compared = first_rows(data, ("held_out", "train"), TEXTS)
+    ids = comparison_ids(trained, compared)
     base = weights_identity(config.model.name, trained.reference.policy)
     original = model_outputs(policy, ids)
     merge(policy)
-    stop_at_turn_end(policy, [row["prompt"] for row in data.train[:1]])
+    stop_at_turn_end(policy, [row["prompt"] for row in first_rows(data, ("train", "held_out"), 1)])
     expected = original
     if dtype != torch.float32:
         policy.causal.to(dtype).float()
@@ -97,7 +99,7 @@ def _write_and_verify(trained: Trained, draft: Path, dtype: torch.dtype) -> tupl
     )
     (draft / "README.md").write_text(card, encoding="utf-8")
     model, tokenizer = _load_with_transformers(draft, trained)
-    check_tokens(policy.tokenizer, tokenizer, [row["prompt"] for row in (data.held_out or data.train)[:TEXTS]])
+    check_tokens(policy.tokenizer, tokenizer, [row["prompt"] for row in compared])
     outputs = [_transformers_outputs(model.to(policy.device), one) for one in ids]
     difference = _largest_difference(outputs, expected)
     if not difference <= TOLERANCE:  # a NaN too

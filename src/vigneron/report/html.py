@@ -150,10 +150,14 @@ def run_section(name: str, folder: RunFolder, config: Config, records: Records) 
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A template of this package, with every value escaped that is not `Markup`."""
-    environment = Environment(loader=PackageLoader("vigneron", "report"), autoescape=True)
+    """A template of this package. Every value that is not `Markup` is escaped, its invisible characters too."""
+    environment = Environment(loader=PackageLoader("vigneron", "report"), autoescape=True, finalize=_shown)
     environment.filters["plain"] = plain
     return environment.get_template(template).render(values)
+
+
+def _shown(value: Any) -> Any:
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:

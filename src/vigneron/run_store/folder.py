@@ -20,6 +20,7 @@ from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.files import (
     append_line,
+    closed_in_forks,
     open_regular,
     open_to_append,
     parse_json,
@@ -90,9 +91,11 @@ class RunFolder:
         return cls(path)
 
     def lock(self) -> None:
-        """One process writes at a time. The operating system releases the lock when the process ends."""
+        """One process writes at a time. The operating system releases the lock when the process ends: a process forked
+        by a reward does not hold it."""
         try:
             self._lock = open_to_append(self.path / LOCK)
+            closed_in_forks(self._lock)
             for left in reversed(range(LOCK_ATTEMPTS)):
                 try:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
