@@ -148,7 +148,7 @@ def _read(run: Path, query: SampleQuery) -> None:
 
 
 def _curves(run: Path) -> None:
-    curves, _ = curves_of(run)
+    curves, _ = curves_of(RunFolder.open(run).path)
     if curves is not None:
         try:
             curves.read(curves.names()[:5])
@@ -159,7 +159,7 @@ def _curves(run: Path) -> None:
 def _samples(run: Path, query: SampleQuery) -> None:
     if not (run / "samples.sqlite").is_file():
         return
-    with SampleSearch(run) as store:
+    with SampleSearch(RunFolder.open(run).path) as store:
         store.kinds()
         store.steps_around(query.kind, query.step)
         for sample in store.find(query).samples[:1]:

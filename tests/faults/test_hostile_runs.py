@@ -180,3 +180,31 @@ def test_a_value_has_a_limit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
         store.page(step=3)
     assert len(store.page(step=4)) == 8
     store.close()
+
+
+def test_a_damaged_store_of_curves_is_a_note_or_one_line(run: Path) -> None:
+    """Found by fuzzing: damage that shows only when a curve is read."""
+    db = sqlite3.connect(run / CURVES)
+    db.execute("UPDATE recent SET record = '{' WHERE step = 3")
+    db.commit()
+    db.close()
+    curves, note = curves_of(run)
+    assert curves is not None
+    assert "metrics.jsonl was read instead" in str(note)
+    assert curves.read(["reward"])["reward"].steps[-1] == 30
+    db = sqlite3.connect(run / CURVES)
+    db.executescript("DELETE FROM recent WHERE step = 3; DROP TABLE blocks; CREATE TABLE blocks (name, start)")
+    db.close()
+    curves, _ = curves_of(run)
+    assert curves is not None
+    with pytest.raises(UserError, match=r"^cannot read curves\.sqlite: no such column"):
+        curves.read(["reward"])
+    curves.close()
+
+
+def test_a_link_to_itself_is_refused(run: Path) -> None:
+    checkpoint = run / "checkpoints" / "step-2"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "model.safetensors").symlink_to("model.safetensors")
+    with pytest.raises(UserError, match="is not a regular file"):
+        RunFolder.open(run)

@@ -10,13 +10,13 @@ import sqlite3
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Any, Protocol
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.files import open_regular, parse_json
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.series import Curve, Span, joined_by_width, joined_to, spans_of
@@ -51,6 +51,18 @@ TABLES = """
     CREATE TABLE IF NOT EXISTS spans (width INTEGER, name INTEGER, start INTEGER, step REAL, low REAL, high REAL,
         total REAL, number INTEGER, PRIMARY KEY (width, name, start)) WITHOUT ROWID;
 """
+
+
+DAMAGED = (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
+"""What reading a damaged store can raise."""
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except DAMAGED as error:
+        raise UserError(f"cannot read {CURVES}: {first_line(error)}; delete it to use metrics.jsonl") from error
 
 
 class CurveStore:
@@ -120,7 +132,8 @@ class CurveStore:
 
     def names(self) -> list[str]:
         """All metrics, in the order in which they first appeared."""
-        return list(dict.fromkeys((*self._ids, *self._recent())))
+        with _reading():
+            return list(dict.fromkeys((*self._ids, *self._recent())))
 
     def last_step(self) -> int | None:
         """The last step that was added."""
@@ -131,6 +144,10 @@ class CurveStore:
         self, names: Sequence[str], first: float = 0, last: float | None = None, limit: int = MAX_POINTS
     ) -> dict[str, Curve]:
         """At most `limit` points each, of the steps from `first` to `last`; an unknown metric has none."""
+        with _reading():
+            return self._curves(names, first, last, limit)
+
+    def _curves(self, names: Sequence[str], first: float, last: float | None, limit: int) -> dict[str, Curve]:
         end = self.last_step() or 0
         first, last = max(0, first), end if last is None else min(last, end)
         recent = self._recent()
@@ -331,11 +348,12 @@ def curves_of(folder: Path) -> tuple[Curves | None, str | None]:
     if (folder / CURVES).exists():
         try:
             store = CurveStore(folder, read_only=True)
+            store.names()
             if _is_current(store, log):
                 return store, None
             store.close()
             note = f"{folder.name}: {CURVES} is out of date, metrics.jsonl was read instead"
-        except (sqlite3.Error, UserError) as error:
+        except (*DAMAGED, UserError) as error:
             note = f"{folder.name}: cannot read {CURVES} ({error}), metrics.jsonl was read instead"
     return (read_log(log), note) if log.is_file() else (None, note)
 

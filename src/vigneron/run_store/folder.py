@@ -11,7 +11,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -254,10 +254,14 @@ def special_file(path: Path) -> Path | None:
     """A pipe, a device or a socket in a run's folder, which could block or never end."""
     levels = ("data/*", "checkpoints/*", "checkpoints/*/*", "checkpoints/*/state/*")
     for entry in (*path.iterdir(), *(entry for level in levels for entry in path.glob(level))):
-        with suppress(FileNotFoundError):  # deleted meanwhile, or a link to nothing
+        try:
             mode = entry.stat().st_mode
-            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                return entry
+        except FileNotFoundError:  # deleted meanwhile, or a link to nothing
+            continue
+        except OSError:  # a link to itself
+            return entry
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            return entry
     return None
 
 
