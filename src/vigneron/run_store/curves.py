@@ -16,10 +16,11 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Protocol
 
-from vigneron.files import parse_json
+from vigneron.errors import UserError
+from vigneron.files import open_regular, parse_json
 from vigneron.run_store.folder import RunFolder
-from vigneron.run_store.samples import open_read_only
 from vigneron.run_store.series import Curve, Span, joined_by_width, joined_to, spans_of
+from vigneron.run_store.sqlite_files import open_read_only, open_writable
 from vigneron.run_store.status import last_records
 from vigneron.values import is_number
 
@@ -57,7 +58,7 @@ class CurveStore:
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         path = folder / CURVES
-        self._db = open_read_only(path) if read_only else sqlite3.connect(path)
+        self._db = open_read_only(path) if read_only else open_writable(path)
         if not read_only:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -269,7 +270,7 @@ class CurveLog:
     def __init__(self, path: Path) -> None:
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
         self._last: int | None = None
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for line in file:
                 self._add(line)
 
@@ -334,7 +335,7 @@ def curves_of(folder: Path) -> tuple[Curves | None, str | None]:
                 return store, None
             store.close()
             note = f"{folder.name}: {CURVES} is out of date, metrics.jsonl was read instead"
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UserError) as error:
             note = f"{folder.name}: cannot read {CURVES} ({error}), metrics.jsonl was read instead"
     return (read_log(log), note) if log.is_file() else (None, note)
 
