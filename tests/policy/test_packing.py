@@ -52,7 +52,7 @@ def test_rows_by_hand() -> None:
     assert part.packing.row_tokens == 8
     assert packed_rows(part) == [[[0]], [[3]], [[2], [1]]]
     layout = lay_out(part, 0, torch.device("cpu"))
-    assert layout.ids_RS[2].tolist() == [11, 12, 13, 14, 3, 10, 0, 0]
+    assert layout.ids_RS[2].tolist() == [11, 12, 13, 14, 3, 10, 3, 3]  # padding is a token of a prompt
     assert layout.positions_RS[2].tolist() == [0, 1, 2, 3, 0, 1, 0, 0]
     assert layout.allowed_R1SS is not None
     assert layout.allowed_R1SS[2, 0].int().tolist() == [

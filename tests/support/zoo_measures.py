@@ -30,7 +30,8 @@ from vigneron.rollout.engine.sample import sample, sampler_of
 
 SHORT, LONG = 4, WINDOW + 4
 """Tokens of the longest prompt: texts that stay inside of the window, and texts that leave it."""
-NEW_TOKENS = 6
+LENGTHS = (6, 2, 4, 1, 3)
+"""Tokens of the completions, at most: they differ, so that rows have padding."""
 EXACT = 1e-5
 """Largest difference by rounding. RecurrentGemma's own cache rounds more."""
 LIMITS = {"RecurrentGemma": 1e-3}
@@ -57,9 +58,9 @@ def load(folder: Path, **options: Any) -> Policy:
 
 
 def prompts_of(longest: int) -> list[list[int]]:
-    """Two prompts, twice each: the second is half as long."""
+    """Two prompts, twice each, the second half as long; and one a quarter as long."""
     one = [(7 * i) % 250 + 1 for i in range(longest)]
-    return [one, one, one[::-2], one[::-2]]
+    return [one, one, one[::-2], one[::-2], one[::4]]
 
 
 def reference_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
@@ -70,13 +71,18 @@ def reference_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[i
 
 
 def sampled_batch(policy: Policy, longest: int) -> Batch:
-    """Samples as training has them, with shared prompts and packed rows if the model allows it."""
+    """Samples as training has them, of unequal lengths, with shared prompts and packed rows if the model allows it.
+
+    The first two are a row, the others the next one, with padding behind them.
+    """
     prompts = prompts_of(longest)
-    done = sample(policy, prompts, max_new_tokens=NEW_TOKENS, sampling=Sampling(), seed=1)
-    completions = [row[:n] for row, n in zip(done.ids_BT.tolist(), done.lengths_B.tolist(), strict=True)]
-    batch = changed(batch_of(list(zip(prompts, completions, strict=True))), behaviour_BT=done.behaviour_BT)
-    share = policy.shares_prompts
-    return batch.with_packing(share_prompts=share, per_row=2 if share else 1, pack=share, row_tokens=128)
+    done = sample(policy, prompts, max_new_tokens=max(LENGTHS), sampling=Sampling(), seed=1)
+    lengths = [min(most, length) for most, length in zip(LENGTHS, done.lengths_B.tolist(), strict=True)]
+    completions = [row[:length] for row, length in zip(done.ids_BT.tolist(), lengths, strict=True)]
+    batch = batch_of(list(zip(prompts, completions, strict=True)))
+    batch = changed(batch, behaviour_BT=done.behaviour_BT[:, : max(lengths)])
+    share, width = policy.shares_prompts, longest + sum(lengths[:2])
+    return batch.with_packing(share_prompts=share, per_row=2 if share else 1, pack=share, row_tokens=width)
 
 
 def logprob_difference(policy: Policy, reference: Any, longest: int) -> float:
@@ -87,14 +93,14 @@ def logprob_difference(policy: Policy, reference: Any, longest: int) -> float:
 @torch.no_grad()
 def _logprob_difference(policy: Policy, batch: Batch, *references: Any) -> float:
     trained_BT = score(policy, batch, Sampling()).logprobs_BT
-    worst = 0.0
+    differences = []
     for i, prompt in enumerate(batch.samples.prompt_ids):
         completion = batch.samples.completion_lists()[i]
         for reference in references:
             expected = reference_logprobs(reference, prompt, completion)
             for own_BT in (batch.samples.behaviour_BT, trained_BT):
-                worst = max(worst, float((own_BT[i, : len(completion)] - expected).abs().max()))
-    return worst
+                differences.append((own_BT[i, : len(completion)] - expected).abs().max())
+    return float(torch.stack(differences).max())  # NaN if one is, which Python's max is not
 
 
 def gradient_difference(policy: Policy, reference: Any, longest: int) -> float:
@@ -112,8 +118,8 @@ def _gradient_difference(policy: Policy, batch: Batch, reference: Any) -> float:
         total = total + (reference_logprobs(reference, prompt, completion) * weight_BT[i, : len(completion)]).sum()
     total.backward()
     grads = {name: weight.grad for name, weight in reference.named_parameters() if weight.grad is not None}
-    differences = [float((trained[name].grad - grad).abs().max()) for name, grad in grads.items()]  # type: ignore[operator]
-    return max(differences) / max(float(grad.abs().max()) for grad in grads.values())
+    differences = [(trained[name].grad - grad).abs().max() for name, grad in grads.items()]  # type: ignore[operator]
+    return float(torch.stack(differences).max() / torch.stack([grad.abs().max() for grad in grads.values()]).max())
 
 
 def reference_of(policy: Policy, folder: Path) -> Any:
@@ -135,12 +141,12 @@ def with_random_adapter(folder: Path) -> Policy:
 
 
 def reward_model_difference(folder: Path) -> float | None:
-    """Of the scores of four texts, to transformers' own; None if it has no reward model of this architecture."""
+    """Of the scores of five texts, to transformers' own; None if it has no reward model of this architecture."""
     if reward_model_class(AutoConfig.from_pretrained(folder)) is None:
         return None
     policy = load_reward_model(str(folder), start=True, device="cpu", dtype="float32")
     texts = [prompt[:-1] for prompt in prompts_of(LONG)]
-    pairs = list(zip(texts, ([5], [6], [7], [8]), strict=True))
+    pairs = list(zip(texts, ([5], [6, 9, 10], [7], [8], [11, 12]), strict=True))
     batch = batch_of(pairs).with_packing(share_prompts=policy.shares_prompts)
     with torch.no_grad(), quiet_transformers():
         own_B = scores(policy, batch)

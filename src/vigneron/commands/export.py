@@ -19,6 +19,7 @@ from vigneron.files import sync
 from vigneron.policy.architecture import auto_class
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.chat import stop_at_turn_end
+from vigneron.policy.chat_template import TemplateError, render
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import HEAD
 from vigneron.redaction import MARK, redacted
@@ -188,8 +189,8 @@ def check_tokens(ours: Any, theirs: Any, prompts: Sequence[Any]) -> None:
 
 def _rendered(tokenizer: Any) -> Any:
     try:
-        return tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
-    except Exception as error:  # a template may raise: then both must
+        return render(tokenizer, [(CONVERSATION, False)])
+    except TemplateError as error:  # a template may raise: then both must
         return first_line(error)
 
 

@@ -25,7 +25,7 @@ from vigneron.policy.longrope import LongRope
 
 @dataclass
 class Policy:
-    """A policy with its tokenizer. Any of `eos_ids` ends a completion; `pad_id` fills rows and is always masked."""
+    """A policy with its tokenizer. Any of `eos_ids` ends a completion; `pad_id` fills what is masked."""
 
     model: Any  # a transformers model, or peft's wrapper of one
     tokenizer: Any

@@ -74,6 +74,7 @@ def lay_out(
     count = round_to_bucket(len(rows)) if for_graphs else len(rows)
 
     # Python lists are several times faster than arrays for thousands of short pieces.
+    filler = _filler(batch, pad_id)
     ids: list[int] = []
     positions: list[int] = []
     owner: list[int] = []
@@ -96,7 +97,7 @@ def lay_out(
                 completion_end[i] = len(ids) - 1
             bundle_of += [k] * (len(ids) - begin)
         spare = (r if r < len(rows) else count) * width - len(ids)
-        ids += [pad_id] * spare
+        ids += [filler] * spare
         positions += [0] * spare
         owner += [-1] * spare
         bundle_of += [-1] * spare
@@ -120,6 +121,12 @@ def lay_out(
     shape = (count, width)
     allowed_R1SS = _allowed(cut[2].view(shape), cut[3].view(shape)) if shared else None
     return Layout(cut[0].view(shape), cut[1].view(shape), allowed_R1SS, *cut[4:])
+
+
+def _filler(batch: Batch, pad_id: int) -> int:
+    """The token of padding: one of a prompt. The padding token's own embedding may be 0, and in a packed row it attends
+    to nothing else: its state stays 0, where the gradient of a norm (Gemma 3n) is infinite, and 0 · ∞ is NaN."""
+    return next((token for prompt in batch.samples.prompt_ids for token in prompt if token != pad_id), pad_id)
 
 
 def _allowed(owner_RS: Int[Tensor, "R S"], bundle_RS: Int[Tensor, "R S"]) -> Bool[Tensor, "R 1 S S"]:

@@ -23,7 +23,7 @@ from vigneron.data.prompts import Row
 from vigneron.data.rows import DataRows, longest_of, record_of_rows
 from vigneron.data.sources import FileStamp, SourceRows, SourceSpec, open_source, spec_dict
 from vigneron.errors import UserError
-from vigneron.files import parse_json, sha256_of, write_atomically, write_pieces
+from vigneron.files import parse_json, read_regular, sha256_of, write_atomically, write_pieces
 from vigneron.run_data.load import Data, load_saved_rows, read_source
 from vigneron.run_data.readers import measured_columns, reader_of
 from vigneron.timing import phase
@@ -36,8 +36,8 @@ FIRST, FIRST_CHARACTERS = 16, 1_000_000
 
 
 class LostRows(Sequence[Row]):
-    """Rows of a source that is gone or has changed: their number and the first of them are known, and reading one raises
-    the reason."""
+    """Rows of a source that is gone or has changed: their number and the first of them are known, and reading one
+    raises the reason."""
 
     def __init__(self, count: int, reason: str, first: Sequence[Row] = ()) -> None:
         self.number, self.reason, self.first = count, reason, first
@@ -259,7 +259,7 @@ def _spec(given: dict[str, Any]) -> SourceSpec:
 def _reference(folder: Path, part: str) -> dict[str, Any]:
     path = folder / f"{part}.source.json"
     try:
-        reference = parse_json(path.read_text(encoding="utf-8"))
+        reference = parse_json(read_regular(path))
         assert isinstance(reference, dict)
         for key in ("rows", "source_rows", "record", "wanted", "files"):
             reference[key]
