@@ -207,6 +207,9 @@ def test_rows_that_are_not_tokenized_at_the_start_are_refused_in_their_step_by_t
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     limits = {"max_new_tokens": 40, "prompts_per_step": 4, "method": {"name": "reinforce"}}
     config = tiny_config(tiny_folder, data, **{**SFT, **limits})
-    with pytest.raises(UserError, match=r"1 prompts do not fit .*\(the first is prompt 4 of the data, 30 tokens\)"):
+    with pytest.raises(
+        UserError,
+        match=r"1 prompts do not fit .*\(the first is prompt 4 of the data \('.*rows.jsonl', row 4\), 30 tokens\)",
+    ):
         api.train(config, name="run", runs=tmp_path)
     assert (tmp_path / "run").is_dir()  # it was found in a step

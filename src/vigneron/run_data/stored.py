@@ -132,7 +132,8 @@ def _store(folder: Path, config: Config, part: str, rows: Sequence[Row]) -> Sequ
     if not rows:
         return []
     source = open_source(SourceSpec((str(copy),)))
-    return DataRows(source, _as_it_is, None, record_of_rows(rows), longest_of(rows, measured_columns(config, part)))
+    longest, origin = longest_of(rows, measured_columns(config, part)), rows if isinstance(rows, DataRows) else None
+    return DataRows(source, _as_it_is, None, record_of_rows(rows), longest, origin)
 
 
 def _as_it_is(row: Row, place: object) -> Row:
