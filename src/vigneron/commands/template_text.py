@@ -9,8 +9,9 @@ from vigneron.data.formats import conversation_of
 from vigneron.data.prompts import Row
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation, mint, set_template_defaults
-from vigneron.policy.chat_template import set_date
+from vigneron.policy.chat_template import check_date, set_date
 from vigneron.policy.load import local_tokenizer
+from vigneron.rollout.trained_text_notes import trained_text_notes
 
 LONGEST = 2000
 """Characters that are shown, from the end of the text."""
@@ -29,39 +30,35 @@ def template_lines(config: Config, rows: Sequence[Row]) -> Iterator[str]:
         return
     if model.chat == "minted":
         mint(tokenizer)
+    check_date(tokenizer, model.chat_date)
     set_template_defaults(tokenizer, model.chat_template_kwargs)
     set_date(model.chat_date)
+    notes: list[str] = []
     try:
-        text, left_out = _shown(config, tokenizer, row)
+        text = _shown(config, tokenizer, row)
+        if config.method.reads not in ("prompts", "recorded"):
+            notes = trained_text_notes(tokenizer, row)
     except UserError as error:
         raise UserError(f"row 1 of the training data: {error}") from error
     cut = f"…{text[-LONGEST:]}" if len(text) > LONGEST else text
     yield f"the first row, as the chat template writes it (»trained or sampled«): {cut!r}"
-    if left_out:
-        yield (
-            f"note: the generation prompt ends in {left_out!r}, which the template does not write before this answer: "
-            "it is trained without; see `model.chat_template_kwargs`, or give the answer with its reasoning"
-        )
+    yield from (f"note: {note}" for note in notes)
 
 
-def _shown(config: Config, tokenizer: Any, row: Row) -> tuple[str, str]:
-    """The text, and the part of the generation prompt that is not in it."""
+def _shown(config: Config, tokenizer: Any, row: Row) -> str:
     reads = config.method.reads
     if reads in ("prompts", "recorded"):
         talk = Conversation.of(tokenizer, row["prompt"], row.get("tools"))
-        return f"{tokenizer.decode(talk.ids(talk.before(len(row['prompt']))))}»…«", ""
+        return f"{tokenizer.decode(talk.ids(talk.before(len(row['prompt']))))}»…«"
     messages, first = conversation_of({**row, "answer": row["chosen"]} if reads == "pairs" else row)
     talk = Conversation.of(tokenizer, messages, row.get("tools"))
     turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
     answers = talk.assistant_spans(turns)
-    before = talk.before(len(messages) - 1)
     if answers is None:
-        return f"{tokenizer.decode(talk.ids(before))}»{talk.text(len(messages) - 1)}«", ""
+        last = len(messages) - 1
+        return f"{tokenizer.decode(talk.ids(talk.before(last)))}»{talk.text(last)}«"
     pieces, at = [], 0
     for start, stop in answers.spans:
         pieces += [answers.text[at:start], "»", answers.text[start:stop], "«"]
         at = stop
-    text = "".join(piece if piece in ("»", "«") else tokenizer.decode(talk.ids(piece)) for piece in pieces)
-    start = answers.spans[-1][0]
-    left_out = "" if answers.text.startswith(before) else before[min(start, len(before)) :]
-    return text, left_out
+    return "".join(piece if piece in ("»", "«") else tokenizer.decode(talk.ids(piece)) for piece in pieces)
