@@ -41,6 +41,7 @@ test-cluster: setup
 # Long, and bounded: kills, then hostile input. docs/results/reliability.md has the results.
 soak: setup
 	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.hostile_judge
 	$(BIN)/python -m benchmarks.fuzz
 
 lint: setup

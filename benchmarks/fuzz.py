@@ -15,9 +15,12 @@ from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
 
+from benchmarks.fuzzing.channel import channel_case
 from benchmarks.fuzzing.folders import checkpoint_case, loaded, model_case, resume_case, run_case, runs
 from benchmarks.fuzzing.guard import Finding, outcome_of, watched
+from benchmarks.fuzzing.judge_replies import judge_reply_case
 from benchmarks.fuzzing.kinds import Make, config_case, dataset_case, rubric_case, tokenizer
+from benchmarks.fuzzing.run_folders import run_folder_case
 
 KINDS: dict[str, Make] = {
     "config": config_case,
@@ -27,6 +30,9 @@ KINDS: dict[str, Make] = {
     "run": run_case,
     "resume": resume_case,
     "model": model_case,
+    "run_folder": run_folder_case,
+    "judge_reply": judge_reply_case,
+    "channel": channel_case,
 }
 SLOWER = {"resume": 10, "model": 10}
 """Kinds that load a model: a tenth of the cases."""
@@ -51,6 +57,8 @@ def prepare(kind: str) -> None:
     """Create what the cases of a kind share, before the checks are active."""
     if kind == "dataset":
         tokenizer()
+    elif kind == "run_folder":
+        runs()
     elif kind in ("checkpoint", "run", "resume", "model"):
         for run in runs():
             loaded(run)

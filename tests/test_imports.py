@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "vigneron"
 LAYERS = [
     {"core", "config", "redaction", "threads", "timing", "values"},
     {"errors"},
-    {"files", "validation", "yaml_text", "text", "user_code", "distributed"},
+    {"files", "validation", "yaml_text", "text", "user_code", "distributed", "http_client"},
     {"batch", "recipe", "trackers"},
     {"policy"},
     {"data"},

@@ -19,6 +19,8 @@ MOST_LINES = 250
 # CPU time, so that a busy machine makes no difference; and wall-clock time, for waits.
 CPU_SECONDS, CLOCK_SECONDS = 10.0, 120.0
 RUNS_SOMETHING = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "socket.connect", "os.fork")
+# Processes with limits, in which templates are rendered and tokenizers tried.
+WORKERS = ("chat_template_worker.py", "tokenizer_worker.py")
 # The number of an audit event's path arguments, and the positions of its folder handles.
 PATHS = {"os.mkdir": 1, "os.remove": 1, "os.rmdir": 1, "os.rename": 2, "os.link": 2, "shutil.rmtree": 1}
 PATHS |= {"sqlite3.connect": 1, "os.truncate": 1, "os.chmod": 1}
@@ -53,7 +55,7 @@ class _Watch:
         if self.folder is None:
             return
         if event in RUNS_SOMETHING:
-            if "chat_template_worker.py" not in repr(arguments[:2]):  # the process in which templates are rendered
+            if not any(worker in repr(arguments[:2]) for worker in WORKERS):
                 self._refuse(f"{event} {arguments[:2]!r:.200}")
         elif event == "open":
             path, mode, flags = arguments

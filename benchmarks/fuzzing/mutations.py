@@ -269,6 +269,8 @@ def changed_json(content: bytes, random: Random) -> bytes:
 def changed_safetensors(content: bytes, random: Random) -> bytes:
     """A safetensors file: change its JSON header, the header's length, or any byte."""
     kind = random.randrange(4)
+    if len(content) < 8:
+        return changed_bytes(content, random)
     (size,) = struct.unpack("<Q", content[:8])
     if kind == 0:
         return changed_bytes(content, random)

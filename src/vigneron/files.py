@@ -5,10 +5,13 @@ import hashlib
 import json
 import os
 import sqlite3
+import stat
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from vigneron.errors import UserError, reason
 
@@ -25,6 +28,47 @@ def user_path(name: str | Path) -> Path:
     if any(b"\0" in part or len(part) > 255 for part in parts) or sum(map(len, parts)) > 4000:
         raise UserError(f"'{name}' is not a valid path: it is too long or contains a NUL character")
     return path
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file of a folder that may come from others for reading. Raises OSError for a pipe, a device or a socket,
+    which could block or never end."""
+    return open(path, "rb", opener=regular_opener)
+
+
+def open_to_append(path: Path) -> IO[str]:
+    """The same for writing: a file that it may link to is not truncated."""
+    return open(path, "a", opener=regular_opener)
+
+
+def regular_opener(name: str, flags: int) -> int:
+    """`opener` of Python's `open`: does not wait for the other end of a pipe, and refuses what is not a file."""
+    handle = os.open(name, flags | os.O_NONBLOCK, 0o666)
+    try:
+        check_regular(handle)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def check_regular(file: int | Path) -> None:
+    """Of a path or an open file."""
+    mode = os.stat(file).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+def read_regular(path: Path, limit: int = -1) -> bytes:
+    """The bytes of a file, or the first `limit` of them."""
+    with open_regular(path) as file:
+        return file.read(limit)
+
+
+def read_regular_text(path: Path, errors: str = "strict") -> str:
+    return read_regular(path).decode("utf-8", errors)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -117,8 +161,24 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+_closed_in_forks: weakref.WeakSet[IO[Any]] = weakref.WeakSet()
+
+
+def closed_in_forks(file: IO[Any]) -> None:
+    """Close the file in processes forked from this one. A lock on it belongs to all that have it open."""
+    _closed_in_forks.add(file)
+
+
+def _after_fork() -> None:
+    for file in list(_closed_in_forks):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -15,7 +15,7 @@ from vigneron.config import USER_CODE, Config, MethodConfig
 from vigneron.config.keys import kind_of, models_in
 from vigneron.config.values import STORED
 from vigneron.errors import UserError, did_you_mean, visible
-from vigneron.files import user_path
+from vigneron.files import read_regular, user_path
 from vigneron.validation import field_errors
 from vigneron.yaml_text import LARGEST_FILE, Dumper, parse_yaml
 
@@ -45,10 +45,9 @@ def recipe_text(name: str) -> str:
 
 
 def config_text(path: Path, what: str, where: str = "") -> str:
-    """The text of a settings file. Reads no more than the size limit, even from an endless file."""
+    """The text of a settings file. Reads no more than the size limit, and only from a regular file."""
     try:
-        with path.open("rb") as file:
-            content = file.read(4 * LARGEST_FILE + 1)  # a character has at most 4 bytes
+        content = read_regular(path, 4 * LARGEST_FILE + 1)  # a character has at most 4 bytes
         if len(content) > 4 * LARGEST_FILE:
             raise UserError(f"{where}cannot read {what}: larger than {LARGEST_FILE:,} characters")
         return content.decode("utf-8-sig")

@@ -6,19 +6,35 @@ from typing import Any
 
 from vigneron.errors import visible
 
+LONGEST_MARKS = 100
+
 
 def normalise(text: str) -> str:
     """Normalise for equality: without case, surrounding space and surrounding punctuation.
 
     A minus sign before a digit is kept, and a text of only punctuation is unchanged.
     """
-    text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    text = " ".join(nfkc(text).casefold().split())
     start, stop = 0, len(text)
     while start < stop and _is_edge(text[start]) and not _is_sign(text, start):
         start += 1
     while stop > start and _is_edge(text[stop - 1]):
         stop -= 1
     return text[start:stop] or text
+
+
+def nfkc(text: str) -> str:
+    """Unicode's form NFKC. Its time is quadratic in the length of a run of combining marks, so a run is normalised in
+    parts of `LONGEST_MARKS`."""
+    if text.isascii():
+        return text
+    parts, start, marks = [], 0, 0
+    for at, character in enumerate(text):
+        marks = marks + 1 if unicodedata.combining(character) else 0
+        if marks == LONGEST_MARKS:
+            parts.append(unicodedata.normalize("NFKC", text[start : at + 1]))
+            start, marks = at + 1, 0
+    return "".join([*parts, unicodedata.normalize("NFKC", text[start:])])
 
 
 def letters_only(text: str) -> str:

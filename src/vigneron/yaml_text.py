@@ -17,10 +17,43 @@ MOST_NODES = 20_000
 """Keys and values in a file, with aliases expanded."""
 DEEPEST = 100
 """Levels of nesting."""
+LONGEST_NUMBER = 200
+"""Characters. Reading a longer one takes time that grows with its square."""
+LONG_NUMBER = re.compile(r"[-+]?(0x[0-9a-fA-F_]+|[0-9][-+0-9_.:eE]*)")
+"""What is refused as a number of more characters; other long values are text. Matches in one pass."""
 
 
-class Loader(yaml.SafeLoader):
-    """Safe YAML with YAML 1.2's numbers (`1e-5` is a float). Duplicate keys and very large files are errors."""
+class _Resolver:
+    """Tries patterns of numbers and dates on short values only."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        if kind is yaml.ScalarNode and implicit[0] and len(value) > LONGEST_NUMBER:
+            return f"tag:yaml.org,2002:{'int' if LONG_NUMBER.fullmatch(value) else 'str'}"
+        return str(super().resolve(kind, value, implicit))  # type: ignore[misc]
+
+
+class _Numbers(_Resolver):
+    """YAML 1.2's numbers (`1e-5` is a float), of a bounded size."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        number = int(super().construct_yaml_int(_short(node)))  # type: ignore[misc]
+        if number.bit_length() > 512:
+            raise yaml.constructor.ConstructorError(None, None, "a number with more than 512 bits", node.start_mark)
+        return number
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        return float(super().construct_yaml_float(_short(node)))  # type: ignore[misc]
+
+
+def _short(node: yaml.ScalarNode) -> yaml.ScalarNode:
+    if len(node.value) > LONGEST_NUMBER:
+        what = f"a number with more than {LONGEST_NUMBER} characters"
+        raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+    return node
+
+
+class Loader(_Numbers, yaml.SafeLoader):
+    """Safe YAML. Duplicate keys and very large files are errors."""
 
     nodes = depth = 0
 
@@ -42,19 +75,20 @@ class Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key '{key}'", node.start_mark)
         return super().construct_mapping(node, deep)
 
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        number = int(super().construct_yaml_int(node))
-        if number.bit_length() > 512:
-            raise yaml.constructor.ConstructorError(None, None, "a number with more than 512 bits", node.start_mark)
-        return number
+
+class _QuickLoader(_Numbers, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Of libyaml, where PyYAML was built with it."""
 
 
-class Dumper(yaml.SafeDumper):
+class Dumper(_Resolver, yaml.SafeDumper):
     """Writes what `Loader` reads: the text '1e-5' is quoted."""
 
 
-Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
-for _side in (Loader, Dumper):
+_loader: Any
+for _loader in (Loader, _QuickLoader):
+    _loader.add_constructor("tag:yaml.org,2002:int", _loader.construct_yaml_int)
+    _loader.add_constructor("tag:yaml.org,2002:float", _loader.construct_yaml_float)
+for _side in (Loader, _QuickLoader, Dumper):
     _side.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
@@ -75,17 +109,16 @@ def quick_yaml(text: str, where: str) -> Any:
 
     Checks the nesting first: libyaml crashes the process on deeply nested files.
     """
-    loader = getattr(yaml, "CSafeLoader", None)
-    if loader is None:
+    if not hasattr(yaml, "CSafeLoader"):
         return parse_yaml(text, where)
     with _explained(text, where):
         depth = nodes = 0
-        for event in yaml.parse(text, Loader=loader):
+        for event in yaml.parse(text, Loader=_QuickLoader):
             nodes += isinstance(event, yaml.NodeEvent)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if nodes > MOST_NODES or depth > DEEPEST:
                 raise ComposerError(None, None, "too many keys and values, or nested too deeply", event.start_mark)
-        return _data(text, loader)
+        return _data(text, _QuickLoader)
 
 
 def _data(text: str, loader_class: Any) -> Any:

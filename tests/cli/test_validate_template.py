@@ -29,8 +29,9 @@ def model(tmp_path: Path, tiny_folder: Path) -> Any:
     return made
 
 
-def validated(tmp_path: Path, folder: Path, row: dict[str, Any], **keys: Any) -> Any:
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+def validated(tmp_path: Path, folder: Path, row: Any, **keys: Any) -> Any:
+    rows = row if isinstance(row, list) else [row]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     recipe = {"about": "x", "data": {"train": str(tmp_path / "rows.jsonl")}, "steps": 1, "prompts_per_step": 1}
     recipe |= {"method": {"name": "sft"}, "model": {"name": str(folder), **keys.pop("model", {})}, **keys}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
@@ -56,7 +57,8 @@ def test_faults_of_the_template_and_its_arguments_are_found(tmp_path: Path, mode
     gemma = model("gemma")
     done = validated(tmp_path, gemma, {"messages": [{"role": "system", "content": "s"}, *TALK]})
     assert done.code == 2
-    assert "row 1 of the training data: the model's chat template fails: System role not supported" in done.err
+    line = f"row 1 of the training data ('{tmp_path}/rows.jsonl', row 1): the model's chat template fails: System role"
+    assert line in done.err
     keys = {"model": {"chat_template_kwargs": {"enable_thinking": False}}}
     done = validated(tmp_path, gemma, {"messages": TALK}, **keys)
     assert done.code == 2
@@ -72,3 +74,37 @@ def test_faults_of_the_template_and_its_arguments_are_found(tmp_path: Path, mode
     assert "model.chat_date has no effect" in validated(tmp_path, gemma, {"messages": TALK}, **keys).err
     r1 = model("deepseek_r1_distill")
     assert r"note: the generation prompt ends in '<think>\n'" in validated(tmp_path, r1, {"messages": TALK}).out
+
+
+USER, CALL = TALK[0], {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("bad", "line"),
+    [
+        ([USER, *TALK], "the model's chat template fails: Conversation roles must alternate"),
+        ([USER, CALL, *TALK], "turn 2 has tool calls, which the model's chat template cannot write"),
+    ],
+)
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_every_row_is_checked_and_errors_name_the_file_and_the_row(
+    tmp_path: Path, model: Any, bad: Any, line: str, method: str
+) -> None:
+    def row(messages: Any) -> dict[str, Any]:
+        if method == "sft":
+            return {"messages": messages}
+        rejected = [{"role": "assistant", "content": "No."}]
+        return {"prompt": messages[:-1], "chosen": messages[-1:], "rejected": rejected}
+
+    talks = [[{"role": "user", "content": f"Hi {n}"}, TALK[1]] for n in range(3)]
+    gemma, rows = model("gemma"), [row(talk) for talk in (*talks, bad, *talks[:1])]
+    done = validated(tmp_path, gemma, rows, method={"name": method})
+    assert done.code == 2
+    assert f"row 4 of the training data ('{tmp_path}/rows.jsonl', row 4): {line}" in done.err
+    (tmp_path / "first.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    both = {"train": [str(tmp_path / "first.jsonl"), str(tmp_path / "rows.jsonl")]}
+    done = validated(tmp_path, gemma, rows[1:], method={"name": method}, data=both)
+    assert f"row 4 of the training data ('{tmp_path}/rows.jsonl', row 3): {line}" in done.err
+    apart = {"train": str(tmp_path / "first.jsonl"), "held_out": str(tmp_path / "rows.jsonl")}
+    done = validated(tmp_path, gemma, rows[1:], method={"name": method}, data=apart)
+    assert f"row 3 of the held-out part ('{tmp_path}/rows.jsonl', row 3): {line}" in done.err

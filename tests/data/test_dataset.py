@@ -54,7 +54,7 @@ def test_csv_rows_are_texts_with_quotes_newlines_and_a_byte_order_mark(tmp_path:
             '{"data": [\n{"prompt": "x"}]}',
             r"'.*a.json' is one JSON object, or its first line is not JSON: give",
         ),
-        ("a.json.gz", gzip.compress(b'{\n"prompt": "x"}'), r"'.*a.json.gz' is one JSON object, or"),
+        ("a.json.gz", gzip.compress(b'{\n"prompt": "x"}', mtime=0), r"'.*a.json.gz' is one JSON object, or"),
         ("a.csv", "\nprompt,answer\na,b\n", "'.*a.csv', line 1 is blank: the first line must name the columns"),
         ("a.jsonl.gz", "no gzip", r"cannot unpack '.*a.jsonl.gz': it is not complete, or not a .gz file"),
         ("a.txt", "{}", r"'.*a.txt' is not a .jsonl or .csv file, nor .json, .jsonl.gz or .parquet, a folder of"),

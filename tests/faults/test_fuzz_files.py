@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from vigneron.errors import UserError
 
-KINDS = ("config", "rubric", "dataset", "checkpoint", "run")
+KINDS = ("config", "rubric", "dataset", "checkpoint", "run", "run_folder", "judge_reply", "channel")
 QUICK = 40
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None, "derandomize": True}
 numbers = st.integers(0, 10**12)

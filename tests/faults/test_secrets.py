@@ -4,11 +4,13 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from support import fault_runs
 from support.command_line import vigneron, write_jsonl, write_recipe
+from support.hostile_server import ECHOES, Connection, chat_json, hostile_server, score_json, whole
 from support.judged_runs import recipe_file
 from support.servers import Seen, Sent, chat, refusal, serving, verdict
 from vigneron.errors import UserError
@@ -76,6 +78,31 @@ def test_a_run_with_a_judge_that_echoes_the_key(tmp_path: Path, tiny_folder: Pat
         assert said[0].code == 0, said
     assert b"you are Bearer [key]" in b"".join(p.read_bytes() for p in (tmp_path / "runs/one").glob("samples.sqlite*"))
     assert_nowhere(tmp_path, *map(all_of, said))
+
+
+def test_a_run_with_a_judge_that_echoes_the_key_escaped(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In JSON's escapes, once and twice, and percent-encoded: in no form in a sample, the cache, a checkpoint, the
+    report or an error."""
+    key = "sk-canary/7d1f+0c94aa"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+
+    def answer(to: Connection) -> None:
+        ways = [whole(chat_json(score_json())), *ECHOES.values()]
+        ways[server.connections.index(to) % len(ways)](to)
+
+    with hostile_server(answer) as server:
+        recipe = recipe_file(tmp_path, tiny_folder, server.url, steps=2)
+        run = vigneron("train", recipe, "reward.missing_limit=1.0", "--name", "one")
+        assert run.code == 0, run
+        assert server.connections[-1].key == key
+        assert len(server.connections) > 2 * len(ECHOES)
+    texts = {path: path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()}
+    texts[Path("output")] = all_of(run)
+    assert any("[key]" in text for path, text in texts.items() if path.name.startswith("samples.sqlite"))
+    for path, text in texts.items():
+        assert redacted(text, key).count("[key]") == redacted(text).count("[key]") == text.count("[key]"), path
 
 
 @pytest.mark.parametrize("url", [f"http://user:{PASSWORD}@127.0.0.1:1/v1", f"http://127.0.0.1:1/v1?api_key={PASSWORD}"])
@@ -146,3 +173,24 @@ def test_what_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert redacted("a hf-canary-1 b abc") == "a [key] b abc"
     assert str(UserError("no pw-canary-3")) == "no [key]"
     assert redacted("see http://127.0.0.1:8000/v1?step=3") == "see http://127.0.0.1:8000/v1?step=3"
+
+
+@pytest.mark.parametrize("secret", ["sk-canary/7d1f+0c94aa", "pa\\ss\\\\word-1", "ümlaut-geheim", "u0073k-secret"])
+def test_a_secret_is_found_in_every_form(secret: str) -> None:
+    """As it is, in JSON of JSON of JSON, in escapes of either case, percent-encoded; the text around it stays."""
+    escaped = "".join(f"\\u{ord(c):04x}" for c in secret)
+    forms = [secret, escaped, escaped.upper().replace("\\U", "\\u"), quote(secret, safe=""), secret.replace("/", "\\/")]
+    for form in forms:
+        for depth in range(4):
+            text = f"before {form} after"
+            for _ in range(depth):
+                text = json.dumps({"a": text})
+            hidden = redacted(text, secret)
+            assert hidden.count("[key]") == 1
+            assert hidden.startswith(text[: text.index("before") + 7])
+            assert hidden.endswith(text[text.index(" after") :])
+
+
+def test_texts_that_are_no_secret_stay() -> None:
+    for text in ("\\u0073k-canary/7d1f", "50 % of \\ and \\u0041", "%73k", "sk-canary%2f", "\\" * 50):
+        assert redacted(text, "sk-canary/7d1f+0c94aa") == text

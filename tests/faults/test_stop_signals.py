@@ -1,4 +1,4 @@
-"""Row 3: SIGINT and SIGTERM finish the step, save and exit with the shell's code; a second one stops immediately."""
+"""Row 3: SIGINT, SIGTERM and SIGHUP finish the step, save and exit with the shell's code; another stops it."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def slow_recipe(tmp_path: Path, model: Path, seconds: float, **changes: object) 
     return fault_runs.write_recipe(tmp_path, model, "grpo", eval_every=0, reward=reward, **changes)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_row_3_the_step_is_finished_and_saved_and_the_run_goes_on_later(
     tmp_path: Path, tiny_folder: Path, number: signal.Signals
 ) -> None:

@@ -60,7 +60,7 @@ def test_the_majority_decides_for_each_step() -> None:
 def test_a_bad_choice_is_one_line(tmp_path: Path, choice: Any) -> None:
     session = session_of(write_rows(tmp_path / "in.jsonl", ROWS[:1]), tmp_path / "out.jsonl", solutions=True)
     client = TestClient(label_app(session, "steps"))
-    answer = client.post("/judge", json={"item": client.get("/state").json()["item"]["id"], "choice": choice})
+    answer = client.post("/judge", json={"item": client.get("/data/state").json()["item"]["id"], "choice": choice})
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("invalid labels ")
     assert client.get("/").status_code == 200

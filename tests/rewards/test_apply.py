@@ -90,6 +90,12 @@ def test_above_the_missing_limit_the_run_stops() -> None:
     assert everything.signals.rewards_B.isnan().all()
 
 
+@pytest.mark.parametrize("huge", [10**400, -(10**4000), 1e39, -1e300])
+def test_a_reward_too_large_for_float32_is_missing(huge: float) -> None:
+    rewards_B = ApplyReward(returning(1.0, huge, 2.0), missing_limit=1.0)(make_batch()).signals.rewards_B
+    assert [None if reward != reward else reward for reward in rewards_B.tolist()] == [1.0, None, 2.0]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vigneron.errors import UserError
-from vigneron.rubric import fences
+from vigneron.rubric import fences, templates
 from vigneron.rubric.fences import MAX_FENCED, fenced, visible
 from vigneron.rubric.model import JudgeItem, Rubric, StringCheckItem, VerifyItem
 from vigneron.rubric.template_language import MAX_OUTPUT
@@ -67,6 +67,18 @@ REFUSED = [
     ("{% for response in row.x %}{% endfor %}", "'response' is already a variable"),
     ("{{ row.x|tojson|tojson }}", "`tojson` is not allowed on the result of another filter"),
     ("{{ row.x|join(row.y) }}", "`join` takes a string of up to 20 characters"),
+    ("{{ row.x|join(d='" + "y" * 21 + "') }}", "`join` takes a string of up to 20 characters"),
+    ("{{ row.x|join(d=row.y) }}", "`join` takes a string of up to 20 characters"),
+    ("{{ row.x|join(400000000) }}", "`join` takes a string of up to 20 characters"),
+    ("{{ row.x|join(*row.y) }}", "`join`: `*` and `**` are not allowed in arguments"),
+    ("{{ row.x|tojson(**row.y) }}", "`tojson`: `*` and `**` are not allowed in arguments"),
+    ("{{ row.x|default(*row.y) }}", "`default`: `*` and `**` are not allowed in arguments"),
+    ("{{ row.x|tojson(indent=4e8) }}", "`tojson` takes `indent`, a whole number up to 8"),
+    ("{{ row.x|tojson(indent=400000000) }}", "`tojson` takes `indent`, a whole number up to 8"),
+    ("{{ row.x|tojson(400000000) }}", "`tojson` takes `indent`, a whole number up to 8"),
+    ("{{ row.x|tojson(indent='yyyyyyyyyyyyyyyyyyyy') }}", "`tojson` takes `indent`, a whole number up to 8"),
+    ("{{ row.x|tojson(indent=row.y) }}", "`tojson` takes `indent`, a whole number up to 8"),
+    ("{% if row.x == row.y %}{% endif %}" * 300, "has more than 200 comparisons"),
     ("{{ row.x is divisibleby 3 }}", "unknown test 'divisibleby'"),
     ("{{ response }}" * 8, "shows 8 texts of up to 16000 characters"),
     ("{{ response", "not a valid template: "),
@@ -130,9 +142,24 @@ def test_a_row_cannot_make_a_template_run_away() -> None:
     huge = {"x": ["y" * 100] * 1_000_000, "s": "z" * 200_000}
     began = time.perf_counter()
     for template in ("{% for a in row.x %}{{ a }}{% endfor %}", "{{ row.s }}", "{% for a in row.x %}.{% endfor %}"):
-        with pytest.raises(UserError, match=f"more than {MAX_OUTPUT} characters"):
+        with pytest.raises(UserError, match=f"more than ({MAX_OUTPUT} characters|1,000,000 parts in its loops)"):
             plain(template, huge)
     assert time.perf_counter() - began < 30
+
+
+def test_a_template_has_a_budget_of_visits_time_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(UserError, match="`tojson` writes more than 10,000,000 characters"):
+        plain("{{ row.x|tojson(indent=8) }}", {"x": [deep] * 100})
+    with pytest.raises(UserError, match="`join` writes more than 10,000,000 characters"):
+        plain("{{ row.x|join('" + "-" * 20 + "') }}", {"x": ["y"] * 600_000})
+    with pytest.raises(UserError, match="visits more than 1,000,000 parts in its loops"):
+        plain("{% for a in row.x %}{% if a == 'b' %}c{% endif %}{% endfor %}", {"x": ["y"] * 600_000})
+    monkeypatch.setattr(templates, "CPU_SECONDS", 0.0)
+    with pytest.raises(UserError, match="takes more than 0 s to render"):
+        plain("{{ row.x }}", {"x": "y"})
 
 
 # ---------------------------------------------------------------------------------------------- rendered
@@ -147,6 +174,9 @@ def test_columns_are_plain_in_a_reference() -> None:
     )
     assert plain("{{ row.no|default('none') }}{% if row.no is defined %}!{% endif %}") == "none"
     assert plain("{{ row.tests|join('; ') }}") == "a; b"
+    assert plain("{{ row.tests|join(d='; ') }}") == "a; b"
+    assert plain("{{ row.tests|tojson(indent=1) }}") == '[\n "a",\n "b"\n]'
+    assert plain("{{ row.meta|tojson }}") == '{"year": 1999}'
     assert plain("{{ row.tests }}") == '["a", "b"]'
 
 

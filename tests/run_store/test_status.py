@@ -66,6 +66,32 @@ def test_alive_while_its_process_is_and_killed_after(tmp_path: Path) -> None:
     assert status_of(path).state == "killed"
 
 
+def test_a_process_that_a_killed_run_has_forked_does_not_keep_its_lock(tmp_path: Path) -> None:
+    path = made(tmp_path / "a")
+    code = (
+        "import os, sys, time; from pathlib import Path; from vigneron.run_store.folder import RunFolder\n"
+        "folder = RunFolder(Path(sys.argv[1])); folder.lock()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    sys.stdin.readline(); os._exit(0)\n"
+        "print('forked', flush=True); time.sleep(1000)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == "forked\n"
+    assert RunFolder(path).is_locked()
+    child.kill()
+    child.wait()
+    try:
+        resumed = RunFolder(path)
+        resumed.lock()  # the forked process is still alive
+        resumed.unlock()
+    finally:
+        child.stdin.close()
+
+
 def test_looking_never_keeps_a_run_from_starting(tmp_path: Path) -> None:
     path = made(tmp_path / "a")
     code = (

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vigneron.sources.batch_judge import verdict_of
+from vigneron.sources.client import parse_reply
 from vigneron.sources.judge_client import JudgeReply
 from vigneron.sources.reply_parsing import (
     Score,
     UnparsableReply,
     combine_scores,
+    parse_digits,
     parse_score,
     parse_text,
     parse_yes_probability,
@@ -173,3 +175,19 @@ def test_of_several_replies_half_must_be_readable_and_two() -> None:
     assert verdict_of(JudgeReply(""), [good, bad, good, bad]).score == 0.5
     none = verdict_of(JudgeReply(None, why="answered 500"), [])
     assert (none.score, none.why) == (None, "its critique: answered 500")
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, f"[{'9' * 400}]", "[1e999" + ", 0" * 9 + "]", "[-1, 2" + ", 0" * 8 + "]"]
+)
+def test_hostile_digits_are_unparsable(text: str) -> None:
+    with pytest.raises(UnparsableReply, match="did not begin with a number"):
+        parse_digits(text)
+
+
+def test_tokens_that_are_no_list_of_bytes_are_left_out() -> None:
+    """Of `bytes: 5000000000` Python would make as many zeros."""
+    for listed in (10**30, 10**18, 5_000_000_000, "abc", [999]):
+        token = {"token": "a", "bytes": listed, "logprob": -1.0}
+        choice = {"message": {"content": "a"}, "logprobs": {"content": [token]}}
+        assert parse_reply({"choices": [choice]}).token_logprobs == ()

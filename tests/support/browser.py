@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,23 @@ LOOPBACK = "127.0.0.1"
 @contextmanager
 def served(app: Any) -> Iterator[str]:
     """The address, with the token, of an app that is served on a free port behind the guard."""
-    import uvicorn
-
     from vigneron.web.guard import Guard
     from vigneron.web.serve import own_names
+
+    with listening_on_port(lambda port: Guard(app, token=TOKEN, hosts=own_names(LOOPBACK, port))) as port:
+        yield f"http://{LOOPBACK}:{port}/?token={TOKEN}"
+
+
+@contextmanager
+def listening_on_port(make: Callable[[int], Any]) -> Iterator[int]:
+    """The free port on which an app, made for it, is served."""
+    import uvicorn
 
     listening = socket.socket()
     listening.bind((LOOPBACK, 0))
     port = listening.getsockname()[1]
-    guarded = Guard(app, token=TOKEN, hosts=own_names(LOOPBACK, port))
     server = uvicorn.Server(
-        uvicorn.Config(guarded, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+        uvicorn.Config(make(port), log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
@@ -37,7 +43,7 @@ def served(app: Any) -> Iterator[str]:
         while not server.started:
             assert thread.is_alive(), "the server did not start"
             time.sleep(0.01)
-        yield f"http://{LOOPBACK}:{port}/?token={TOKEN}"
+        yield port
     finally:
         server.should_exit = True
         thread.join(10)
@@ -60,8 +66,9 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
+        names = "--host-resolver-rules=MAP *.test 127.0.0.1"  # other sites, on this machine
         browser = playwright.chromium.launch(
-            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", names]
         )
         try:
             yield browser
@@ -71,6 +78,9 @@ def chromium() -> Iterator[Any]:
 
 class Complaints(list[str]):
     """What a page should never do: log an error, open a dialog, raise, or send a request to another machine."""
+
+    allowed = "http://127.0.0.1:"
+    """What else an address may start with."""
 
     def watch(self, page: Any) -> None:
         page.on("console", lambda message: self.append(f"console: {message.text}") if message.type == "error" else None)
@@ -83,7 +93,7 @@ class Complaints(list[str]):
         dialog.dismiss()
 
     def _request(self, url: str) -> None:
-        if not url.startswith((f"http://{LOOPBACK}:", "data:", "blob:")):
+        if not url.startswith((f"http://{LOOPBACK}:", "data:", "blob:", "about:", self.allowed)):
             self.append(f"external request: {url}")
 
 

@@ -79,9 +79,10 @@ def sampled_batch(policy: Policy, longest: int) -> Batch:
     done = sample(policy, prompts, max_new_tokens=max(LENGTHS), sampling=Sampling(), seed=1)
     lengths = [min(most, length) for most, length in zip(LENGTHS, done.lengths_B.tolist(), strict=True)]
     completions = [row[:length] for row, length in zip(done.ids_BT.tolist(), lengths, strict=True)]
-    batch = changed(batch_of(list(zip(prompts, completions, strict=True))), behaviour_BT=done.behaviour_BT[:, : max(lengths)])
-    share = policy.shares_prompts
-    return batch.with_packing(share_prompts=share, per_row=2 if share else 1, pack=share, row_tokens=longest + sum(lengths[:2]))
+    batch = batch_of(list(zip(prompts, completions, strict=True)))
+    batch = changed(batch, behaviour_BT=done.behaviour_BT[:, : max(lengths)])
+    share, width = policy.shares_prompts, longest + sum(lengths[:2])
+    return batch.with_packing(share_prompts=share, per_row=2 if share else 1, pack=share, row_tokens=width)
 
 
 def logprob_difference(policy: Policy, reference: Any, longest: int) -> float:

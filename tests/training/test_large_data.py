@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.command_line import vigneron
 from support.dataset_hub import parquet
 from support.resuming import StopInStep5, Stopped
 from support.tiny_runs import final_state, tiny_config, write_data
@@ -114,6 +115,28 @@ def test_a_file_that_has_changed_since_the_start_is_refused_in_one_line(stopped:
     assert api.resume(folder).step == 8
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["", "by an earlier version"])
+def test_a_run_whose_training_file_is_gone_is_exported_and_chatted_with(
+    stopped: tuple[Path, Path, Config], tmp_path: Path, kept: bool
+) -> None:
+    folder, data, _ = stopped
+    written = sources(folder)
+    assert [row["prompt"] for row in written["first"]] == [json.loads(row)["prompt"] for row in data.open()]
+    data.unlink()
+    if not kept:
+        del written["first"]
+        (folder / "data" / "train.source.json").write_text(json.dumps(written))
+        copy = [{"prompt": "say hot: ", "answer": "hot"}]  # held-out rows are enough
+        (folder / "data" / "held_out.source.json").unlink()
+        (folder / "data" / "held_out.jsonl").write_text(json.dumps(copy[0]) + "\n")
+    done = vigneron("export", folder, tmp_path / "exported")
+    assert done.code == 0, done.err
+    assert (tmp_path / "exported" / "model.safetensors").is_file()
+    done = vigneron("chat", folder, stdin="say hot: \n\n")
+    assert done.code == 0, done.err
+    assert "after" in done.out
+
+
 def test_changed_rows_are_trained_on_with_allow_changes(stopped: tuple[Path, Path, Config]) -> None:
     folder, data, _ = stopped
     data.write_text(data.read_text().replace("hot", "hat") * 2)
@@ -184,6 +207,9 @@ def test_rows_that_are_not_tokenized_at_the_start_are_refused_in_their_step_by_t
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     limits = {"max_new_tokens": 40, "prompts_per_step": 4, "method": {"name": "reinforce"}}
     config = tiny_config(tiny_folder, data, **{**SFT, **limits})
-    with pytest.raises(UserError, match=r"1 prompts do not fit .*\(the first is prompt 4 of the data, 30 tokens\)"):
+    with pytest.raises(
+        UserError,
+        match=r"1 prompts do not fit .*\(the first is prompt 4 of the data \('.*rows.jsonl', row 4\), 30 tokens\)",
+    ):
         api.train(config, name="run", runs=tmp_path)
     assert (tmp_path / "run").is_dir()  # it was found in a step

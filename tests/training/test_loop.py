@@ -187,6 +187,8 @@ def test_a_prompt_that_does_not_fit_is_found_at_the_start(tiny_folder: Path, tmp
     rows = [{"prompt": prompt, "answer": "b"} for prompt in ("a", "b", "a" * 70, "b" * 70, "c" * 70)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = tiny_config(tiny_folder, data)
-    with pytest.raises(UserError, match=r"3 prompts do not fit .* prompt 3 of the training data, 70 tokens"):
+    with pytest.raises(
+        UserError, match=r"3 prompts do not fit .* prompt 3 of the training data \('.*', row 3\), 70 tokens"
+    ):
         start_run(config, tmp_path / "runs", build_method, view=Silent())
     assert not list((tmp_path / "runs").iterdir())

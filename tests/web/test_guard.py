@@ -8,30 +8,33 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
-from vigneron.web.guard import LARGEST_BODY, Guard
+from vigneron.web.guard import KEY_HEADER, LARGEST_BODY, Guard, _equal, cookie_of, key_of
 from vigneron.web.serve import own_names
 
 TOKEN = "vine-and-trellis"
 HERE = "127.0.0.1:8765"
+COOKIE, KEY = cookie_of(TOKEN), key_of(TOKEN)
 
 
 async def echo(request: Request) -> PlainTextResponse:
     return PlainTextResponse(f"{request.method} {request.url.path} {len(await request.body())}")
 
 
-def client(cookie: str | None = TOKEN, host: str = HERE) -> TestClient:
+def client(cookie: str | None = COOKIE, key: str | None = KEY, host: str = HERE) -> TestClient:
     app = Starlette(routes=[Route("/{path:path}", echo, methods=["GET", "POST"])])
     guarded = Guard(app, token=TOKEN, hosts=own_names("127.0.0.1", 8765))
     cookies = {"vigneron-8765": cookie} if cookie is not None else None
-    return TestClient(guarded, base_url=f"http://{host}", follow_redirects=False, cookies=cookies)
+    headers = {KEY_HEADER: key} if key is not None else None
+    return TestClient(guarded, base_url=f"http://{host}", follow_redirects=False, cookies=cookies, headers=headers)
 
 
 def test_the_address_with_the_token_lets_in_and_hides_it() -> None:
     browser = client(cookie=None)
     answer = browser.get("/runs/a?token=vine-and-trellis&step=3")
     assert answer.status_code == 303
-    assert answer.headers["location"] == "/runs/a?step=3"
+    assert answer.headers["location"] == f"/runs/a?step=3#key={KEY}"
     assert "HttpOnly" in answer.headers["set-cookie"]
     assert "SameSite=strict" in answer.headers["set-cookie"]
 
@@ -41,11 +44,27 @@ def test_the_redirect_never_leads_to_another_site() -> None:
     assert not answer.headers.get("location", "/").startswith("//")
 
 
-@pytest.mark.parametrize("cookie", [None, "", "vine", "vine-and-trellis-"])
+@pytest.mark.parametrize("cookie", [None, "", "vine", TOKEN, KEY, f"{COOKIE}-"])
 def test_without_the_token_nothing_is_answered(cookie: str | None) -> None:
     answer = client(cookie).get("/runs")
     assert answer.status_code == 401
     assert "GET" not in answer.text
+
+
+@pytest.mark.parametrize("key", [None, "", TOKEN, COOKIE, KEY.upper()])
+def test_data_and_changes_need_the_key_too(key: str | None) -> None:
+    """Servers on other ports of this machine see the cookie."""
+    assert client(key=key).get("/runs").status_code == 200
+    assert client(key=key).get("/data/runs").status_code == 401
+    assert client(key=key).head("/data/runs").status_code == 401
+    assert client(key=key).post("/runs").status_code == 401
+    assert client().get("/data/runs").status_code == 200
+    assert client().post("/runs").status_code == 200
+
+
+def test_a_web_socket_is_refused() -> None:
+    with pytest.raises(WebSocketDisconnect), client().websocket_connect("/"):
+        pass
 
 
 def test_with_the_cookie_the_app_answers_with_the_headers() -> None:
@@ -94,5 +113,4 @@ def test_a_body_is_bounded_with_and_without_its_length() -> None:
 
 @given(st.text(max_size=40))
 def test_no_other_text_is_the_token(text: str) -> None:
-    guard = Guard(Starlette(), token=TOKEN, hosts=[HERE])
-    assert guard._is_token(text) == (text == TOKEN)
+    assert _equal(text, TOKEN) == (text == TOKEN)

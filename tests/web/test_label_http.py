@@ -18,6 +18,7 @@ from support.command_line import vigneron, write_recipe
 from support.labelling import judge_by, make_run, read_jsonl, sample, session_of, write_comparisons, write_rows
 from vigneron import api
 from vigneron.labels.live_sampling import load_sampler, sample_for
+from vigneron.web.guard import KEY_HEADER
 from vigneron.web.label import label_app
 
 
@@ -28,7 +29,7 @@ def client(tmp_path: Path) -> TestClient:
 
 
 def test_an_item_is_judged_and_the_next_one_comes(client: TestClient, tmp_path: Path) -> None:
-    state = client.get("/state").json()
+    state = client.get("/data/state").json()
     answer = client.post("/judge", json={"item": state["item"]["id"], "choice": "a"})
     assert answer.status_code == 200
     assert answer.json()["item"] == state["next"]
@@ -54,7 +55,7 @@ def test_an_item_is_judged_and_the_next_one_comes(client: TestClient, tmp_path: 
 def test_a_bad_judgement_is_refused_in_one_line(
     client: TestClient, tmp_path: Path, body: bytes, status: int, line: str
 ) -> None:
-    item = client.get("/state").json()["item"]["id"]
+    item = client.get("/data/state").json()["item"]["id"]
     answer = client.post("/judge", content=body.replace(b"ID", item.encode()))
     assert answer.status_code == status
     assert answer.json()["error"].startswith(line)
@@ -62,7 +63,7 @@ def test_a_bad_judgement_is_refused_in_one_line(
 
 
 def test_the_same_answer_posted_twice_and_another_one(client: TestClient, tmp_path: Path) -> None:
-    item = client.get("/state").json()["item"]["id"]
+    item = client.get("/data/state").json()["item"]["id"]
     for _ in range(2):
         assert client.post("/judge", json={"item": item, "choice": "a"}).json()["done"] == 1
     assert client.post("/judge", json={"item": item, "choice": "b"}).status_code == 409
@@ -89,11 +90,11 @@ def test_the_page_answers_while_the_model_is_loaded(tmp_path: Path, tiny_folder:
     session = session_of(write_comparisons(tmp_path, 1), out)
     page = TestClient(label_app(session, "pairs"))
     thread = sample_for(session, load, prompts, kind="pairs", count=2)
-    state = page.get("/state").json()
+    state = page.get("/data/state").json()
     assert (state["of"], state["more"], state["note"]) == (1, True, "loading the model …")
     loaded.set()
     thread.join(60)
-    state = page.get("/state").json()
+    state = page.get("/data/state").json()
     assert (state["of"], state["more"], state["note"]) == (4, False, None)
     session.journal.close()
     again = session_of(write_comparisons(tmp_path, 1), out)
@@ -132,7 +133,9 @@ def labelling(*words: Any) -> Iterator[tuple[subprocess.Popen[str], httpx.Client
             assert process.stdout is not None
             address = process.stdout.readline().split()[-1]
             with httpx.Client(base_url=address.split("?")[0], follow_redirects=True, trust_env=False) as client:
-                assert client.get(address).status_code == 200
+                opened = client.get(address)
+                assert opened.status_code == 200
+                client.headers[KEY_HEADER] = opened.url.fragment.removeprefix("key=")
                 yield process, client
         finally:
             process.kill()
@@ -145,7 +148,7 @@ def test_a_killed_process_loses_nothing_and_a_second_one_is_refused(tmp_path: Pa
         refused = vigneron("label", source, "--out", out)
         assert (refused.code, refused.err.count("\n")) == (2, 1)
         assert "another process is writing labels to" in refused.err
-        state = client.get("/state").json()
+        state = client.get("/data/state").json()
         chosen = state["item"]["completions"][1]
         client.post("/judge", json={"item": state["item"]["id"], "choice": "b"})
         process.send_signal(signal.SIGKILL)

@@ -16,6 +16,7 @@ import yaml
 
 from support.browser import served
 from support.view_data import IMAGE, SCRIPT, write_run
+from vigneron.web.guard import KEY_HEADER, cookie_of, key_of
 from vigneron.web.view import view_app
 
 pytestmark = pytest.mark.slow
@@ -205,7 +206,10 @@ def test_the_verb_serves_and_refuses_another_origin(runs: Path) -> None:
         assert serving.stdout is not None
         found = re.search(r"(http://127\.0\.0\.1:\d+)/\?token=(\S+)", serving.stdout.readline())
         assert found is not None
-        cookie = {"Cookie": f"vigneron-{found[1].rpartition(':')[2]}={found[2]}"}
+        cookie = {
+            "Cookie": f"vigneron-{found[1].rpartition(':')[2]}={cookie_of(found[2])}",
+            KEY_HEADER: key_of(found[2]),
+        }
         assert status_of(found[1], cookie) == 200
         assert status_of(found[1], {**cookie, "Origin": found[1]}) == 200
         assert status_of(found[1], {**cookie, "Origin": "https://evil.example"}) == 403

@@ -17,12 +17,14 @@ from vigneron.cli import process as process_commands
 from vigneron.cli import rubric as rubric_commands
 from vigneron.cli import runs as runs_commands
 from vigneron.cli.options import (
+    AllowCode,
     Overrides,
     Processes,
     Recipe,
     RunPath,
     Runs,
     Step,
+    check_rubric_code,
     console,
     is_main_process,
     separator_option,
@@ -68,11 +70,13 @@ def train(
     runs: Runs = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print the time spent in each phase of a step.")] = False,
     nproc: Processes = 1,
+    allow_code: AllowCode = False,
 ) -> None:
     """Train a recipe: vigneron train pgsrm-antonyms steps=50"""
     from vigneron.recipe import load_config
 
     config = load_config(recipe, overrides or [])
+    check_rubric_code([config], allow_code)
     _launch_processes(config, nproc)
     from vigneron.commands.train import train_run
 
@@ -96,11 +100,16 @@ def resume(
         bool, typer.Option("--allow-changes", help="Resume even if the config or the data have changed.")
     ] = False,
     nproc: Processes = 1,
+    allow_code: AllowCode = False,
 ) -> None:
     """Resume a run that was stopped or killed."""
     from vigneron.run_store.folder import RunFolder
 
     config = RunFolder.open(run).config()
+    if rubric is not None or allow_code:  # the run's own rubric was allowed when it was started
+        from vigneron.rubric.code_items import check_code_allowed
+
+        check_code_allowed([] if rubric is None else [rubric], allowed=allow_code)
     if nproc > 1:
         from vigneron.recipe import changed_config
 
@@ -156,11 +165,12 @@ def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="New YAML fil
 
 
 @app.command()
-def validate(file: Recipe, overrides: Overrides = None) -> None:
+def validate(file: Recipe, overrides: Overrides = None, allow_code: AllowCode = False) -> None:
     """Check a recipe and its data without loading a model."""
     from vigneron.recipe import load_config
 
     config = load_config(file, overrides or [])
+    check_rubric_code([config], allow_code)
     from vigneron.commands.validate import validation_lines
 
     for line in validation_lines(config, file):
@@ -189,11 +199,13 @@ def sample(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="New .jsonl file for the samples.")] = Path("samples.jsonl"),
     samples: Annotated[int, typer.Option(min=1, help="Samples of each training prompt.")] = 16,
+    allow_code: AllowCode = False,
 ) -> None:
     """Draw samples from a recipe's model and score them by its reward, for methods that train on recorded samples."""
     from vigneron.recipe import load_config
 
     config = load_config(recipe, overrides or [])
+    check_rubric_code([config], allow_code)
     from vigneron.api import record_samples
     from vigneron.training.record_samples import training_overrides
 
@@ -334,6 +346,7 @@ def compare(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the result. Default: the comparison's folder.")] = None,
     archive: Annotated[Path | None, typer.Option(help="Also pack the runs' logs into this file, NAME.tar.xz.")] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Train recipes and compare them: compare A B --seeds 3"""
     from vigneron.commands.compare_plan import plan_comparison
@@ -341,6 +354,7 @@ def compare(
 
     with archives_unpacked(recipes_or_runs or []) as arguments:
         plan = plan_comparison(arguments, seeds=seeds, runs=runs, name=name, out=out, archive=archive)
+        check_rubric_code([planned.config for planned in plan.planned], allow_code)
         from vigneron.commands.compare import run_comparison
 
         run_comparison(console(), plan)
@@ -387,6 +401,12 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
             with suppress(OSError):
                 sys.stdout.flush()
             os._exit(2)
+        raise SystemExit(2) from None
+    except MemoryError:
+        if debug:
+            raise
+        what = "the machine has too little memory for this command: use a smaller model, or fewer rows"
+        typer.echo(f"error: out of memory: {what}", err=True)
         raise SystemExit(2) from None
 
 

@@ -1,6 +1,7 @@
 """Arguments and options that several commands share."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,8 @@ from vigneron.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from vigneron.config import Config
 
 Recipe = Annotated[str, typer.Argument(help="Name of a built-in recipe, or path of a YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. optimizer.actor_lr=1e-5")]
@@ -21,6 +24,9 @@ SampleStep = Annotated[int | None, typer.Option(help="Only samples of this train
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")]
 Host = Annotated[str, typer.Option(help="Address to bind to; 127.0.0.1 is this machine only.")]
 JUDGE_HELP = "Judge model: a reward.judge mapping in YAML or JSON, or a recipe or config file that has one."
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Let the rubric's items with `flow: python` run their functions.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -35,6 +41,14 @@ def _separator(text: str) -> str:
     if not text:
         raise UserError("--separator is empty: give what stands between steps")
     return text.replace(r"\n", "\n")
+
+
+def check_rubric_code(configs: "Sequence[Config]", allowed: bool) -> None:
+    """Before anything of a rubric is imported."""
+    if allowed or any(config.reward.kind == "rubric" for config in configs):
+        from vigneron.rubric.code_items import check_code_allowed, rubrics_of
+
+        check_code_allowed([file for config in configs for file in rubrics_of(config)], allowed=allowed)
 
 
 def is_main_process() -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vigneron.cli.options import JUDGE_HELP, RunPath, SampleStep, console
+from vigneron.cli.options import JUDGE_HELP, AllowCode, RunPath, SampleStep, console
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, try, convert, refine and review rubrics.")
 
@@ -54,8 +54,12 @@ def try_(
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Scale rewards so that a perfect answer gets 1.")
     ] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Score answers from a file, item by item."""
+    from vigneron.rubric.code_items import check_code_allowed
+
+    check_code_allowed([file], allowed=allow_code)
     from vigneron.commands.rubric_try import parse_judge
 
     config = None if judge is None else parse_judge(judge)

@@ -11,6 +11,7 @@ from vigneron.config import Config
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
 from vigneron.report.terminal import say
+from vigneron.run_data.stored import first_rows
 from vigneron.run_store.folder import RunFolder
 
 
@@ -19,8 +20,10 @@ def chat_loop(console: Console, run: Path, *, step: int | None, temperature: flo
     if trained.config.method.trains == "scorer":
         raise UserError(f"'{run}' trained a reward model, which cannot generate text")
     template = None if raw else _template(trained.config)
-    rows = RunFolder(trained.folder).data(trained.config).train
-    conversational = not raw and template is None and not isinstance(rows[0]["prompt"], str)
+    conversational = False
+    if not raw and template is None:
+        (row,) = first_rows(RunFolder(trained.folder).data(trained.config), ("train", "held_out"), 1)
+        conversational = not isinstance(row["prompt"], str)
     say(
         console,
         f"{trained.config.model.name}, before and after {trained.step} steps of {trained.config.recipe}",

@@ -19,11 +19,13 @@ from vigneron.files import sync
 from vigneron.policy.architecture import auto_class
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.chat import stop_at_turn_end
+from vigneron.policy.chat_template import TemplateError, render
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import HEAD
 from vigneron.redaction import MARK, redacted
 from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.pairs import sequences_of
+from vigneron.run_data.stored import first_rows
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.metrics_file import records_of
 from vigneron.training.checkpoint.read import weights_identity
@@ -79,11 +81,12 @@ def check_target(target: Path) -> None:
 def _write_and_verify(trained: Trained, draft: Path, dtype: torch.dtype) -> tuple[int, float, float]:
     folder, policy, config = RunFolder(trained.folder), trained.policy, trained.config
     data = folder.data(config)
-    ids = comparison_ids(trained, (data.held_out or data.train)[:TEXTS])
+    compared = first_rows(data, ("held_out", "train"), TEXTS)
+    ids = comparison_ids(trained, compared)
     base = weights_identity(config.model.name, trained.reference.policy)
     original = model_outputs(policy, ids)
     merge(policy)
-    stop_at_turn_end(policy, [row["prompt"] for row in data.train[:1]])
+    stop_at_turn_end(policy, [row["prompt"] for row in first_rows(data, ("train", "held_out"), 1)])
     expected = original
     if dtype != torch.float32:
         policy.causal.to(dtype).float()
@@ -96,7 +99,7 @@ def _write_and_verify(trained: Trained, draft: Path, dtype: torch.dtype) -> tupl
     )
     (draft / "README.md").write_text(card, encoding="utf-8")
     model, tokenizer = _load_with_transformers(draft, trained)
-    check_tokens(policy.tokenizer, tokenizer, [row["prompt"] for row in (data.held_out or data.train)[:TEXTS]])
+    check_tokens(policy.tokenizer, tokenizer, [row["prompt"] for row in compared])
     outputs = [_transformers_outputs(model.to(policy.device), one) for one in ids]
     difference = _largest_difference(outputs, expected)
     if not difference <= TOLERANCE:  # a NaN too
@@ -186,8 +189,8 @@ def check_tokens(ours: Any, theirs: Any, prompts: Sequence[Any]) -> None:
 
 def _rendered(tokenizer: Any) -> Any:
     try:
-        return tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
-    except Exception as error:  # a template may raise: then both must
+        return render(tokenizer, [(CONVERSATION, False)])
+    except TemplateError as error:  # a template may raise: then both must
         return first_line(error)
 
 

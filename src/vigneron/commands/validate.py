@@ -38,7 +38,7 @@ def validation_lines(config: Config, name: str) -> Iterator[str]:
     if config.parent is not None:
         cached, to_ask = count_cached(config, data)
         yield f"parent {config.parent.model}: {cached} answers in the cache, {to_ask} to request"
-    shown = [*template_lines(config, data.train)]
+    shown = [*template_lines(config, data)]
     yield f"{name} is valid: {len(data.train)} training rows, {len(data.held_out)} held out"
     yield _size(config)
     yield from map(visible, shown)

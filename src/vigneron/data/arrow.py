@@ -7,6 +7,7 @@ import datetime
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,17 +122,45 @@ def hub_revision(name: str) -> str | None:
         return None
     except (OfflineModeIsEnabled, OSError):
         return None
-    except Exception as error:  # httpx raises errors of its own for connections
-        if type(error).__module__.split(".")[0] in ("httpx", "httpcore"):
+    except Exception as error:
+        if _of_network(error):
             return None
         raise
 
 
+def _of_network(error: BaseException) -> bool:
+    """Whether the HTTP library of `huggingface_hub`, httpx or httpx2 by version, could not connect."""
+    return type(error).__module__.split(".")[0].startswith(("httpx", "httpcore"))
+
+
+@contextmanager
+def _without_hub() -> Iterator[None]:
+    """Only the cache is read: else each file is tried for half a minute."""
+    import datasets
+    import huggingface_hub
+
+    before = huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
 def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> ArrowRows:
+    """The rows of a commit; with None, as the hub cannot be reached, those of the cache."""
     import datasets
 
-    with _ReadErrors(name):
-        table = datasets.load_dataset(name.removeprefix(HUB), config, split=split, revision=revision)
+    try:
+        with _without_hub() if revision is None else nullcontext(), _ReadErrors(name):
+            table = datasets.load_dataset(name.removeprefix(HUB), config, split=split, revision=revision)
+    except UserError as error:
+        if isinstance(error.__cause__, ConnectionError):
+            raise UserError(
+                f"data: cannot reach the hub for '{name.removeprefix(HUB)}', and its rows are not in the cache: check "
+                "the network, or HF_HUB_OFFLINE and HF_ENDPOINT"
+            ) from error
+        raise
     if revision is not None and any(revision not in file["filename"] for file in table.cache_files):
         raise UserError(f"data: the hub does not give commit {revision} of '{name}', which the run was started with")
     # Without the hub the commit is known from the cache, whose folders are named by it.

@@ -15,7 +15,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 
 from vigneron.errors import UserError
-from vigneron.files import parse_int
+from vigneron.files import open_regular, parse_int, regular_opener
 
 Row = dict[str, Any]
 
@@ -63,7 +63,7 @@ class LineRows:
     def __getitem__(self, index: int) -> Row:
         try:
             if self._handle is None:
-                self._handle = os.open(self.path, os.O_RDONLY)
+                self._handle = regular_opener(str(self.path), os.O_RDONLY | os.O_CLOEXEC)
             start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
             data = os.pread(self._handle, stop - start, start)
         except OSError as error:
@@ -101,7 +101,7 @@ class LineRows:
     def _pieces(self, first: int, last: int) -> Iterator[bytes]:
         """The bytes of rows, of JSON without the line's end."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 while first < last:
                     begin = int(self.offsets[first])
                     until = int(np.searchsorted(self.offsets, begin + BLOCK, side="right")) - 1
@@ -135,7 +135,7 @@ class LineRows:
             raise UserError(f"{self._line(index)} is not UTF-8 text ({error.reason})") from error
 
     def _line(self, index: int) -> str:
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             left, number = int(self.offsets[index]), 1
             while left > 0 and (block := file.read(min(left, 2**20))):
                 number, left = number + block.count(b"\n"), left - len(block)
@@ -164,7 +164,7 @@ class LineRows:
 def _jsonl_index(path: Path, name: str) -> np.ndarray:
     """The start of every line that is not blank, and the end of the file."""
     starts, firsts, size, before = array("q"), bytearray(), 0, NEWLINE
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(4 * BLOCK):
             data = np.frombuffer(block, dtype=np.uint8)
             begins = np.flatnonzero(data[:-1] == NEWLINE) + 1
@@ -193,7 +193,7 @@ def _csv_index(path: Path, name: str, known: np.ndarray | None) -> tuple[tuple[s
     """The header, and the start of every record: a quoted cell may contain line breaks."""
     csv.field_size_limit(LONGEST_LINE)
     offsets, at = array("q"), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
 
         def lines() -> Iterator[str]:
             nonlocal at

@@ -13,25 +13,27 @@ STEP = "the step"
 
 
 class NumberedRow(dict[str, Any]):
-    """A row of a run's data, with its number there, from 1."""
+    """A row of a run's data, with its number there, from 1, and its place in a file."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "place")
 
-    def __init__(self, row: Row, number: int) -> None:
+    def __init__(self, row: Row, number: int, place: object = "") -> None:
         super().__init__(row)
-        self.number = number
+        self.number, self.place = number, place
 
 
 def numbered(row: Row, number: int, of: str) -> tuple[int, str]:
-    """The number of a row in messages, and of what: its number in the run's data if it is known, else those given."""
+    """The number of a row in messages, and of what: its number in the run's data if it is known, with its file, else
+    those given."""
     if isinstance(row, NumberedRow):
-        return row.number, "the data" if of == STEP else of
+        place = str(row.place)
+        return row.number, ("the data" if of == STEP else of) + (f" ({place})" if place else "")
     return number, of
 
 
 def numbered_like(row: Row, new: Row) -> Row:
-    """A row made of another one, with its number."""
-    return NumberedRow(new, row.number) if isinstance(row, NumberedRow) else new
+    """A row made of another one, with its number and place."""
+    return NumberedRow(new, row.number, row.place) if isinstance(row, NumberedRow) else new
 
 
 def prompt_of(row: Row) -> Row:

@@ -57,6 +57,8 @@ class DataRows(Sequence[Row]):
     """What a checkpoint stores of them: see `record_of`."""
     longest: np.ndarray
     """The indices of the longest rows, ascending."""
+    origin: "DataRows | None" = None
+    """The rows that these are a copy of: errors name their files."""
 
     def __len__(self) -> int:
         return len(self.source) if self.kept is None else len(self.kept)
@@ -95,9 +97,13 @@ class DataRows(Sequence[Row]):
         return self._read(self.source[at], at, index + 1)
 
     def _read(self, row: Row, at: int, number: int) -> Row:
-        read = self.read(row, Place(self.source, at))
+        place = Place(self.source, at)
+        read = self.read(row, place)
         assert read is not None
-        return NumberedRow(read, number)
+        return NumberedRow(read, number, place if self.origin is None else self.origin.place_of(number - 1))
+
+    def place_of(self, index: int) -> Place:
+        return Place(self.source, index if self.kept is None else int(self.kept[index]))
 
 
 def record_of_rows(rows: Sequence[Row]) -> str:

@@ -54,13 +54,17 @@ def _start(arguments: Sequence[str], rank: int, count: int, folder: Path) -> "su
         return subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=stderr)
 
 
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class _SignalForwarder:
     def __init__(self, processes: "Sequence[subprocess.Popen[bytes]]") -> None:
         self._processes = processes
         self.first_signal: int | None = None
 
     def __enter__(self) -> "_SignalForwarder":
-        self._before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._forward) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:

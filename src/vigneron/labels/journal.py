@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.errors import UserError
+from vigneron.files import closed_in_forks
 from vigneron.labels.items import Choice, Comparison, Item, Kind
 from vigneron.labels.judged_answer import JudgedAnswer
 from vigneron.labels.solution import Solution
@@ -81,6 +82,7 @@ class Journal:
             raise UserError(f"'{out}' exists without its journal '{self.path.name}': choose another --out")
         try:
             self._file = self.path.open("ab", buffering=0)
+            closed_in_forks(self._file)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(

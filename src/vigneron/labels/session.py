@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, visible
 from vigneron.labels.agreement import agreement
 from vigneron.labels.export import OutFile
 from vigneron.labels.items import SKIP, TIE, Choice, Item, shuffled
 from vigneron.labels.journal import Journal, label_entry, undo_entry
+from vigneron.text import plain
 
 
 class UnknownItem(LookupError):
@@ -112,8 +113,8 @@ class Session:
                 "skips": choices.count(SKIP),
                 "rows": self.out.rows,
                 "undo": labels.last(self.labeller) is not None,
-                "agreement": None if shared is None else shared.line(),
-                "note": self.note,
+                "agreement": None if shared is None else visible(shared.line()),
+                "note": None if self.note is None else plain(self.note),
                 "last": self._revealed,
             }
 

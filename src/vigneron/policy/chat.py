@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from vigneron.errors import UserError, first_line
+from vigneron.files import parse_json
 from vigneron.policy.assistant_spans import AssistantSpans, HistoryDiffers, any_of, assistant_spans, turn_format
 from vigneron.policy.chat_template import TemplateError, render
 from vigneron.policy.message_forms import as_parts, call_names, message_text, needs_parts, writable
@@ -231,7 +232,7 @@ def stop_at_turn_end(policy: Any, prompts: Iterable[Any]) -> None:
 def _tools(given: Any) -> list[Any] | None:
     """The tools of a conversation: a list of objects, or its JSON text, as many datasets have it."""
     try:
-        tools = json.loads(given) if isinstance(given, str) and given.strip() else given
+        tools = parse_json(given) if isinstance(given, str) and given.strip() else given
     except ValueError:
         tools = given
     if tools in (None, "", []):

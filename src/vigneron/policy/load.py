@@ -26,6 +26,7 @@ from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
 from vigneron.policy.longrope import install_longrope
 from vigneron.policy.model import Policy, Reference, capture_obstacle, check_head
 from vigneron.policy.packing import can_share_prompts
+from vigneron.policy.tokenizer_trial import try_tokenizer
 
 LARGEST_CONFIG = 2**24
 MOST_LAYERS = 10_000
@@ -223,6 +224,8 @@ def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source, **options)
             check_language_model(config, f"model: '{name}'")
+            if name not in BUNDLED_MODELS and not trust_remote_code:
+                try_tokenizer(source, f"model: '{name}'")
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             tokenizer("a")  # invalid settings fail on first use
             model = auto_class(config).from_pretrained(
@@ -280,9 +283,10 @@ def local_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any | None
 
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(
-                model_source(name), local_files_only=True, trust_remote_code=trust_remote_code
-            )
+            source = model_source(name)
+            if Path(source).is_dir() and name not in BUNDLED_MODELS and not trust_remote_code:
+                try_tokenizer(source, f"model: '{name}'")
+            return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception:  # not downloaded yet, or broken, which loading the model explains
         return None
 

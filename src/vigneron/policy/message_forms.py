@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from vigneron.errors import UserError
+from vigneron.files import parse_json
 from vigneron.policy.chat_template import TemplateError, render
 
 Message = Mapping[str, Any]
@@ -164,7 +165,7 @@ def _as(call: Any, form: str, turn: int) -> Any:
     given = _function(call).get("arguments")
     if isinstance(given, str):
         try:
-            parsed = json.loads(given)
+            parsed = parse_json(given)
         except ValueError:
             parsed = None
         if not isinstance(parsed, dict):

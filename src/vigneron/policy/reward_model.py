@@ -13,7 +13,7 @@ from vigneron.batch import Batch
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.policy.architecture import reward_model_class
-from vigneron.policy.bundled import quiet_transformers
+from vigneron.policy.bundled import BUNDLED_MODELS, quiet_transformers
 from vigneron.policy.load import (
     checkpoint_activations,
     make_policy,
@@ -24,6 +24,7 @@ from vigneron.policy.load import (
 from vigneron.policy.model import Policy
 from vigneron.policy.packing import can_share_prompts, lay_out
 from vigneron.policy.rank_batches import map_microbatches
+from vigneron.policy.tokenizer_trial import try_tokenizer
 
 RewardModelKind = Literal["reward", "first_is_better", "process"]
 """The meaning of the score, stored as the model's label: the reward of a text, the log-odds that the first of two texts
@@ -86,6 +87,8 @@ def _load_pretrained(
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
             check_reward_model(config, f"{key}: '{name}'", trust_remote_code)
+            if name not in BUNDLED_MODELS and not trust_remote_code:
+                try_tokenizer(source, f"{key}: '{name}'")
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
             model, info = AutoModelForSequenceClassification.from_pretrained(
                 source,

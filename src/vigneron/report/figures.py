@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from vigneron.errors import visible
 from vigneron.run_store.metric_table import FAMILIES, METRICS, RUBRIC, Metric, metric
 from vigneron.run_store.series import Records, over_runs, series, smoothed, thinned, thinned_band
 
@@ -219,7 +220,7 @@ def _rounded(number: re.Match[str]) -> str:
 
 def _label(name: str) -> str:
     """Literally: matplotlib hides a leading underscore and reads dollars as a formula."""
-    return " " * name.startswith("_") + name.replace("$", r"\$")
+    return " " * name.startswith("_") + visible(name).replace("$", r"\$")
 
 
 def _styles(count: int) -> list[tuple[str, Dashes]]:

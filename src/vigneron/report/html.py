@@ -15,10 +15,11 @@ from vigneron.files import write_for_user
 from vigneron.recipe import config_yaml
 from vigneron.report.figures import REWARD, as_svg, comparison_figure, for_page, panels_of
 from vigneron.report.rubric_part import rubric_part
+from vigneron.run_store.damage import damage_of
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.headline_metrics import has_open_answers, headline_metrics
 from vigneron.run_store.metric_table import Metric, metric
-from vigneron.run_store.notices import kept_notices
+from vigneron.run_store.notices import Notice, kept_notices
 from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.run_store.series import Records, series
 from vigneron.run_store.status import status_of
@@ -137,7 +138,7 @@ def run_section(name: str, folder: RunFolder, config: Config, records: Records) 
         "name": name,
         "state": status.state,
         "error": status.error,
-        "notices": kept_notices(folder.path),
+        "notices": [*kept_notices(folder.path), *(Notice(0, line, "warning") for line in damage_of(folder.path))],
         "pairs": pairs,
         "has_answers": any(before.answer for before, _ in pairs),
         "answer_is": "reference" if config.method.reads in ("prompts", "recorded") else "answer",
@@ -149,10 +150,14 @@ def run_section(name: str, folder: RunFolder, config: Config, records: Records) 
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A template of this package, with every value escaped that is not `Markup`."""
-    environment = Environment(loader=PackageLoader("vigneron", "report"), autoescape=True)
+    """A template of this package. Every value that is not `Markup` is escaped, its invisible characters too."""
+    environment = Environment(loader=PackageLoader("vigneron", "report"), autoescape=True, finalize=_shown)
     environment.filters["plain"] = plain
     return environment.get_template(template).render(values)
+
+
+def _shown(value: Any) -> Any:
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:

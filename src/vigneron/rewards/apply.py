@@ -239,7 +239,7 @@ def _step_rewards(given: Any, row: int) -> list[list[Any]] | None:
         return None
     try:
         pairs = [[operator.index(stop), float(reward)] for stop, reward in given]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pairs = [[-1, math.nan]]
     if not all(stop >= 0 and math.isfinite(reward) for stop, reward in pairs):
         raise ValueError(

@@ -33,9 +33,9 @@ def is_inverted(source: str, completion: str) -> bool:
     words, source_words = _words(text), _words(source)
     return (
         bool(FIRST_PERSON & set(words))
+        and len(words) <= 2 * len(source_words)  # before VADER, whose time is quadratic in the words
         and sentiment(text) <= NEGATIVE
         and is_one_sentence(text)
-        and len(words) <= 2 * len(source_words)
         and repetition(text) <= MAX_REPETITION
         and " ".join(source_words) not in " ".join(words)
         and is_about(source, text)

@@ -12,6 +12,9 @@ from typing import Any
 
 from vigneron.errors import NonFinite, UserError
 
+MAX_REWARD = 3.4028234663852886e38
+"""The largest float32."""
+
 
 class RewardFailed(UserError):
     """A reward raised, or returned something that is not a list of numbers."""
@@ -47,7 +50,7 @@ def named_errors(name: str, step: Callable[[], Any]) -> Any:
 
 
 def checked_rewards(name: str, result: Any, count: int) -> list[float | None]:
-    """The returned rewards: a finite number or None for each completion."""
+    """The returned rewards: a finite number or None for each completion. A number that float32 cannot hold is None."""
     try:
         values = list(result)
     except TypeError as error:
@@ -57,14 +60,16 @@ def checked_rewards(name: str, result: Any, count: int) -> list[float | None]:
     return [None if value is None else _finite(name, value, row) for row, value in enumerate(values, start=1)]
 
 
-def _finite(name: str, value: Any, row: int) -> float:
+def _finite(name: str, value: Any, row: int) -> float | None:
     try:
         number = float(value)
+    except OverflowError:  # an int such as 10**400
+        return None
     except (TypeError, ValueError) as error:
         raise RewardFailed(f"{name} returned {value!r} for row {row}; a missing reward is None, not NaN") from error
     if not math.isfinite(number):
         raise NonFiniteReward(f"{name} returned {value!r} for row {row}; a missing reward is None, not NaN")
-    return number
+    return number if abs(number) <= MAX_REWARD else None
 
 
 async def _awaited(awaitable: Any) -> Any:

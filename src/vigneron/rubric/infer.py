@@ -18,6 +18,8 @@ from vigneron.text import words
 ALIKE = 0.6
 """Two proposals that share this part of their words are one principle."""
 LONGEST = 400
+MOST = 100
+"""Principles in one reply; it is asked for three."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def parse_proposals(text: str) -> list[str] | None:
     except (ValueError, RecursionError):
         return None
     listed = reply.get("principles") if isinstance(reply, dict) else None
-    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+    if not isinstance(listed, list) or len(listed) > MOST or not all(isinstance(each, str) for each in listed):
         return None
     return [" ".join(each.split()) for each in listed if each.strip() and len(each) <= LONGEST and each.isprintable()]
 

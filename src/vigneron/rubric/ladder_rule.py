@@ -13,7 +13,7 @@ from itertools import accumulate, zip_longest
 from vigneron.rubric.principle_prompts import GUIDES
 from vigneron.sources.client import Message
 
-FENCE = re.compile(r"<(\w+)-([0-9a-f]{8,})>\n(.*?)\n?</\1-\2>", re.DOTALL)
+TAG = re.compile(r"<(/?)(\w+-[0-9a-f]{8,})>")
 NUMBER = re.compile(r"\d{1,9}")
 
 
@@ -21,7 +21,7 @@ def judge(messages: Sequence[Message]) -> str:
     """The reply to a request of `rubric/principle_prompts.py`, or to a plain sum."""
     system = messages[0]["content"] if messages[0]["role"] == "system" else ""
     request = messages[-1]["content"]
-    texts = {name: text for name, _, text in FENCE.findall(request)}
+    texts = fenced_texts(request)
     sums = running_sums(texts.get("question", request))
     by_terms = "one line for every term" in request
     if "first" in texts and "second" in texts:
@@ -37,6 +37,22 @@ def judge(messages: Sequence[Message]) -> str:
     if system.startswith(GUIDES["bad"]):
         sums[-1] += 1
     return "\n".join(map(str, sums))
+
+
+def fenced_texts(request: str) -> dict[str, str]:
+    """The texts between two tags (`fences.py`), by name. Tags inside of a fence are part of its text."""
+    tags = list(TAG.finditer(request))
+    last = {tag[2]: at for at, tag in enumerate(tags) if tag[1]}
+    texts: dict[str, str] = {}
+    open_tag: re.Match[str] | None = None
+    for at, tag in enumerate(tags):
+        if open_tag is None and not tag[1] and request.startswith("\n", tag.end()) and last.get(tag[2], -1) > at:
+            open_tag = tag
+        elif open_tag is not None and tag[1] and tag[2] == open_tag[2]:
+            text = request[open_tag.end() + 1 : tag.start()]
+            texts[open_tag[2].rpartition("-")[0]] = text.removesuffix("\n")
+            open_tag = None
+    return texts
 
 
 def running_sums(question: str) -> list[int]:

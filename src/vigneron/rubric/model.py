@@ -133,7 +133,7 @@ class CodeItem(Item):
 
     flow: Literal["code"]
     tests: str = "tests"
-    """The dataset's column with assertions: a string, or a list of strings."""
+    """The dataset's column with tests: assertions as a string or a list of strings, or inputs with outputs."""
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 5.0
     """Limit of CPU time for the code with one test, over all its processes. Wall-clock time is limited to ten times
     that plus five seconds."""

@@ -43,6 +43,11 @@ FILTERS = ("capitalize", "default", "first", "last", "length", "lower", "title",
 GROWING = ("join", "tojson")
 """Filters whose output may be longer than their input: allowed on a name, not on another filter's result."""
 MAX_SEPARATOR = 20
+MAX_INDENT = 8
+OPTIONS = {"join": ("d", "attribute"), "tojson": ("indent",)}
+"""The arguments of the growing filters, in their order."""
+MAX_COMPARISONS = 200
+"""Comparisons in a template: each may read two whole columns."""
 TESTS = ("defined", "undefined", "none", "string", "number", "mapping", "sequence")
 SUBSET = f"a template may use names, `if`, `for` over a column, and the filters {', '.join((*FILTERS, *GROWING))}"
 
@@ -86,6 +91,17 @@ def columns_of(environment: Environment, text: str) -> set[str]:
     optional = [node.node for node in tree.find_all(nodes.Test) if node.name in ("defined", "undefined")]
     optional += [node.node for node in tree.find_all(nodes.Filter) if node.name == "default" and node.node is not None]
     return _columns([tree]) - _columns(optional)
+
+
+def loops_of(environment: Environment, text: str) -> dict[str, int]:
+    """The columns that a template loops over, with the number of parts in the loops."""
+    tree = parsed(environment, text)
+    loops: dict[str, int] = {}
+    for node in () if isinstance(tree, TemplateFault) else tree.find_all(nodes.For):
+        column = _column(node.iter)
+        assert column is not None  # otherwise the template is refused
+        loops[column] = loops.get(column, 0) + sum(1 for _ in _all([node]))
+    return loops
 
 
 def _columns(roots: Iterable[nodes.Node]) -> set[str]:
@@ -153,12 +169,29 @@ def _filter_faults(node: nodes.Filter) -> Iterator[str]:
         yield f"unknown filter '{node.name}'{did_you_mean(node.name, (*FILTERS, *GROWING))}"
     elif node.name in GROWING and isinstance(node.node, nodes.Filter):
         yield f"`{node.name}` is not allowed on the result of another filter"
-    elif node.name in GROWING and not all(_is_short(argument) for argument in node.args):
-        yield f"`{node.name}` takes a string of up to {MAX_SEPARATOR} characters"
+    elif node.dyn_args is not None or node.dyn_kwargs is not None:
+        yield f"`{node.name}`: `*` and `**` are not allowed in arguments"
+    elif node.name in GROWING:
+        given: list[tuple[str, nodes.Expr]] = list(zip(OPTIONS[node.name], node.args, strict=False))
+        given += [(str(each.key), each.value) for each in node.kwargs]
+        if len(node.args) > len(OPTIONS[node.name]) or not all(_is_small(node.name, *each) for each in given):
+            yield f"`{node.name}` takes {GROWING_TAKES[node.name]}"
 
 
-def _is_short(argument: nodes.Expr) -> bool:
-    return isinstance(argument, nodes.Const) and len(str(argument.value)) <= MAX_SEPARATOR
+GROWING_TAKES = {
+    "join": f"a string of up to {MAX_SEPARATOR} characters",
+    "tojson": f"`indent`, a whole number up to {MAX_INDENT}",
+}
+
+
+def _is_small(name: str, option: str, argument: nodes.Expr) -> bool:
+    """Whether an argument of a growing filter is a constant within its limit."""
+    value = argument.value if isinstance(argument, nodes.Const) else None
+    if option not in OPTIONS[name]:
+        return False
+    if name == "tojson":
+        return type(value) is int and 0 <= value <= MAX_INDENT
+    return isinstance(value, str) and len(value) <= MAX_SEPARATOR
 
 
 def _attribute_faults(node: nodes.Getattr | nodes.Getitem) -> Iterator[str]:
@@ -175,7 +208,9 @@ def _attribute_faults(node: nodes.Getattr | nodes.Getitem) -> Iterator[str]:
 
 
 def _too_long(tree: nodes.Template, text: str) -> Iterator[TemplateFault]:
-    """Bounds the rendered length whatever the texts are."""
+    """Bounds the rendered length and the comparisons, whatever the texts are."""
+    if sum(1 for _ in tree.find_all((nodes.Operand, nodes.And, nodes.Or, nodes.Test))) > MAX_COMPARISONS:
+        yield TemplateFault(1, f"has more than {MAX_COMPARISONS} comparisons")
     shown = [node for output in tree.find_all(nodes.Output) for node in output.nodes]
     outputs = sum(1 for node in shown if not isinstance(node, nodes.TemplateData))
     if len(text) + outputs * (MAX_FENCED + MAX_FENCE_TAGS) > MAX_OUTPUT:

@@ -4,13 +4,19 @@ Texts from models and datasets are data, never templates. In a prompt they are i
 filter or inside a loop; in a grader's reference, columns are inserted as they are.
 """
 
+import json
+import math
 import re
+import time
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, Undefined, UndefinedError
+from jinja2 import StrictUndefined, Template, Undefined, UndefinedError, pass_eval_context
+from jinja2.filters import FILTERS
+from jinja2.nodes import EvalContext
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -21,6 +27,7 @@ from vigneron.rubric.template_language import (
     MAX_OUTPUT,
     TemplateFault,
     columns_of,
+    loops_of,
     template_faults,
 )
 from vigneron.sources.verdict import GraderInput
@@ -37,6 +44,11 @@ NAMES = {
 }
 """The variables of each key's template. The `score` of a `verify` item has `truth` instead of `critique`."""
 MAX_CHUNKS = 100_000
+MAX_VISITS = 1_000_000
+"""Of all parts of a template in its loops, over all their iterations."""
+MAX_JOINED = 10_000_000
+"""Characters that `join` or `tojson` with an indent may write; what is shown of them is cut."""
+CPU_SECONDS = 5.0
 
 
 class _Trusted(str):
@@ -57,6 +69,15 @@ class _Untrusted(str):
         return named
 
 
+_DEADLINE: ContextVar[float] = ContextVar("_DEADLINE", default=math.inf)
+
+
+def _check_time() -> None:
+    """Called whenever a template reads a column. CPU time, so that a busy machine makes no difference."""
+    if time.thread_time() > _DEADLINE.get():
+        raise UserError(f"takes more than {CPU_SECONDS:g} s to render: shorten it")
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """Attributes are the keys of a mapping or the indices of a list, never Python attributes."""
 
@@ -69,11 +90,15 @@ class _Environment(ImmutableSandboxedEnvironment):
             finalize=_fenced if fences else _plain,
         )
         self.globals.clear()
+        self.filters["join"] = _join
+        self.policies["json.dumps_function"] = _dumps
 
     def getattr(self, obj: Any, attribute: str) -> Any:
+        _check_time()
         return super().getattr(obj, attribute) if isinstance(obj, LoopContext) else self.getitem(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
+        _check_time()
         if isinstance(obj, Undefined):
             return obj
         try:
@@ -82,6 +107,28 @@ class _Environment(ImmutableSandboxedEnvironment):
         except (LookupError, TypeError):
             pass
         return self.undefined(f"the row has no '{argument}'", obj, argument)
+
+
+@pass_eval_context
+def _join(context: EvalContext, value: Any, d: str = "", attribute: str | None = None) -> str:
+    """jinja2's, with a limit on its output."""
+    values = list(value)
+    if len(values) * len(d) > MAX_JOINED:
+        raise UserError(f"`join` writes more than {MAX_JOINED:,} characters")
+    return str(FILTERS["join"](context, values, d, attribute))
+
+
+def _dumps(value: Any, *, indent: int | None = None, **options: Any) -> str:
+    """For `tojson`: with an indent, deeply nested data grows by its depth."""
+    if indent is None:
+        return json.dumps(value, **options)
+    pieces, size = [], 0
+    for piece in json.JSONEncoder(indent=indent, **options).iterencode(value):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_JOINED:
+            raise UserError(f"`tojson` writes more than {MAX_JOINED:,} characters")
+    return "".join(pieces)
 
 
 def _plain(value: Any) -> Any:
@@ -100,12 +147,13 @@ def _environment(fences: bool) -> _Environment:
 
 
 @lru_cache(maxsize=1024)
-def _compiled(text: str, names: tuple[str, ...], fences: bool) -> Template:
+def _compiled(text: str, names: tuple[str, ...], fences: bool) -> tuple[Template, dict[str, int]]:
+    """The template, and the number of parts in its loops over each column."""
     environment = _environment(fences)
     errors = template_faults(environment, text, names)
     if errors:
         raise UserError(errors[0].what)
-    return environment.from_string(text)
+    return environment.from_string(text), loops_of(environment, text)
 
 
 def names_of(key: str, flow: str | None = None) -> tuple[str, ...]:
@@ -116,8 +164,14 @@ def names_of(key: str, flow: str | None = None) -> tuple[str, ...]:
 def render(text: str, names: tuple[str, ...], values: Mapping[str, Any], *, fences: bool, where: str) -> str:
     chunks = []
     size = 0
+    before = _DEADLINE.set(time.thread_time() + CPU_SECONDS)
     try:
-        for chunk in _compiled(text, names, fences).generate(**values):
+        template, loops = _compiled(text, names, fences)
+        row = values.get("row", {})
+        visits = sum(parts * _length(row.get(column)) for column, parts in loops.items())
+        if visits > MAX_VISITS:
+            raise UserError(f"visits more than {MAX_VISITS:,} parts in its loops: shorten it")
+        for chunk in template.generate(**values):
             chunks.append(chunk)
             size += len(chunk)
             if size > MAX_OUTPUT or len(chunks) > MAX_CHUNKS:
@@ -126,7 +180,13 @@ def render(text: str, names: tuple[str, ...], values: Mapping[str, Any], *, fenc
         raise UserError(f"{where}: {error}") from error
     except Exception as error:  # a user's template can fail in any way
         raise UserError(f"{where}: {type(error).__name__} when rendered: {visible(first_line(error))}") from error
+    finally:
+        _DEADLINE.reset(before)
     return "".join(chunks)
+
+
+def _length(column: Any) -> int:
+    return len(column) if isinstance(column, str | list | Mapping) else 0
 
 
 def render_prompt(

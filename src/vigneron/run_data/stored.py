@@ -1,7 +1,7 @@
 """The rows that a run's folder keeps: a copy, or of a large source its path, size and hash.
 
 data/train.jsonl         the rows as the run reads them
-data/train.source.json   instead, for a large source: where its rows are
+data/train.source.json   instead, for a large source: where its rows are, and the first ones
 data/train.index.npz     and which of them, so that a resume need not read them all
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn, overload
 
@@ -22,7 +23,7 @@ from vigneron.data.prompts import Row
 from vigneron.data.rows import DataRows, longest_of, record_of_rows
 from vigneron.data.sources import FileStamp, SourceRows, SourceSpec, open_source, spec_dict
 from vigneron.errors import UserError
-from vigneron.files import parse_json, sha256_of, write_atomically, write_pieces
+from vigneron.files import parse_json, read_regular, sha256_of, write_atomically, write_pieces
 from vigneron.run_data.load import Data, load_saved_rows, read_source
 from vigneron.run_data.readers import measured_columns, reader_of
 from vigneron.timing import phase
@@ -30,13 +31,16 @@ from vigneron.timing import phase
 PARTS = ("train", "held_out")
 PIECES, PIECE = 256, 4096
 """Of a file, which are compared between nodes: how many, and their bytes."""
+FIRST, FIRST_CHARACTERS = 16, 1_000_000
+"""The first rows of a large source that are kept: how many at most, and their length as JSON."""
 
 
 class LostRows(Sequence[Row]):
-    """Rows of a source that is gone or has changed: their number is known, and reading one raises the reason."""
+    """Rows of a source that is gone or has changed: their number and the first of them are known, and reading one
+    raises the reason."""
 
-    def __init__(self, count: int, reason: str) -> None:
-        self.number, self.reason = count, reason
+    def __init__(self, count: int, reason: str, first: Sequence[Row] = ()) -> None:
+        self.number, self.reason, self.first = count, reason, first
 
     def __len__(self) -> int:
         return self.number
@@ -60,6 +64,15 @@ def open_data(folder: Path, config: Config) -> Data:
     """The rows of a run's folder, checked where they are copies, which may have been edited."""
     train, held_out = (_open(folder, config, part) for part in PARTS)
     return Data(train, held_out)
+
+
+def first_rows(data: Data, parts: Sequence[str], count: int = FIRST) -> Sequence[Row]:
+    """The first rows of the first of these parts that has any, at most 16. They are known of a lost source too."""
+    sequences: list[Sequence[Row]] = [getattr(data, part) for part in parts]
+    for rows in sequences:
+        if first := (rows.first if isinstance(rows, LostRows) else rows)[:count]:
+            return first
+    raise UserError(next(rows.reason for rows in sequences if isinstance(rows, LostRows)))
 
 
 def files_for_ranks(folder: Path) -> dict[str, bytes]:
@@ -119,7 +132,8 @@ def _store(folder: Path, config: Config, part: str, rows: Sequence[Row]) -> Sequ
     if not rows:
         return []
     source = open_source(SourceSpec((str(copy),)))
-    return DataRows(source, _as_it_is, None, record_of_rows(rows), longest_of(rows, measured_columns(config, part)))
+    longest, origin = longest_of(rows, measured_columns(config, part)), rows if isinstance(rows, DataRows) else None
+    return DataRows(source, _as_it_is, None, record_of_rows(rows), longest, origin)
 
 
 def _as_it_is(row: Row, place: object) -> Row:
@@ -130,21 +144,28 @@ def _open(folder: Path, config: Config, part: str) -> Sequence[Row]:
     if not (folder / f"{part}.source.json").is_file():
         return load_saved_rows(config, folder / f"{part}.jsonl", part)
     reference = _reference(folder, part)
-    count = int(reference["rows"])
+    count, first = int(reference["rows"]), reference.get("first", [])  # earlier versions did not keep rows
+
+    def lost(reason: str) -> LostRows:
+        return LostRows(count, reason, first)
+
     before = json.dumps(reference)
     for file in reference["files"]:
         if (reason := _change(file)) is not None:
-            return LostRows(count, reason)
+            return lost(reason)
     if json.dumps(reference) != before:
         with suppress(OSError):  # someone else's folder is read too
             write_atomically(folder / f"{part}.source.json", json.dumps(reference, indent=1))
     spec = _spec(reference["wanted"])
     index = folder / f"{part}.index.npz"
     if not index.is_file():
-        rows, _ = read_source(config, open_source(spec), part)
+        try:
+            rows, _ = read_source(config, open_source(spec), part)
+        except UserError as error:
+            return lost(str(error))
         assert isinstance(rows, DataRows)
         if len(rows) != count:
-            return LostRows(count, f"data: {rows.source.name} has {len(rows)} rows for the run, and had {count}")
+            return lost(f"data: {rows.source.name} has {len(rows)} rows for the run, and had {count}")
         return replace(rows, record=reference["record"])
     try:
         with np.load(index, allow_pickle=False) as arrays:
@@ -155,9 +176,9 @@ def _open(folder: Path, config: Config, part: str) -> Sequence[Row]:
     try:
         source = open_source(spec, offsets)
     except UserError as error:
-        return LostRows(count, str(error))
+        return lost(str(error))
     if len(source) != reference["source_rows"]:
-        return LostRows(count, f"data: {source.name} has {len(source)} rows, and had {reference['source_rows']}")
+        return lost(f"data: {source.name} has {len(source)} rows, and had {reference['source_rows']}")
     everything = count == len(source)
     return DataRows(source, reader_of(config, part), None if everything else kept, reference["record"], longest)
 
@@ -175,10 +196,17 @@ def _write_reference(folder: Path, part: str, rows: DataRows) -> None:
         "rows": len(rows),
         "source_rows": len(source),
         "record": rows.record,
+        "first": _within(rows[:FIRST], FIRST_CHARACTERS),
         "wanted": spec_dict(source.spec),
         "files": [{**asdict(stamp), "sha256": None} for part in source.stamps for stamp in part],
     }
     write_atomically(folder / f"{part}.source.json", json.dumps(reference, indent=1))
+
+
+def _within(rows: Sequence[Row], characters: int) -> list[Row]:
+    """The first rows whose length as JSON is not above a limit."""
+    ends = accumulate(len(json.dumps(row)) for row in rows)
+    return [row for row, end in zip(rows, ends, strict=True) if end <= characters]
 
 
 def _change(file: dict[str, Any]) -> str | None:
@@ -231,7 +259,7 @@ def _spec(given: dict[str, Any]) -> SourceSpec:
 def _reference(folder: Path, part: str) -> dict[str, Any]:
     path = folder / f"{part}.source.json"
     try:
-        reference = parse_json(path.read_text(encoding="utf-8"))
+        reference = parse_json(read_regular(path))
         assert isinstance(reference, dict)
         for key in ("rows", "source_rows", "record", "wanted", "files"):
             reference[key]

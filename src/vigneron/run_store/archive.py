@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from vigneron.errors import UserError
-from vigneron.files import user_path
+from vigneron.files import open_regular, user_path
 from vigneron.run_store.folder import check_name
 
 SUFFIX = ".tar.xz"
@@ -72,7 +72,7 @@ def _run_name(run: Path) -> str:
 
 def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
     """As long as the file is now: a run may be writing to it."""
-    with path.open("rb") as source:
+    with open_regular(path) as source:
         member = tarfile.TarInfo(name)
         member.size = os.fstat(source.fileno()).st_size
         tar.addfile(member, source)
@@ -109,7 +109,7 @@ def archives_unpacked(words: Sequence[str]) -> Iterator[list[str]]:
 
 def _unpack(file: Path, folder: Path) -> None:
     try:
-        with file.open("rb") as packed, (folder.parent / ".tar").open("w+b") as plain:
+        with open_regular(file) as packed, (folder.parent / ".tar").open("w+b") as plain:
             _decompress(packed, plain)
             plain.seek(0)
             with tarfile.open(fileobj=plain, mode="r|") as tar:  # a stream: no member can point backwards

@@ -10,16 +10,17 @@ import sqlite3
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Any, Protocol
 
-from vigneron.files import parse_json
+from vigneron.errors import UserError, first_line
+from vigneron.files import open_regular, parse_json
 from vigneron.run_store.folder import RunFolder
-from vigneron.run_store.samples import open_read_only
 from vigneron.run_store.series import Curve, Span, joined_by_width, joined_to, spans_of
+from vigneron.run_store.sqlite_files import open_read_only, open_writable
 from vigneron.run_store.status import last_records
 from vigneron.values import is_number
 
@@ -52,12 +53,24 @@ TABLES = """
 """
 
 
+DAMAGED = (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
+"""What reading a damaged store can raise."""
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except DAMAGED as error:
+        raise UserError(f"cannot read {CURVES}: {first_line(error)}; delete it to use metrics.jsonl") from error
+
+
 class CurveStore:
     """`curves.sqlite` in the run's folder."""
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         path = folder / CURVES
-        self._db = open_read_only(path) if read_only else sqlite3.connect(path)
+        self._db = open_read_only(path) if read_only else open_writable(path)
         if not read_only:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -119,7 +132,8 @@ class CurveStore:
 
     def names(self) -> list[str]:
         """All metrics, in the order in which they first appeared."""
-        return list(dict.fromkeys((*self._ids, *self._recent())))
+        with _reading():
+            return list(dict.fromkeys((*self._ids, *self._recent())))
 
     def last_step(self) -> int | None:
         """The last step that was added."""
@@ -130,6 +144,10 @@ class CurveStore:
         self, names: Sequence[str], first: float = 0, last: float | None = None, limit: int = MAX_POINTS
     ) -> dict[str, Curve]:
         """At most `limit` points each, of the steps from `first` to `last`; an unknown metric has none."""
+        with _reading():
+            return self._curves(names, first, last, limit)
+
+    def _curves(self, names: Sequence[str], first: float, last: float | None, limit: int) -> dict[str, Curve]:
         end = self.last_step() or 0
         first, last = max(0, first), end if last is None else min(last, end)
         recent = self._recent()
@@ -269,7 +287,7 @@ class CurveLog:
     def __init__(self, path: Path) -> None:
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
         self._last: int | None = None
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for line in file:
                 self._add(line)
 
@@ -330,11 +348,12 @@ def curves_of(folder: Path) -> tuple[Curves | None, str | None]:
     if (folder / CURVES).exists():
         try:
             store = CurveStore(folder, read_only=True)
+            store.names()
             if _is_current(store, log):
                 return store, None
             store.close()
             note = f"{folder.name}: {CURVES} is out of date, metrics.jsonl was read instead"
-        except sqlite3.Error as error:
+        except (*DAMAGED, UserError) as error:
             note = f"{folder.name}: cannot read {CURVES} ({error}), metrics.jsonl was read instead"
     return (read_log(log), note) if log.is_file() else (None, note)
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.files import append_line, parse_json, user_path, write_atomically, writing
+from vigneron.files import (
+    append_line,
+    closed_in_forks,
+    open_regular,
+    open_to_append,
+    parse_json,
+    read_regular_text,
+    user_path,
+    write_atomically,
+    writing,
+)
 from vigneron.recipe import check_config, config_text, config_yaml, parse_yaml
 from vigneron.rubric.read import rubric_text
 
@@ -75,12 +86,16 @@ class RunFolder:
             raise UserError(f"'{path}' is not a run's folder: it has no config.yaml")
         if (link := outside_link(path)) is not None:
             raise UserError(f"'{link}' links to a place outside the run's folder: replace it by the file itself")
+        if (special := special_file(path)) is not None:
+            raise UserError(f"'{special}' is not a regular file: remove it")
         return cls(path)
 
     def lock(self) -> None:
-        """One process writes at a time. The operating system releases the lock when the process ends."""
+        """One process writes at a time. The operating system releases the lock when the process ends: a process forked
+        by a reward does not hold it."""
         try:
-            self._lock = (self.path / LOCK).open("a")  # append: a file that it may link to is not truncated
+            self._lock = open_to_append(self.path / LOCK)
+            closed_in_forks(self._lock)
             for left in reversed(range(LOCK_ATTEMPTS)):
                 try:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,7 +116,7 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Whether a process is training here. Takes the lock for a moment, and creates no file."""
         try:
-            with (self.path / LOCK).open() as file:
+            with open_regular(self.path / LOCK) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -148,7 +163,7 @@ class RunFolder:
         if file is None:
             yield
             return
-        before = self.rubric.read_text(encoding="utf-8")
+        before = read_regular_text(self.rubric)
         write_atomically(self.rubric, rubric_text(file))
         try:
             yield
@@ -186,9 +201,9 @@ class RunFolder:
         if not path.is_file():
             return
         try:
-            with path.open(encoding="utf-8") as file:
+            with open_regular(path) as file:
                 for number, line in enumerate(file, start=1):
-                    if line.endswith("\n"):
+                    if line.endswith(b"\n"):
                         yield _record(parse_json(line), path, number)
         except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
             reason = getattr(error, "strerror", None) or "not lines of JSON"
@@ -202,7 +217,7 @@ class RunFolder:
         for name in (*LOGS, "notices.jsonl"):
             path = self.path / name
             if path.is_file():
-                *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+                *lines, _ = read_regular_text(path, "replace").split("\n")
                 with writing(path):
                     write_atomically(path, "".join(f"{line}\n" for line in lines if _step_of(line) <= step))
 
@@ -231,6 +246,21 @@ def outside_link(path: Path) -> Path | None:
             if entry.is_symlink() and not entry.resolve().is_relative_to(here):
                 return entry
         except (OSError, RuntimeError):  # a link to itself
+            return entry
+    return None
+
+
+def special_file(path: Path) -> Path | None:
+    """A pipe, a device or a socket in a run's folder, which could block or never end."""
+    levels = ("data/*", "checkpoints/*", "checkpoints/*/*", "checkpoints/*/state/*")
+    for entry in (*path.iterdir(), *(entry for level in levels for entry in path.glob(level))):
+        try:
+            mode = entry.stat().st_mode
+        except FileNotFoundError:  # deleted meanwhile, or a link to nothing
+            continue
+        except OSError:  # a link to itself
+            return entry
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             return entry
     return None
 

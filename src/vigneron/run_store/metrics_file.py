@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vigneron.files import parse_json
+from vigneron.files import open_regular, parse_json
 from vigneron.run_store.status import last_records
 
 READ_WHOLE = 2**22
@@ -20,7 +20,7 @@ def records_of(run: Path) -> list[Record]:
     """In the order of their steps: all records, or of a long run the first ones, some in between, and the last ones."""
     path = run / "metrics.jsonl"
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             if size <= READ_WHOLE:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.config import Config
-from vigneron.files import parse_json
+from vigneron.files import open_regular, parse_json, read_regular
 from vigneron.recipe import load_config, recipe_names
+from vigneron.run_store.damage import damage_of
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.headline_metrics import headline_metrics
 from vigneron.run_store.metric_table import Metric, lower_is_better
@@ -60,7 +61,7 @@ def run_details(path: Path) -> RunDetails:
         changes=changed_keys(config),
         metrics=metrics,
         records=records,
-        notices=kept_notices(folder.path),
+        notices=[*kept_notices(folder.path), *(Notice(0, line, "warning") for line in damage_of(folder.path))],
         saved=saved,
         best=best_step(config.keep_best, metrics, records, [one.step for one in saved]),
         bytes=bytes_in(folder.path),
@@ -134,8 +135,8 @@ def _rows_in(folder: Path, part: str) -> int:
     """The number of rows of a copy, or of a large source that the run's folder refers to."""
     try:
         if (source := folder / "data" / f"{part}.source.json").is_file():
-            return int(parse_json(source.read_text(encoding="utf-8"))["rows"])
-        with (folder / "data" / f"{part}.jsonl").open("rb") as file:
+            return int(parse_json(read_regular(source))["rows"])
+        with open_regular(folder / "data" / f"{part}.jsonl") as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
     except (OSError, ValueError, TypeError, KeyError):
         return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from vigneron.run_store.samples import Kind, Sample, SampleStore, prompt_key
+from vigneron.run_store.samples import Kind, Sample, SampleStore, prompt_key, reading
 
 Which = Literal["all", "correct", "wrong", "truncated", "missing"]
 Sort = Literal["sample", "reward", "-reward", "advantage", "-advantage"]
@@ -72,6 +72,9 @@ class SampleSearch(SampleStore):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
+        if error is not None:
+            with reading(self._path):
+                raise error
 
     def find(self, query: SampleQuery) -> SamplePage:
         conditions = ["step = ?", "kind = ?", WHICH[query.which]]

@@ -12,24 +12,7 @@ from typing import Any, Literal
 
 from vigneron.errors import UserError, first_line
 from vigneron.files import writing
-
-
-def open_read_only(path: Path) -> sqlite3.Connection:
-    """A read-only connection; `immutable` in a read-only folder, where SQLite cannot create its lock files."""
-    address = path.resolve().as_uri()
-    db = sqlite3.connect(f"{address}?mode=ro", uri=True)
-    try:
-        db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
-    except sqlite3.OperationalError:
-        db.close()
-        if not path.is_file() or path.with_name(f"{path.name}-wal").exists():
-            raise
-        db = sqlite3.connect(f"{address}?immutable=1", uri=True)
-    except sqlite3.Error:
-        db.close()
-        raise
-    return db
-
+from vigneron.run_store.sqlite_files import QUERY_SECONDS, open_read_only, open_writable
 
 Kind = Literal["train", "eval"]
 
@@ -71,7 +54,7 @@ class SampleStore:
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self._path = path = folder / "samples.sqlite"
         with reading(path):
-            self._db = open_read_only(path) if read_only else sqlite3.connect(path)
+            self._db = open_read_only(path) if read_only else open_writable(path)
         if not read_only:
             with reading(path), writing(path):
                 self._db.execute("PRAGMA journal_mode = WAL")
@@ -171,6 +154,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
-        raise UserError(
-            f"cannot read '{path}': {first_line(error)}; move the file away to continue without these samples"
-        ) from error
+        why = first_line(error)
+        if why == "interrupted":
+            why = f"a query takes more than {QUERY_SECONDS:g} s"
+        raise UserError(f"cannot read '{path}': {why}; move the file away to continue without these samples") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vigneron.errors import UserError, visible
-from vigneron.files import parse_json, write_atomically
+from vigneron.files import open_regular, parse_json, read_regular, write_atomically
 from vigneron.recipe import config_text
 from vigneron.redaction import redacted
 from vigneron.run_store.folder import RunFolder
@@ -20,6 +20,7 @@ from vigneron.yaml_text import quick_yaml
 STATUS = "status.json"
 # More than the longest line of metrics.
 TAIL_BYTES = 2**18
+LARGEST_MANIFEST = 2**22
 # Steps from the end in which a run's last metrics are searched.
 LAST_STEPS = 100
 
@@ -105,7 +106,7 @@ def run_folders(runs: Path) -> list[Path]:
 def last_records(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
     """The last complete lines of a JSON Lines file, at most `limit`, without reading the rest of the file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read(TAIL_BYTES).splitlines(keepends=True)
@@ -137,8 +138,7 @@ def _state(written: Mapping[str, Any], locked: bool, done: bool) -> State:
 
 def _read_status(path: Path) -> dict[str, Any]:
     try:
-        with (path / STATUS).open("rb") as file:
-            written = parse_json(file.read(TAIL_BYTES))
+        written = parse_json(read_regular(path / STATUS, TAIL_BYTES))
     except (OSError, ValueError):
         return {}
     return written if isinstance(written, dict) else {}
@@ -196,7 +196,7 @@ def saved_checkpoints(run: Path) -> list[SavedCheckpoint]:
 def _has_its_files(checkpoint: Path) -> bool:
     """Whether all files of its manifest exist; their hashes are checked on loading."""
     try:
-        names = parse_json((checkpoint / "manifest.json").read_bytes())
+        names = parse_json(read_regular(checkpoint / "manifest.json", LARGEST_MANIFEST))
         return isinstance(names, dict) and all((checkpoint / name).is_file() for name in names)
     except (OSError, ValueError):
         return False

@@ -6,26 +6,33 @@ environment and is only written to the request's header.
 """
 
 import json
+import math
 import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from threading import Event
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from vigneron.config import plain_url
 from vigneron.errors import UserError
-from vigneron.redaction import SHORTEST_SECRET, redacted
+from vigneron.values import is_number
+
+if TYPE_CHECKING:
+    from vigneron.http_client import Response
 
 OPENAI_URL = "https://api.openai.com/v1"
 # Sent as the key to a loopback server without one.
 NO_KEY = "no-key-needed"
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
-LONGEST_BODY = 200_000_000
+LONGEST_DATE = 100
+LONGEST_INT = 300
+# A larger token count is not one.
+LARGEST_COUNT = 2**53
 
 # Separate from Python's global generator: retries must not change other random draws.
 _JITTER = random.Random()
@@ -80,7 +87,7 @@ class Client:
         retries: int = 5,
         total_timeout_s: float = 300.0,
     ) -> None:
-        from openai import DefaultHttpxClient, OpenAI
+        from vigneron.http_client import HttpClient
 
         self.url = base_url(url, where)
         self._where, self._timeout_s, self._retries, self._total_timeout_s = where, timeout_s, retries, total_timeout_s
@@ -95,15 +102,7 @@ class Client:
         if not key.isascii() or not key.isprintable():
             raise UserError(f"{where}: OPENAI_API_KEY contains a character that is not printable ASCII")
         self._has_key = bool(key)
-        self._secrets = [key] if len(key) >= SHORTEST_SECRET else []
-        self._openai = OpenAI(
-            api_key=key or NO_KEY,
-            base_url=self.url,
-            timeout=timeout_s,
-            max_retries=0,
-            # No proxy for loopback addresses.
-            http_client=DefaultHttpxClient(trust_env=not loopback),
-        )
+        self._http = HttpClient(self.url, key or NO_KEY, proxies=not loopback)
 
     def __repr__(self) -> str:
         return f"Client({self.url})"
@@ -126,30 +125,36 @@ class Client:
     ) -> ChatReply | Failure:
         """A chat completion, greedy at temperature 0. Optional fields are only sent if set: some endpoints refuse
         unknown ones."""
-        create: Any = self._openai.chat.completions.with_streaming_response.create
-        body: dict[str, Any] = {"messages": list(messages), "max_tokens": max_tokens, "temperature": temperature}
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+        }
         if response_format is not None:
             body["response_format"] = dict(response_format)
         if logprobs or top_logprobs is not None:
             body["logprobs"] = True
         if top_logprobs is not None:
             body["top_logprobs"] = top_logprobs
-        # `extra_body` skips the SDK's conversion of every field, which takes as long as the rest of a call.
-        return self._request(lambda: create(model=model, messages=(), extra_body=body), parse_reply, model, fail_fast)
+        return self._request("/chat/completions", body, self._reply, fail_fast)
 
     def embeddings(
         self, model: str, texts: Sequence[str], *, fail_fast: bool = False
     ) -> list[list[float] | None] | Failure:
         """A vector for each text; None where it is not a list of numbers."""
-        create: Any = self._openai.embeddings.with_streaming_response.create
         body = {"model": model, "input": list(texts), "encoding_format": "float"}
-        return self._request(lambda: create(**body), lambda data: parse_vectors(data, len(texts)), model, fail_fast)
+        return self._request("/embeddings", body, lambda data: parse_vectors(data, len(texts)), fail_fast)
+
+    def _reply(self, data: Any) -> ChatReply:
+        reply = parse_reply(data)
+        return replace(reply, text=self._http.redacted(reply.text), refusal=self._http.redacted(reply.refusal))
 
     def _request(
-        self, request: Callable[[], Any], parse: Callable[[Any], Parsed], model: str, fail_fast: bool
+        self, path: str, body: Mapping[str, Any], parse: Callable[[Any], Parsed], fail_fast: bool
     ) -> Parsed | Failure:
         """`fail_fast`: only one retry if the endpoint cannot be reached."""
-        from openai import APIConnectionError, APIStatusError, APITimeoutError
+        from vigneron.http_client import BrokenResponse, Unreachable
 
         deadline = time.monotonic() + self._total_timeout_s
         attempt = 0
@@ -157,22 +162,24 @@ class Client:
             requested_wait = None
             reachable = True
             try:
-                return parse(json.loads(self._body(request, deadline)))
-            except APIStatusError as error:
-                why = f"answered {error.status_code}{self._error_text(error)}"
-                self._raise_if_permanent(error.status_code, why, model)
-                if error.status_code < 500 and error.status_code not in (408, 409, 429):
+                timeout_s = min(self._timeout_s, max(0.0, deadline - time.monotonic()))
+                response = self._http.request(path, body, timeout_s=timeout_s)
+                if 200 <= response.status < 300:
+                    return parse(parse_response(response.body))
+                why = f"answered {response.status}{self._error_text(response)}"
+                self._raise_if_permanent(response.status, why, body["model"])
+                if response.status < 500 and response.status not in (408, 409, 429):
                     return Failure(why, refused=True)
-                requested_wait = retry_after(error.response.headers)
-            except (APITimeoutError, TimeoutError):
+                requested_wait = retry_after(response.headers)
+            except TimeoutError:
                 why = f"did not answer within {self._timeout_s:g} s"
-            except APIConnectionError as error:
+            except Unreachable as error:
                 reachable = False
-                why = f"cannot be reached ({_cause(error)})"
-            except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+                why = f"cannot be reached ({error})"
+            except BrokenResponse as error:
+                why = f"broke off its response ({error})"
+            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
                 why = "returned a malformed response"
-            except Exception as error:  # a connection can break in any way
-                why = f"broke off its response ({type(error).__name__})"
             attempt += 1
             wait = backoff(attempt) if requested_wait is None else requested_wait + _JITTER.uniform(0, FIRST_WAIT_S)
             if requested_wait is not None and time.monotonic() + wait > deadline:
@@ -180,19 +187,6 @@ class Client:
             exhausted = attempt > (min(self._retries, 1) if fail_fast and not reachable else self._retries)
             if exhausted or time.monotonic() + wait > deadline or self._stopped.wait(wait):
                 return Failure(f"{why} ({attempt} times)" if attempt > 1 else why)
-
-    def _body(self, request: Callable[[], Any], deadline: float) -> str:
-        """The whole body within the time limit, however slowly it arrives, with the API key redacted."""
-        deadline = min(deadline, time.monotonic() + self._timeout_s)
-        body = bytearray()
-        with request() as response:
-            for chunk in response.iter_bytes():
-                body += chunk
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-                if len(body) > LONGEST_BODY:
-                    raise ValueError("response body too long")
-        return redacted(body.decode("utf-8"), *self._secrets)
 
     def _raise_if_permanent(self, status: int, why: str, model: str) -> None:
         causes = {
@@ -204,15 +198,41 @@ class Client:
             detail = "" if status in (401, 403) else why.removeprefix(f"answered {status}")
             raise UserError(f"{self._where}: '{self.url}' answered {status}: {causes[status]}{detail}") from None
 
-    def _error_text(self, error: Any) -> str:
-        """The endpoint's error message, on one line."""
-        body = error.body
-        text = body.get("message") or body.get("detail") if isinstance(body, dict) else body
-        if not isinstance(text, str) or not text.strip():
-            return ""
-        line = "".join(c if c.isprintable() else " " for c in redacted(text, *self._secrets))
+    def _error_text(self, response: "Response") -> str:
+        """The endpoint's error message, or where it redirects to, on one line."""
+        text = error_message(response.body) or ""
+        if 300 <= response.status < 400 and "location" in response.headers:
+            text = f"it redirects to {response.headers['location']}: set that address"
+        line = "".join(c if c.isprintable() else " " for c in self._http.redacted(text))
         line = " ".join(line.split())
-        return f" ('{line[:200]}{'…' if len(line) > 200 else ''}')"
+        return f" ('{line[:200]}{'…' if len(line) > 200 else ''}')" if line else ""
+
+
+def parse_response(body: bytes) -> Any:
+    """JSON from an endpoint. An integer too large for a float is None: missing. Any other fault is a ValueError."""
+    try:
+        return json.loads(body.decode("utf-8"), parse_int=_int)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _int(text: str) -> int | None:
+    return int(text) if len(text) <= LONGEST_INT else None
+
+
+def error_message(body: bytes) -> str | None:
+    """The message in the JSON of an error, as OpenAI and vLLM write it; None if there is none."""
+    try:
+        given = parse_response(body)
+    except ValueError:
+        return None
+    for name in ("error", "detail", "message"):
+        inner = given.get(name) if isinstance(given, dict) else None
+        if isinstance(inner, dict):
+            inner = inner.get("message") or inner.get("detail")
+        if isinstance(inner, str) and inner.strip():
+            return inner
+    return None
 
 
 def is_loopback(url: str) -> bool:
@@ -231,7 +251,7 @@ def backoff(attempt: int) -> float:
 def retry_after(headers: Any) -> float | None:
     """Seconds of the `Retry-After` header, a number or a date."""
     text = headers.get("retry-after")
-    if text is None:
+    if text is None or len(text) > LONGEST_DATE:
         return None
     try:
         seconds = float(text)
@@ -249,9 +269,10 @@ def parse_reply(data: Any) -> ChatReply:
     text = choice["message"]["content"]
     if text is not None and not isinstance(text, str):
         raise ValueError("the content is not a string")
-    used = data.get("usage") or {}
-    counts = [used.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    tokens_in, tokens_out = (count if isinstance(count, int) else 0 for count in counts)
+    used = data.get("usage")
+    tokens_in, tokens_out = (
+        _count(used.get(name) if isinstance(used, dict) else None) for name in ("prompt_tokens", "completion_tokens")
+    )
     refusal = choice["message"].get("refusal")
     return ChatReply(
         text or "",
@@ -264,12 +285,30 @@ def parse_reply(data: Any) -> ChatReply:
     )
 
 
+def _count(value: Any) -> int:
+    """A token count; 0 if the endpoint reports none, or a number that cannot be one."""
+    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_COUNT
+    return value if known else 0
+
+
 def _tokens(listed: Any) -> tuple[tuple[bytes, float], ...]:
     """Tokens as bytes, since one may hold part of a character."""
-    return tuple(
-        (bytes(each["token"].encode() if each.get("bytes") is None else each["bytes"]), float(each["logprob"]))
-        for each in listed
-    )
+    return tuple((_token(each), _logprob(each["logprob"])) for each in listed)
+
+
+def _token(each: Any) -> bytes:
+    if each.get("bytes") is None:
+        return str(each["token"]).encode()
+    if not isinstance(each["bytes"], list):  # of a number, `bytes` would make so many zeros
+        raise ValueError("the bytes of a token are not a list")
+    return bytes(each["bytes"])
+
+
+def _logprob(value: Any) -> float:
+    """−∞ is the log of probability 0; NaN and +∞ are not log-probs."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not float(value) < math.inf:
+        raise ValueError("not a log-prob")
+    return float(value)
 
 
 def _top_tokens(listed: Any) -> tuple[tuple[tuple[bytes, float], ...], ...]:
@@ -281,7 +320,7 @@ def _if_well_formed(read: Callable[[], tuple[Parsed, ...]]) -> tuple[Parsed, ...
     """Empty if any token is malformed."""
     try:
         return read()
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
         return ()
 
 
@@ -296,13 +335,4 @@ def parse_vectors(response: Any, count: int) -> list[list[float] | None]:
 def _numbers(row: Any) -> list[float] | None:
     if not isinstance(row, list) or not row:
         return None
-    if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in row):
-        return None
-    return [float(x) for x in row]
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost cause, such as `Connection refused`."""
-    while (inner := error.__cause__ or error.__context__) is not None:
-        error = inner
-    return getattr(error, "strerror", None) or type(error).__name__
+    return [float(x) for x in row] if all(map(is_number, row)) else None

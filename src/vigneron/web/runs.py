@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, visible
 from vigneron.recipe import config_text
-from vigneron.run_store.folder import LOCK, RunFolder, default_runs_folder, outside_link
+from vigneron.run_store.folder import LOCK, RunFolder, default_runs_folder, outside_link, special_file
 from vigneron.run_store.status import STATUS, RunStatus, run_folders, status_of
 from vigneron.values import differing_keys, flatten
 from vigneron.yaml_text import quick_yaml
@@ -18,7 +18,7 @@ from vigneron.yaml_text import quick_yaml
 class Runs:
     """Looked up for every request, so that new and deleted runs are noticed.
 
-    A request names a run by a key of `folders()`, never by a path.
+    A request names a run by a key of `folders()`, never by a path; the keys have no invisible characters.
     """
 
     def __init__(self, places: Sequence[Path]) -> None:
@@ -33,11 +33,11 @@ class Runs:
         folders: dict[str, Path] = {}
         for place in self._places:
             if (place / "config.yaml").is_file():
-                _add(folders, place.resolve().name, place)
+                _add(folders, visible(place.resolve().name), place)
                 continue
             try:
                 for path in run_folders(place):
-                    _add(folders, path.relative_to(place).as_posix(), path)
+                    _add(folders, visible(path.relative_to(place).as_posix()), path)
             except (UserError, OSError):  # deleted meanwhile
                 continue
         return {name: path for name, path in folders.items() if _is_self_contained(path)}
@@ -76,7 +76,7 @@ class NoSuchRun(UserError):
 
 def _is_self_contained(path: Path) -> bool:
     try:
-        return outside_link(path) is None
+        return outside_link(path) is None and special_file(path) is None
     except OSError:  # deleted meanwhile
         return False
 

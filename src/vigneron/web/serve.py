@@ -86,11 +86,12 @@ def _bound(host: str, port: int) -> socket.socket:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("vigneron", "web/templates"), autoescape=True, undefined=StrictUndefined
+    return Environment(
+        loader=PackageLoader("vigneron", "web/templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: visible(value) if isinstance(value, str) else value,
     )
-    environment.filters["visible"] = visible
-    return environment
 
 
 def page(template: str, status: int = 200, **values: Any) -> HTMLResponse:

@@ -171,7 +171,7 @@ def test_names_in_a_schema_are_not_taken_for_keywords_and_patterns_are_limited(
     keys = {"patternProperties": {"^n_": {"type": "number"}}, "additionalProperties": {"type": "string"}}
     of_keys = grader("json_schema", json_schema=keys)
     assert [judged(of_keys, text).score for text in ('{"n_a": 1, "b": "x"}', '{"n_a": "1"}', '{"b": 1}')] == [1, 0, 0]
-    monkeypatch.setattr("vigneron.rewards.graders.json_schema.REGEX_S", 0.1)
+    monkeypatch.setattr("vigneron.rewards.graders.schema_validator.REGEX_S", 0.1)
     text = "a" * 60 + "!"
     for slow in ({"pattern": "^(a|aa)+$"}, {"patternProperties": {"^(a|aa)+$": False}, "additionalProperties": True}):
         response = f'"{text}"' if "pattern" in slow else f'{{"{text}": 1}}'

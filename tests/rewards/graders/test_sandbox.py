@@ -18,13 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.hostile_code import FAULTS, FORGERIES, KNOWING, REASONS, TOO_LONG
+from support.hostile_code import FAULTS, REASONS, TOO_LONG
 from vigneron.errors import UserError
-from vigneron.rewards.graders import runner, sandbox
-from vigneron.rewards.graders.assertions import NotPlain, decoded, prepared
+from vigneron.rewards.graders import runner, sandbox, testers
 from vigneron.rewards.graders.code import CodeGrader, cores, python_code
-from vigneron.rewards.graders.inside import plain
-from vigneron.rewards.graders.runner import find_sandbox, run_test
+from vigneron.rewards.graders.runner import PythonTest, find_sandbox, run_test
 from vigneron.rewards.graders.sandbox import REFUSED, SOCKET, Container, Limits, seccomp_filter
 from vigneron.rubric.model import CodeItem
 from vigneron.sources.verdict import GraderInput, Verdict
@@ -133,7 +131,7 @@ def test_samples_are_scored_in_order_with_their_own_tests_and_rows_without_are_m
     verdicts = scorer()([GraderInput("q", ADD, {"tests": row}) for row in rows])
     assert [verdict.score for verdict in verdicts] == [1, 0, None, None, None, None]
     assert verdicts[-1].why is not None
-    assert "test 1 of the row is not Python" in verdicts[-1].why
+    assert "test 1 of the row tests nothing: it is not Python" in verdicts[-1].why
 
 
 @needs_sandbox
@@ -149,26 +147,6 @@ def test_samples_are_scored_in_order_with_their_own_tests_and_rows_without_are_m
 def test_a_column_that_is_wrong_is_the_users_to_mend(row: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^item 'it', tests: .*{message}"):
         scorer()([GraderInput("q", ADD, row)])
-
-
-@needs_sandbox
-@pytest.mark.parametrize("forgery", [*FORGERIES, *KNOWING])
-def test_what_is_compared_outside_cannot_be_forged(forgery: str) -> None:
-    tests = ["assert add(1, 2) == 3", "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"]
-    assert graded((FORGERIES | KNOWING)[forgery], *tests).score == 0
-
-
-@needs_sandbox
-@pytest.mark.parametrize("forgery", [name for name in FORGERIES if "agrees" not in name])
-def test_nor_the_end_of_a_test_of_another_form_by_one_who_does_not_know_this_program(forgery: str) -> None:
-    assert graded(FORGERIES[forgery], "three = 3\nassert add(1, 2) == three").score == 0
-
-
-@needs_sandbox
-@pytest.mark.parametrize("forgery", KNOWING)
-def test_what_remains_possible_for_one_who_does_know_it(forgery: str) -> None:
-    """As the module says. It also shows that these forgeries are real where they are refused above."""
-    assert graded(KNOWING[forgery], "three = 3\nassert add(1, 2) == three").score == 1
 
 
 @needs_sandbox
@@ -278,27 +256,48 @@ def test_nothing_of_the_machine_can_be_read_or_written(tmp_path: Path, monkeypat
     tmp_path.chmod(0o777)
     monkeypatch.setenv("OPENAI_API_KEY", secret)
     monkeypatch.setenv("HOME", str(tmp_path))
-    read = TRIED + "import os\ndef read(path):\n    return tried(lambda: open(path, 'rb').read())\n"
+    read = TRIED + (
+        "import os\ndef read(path):\n    return tried(lambda: open(path, 'rb').read())\n"
+        "def do(name, *given):\n    return tried(getattr(os, name), *given)\n"
+        "def environment():\n    return sorted(os.environ)\n"
+    )
     absent = [key, "/etc/shadow", "/etc/passwd", Path(__file__), Path.cwd() / "pyproject.toml", "/root", "/home"]
-    tests = [f"assert read({str(path)!r}) == 'FileNotFoundError'" for path in absent if not _is_public(Path(path))]
-    tests = ["\n".join(tests)]
+    absent += ["/usr/src", "/usr/share/doc", "/usr/bin/sh", "/bin/sh", "/usr/local/src"]
+    tests = ["\n".join(f"assert read({str(path)!r}) == 'FileNotFoundError'" for path in absent)]
     tests += [
-        "import os\nassert sorted(os.environ) == ['HOME', 'LANG', 'PATH', 'PWD', 'PYTHONHASHSEED']",
+        "assert environment() == ['HOME', 'LANG', 'PATH', 'PWD', 'PYTHONHASHSEED']",
         f"assert ({secret.encode()!r} in read('/proc/1/environ')) == False",
         f"assert ({secret.encode()!r} in read('/proc/self/environ')) == False",
-        "assert tried(os.mkdir, '/x') == 'OSError'\nassert tried(os.mkdir, '/usr/x') == 'OSError'",
-        "assert tried(os.mkdir, '/dev/x') == 'OSError'\nassert tried(os.listdir, '/sys') == 'FileNotFoundError'",
-        "assert os.listdir('/tmp') == []\nassert os.getcwd() == '/tmp'",
-        "assert tried(os.setuid, 0) == 'OSError' or tried(os.setuid, 0) == 'PermissionError'",
-        "assert [p for p in os.listdir('/proc') if p.isdigit()] == ['1', '2']",
+        "assert do('mkdir', '/x') == 'OSError'\nassert do('mkdir', '/usr/x') == 'OSError'",
+        "assert do('mkdir', '/dev/x') == 'OSError'\nassert do('listdir', '/sys') == 'FileNotFoundError'",
+        "assert do('listdir', '/tmp') == []\nassert do('getcwd') == '/tmp'",
+        "assert do('setuid', 0) in ('OSError', 'PermissionError')",
+        "assert [p for p in do('listdir', '/proc') if p.isdigit()] == ['1', '2']",
+        # The sandbox of the tests: a test is data.
+        "import os\nassert tried(os.mkdir, '/x') == 'OSError'\n"
+        "assert tried(os.listdir, '/root') == 'FileNotFoundError'",
+        "import os\nassert tried(os.listdir, '/tmp') == [] and 'OPENAI_API_KEY' not in os.environ",
     ]
     verdict = graded(read, *tests)
-    assert verdict.score == 1, verdict.reasoning
+    assert verdict.score == 1, (verdict.reasoning, verdict.why)
 
 
-def _is_public(path: Path) -> bool:
-    """Bound into the sandbox with Python's own installation, or with /usr."""
-    return any(path.is_relative_to(folder) for folder in ("/usr", sys.base_prefix))
+def test_packages_beside_python_are_not_in_the_sandbox(tmp_path: Path) -> None:
+    for folder in ("lib/python3.11/site-packages/project", "lib/python3.11/json", "src/app", "lib/app"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "lib/libpython3.11.so.1.0").touch()
+    wanted = [str(tmp_path / "lib" / name) for name in ("python3.11", "libpython3.11.so.1.0")]
+    assert sandbox.python_files(str(tmp_path)) == wanted
+    assert str(tmp_path / "lib/python3.11/site-packages") in sandbox.packages(str(tmp_path))
+    command = sandbox.Bubblewrap("bwrap", "/python", str(tmp_path)).command(Limits(), None)
+    bound = [command[at + 1] for at, word in enumerate(command) if word.startswith("--ro-bind")]
+    assert set(bound) - {"/python", *wanted} <= {
+        *sandbox.SYSTEM_LIBRARIES,
+        "/etc/ld.so.cache",
+        "/lib",
+        "/lib32",
+        "/lib64",
+    }
 
 
 @needs_sandbox
@@ -353,41 +352,6 @@ def test_the_code_grader_waits_and_works_on_several_samples_at_once() -> None:
 )
 def test_the_code_of_a_response(response: str, code: str) -> None:
     assert python_code(response) == code
-
-
-def test_a_test_keeps_what_it_expects_to_itself() -> None:
-    found = prepared("x = f(1)\nassert x == 'hidden'\nfor n in (1, 2):\n    assert -3.5 == g(n)\nassert h() != 5")
-    assert "hidden" not in found.text
-    assert "3.5" not in found.text
-    assert "h() != 5" in found.text
-    assert [(check.source, check.literal) for check in found.checks] == [("x", "hidden"), ("g(n)", -3.5)]
-    assert found.required == {0}
-
-
-PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text(max_size=5)
-    | st.binary(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.integers(), inner, max_size=3)
-    ),
-)
-
-
-@given(PLAIN)
-def test_data_comes_out_of_the_sandbox_as_it_was(value: Any) -> None:
-    assert repr(decoded(plain(value), 99)) == repr(value)
-
-
-@pytest.mark.parametrize(
-    "sent", [["object", "X"], ["int", "zz"], ["set", [["list", []]]], [], ["dict", [1]], 7, ["set", [1] * 3]]
-)
-def test_what_is_not_data_is_not_compared(sent: Any) -> None:
-    with pytest.raises(NotPlain):
-        decoded(sent, 2)
 
 
 @pytest.mark.parametrize(("machine", "column", "architecture"), [("x86_64", 0, 0xC000003E), ("aarch64", 1, 0xC00000B7)])
@@ -449,17 +413,24 @@ if given[0] == "run":
 """
 
 
-def test_a_container_is_started_with_its_limits_and_ended_by_its_name(tmp_path: Path) -> None:
+def test_a_container_is_started_with_its_limits_and_ended_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a container program here: a stand-in that runs the same command line, on code that does no harm."""
+    monkeypatch.setattr(sandbox, "EXIT_WAIT_S", 0.5)  # the stand-in removes no container
     log, program = tmp_path / "log", tmp_path / "docker"
     program.write_text(SHIM.format(python=sys.executable, log=str(log)))
     program.chmod(0o755)
     limits = Limits(memory_mb=300)
     for code, end in ((ADD, "passed"), ("import time\ntime.sleep(0)", "test failed")):
-        assert run_test(Container(str(program)), limits, code, prepared("assert add(1, 2) == 3")).end == end
-    runs, ends = log.read_text().splitlines()[::2], log.read_text().splitlines()[1::2]
-    for run, ended in zip(runs, ends, strict=True):
-        for option in ("--network none", "--read-only", "--memory 300m", "--pids-limit 32", "--cap-drop ALL", "--rm"):
+        assert run_test(Container(str(program)), limits, code, PythonTest("assert add(1, 2) == 3")).end == end
+    testers.end_idle()
+    lines = log.read_text().splitlines()
+    runs = [line for line in lines if line.startswith("run ")]
+    assert sum("--memory 300m" in run for run in runs) == 2
+    assert len(runs) in (3, 4)  # a second for the tests, if /tmp, which the stand-in shares, has changed
+    for run in runs:
+        for option in ("--network none", "--read-only", "--pids-limit 32", "--cap-drop ALL", "--rm"):
             assert option in run
-        name = run.split("--name ")[1].split()[0]
-        assert ended == f"rm --force {name}"
+    names = [run.split("--name ")[1].split()[0] for run in runs]
+    assert sorted(line for line in lines if line.startswith("rm")) == sorted(f"rm --force {name}" for name in names)

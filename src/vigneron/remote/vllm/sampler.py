@@ -217,9 +217,17 @@ class VllmSampler:
                 pool.submit(self._server.complete, ids, request.max_new_tokens, request.sampling, seed, ends)
                 for ids, seed in zip(request.prompt_ids, seeds, strict=True)
             ]
-            return [future.result() for future in futures]
+            return [self._in_vocabulary(future.result()) for future in futures]
         finally:
             pool.stop()
+
+    def _in_vocabulary(self, completion: Completion) -> Completion:
+        size = self._policy.causal.get_input_embeddings().num_embeddings
+        if max(completion.ids) >= size:
+            raise UserError(
+                f"{WHERE}: vLLM at '{self._server.url}' sampled token {max(completion.ids)}, but the policy has {size}"
+            )
+        return completion
 
     def _to_tensors(self, request: Request, completions: Sequence[Completion]) -> Completions:
         done = blank_completions(request, self._policy)

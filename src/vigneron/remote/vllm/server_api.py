@@ -21,6 +21,7 @@ from vigneron.values import is_number
 
 WHERE = "scale.sampling"
 OLDEST = (0, 20)
+LARGEST_TOKEN = 2**31
 GUIDE = "docs/guides/vllm.md has the command that starts it"
 
 
@@ -166,8 +167,8 @@ def _completion(choice: Any, max_new_tokens: int, ends: Ends) -> Completion:
     ids = tuple(choice["token_ids"])
     logprobs = tuple(_number(value) for value in choice["logprobs"]["token_logprobs"])
     reason = choice["finish_reason"]
-    if not all(isinstance(one, int) for one in ids):
-        raise ValueError("token ids that are not integers")
+    if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < LARGEST_TOKEN for one in ids):
+        raise ValueError("token ids that are not integers of a vocabulary")
     if len(ids) != len(logprobs):
         raise ValueError(f"{len(ids)} tokens and {len(logprobs)} log-probs")
     stop = ends.stops.end(ids) if ends.stops is not None else None
@@ -219,7 +220,7 @@ def _version(http: JsonServer) -> str:
 
 
 def _parsed(version: str) -> tuple[int, int]:
-    numbers = re.match(r"v?(\d+)\.(\d+)", version)
+    numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 

@@ -1,14 +1,13 @@
 """`flow: code`: run the response's Python code against the row's tests in a sandbox; the score is the share that pass.
 
-What code cannot fake: an assertion that compares with a literal (`f(x) == 3`, `abs(f(x) - 1.5) < 0.1`, `f(x) is True`)
-is evaluated outside of the sandbox. `os._exit`, `sys.exit`, printing, patched builtins and an `__eq__` that is always
-true earn nothing. A test reports its end with a token that is sent in after the code has run.
+The code and the test run in two processes, each in a sandbox. Names of the code stand for calls to its process, results
+come back as plain data, and the test compares them where the code never ran: it cannot patch `math.isclose`, return an
+object whose `__eq__` is always true, or report that a test has passed. `inside/tester.py` says what happens to results
+that are no plain data.
 
-What it can fake: the code shares a process with the test. Code written against this grader can wait in a function for
-the call, find the token in the frames around it, and report the end of a test whose assertions have another form
-(`assert f(x)`, `f(x) == g(x)`) or are in a loop, a `try` or a `with`; it can send a guessed value; and it can replace a
-name that a test uses, such as `all`. For tests that matter, write `assert f(x) == literal`, one per line. The value
-must be plain data: compare an object by its attributes, or by its `str`.
+Tests are taken as datasets have them: assertions (MBPP, with `test_setup_code` and `test_imports`), `check(candidate)`
+with the column `entry_point` (HumanEval), functions and classes for pytest or unittest, and inputs with outputs (APPS,
+TACO). A test that reaches no assertion, or does not use the code, is missing.
 
 `timeout_s` is CPU time, and at most one sandbox runs per core, so that correct code does not fail on a busy machine.
 Code that sleeps uses no CPU time and is stopped by the longer wall-clock limit (`Limits.clock_s`); after two such
@@ -20,15 +19,14 @@ from collections.abc import Sequence
 from functools import cache
 from textwrap import dedent
 
-from vigneron.errors import UserError, did_you_mean
-from vigneron.rewards.graders.assertions import PreparedTest, prepared
-from vigneron.rewards.graders.runner import SandboxResult, find_sandbox, one_line, probe, run_test
+from vigneron.errors import UserError
+from vigneron.rewards.graders.row_tests import row_tests
+from vigneron.rewards.graders.runner import AnyTest, SandboxResult, find_sandbox, probe, run_test
 from vigneron.rewards.graders.sandbox import Limits, Sandbox
 from vigneron.rubric.model import CodeItem
 from vigneron.sources.verdict import GraderInput, Verdict
 from vigneron.threads import DaemonPool
 
-MAX_TESTS = 100
 MAX_CODE = 100_000
 PYTHON = ("python", "python3", "py")
 MAX_CLOCK_TIMEOUTS = 2
@@ -62,7 +60,8 @@ class CodeGrader:
             )
 
     def __call__(self, samples: Sequence[GraderInput]) -> list[Verdict]:
-        tests = [self._tests(sample) for sample in samples]
+        where = f"item '{self._item.name}', tests"
+        tests = [row_tests(sample.row, self._item.tests, where) for sample in samples]
         codes = [python_code(sample.response) for sample in samples]
         futures = [_pool().submit(self._verdict, code, some) for code, some in zip(codes, tests, strict=True)]
         try:
@@ -71,39 +70,23 @@ class CodeGrader:
             for future in futures:
                 future.cancel()
 
-    def _tests(self, sample: GraderInput) -> list[str]:
-        column, where = self._item.tests, f"item '{self._item.name}', tests"
-        if column not in sample.row:
-            raise UserError(f"{where}: a row has no column '{column}'{did_you_mean(column, sample.row)}")
-        value = sample.row[column]
-        tests = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(tests, list | tuple) or not all(isinstance(test, str) for test in tests):
-            raise UserError(f"{where}: column '{column}' is neither a string nor a list of strings")
-        if len(tests) > MAX_TESTS:
-            raise UserError(f"{where}: a row has {len(tests)} tests, more than {MAX_TESTS}: join some of them")
-        return [test for test in tests if test.strip()]
-
-    def _verdict(self, code: str, tests: Sequence[str]) -> Verdict:
+    def _verdict(self, code: str, tests: Sequence[AnyTest]) -> Verdict:
         if not tests:
             return Verdict.missing("the row has no tests")
-        ready: list[PreparedTest] = []
-        for number, test in enumerate(tests, start=1):
-            try:
-                ready.append(prepared(test))
-            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                return Verdict.missing(f"test {number} of the row is not Python: {one_line(error)}")
         if not code.strip():
             return Verdict(0.0, reasoning="there is no code")
         if len(code) > MAX_CODE:
             return Verdict(0.0, reasoning=f"the code is longer than {MAX_CODE} characters")
         results: list[SandboxResult] = []
-        for one in ready:
+        for one in tests:
             if sum(result.clock_timeout for result in results) == MAX_CLOCK_TIMEOUTS:
-                results += [SandboxResult("test failed", "not run")] * (len(ready) - len(results))
+                results += [SandboxResult("test failed", "not run")] * (len(tests) - len(results))
                 break
             results.append(run_test(self._sandbox, self._limits, code, one))
             if results[-1].end == "broken":
                 return Verdict.missing(f"the sandbox failed: {results[-1].why}")
+            if results[-1].end == "missing":
+                return Verdict.missing(f"test {len(results)} of the row tests nothing: {results[-1].why}")
             if results[0].end == "code failed":
                 return Verdict(0.0, reasoning=f"the code fails before any test: {results[0].why}")
         passed = sum(result.end == "passed" for result in results)

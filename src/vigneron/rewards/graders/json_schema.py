@@ -1,19 +1,29 @@
-"""`flow: json_schema`: the response is JSON that a schema accepts. Remote references are refused; patterns time out."""
+"""`flow: json_schema`: the response is JSON that a schema accepts. Remote references are refused; a validation has a
+budget of steps and time."""
 
 import json
 import math
 from collections.abc import Iterator
-from functools import cache
+from itertools import islice
 from typing import Any
 
 from vigneron.errors import UserError
-from vigneron.rewards.graders.checks import REGEX_S, PerSampleGrader, compile_pattern
+from vigneron.rewards.graders.checks import REGEX_S, PerSampleGrader
+from vigneron.rewards.graders.schema_validator import (
+    MAX_PROBE_VISITS,
+    OverBudget,
+    first_error,
+    search,
+    validator_class,
+)
 from vigneron.rubric.model import JsonSchemaItem
 from vigneron.sources.verdict import GraderInput, Verdict
 
 MAX_LENGTH = 200_000
 MAX_DEPTH = 64
 MAX_DIGITS = 400
+MAX_PARTS = 2_000
+"""Mappings in a schema. Checking one takes half a millisecond."""
 # Keys whose values are data, not schemas.
 DATA = ("const", "enum", "default", "examples")
 
@@ -35,7 +45,9 @@ class JsonSchemaGrader(PerSampleGrader):
         except NotJson as error:
             return Verdict(0.0, reasoning=str(error))
         try:
-            refused = next(self._validator.iter_errors(value), None)
+            refused = first_error(self._validator, value)
+        except OverBudget as error:
+            return Verdict.missing(f"the schema takes {error} on this response")
         except TimeoutError:
             return Verdict.missing(f"a pattern of the schema took more than {REGEX_S:g} s on this response")
         except RecursionError:
@@ -87,6 +99,9 @@ def _checked_validator(schema: dict[str, Any], where: str) -> Any:
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
+    parts = list(islice(_parts(schema), MAX_PARTS + 1))
+    if len(parts) > MAX_PARTS:
+        raise UserError(f"{where}: has more than {MAX_PARTS:,} parts")
     try:
         json.dumps(schema)
         Draft202012Validator.check_schema(schema)
@@ -94,7 +109,6 @@ def _checked_validator(schema: dict[str, Any], where: str) -> Any:
         raise UserError(f"{where}: {short(error.json_path)}: {short(error.message)}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: cannot be written as JSON: {short(error)}") from None
-    parts = list(_parts(schema))
     if any("unevaluatedProperties" in part for part in parts) and any("patternProperties" in part for part in parts):
         raise UserError(
             f"{where}: `unevaluatedProperties` does not work with `patternProperties`: use `additionalProperties`"
@@ -102,8 +116,8 @@ def _checked_validator(schema: dict[str, Any], where: str) -> Any:
     for part in parts:
         for pattern in (part.get("pattern"), *part.get("patternProperties", ())):
             if isinstance(pattern, str):
-                _search(pattern, where)
-    validator = _validator_class()(schema, registry=REGISTRY)
+                search(pattern, where)
+    validator = validator_class()(schema, registry=REGISTRY)
     resolver = REGISTRY.resolver_with_root(DRAFT202012.create_resource(schema))
     reference: Any = None
     try:
@@ -111,12 +125,14 @@ def _checked_validator(schema: dict[str, Any], where: str) -> Any:
             for reference in (part.get("$ref"), part.get("$dynamicRef")):
                 if isinstance(reference, str):
                     resolver.lookup(reference)
-        next(validator.iter_errors(None), None)
+        first_error(validator, None, MAX_PROBE_VISITS)
     except Unresolvable:
         raise UserError(
             f"{where}: `$ref: {short(reference)}` is not in the schema, and remote schemas are not fetched: "
             "put the definition under `$defs`"
         ) from None
+    except OverBudget as error:
+        raise UserError(f"{where}: takes {error} on the value null: write it with fewer references") from None
     except RecursionError:
         raise UserError(f"{where}: the schema refers to itself without end") from None
     return validator
@@ -132,37 +148,6 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
             waiting += [value for key, value in part.items() if key not in DATA]
         elif isinstance(part, list):
             waiting += part
-
-
-@cache
-def _validator_class() -> Any:
-    """Draft 2020-12, with a time limit for patterns."""
-    from jsonschema import Draft202012Validator, ValidationError, validators
-
-    def pattern(validator: Any, wanted: str, value: Any, schema: Any) -> Iterator[Any]:
-        if validator.is_type(value, "string") and not _search(wanted)(value, timeout=REGEX_S):
-            yield ValidationError("does not match the pattern")
-
-    def pattern_properties(validator: Any, patterns: Any, value: Any, schema: Any) -> Iterator[Any]:
-        for wanted, part in patterns.items() if validator.is_type(value, "object") else ():
-            for name, member in value.items():
-                if _search(wanted)(name, timeout=REGEX_S):
-                    yield from validator.descend(member, part, path=name, schema_path=wanted)
-
-    def additional_properties(validator: Any, additional: Any, value: Any, schema: Any) -> Iterator[Any]:
-        patterns = schema.get("patternProperties", {})
-        for name, member in value.items() if validator.is_type(value, "object") else ():
-            known = name in schema.get("properties", {})
-            if not known and not any(_search(wanted)(name, timeout=REGEX_S) for wanted in patterns):
-                yield from validator.descend(member, additional, path=name)
-
-    own = {"pattern": pattern, "patternProperties": pattern_properties, "additionalProperties": additional_properties}
-    return validators.extend(Draft202012Validator, own)
-
-
-@cache
-def _search(pattern: str, where: str = "json_schema") -> Any:
-    return compile_pattern(pattern, where).search
 
 
 def short(text: Any) -> str:

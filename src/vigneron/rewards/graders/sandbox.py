@@ -1,9 +1,9 @@
 """The sandboxes that run a response's code: bubblewrap or a container. Without either, code is not run.
 
-Inside there is no network, home or environment, and only a small /tmp is writable; `inside.py` sets hard limits before
-it reads any code. The interpreter is the one that runs Vigneron, without its packages and virtual environment, bound
-read-only. If the sandbox cannot read that (root drops its privileges first, and root's Python may be under its home),
-it is the system's python3.
+Inside there is no network, home or environment, and only a small /tmp is writable; the programs in `inside/` set hard
+limits before they read any code. The interpreter is the one that runs Vigneron, without its packages and virtual
+environment, bound read-only. If the sandbox cannot read that (root drops its privileges first, and root's Python may
+be under its home), it is the system's python3.
 """
 
 import json
@@ -17,10 +17,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from math import ceil
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Literal, Protocol, cast
 
 # The architecture's AUDIT_ARCH number, and its index in the tuples of call numbers.
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -90,6 +91,26 @@ CLOCK_FACTOR, CLOCK_EXTRA_S = 10, 5.0
 CONTAINER_EXTRA_S = 60
 EXIT_WAIT_S = 5.0
 PYTHON_OPTIONS = ("-s", "-S", "-B")
+INSIDE = "vigneron.rewards.graders.inside"
+Program = Literal["answer", "tester"]
+PROGRAMS: dict[Program, tuple[str, ...]] = {
+    "answer": ("plain", "border", "start", "answer"),
+    "tester": ("plain", "border", "start", "rewrite", "pytest_names", "tester"),
+}
+# The modules come as an argument: their files are not in the sandbox.
+BOOT = f"""
+import sys
+part = type(sys)
+name = ""
+for each in {INSIDE!r}.split("."):
+    name += "." * bool(name) + each
+    sys.modules[name] = part(name)
+for each, source in zip(sys.argv[2::2], sys.argv[3::2]):
+    module = sys.modules[name + "." + each] = part(name + "." + each)
+    setattr(sys.modules[name], each, module)
+    exec(compile(source, each, "exec", 0, True), vars(module))
+module.main(sys.argv[1])
+"""
 
 
 @dataclass(frozen=True)
@@ -125,7 +146,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class RunningSandbox:
-    """A started sandbox; its pipes are those of `inside.py`."""
+    """A started sandbox; its pipes are those of a program in `inside/`."""
 
     process: subprocess.Popen[bytes]
     container: tuple[str, str] | None = None
@@ -155,27 +176,53 @@ class RunningSandbox:
 class Sandbox(Protocol):
     @property
     def name(self) -> str: ...
-    def start(self, limits: Limits) -> RunningSandbox: ...
+    def start(self, limits: Limits, program: Program = "answer") -> RunningSandbox: ...
+
+
+SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/share/zoneinfo")
+"""Not the rest of /usr: a project may be under /usr/src or /usr/local."""
+MAX_LIBRARIES = 64
+
+
+@cache
+def python_files(prefix: str) -> list[str]:
+    """What Python needs of an installation outside of the system's folders: its modules and shared libraries."""
+    if prefix == "/usr":
+        return []
+    libraries = [path for folder in ("lib", "lib64") for path in sorted(Path(prefix, folder).glob("*.so*"))]
+    modules = [path for folder in ("lib", "lib64") for path in sorted(Path(prefix, folder).glob("python3*"))]
+    if len(libraries) > MAX_LIBRARIES:  # conda: some hundred
+        return [str(path) for folder in ("lib", "lib64") if (path := Path(prefix, folder)).is_dir()]
+    return [str(path) for path in (*modules, *libraries) if path.exists()]
+
+
+@cache
+def packages(prefix: str) -> list[str]:
+    """Folders of installed packages, hidden in the sandbox: they may be a project's own."""
+    roots = [Path(place, folder) for place in {prefix, "/usr"} for folder in ("lib", "lib64")]
+    roots = [root for root in roots if not root.is_symlink()]
+    found = [path for root in roots for name in ("site", "dist") for path in root.glob(f"python3*/{name}-packages")]
+    return sorted({str(path) for path in (*found, Path("/usr/lib/node_modules")) if path.is_dir()})
 
 
 @dataclass(frozen=True)
 class Bubblewrap:
     program: str
     python: str
-    prefix: str | None
-    """Python's installation, if it is not under /usr."""
+    prefix: str
+    """Python's installation."""
 
     @property
     def name(self) -> str:
         return f"bubblewrap with {self.python}"
 
-    def start(self, limits: Limits) -> RunningSandbox:
+    def start(self, limits: Limits, program: Program = "answer") -> RunningSandbox:
         filter_program = seccomp_filter()
         read, write = os.pipe()
         try:
             os.write(write, filter_program or b"")
             os.close(write)
-            command = self.command(limits, None if filter_program is None else read)
+            command = self.command(limits, None if filter_program is None else read, program)
             # Without an environment, which could be read inside under /proc/1. The process limit does not apply to
             # root.
             unprivileged: dict[str, Any] = {}
@@ -185,16 +232,18 @@ class Bubblewrap:
         finally:
             os.close(read)
 
-    def command(self, limits: Limits, filter_fd: int | None) -> list[str]:
+    def command(self, limits: Limits, filter_fd: int | None, program: Program = "answer") -> list[str]:
         options = [
             *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
             *("--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"),
             *("--new-session", "--die-with-parent", "--clearenv"),
             *("--setenv", "PATH", "/usr/bin", "--setenv", "PYTHONHASHSEED", "0", "--setenv", "LANG", "C.UTF-8"),
             *("--setenv", "HOME", "/tmp"),
-            *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+            *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
         ]
-        for folder in ("/bin", "/lib", "/lib32", "/lib64"):
+        for folder in SYSTEM_LIBRARIES:
+            options += ["--ro-bind-try", folder, folder]
+        for folder in ("/lib", "/lib32", "/lib64"):
             if os.path.islink(folder):
                 options += ["--symlink", os.readlink(folder), folder]
             else:
@@ -202,13 +251,15 @@ class Bubblewrap:
         options += ["--proc", "/proc", "--dev", "/dev"]
         for folder, share in (("/dev/shm", 4), ("/tmp", 1)):
             options += ["--size", str(limits.disk_mb * MIB // share), "--tmpfs", folder]
-        if self.prefix is not None:
-            # After /tmp, because it may be under it.
-            options += ["--ro-bind", self.prefix, self.prefix]
+        for path in (self.python, *python_files(self.prefix)):
+            # After /tmp, because they may be under it.
+            options += ["--ro-bind", path, path]
+        for folder in packages(self.prefix):
+            options += ["--size", "4096", "--tmpfs", folder, "--remount-ro", folder]
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         if filter_fd is not None:
             options += ["--seccomp", str(filter_fd)]
-        return [self.program, *options, "--", *_inside(self.python, limits.hard())]
+        return [self.program, *options, "--", *_inside(self.python, program, limits.hard())]
 
 
 @dataclass(frozen=True)
@@ -219,11 +270,11 @@ class Container:
     def name(self) -> str:
         return f"{Path(self.program).name} with {IMAGE}"
 
-    def start(self, limits: Limits) -> RunningSandbox:
+    def start(self, limits: Limits, program: Program = "answer") -> RunningSandbox:
         name = f"vigneron-{secrets.token_hex(8)}"
-        return RunningSandbox(_started(self.command(limits, name)), (self.program, name))
+        return RunningSandbox(_started(self.command(limits, name, program)), (self.program, name))
 
-    def command(self, limits: Limits, name: str) -> list[str]:
+    def command(self, limits: Limits, name: str, program: Program = "answer") -> list[str]:
         disk = f"rw,nosuid,nodev,size={limits.disk_mb}m,mode=1777"
         # NPROC would count the processes of all containers.
         hard = {name: limit for name, limit in limits.hard().items() if name != "NPROC"}
@@ -234,7 +285,14 @@ class Container:
             *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
             *("--shm-size", f"{limits.disk_mb}m", "--tmpfs", f"/tmp:{disk}", "--workdir", "/tmp"),
             *("--env", "PYTHONHASHSEED=0", "--env", "HOME=/tmp", "--log-driver", "none"),
-            *(IMAGE, "timeout", "-s", "KILL", str(ceil(limits.clock_s) + CONTAINER_EXTRA_S), *_inside("python3", hard)),
+            *(
+                IMAGE,
+                "timeout",
+                "-s",
+                "KILL",
+                str(ceil(limits.clock_s) + CONTAINER_EXTRA_S),
+                *_inside("python3", program, hard),
+            ),
         ]
 
 
@@ -247,9 +305,17 @@ def children_of(pid: int) -> list[int]:
     return children
 
 
-def _inside(python: str, hard: dict[str, int]) -> list[str]:
-    source = resources.files("vigneron.rewards.graders").joinpath("inside.py").read_text(encoding="utf-8")
-    return [python, *PYTHON_OPTIONS, "-c", source, json.dumps(hard)]
+def _inside(python: str, program: Program, hard: dict[str, int]) -> list[str]:
+    hard = hard if program == "answer" else {}  # each test has its own
+    return [python, *PYTHON_OPTIONS, "-c", BOOT, json.dumps(hard), *_sources(program)]
+
+
+@cache
+def _sources(program: Program) -> list[str]:
+    """Names and sources of the modules that the program consists of, the program last."""
+    folder = resources.files(INSIDE)
+    named = [(name, folder.joinpath(f"{name}.py").read_text(encoding="utf-8")) for name in PROGRAMS[program]]
+    return [text for pair in named for text in pair]
 
 
 def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

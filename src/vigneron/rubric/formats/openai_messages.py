@@ -5,14 +5,13 @@ Messages of this form convert back to the same item. Any others become the score
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vigneron.rubric.formats.parts import NoCounterpart
 from vigneron.rubric.model import AnyItem, JudgeItem, VerifyItem
 from vigneron.rubric.prompts import COMPARE, SCORE, SCORE_DIRECTLY
 
-OUTPUT = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 PATH = r"[A-Za-z]\w*(?:\.[A-Za-z]\w*|\[\d+\])*"
 ANSWER = "{{ sample.output_text }}"
 QUESTION = "{{ item.prompt }}"
@@ -21,27 +20,27 @@ QUESTION = "{{ item.prompt }}"
 def to_vigneron(text: str) -> str:
     """A template with Vigneron's variables, from one with OpenAI's."""
 
-    def replacement(match: re.Match[str]) -> str:
-        variable = match[1].strip()
+    def replacement(inner: str) -> str:
+        variable = inner.strip()
         if variable == "sample.output_text":
             return "{{ response }}"
         if variable == "item.prompt":
             return "{{ question }}"
         column = re.fullmatch(rf"item\.({PATH})", variable, re.ASCII)
         if column is None:
-            raise NoCounterpart(f"`{match[0]}` has no counterpart in a rubric")
+            raise NoCounterpart(f"`{{{{{inner}}}}}` has no counterpart in a rubric")
         return f"{{{{ row.{column[1]} }}}}"
 
-    plain(OUTPUT.sub("", text), ("{{", "{%", "{#"))
-    return OUTPUT.sub(replacement, text)
+    plain(replace_outputs(text, lambda inner: ""), ("{{", "{%", "{#"))
+    return replace_outputs(text, replacement)
 
 
 def to_openai(text: str, item: AnyItem) -> str:
     """A template with OpenAI's variables, from one with Vigneron's."""
     own = {"item.name": item.name, "item.description": item.description}
 
-    def replacement(match: re.Match[str]) -> str:
-        variable = match[1].strip()
+    def replacement(inner: str) -> str:
+        variable = inner.strip()
         if variable == "response":
             return ANSWER
         if variable == "question":
@@ -51,11 +50,20 @@ def to_openai(text: str, item: AnyItem) -> str:
         bracketed = re.sub(r"""\[(["'])([A-Za-z]\w*)\1\]""", r".\2", variable)
         column = re.fullmatch(rf"row\.({PATH})", bracketed, re.ASCII)
         if column is None:
-            raise NoCounterpart(f"`{match[0]}` has no counterpart in OpenAI's graders")
+            raise NoCounterpart(f"`{{{{{inner}}}}}` has no counterpart in OpenAI's graders")
         return f"{{{{ item.{column[1]} }}}}"
 
-    plain(OUTPUT.sub("", text), ("{{", "{%", "{#"))
-    return OUTPUT.sub(replacement, text)
+    plain(replace_outputs(text, lambda inner: ""), ("{{", "{%", "{#"))
+    return replace_outputs(text, replacement)
+
+
+def replace_outputs(text: str, replacement: Callable[[str], str]) -> str:
+    """The text with every `{{ … }}` replaced."""
+    parts, at = [], 0
+    while (start := text.find("{{", at)) >= 0 and (end := text.find("}}", start + 2)) >= 0:
+        parts += [text[at:start], replacement(text[start + 2 : end])]
+        at = end + 2
+    return "".join([*parts, text[at:]])
 
 
 def plain(text: str, marks: tuple[str, ...] = ("{{",)) -> str:
@@ -118,24 +126,36 @@ def _text_of(message: Any) -> tuple[str, str]:
 def _judge_item(name: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
     if [role for role, _ in texts[-2:]] != ["system", "user"] or len(texts) > 3:
         return None
-    pattern = re.escape(BODY.format(name="@1", description="@2", question=QUESTION, response=ANSWER))
-    pattern = pattern.replace("@1", ".+?", 1).replace("@2", "(?P<description>.+?)", 1)
-    truth = r"(?:\n\n<truth>\n\{\{ item\.(?P<truth>\w+) \}\}\n</truth>)?"
-    match = re.fullmatch(rf"{pattern}{truth}\n\n{re.escape(ASK)}", texts[-1][1], re.DOTALL)
-    if match is None:
+    criterion = _criterion(texts[-1][1])
+    if criterion is None:
         return None
-    common = {"name": name, "description": match["description"]}
+    description, truth = criterion
+    common = {"name": name, "description": description}
     score = texts[-2][1]
-    if match["truth"] is not None and len(texts) == 2:
+    if truth is not None and len(texts) == 2:
         own = {} if score == COMPARE else {"score": to_vigneron(score)}
-        return {**common, "flow": "verify", "truth": match["truth"], **own}
-    if match["truth"] is None and len(texts) == 2:
+        return {**common, "flow": "verify", "truth": truth, **own}
+    if truth is None and len(texts) == 2:
         own = {} if score == SCORE_DIRECTLY else {"score": to_vigneron(score)}
         return {**common, "flow": "judge", **own}
-    if match["truth"] is None and len(texts) == 3 and texts[0][0] == "system" and texts[0][1].startswith(CRITIC):
+    if truth is None and len(texts) == 3 and texts[0][0] == "system" and texts[0][1].startswith(CRITIC):
         own = {} if score == SCORE else {"score": to_vigneron(score)}
         return {**common, "flow": "judge", "critique": to_vigneron(texts[0][1].removeprefix(CRITIC)), **own}
     return None
+
+
+def _criterion(text: str) -> tuple[str, str | None] | None:
+    """The description and the truth's column in the last message of `messages_of`; None for another message."""
+    begin, end = "Criterion: ", f"\n\n{ASK}"
+    if not text.startswith(begin) or not text.endswith(end):
+        return None
+    text, truth = text[len(begin) : -len(end)], None
+    before, _, after = text.rpartition("\n\n<truth>\n{{ item.")
+    if column := re.fullmatch(r"(\w+) \}\}\n</truth>", after):
+        text, truth = before, column[1]
+    sides = BODY.partition("{description}")[2].format(question=QUESTION, response=ANSWER)
+    name, _, description = text.removesuffix(sides).partition("\n")
+    return (description, truth) if text.endswith(sides) and name and description else None
 
 
 def _prompt_item(name: str, texts: Sequence[tuple[str, str]], about: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import torch
 
 from vigneron.errors import UserError, first_line
-from vigneron.files import parse_json, sha256_of
+from vigneron.files import parse_json, read_regular, sha256_of
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 2**22
@@ -22,8 +22,7 @@ TENSORS, SCALARS, MEMORY = "state/tensors.safetensors", "state/scalars.json", "s
 def fault_of(path: Path, *, weights_only: bool = False) -> str | None:
     """What is wrong with a checkpoint's files, in a few words; None if it is intact."""
     try:
-        with (path / MANIFEST).open("rb") as file:
-            manifest = parse_json(file.read(MAX_MANIFEST_BYTES))
+        manifest = parse_json(read_regular(path / MANIFEST, MAX_MANIFEST_BYTES))
     except (OSError, ValueError):
         return f"{MANIFEST} cannot be read"
     if not isinstance(manifest, dict):

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vigneron.errors import UserError
+from vigneron.files import read_regular
 from vigneron.policy.model import Policy
 from vigneron.training.checkpoint.hub_names import model_weights
 from vigneron.training.checkpoint.manifest import MANIFEST, MEMORY, SCALARS, TENSORS, explain_damage, fault_of
@@ -58,7 +59,7 @@ def checkpoint_step(path: Path) -> int:
 
 
 def read_scalars(path: Path) -> dict[str, Any]:
-    scalars: dict[str, Any] = json.loads((path / SCALARS).read_text(encoding="utf-8"))
+    scalars: dict[str, Any] = json.loads(read_regular(path / SCALARS))
     return scalars
 
 

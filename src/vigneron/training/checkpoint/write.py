@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, reason
-from vigneron.files import sha256_of, sync, write_atomically, writing
+from vigneron.files import read_regular, sha256_of, sync, write_atomically, writing
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.model import Policy
 from vigneron.run_store.metric_table import lower_is_better
@@ -64,7 +64,7 @@ def prune(folder: Path, keep: Retention) -> None:
 
 def _metric(path: Path, name: str) -> float | None:
     try:
-        scalars: Any = json.loads((path / SCALARS).read_text(encoding="utf-8"))
+        scalars: Any = json.loads(read_regular(path / SCALARS))
         value = float(scalars["figures"][name])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -10,7 +10,7 @@ import torch
 
 from vigneron.config import Config
 from vigneron.data.curricula import ByLoss
-from vigneron.data.prompts import Row, prompts_token_ids
+from vigneron.data.prompts import Row, in_row, numbered, prompts_token_ids
 from vigneron.data.rows import Subset, longest_of
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
@@ -197,7 +197,10 @@ def template_notices(config: Config, policy: Policy, data: Data) -> Iterator[str
     if config.method.reads not in ("demonstrations", "pairs"):
         return
     for number, row in enumerate(islice(data.train, NOTED_ROWS), start=1):
-        if not isinstance(row["prompt"], str) and (notes := trained_text_notes(policy.tokenizer, row)):
+        if isinstance(row["prompt"], str):
+            continue
+        place = numbered(row, number, "the training data")
+        if notes := in_row(*place, trained_text_notes, policy.tokenizer, row):
             yield f"row {number} of the training data: {'; '.join(notes)}"
             return
 

@@ -19,6 +19,7 @@ from vigneron.rubric.read import read_rubric
 from vigneron.run_data.load import Data, check_rubric_data, load_data
 from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.run_data.stored import files_for_ranks, hash_sources, open_rank_data, read_changed
+from vigneron.run_store.damage import damage_of
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice, kept_notices
 from vigneron.threads import DaemonPool
@@ -220,6 +221,7 @@ def _prepare_resume(
     data = folder.data(config)
     check_held_out(config, data)
     saved, notices = checkpoint_to_resume(folder.path, weights_only=weights_only)
+    notices += damage_of(folder.path)
     scalars = saved_scalars(folder, saved, weights_only=weights_only)
     with explain_damage(saved or folder.path):
         notices += check_changes(folder.path, scalars, config, data, allow=allow_changes)

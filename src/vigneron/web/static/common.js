@@ -1,5 +1,12 @@
 // Shared by the pages' scripts. Text from a run is inserted as text, never as markup.
 
+// The address with the token leads to one with a key, which the server wants with every request for data.
+if (location.hash.startsWith("#key=")) {
+  localStorage.setItem("key", location.hash.slice("#key=".length));
+  history.replaceState(null, "", location.pathname + location.search);
+}
+export const keyed = () => ({ "X-Vigneron-Key": localStorage.getItem("key") ?? "" });
+
 export const byId = (id) => document.getElementById(id);
 
 export function make(tag, attributes = {}, ...children) {
@@ -39,7 +46,7 @@ export function link(path, parameters) {
 export async function fetchData(what, parameters = {}) {
   let answer;
   try {
-    answer = await fetch(link(`/data/${what}`, parameters));
+    answer = await fetch(link(`/data/${what}`, parameters), { headers: keyed() });
   } catch {
     throw new Error("no answer from the server: is `vigneron view` still running?");
   }

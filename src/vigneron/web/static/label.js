@@ -1,6 +1,6 @@
 // Shared by the labelling pages: the current item, the next one, and sending judgements one after another.
 
-import { byId } from "./common.js";
+import { byId, keyed } from "./common.js";
 
 /** Text as text: nothing in it is markup. */
 export function put(id, text) {
@@ -15,8 +15,8 @@ function show(id, text) {
 async function request(path, body) {
   const options =
     body === undefined
-      ? {}
-      : { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+      ? { headers: keyed() }
+      : { method: "POST", headers: { "Content-Type": "application/json", ...keyed() }, body: JSON.stringify(body) };
   let answer;
   try {
     answer = await fetch(path, options);
@@ -68,7 +68,7 @@ export function open({ draw, onState = () => {}, choiceOf }) {
     byId("done").hidden = state.item !== null || state.more;
     for (const button of document.querySelectorAll('[data-key="u"]')) button.disabled = !state.undo;
     onState(state);
-    if (state.item === null && state.more) setTimeout(() => send("/state"), 700);
+    if (state.item === null && state.more) setTimeout(() => send("/data/state"), 700);
   }
 
   function send(path, body, back) {
@@ -111,6 +111,6 @@ export function open({ draw, onState = () => {}, choiceOf }) {
     const key = event.target.closest("[data-key]")?.dataset.key;
     if (key) press(key);
   });
-  send("/state");
+  send("/data/state");
   return { judge };
 }

@@ -42,7 +42,7 @@ export function traces(curves, weight) {
       drawn.push({ x: [...x, ...[...x].reverse()], y: [...points.highs, ...[...points.lows].reverse()], fill: "toself", fillcolor: faint(colour, 0.14), line: { width: 0 }, hoverinfo: "skip", mode: "lines" });
     }
     if (weight > 0) drawn.push({ x, y: points.means, line: { color: faint(colour, 0.3), width: 1 }, hoverinfo: "skip", mode: "lines" });
-    drawn.push({ x, y: weight > 0 ? smoothed(points.means, weight) : points.means, line, name: literal(name), mode: x.length < 60 ? "lines+markers" : "lines", marker: { size: 4, color: colour }, hovertemplate: "%{y:.4~g}<extra>" + literal(name) + "</extra>" });
+    drawn.push({ x, y: weight > 0 ? smoothed(points.means, weight) : points.means, line, name: literal(name), mode: x.length < 60 ? "lines+markers" : "lines", marker: { size: 4, color: colour }, hovertemplate: "%{y:.4~g}<extra>%{fullData.name}</extra>" });
   }
   return drawn.map((trace) => ({ type: "scatter", showlegend: false, ...trace }));
 }

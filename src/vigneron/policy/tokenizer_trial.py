@@ -1,0 +1,70 @@
+"""Try a tokenizer of unknown origin in a process with limits, before it is loaded in this one.
+
+A tokenizer.json can claim gigabytes, or make a short text endless. Each file is tried once: the hashes of those that
+passed are kept in the cache.
+"""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from vigneron.errors import UserError
+from vigneron.files import sha256_of
+from vigneron.policy.bundled import cache_folder
+from vigneron.policy.chat_template import KEPT_VARIABLES
+
+NAME = "tokenizer.json"
+LARGEST = 2**28
+"""Bytes; the largest known ones have 40 MB."""
+CPU_SECONDS = 60
+CLOCK_SECONDS = 600
+MEMORY = 2**32
+
+
+def try_tokenizer(source: str, where: str) -> None:
+    """Refuse a tokenizer that takes too much time or memory. Other faults show when it is loaded.
+
+    `source` is a folder, or the id of a model on the hub, whose tokenizer.json is downloaded; `where` begins errors.
+    """
+    file = _file(source)
+    if file is None:
+        return
+    if file.stat().st_size > LARGEST:
+        raise UserError(f"{where}: its {NAME} has more than {LARGEST // 2**20} MiB")
+    passed = cache_folder() / "tokenizers" / sha256_of(file)
+    if passed.is_file():
+        return
+    if not _passes(file):
+        limits = f"{CPU_SECONDS} s or {MEMORY // 2**30} GiB"
+        raise UserError(f"{where}: its tokenizer takes more than {limits}, or crashes")
+    with suppress(OSError):  # without a cache it is tried again next time
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()
+
+
+def _passes(file: Path) -> bool:
+    worker = str(Path(__file__).with_name("tokenizer_worker.py"))
+    command = [sys.executable, "-P", worker, str(file.resolve()), str(CPU_SECONDS), str(MEMORY)]
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    env = kept | {"TOKENIZERS_PARALLELISM": "false"}
+    null = subprocess.DEVNULL
+    try:
+        done = subprocess.run(command, stdin=null, stdout=null, stderr=null, env=env, timeout=CLOCK_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def _file(source: str) -> Path | None:
+    if Path(source).is_dir():
+        file = Path(source) / NAME
+        return file if file.is_file() else None
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(source, NAME, _raise_exceptions_for_missing_entries=False)
+    except Exception:  # no network, no such model: loading it says so
+        return None
+    return None if found is None else Path(found)

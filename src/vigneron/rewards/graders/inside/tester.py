@@ -1,0 +1,447 @@
+"""The process of tests. It never runs a response's code: names of the code are `Remote`, and results are plain data.
+
+What is compared with plain data is plain data. An object of the code is equal to no plain value, and its operators are
+not asked about one: `__eq__`, `__sub__` or `__contains__` could give any answer.
+"""
+
+import asyncio
+import builtins
+import copy
+import gc
+import inspect
+import json
+import os
+import sys
+import threading
+import types
+import unittest
+from typing import Any, NoReturn
+
+from vigneron.rewards.graders.inside import pytest_names
+from vigneron.rewards.graders.inside.border import BINARY, COMPARE, SPECIAL, Peer, Remote, RemoteExit
+from vigneron.rewards.graders.inside.plain import PLAIN_CLASSES, NotPlain, dumps
+from vigneron.rewards.graders.inside.rewrite import HELPERS, MODULES, REACHED, NoTest, Prepared, prepare
+from vigneron.rewards.graders.inside.start import confine, take_pipes
+
+MAX_REASON = 300
+HIDDEN = (
+    *(types.FunctionType, types.MethodType, types.ModuleType, types.CodeType, types.FrameType, types.TracebackType),
+    *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, unittest.TestCase),
+)
+"""Objects of the test of which the code gets no attribute: they lead to the test's source."""
+NUMERIC = ("abs", "neg", "pos", "invert", "round", "int", "float", "complex", "index", "bool")
+
+
+class PeerForTests(Peer):
+    sends_state = False
+
+    def __init__(self, receive: Any, send: Any) -> None:
+        super().__init__(receive, send)
+        self.used = False
+        self._compared: dict[int, Remote] = {}
+        self._constants: dict[tuple[int, str], Remote] = {}
+        self._lock = threading.RLock()
+        self._guests: set[int] = set()
+
+    def exchange(self, operation: str, *parts: Any) -> tuple[Any, Any]:
+        self.used |= operation not in ("get", "names")
+        if threading.get_ident() in self._guests:
+            return self._exchange(operation, *parts)
+        with self._lock:
+            return self._exchange(operation, *parts)
+
+    def _exchange(self, operation: str, *parts: Any) -> tuple[Any, Any]:
+        value, extra = super().exchange(operation, *parts)
+        if isinstance(extra, dict) and isinstance(extra.get("out"), str):
+            sys.stdout.write(extra["out"])
+        return value, extra if isinstance(extra, dict) else {}
+
+    def name(self, name: str) -> Any:
+        """A global name of the code. Raises `NameError`."""
+        value = self.request("get", name)
+        if isinstance(value, Remote):
+            value._v.asked = name
+        return value
+
+    def builtin(self, name: str) -> Any:
+        if name not in PLAIN_CLASSES:
+            raise NotPlain("a builtin function")
+        return PLAIN_CLASSES[name]
+
+    # What the test does with the code's objects
+
+    def attribute(self, remote: Remote, name: str) -> Any:
+        value = self.request("attr", remote, name)
+        if isinstance(value, Remote) and remote._v.kind == "class":
+            self._constants[remote._v.number, name] = value
+        return value
+
+    def call(self, remote: Any, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = None
+        if remote._v.kind == "class" and method is None:
+            made = remote, copy.copy(args), copy.copy(kwargs)
+        value, extra = self.exchange("call", remote, method, args, kwargs)
+        if value is None and "args" in extra:
+            changed = self.decode(extra["args"])
+            for old, new in zip((*args, *kwargs.values()), (*changed[0], *changed[1].values()), strict=True):
+                _update(old, new)
+        if extra.get("state") is not None:
+            remote._v.state = extra["state"]
+        if made is not None and isinstance(value, Remote):
+            again = value._v.made is not None and (value._v.made[1], value._v.made[2]) != made[1:]
+            if again:  # one object for all arguments
+                value._v.state = value._v.first_state = None
+            value._v.made, value._v.trusted = made, True
+        return value
+
+    def special(self, name: str, *args: Any) -> Any:
+        mine = [arg for arg in args if isinstance(arg, Remote)]
+        if name in ("isinstance", "issubclass"):
+            return isinstance(args[1], Remote) and self.request("special", name, *args) is True
+        if name == "exit":
+            return self.request("special", name, *args[:3], None)
+        if name == "contains":
+            if (made := args[0]._v.made) is not None and made[0]._v.asked[:1].isupper() and not args[0]._v.mixed:
+                return self.request("special", name, *args) is True
+            return any(args[1] == each for each in iter(args[0]))
+        if name in COMPARE or name in BINARY or name == "divmod":
+            return self._operator(name, args, mine)
+        if name in NUMERIC and args[0]._v.mixed:
+            _refuse(name)
+        return self.request("special", name, *args)
+
+    def _operator(self, name: str, args: tuple[Any, ...], mine: list[Remote]) -> Any:
+        if not all(remote._v.trusted for remote in mine):
+            _refuse(name)
+        plain = len(mine) < len(args)
+        if plain and name in COMPARE:
+            _refuse(name)
+        value = self.request("special", name, *args)
+        mixed = plain or any(remote._v.mixed for remote in mine)
+        if isinstance(value, Remote):
+            value._v.mixed |= mixed
+            value._v.trusted = True
+        elif mixed:
+            _refuse(name)
+        return value
+
+    def equal(self, one: Remote, other: object) -> bool:
+        """Two objects of the code are equal if their fields are, at the time they were returned."""
+        if not isinstance(other, Remote):
+            return False
+        if one._v.state is None or other._v.state is None:
+            return one is other and one._v.made is None
+        for each in (one, other):
+            self._compared[each._v.number] = each
+        return bool(one._v.state == other._v.state)
+
+    def check_classes(self) -> None:
+        """Objects that were compared must depend on the arguments that the test made them with, and constants of a
+        class on their names: else all are equal. Called at the end, because it makes more objects."""
+        for remote in [*self._compared.values()]:
+            if remote._v.made is None:
+                continue
+            kind, args, kwargs = remote._v.made
+            for at, arg in enumerate(args):
+                self._check_differs(remote, kind, (*args[:at], _other_value(arg), *args[at + 1 :]), kwargs)
+            for key, arg in kwargs.items():
+                self._check_differs(remote, kind, args, {**kwargs, key: _other_value(arg)})
+        for (owner, name), one in self._constants.items():
+            for (owner_2, name_2), two in self._constants.items():
+                both = one._v.number in self._compared or two._v.number in self._compared
+                if owner == owner_2 and name != name_2 and both and one._v.state == two._v.state:
+                    raise AssertionError(f"`{name}` and `{name_2}` of the code's class are the same")
+
+    def _check_differs(self, remote: Remote, kind: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(each is SAME for each in (*args, *kwargs.values())):
+            return
+        try:
+            value = self.request("call", kind, None, args, kwargs)
+        except Exception:  # the class refuses these arguments
+            return
+        if isinstance(value, Remote) and value._v.state == remote._v.first_state:
+            raise AssertionError(
+                f"objects of the code's class {remote._v.type_name} are equal whatever their arguments"
+            )
+
+    # What the code does with the test's objects
+
+    def perform(self, operation: str, parts: list[Any]) -> tuple[Any, Any]:
+        if operation == "call":
+            target, method, args, kwargs = parts
+            function = target if method is None else _public(target, method)
+            return function(*args, **kwargs), None
+        if operation == "attr":
+            return _public(parts[0], parts[1]), None
+        if operation == "set":
+            _public(parts[0], parts[1], None)
+            setattr(parts[0], parts[1], parts[2])
+            return None, None
+        if operation == "special":
+            return SPECIAL[parts[0]](*parts[1:]), None
+        if operation == "input":
+            return builtins.input(parts[0]), None
+        if operation == "await":
+            return self._awaited(parts[0]), None
+        raise TypeError(f"a test's object has no {operation}")
+
+    def _awaited(self, awaitable: Any) -> Any:
+        """In a thread of its own: the test's event loop is waiting for the code."""
+        found: list[Any] = []
+
+        async def wait() -> Any:
+            return await awaitable
+
+        def run() -> None:
+            self._guests.add(threading.get_ident())
+            try:
+                found.append(asyncio.run(wait()))
+            except Exception as error:  # raised below
+                found.extend((None, error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        if len(found) == 2:
+            raise found[1]
+        return found[0]
+
+
+SAME = object()
+
+
+def _other_value(value: Any) -> Any:
+    """A similar value that is not equal."""
+    if isinstance(value, bool) or value is None:
+        return SAME
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value}x"
+    return [*value, value[-1]] if isinstance(value, list) and value else SAME
+
+
+def _refuse(name: str) -> NoReturn:
+    raise TypeError(f"'{name}' of an object of the code with plain data: a result must be plain data to be compared")
+
+
+def _public(target: Any, name: Any, *default: Any) -> Any:
+    if not isinstance(name, str) or name.startswith("_") or isinstance(target, HIDDEN):
+        raise AttributeError(name)
+    if isinstance(target, type) and (target.__module__ != "__main__" or issubclass(target, unittest.TestCase)):
+        raise AttributeError(name)
+    return getattr(target, name, *default)
+
+
+def _update(old: Any, new: Any) -> None:
+    """Give a container the content of another."""
+    if type(old) is not type(new):
+        return
+    if isinstance(old, list) and len(old) == len(new):
+        for at, part in enumerate(new):
+            if isinstance(part, list | dict | set) and type(old[at]) is type(part):
+                _update(old[at], part)
+            else:
+                old[at] = part
+    elif isinstance(old, list):
+        old[:] = new
+    elif isinstance(old, dict):
+        for key in [key for key in old if key not in new]:
+            del old[key]
+        for key, part in new.items():
+            if key in old and isinstance(part, list | dict | set) and type(old[key]) is type(part):
+                _update(old[key], part)
+            else:
+                old[key] = part
+    elif isinstance(old, set):
+        old.clear()
+        old.update(new)
+    elif hasattr(old, "clear") and hasattr(old, "extend"):
+        old.clear()
+        old.extend(new)
+
+
+class Names(dict[str, Any]):
+    """The test's global names. Unknown ones are the code's, except for builtins and modules of the standard library."""
+
+    def __init__(self, peer: PeerForTests, prepared: Prepared) -> None:
+        super().__init__(__name__="__main__", __builtins__=builtins)
+        self._peer, self._own = peer, prepared.own
+        wanted = [name for name in sorted(prepared.mentioned) if not self._is_pythons(name)]
+        # A class body does not look for missing names.
+        found = peer.request("names", wanted)
+        for name, value in found.items() if isinstance(found, dict) else ():
+            if name in wanted:
+                self[name] = value
+                if isinstance(value, Remote):
+                    value._v.asked = name
+
+    def _is_pythons(self, name: str) -> bool:
+        known = hasattr(builtins, name) or name in HELPERS or name in sys.stdlib_module_names
+        return (known or name.startswith("__")) and name not in self._own
+
+    def __missing__(self, name: str) -> Any:
+        if not self._is_pythons(name):
+            self._peer.used = True
+            return self._peer.name(name)
+        if name in HELPERS:
+            return HELPERS[name]
+        if name in sys.stdlib_module_names and not hasattr(builtins, name):
+            return __import__(name)
+        raise KeyError(name)
+
+
+class TestRun:
+    def __init__(self, peer: PeerForTests) -> None:
+        self.peer, self.reached = peer, 0
+
+    def reach(self) -> None:
+        self.reached += 1
+
+    def result(self, test: str, setup: str, entry: str | None) -> tuple[str, str]:
+        """`passed`, `failed` or `missing`, and why."""
+        try:
+            prepared = prepare(test, setup, entry)
+        except NoTest as error:
+            return "missing", str(error)
+        names = Names(self.peer, prepared)
+        self._instrument()
+        try:
+            self._run(prepared, names)
+            self.peer.check_classes()
+        except NoTest as error:
+            return "missing", str(error)
+        except BaseException as error:  # whatever a test raises is a failure
+            why = _described(error)
+            if not self.peer.used:
+                return "missing", f"it fails before it uses the code ({why})"
+            return "failed", why
+        if not self.peer.used:
+            return "missing", "it does not use the code: write `assert f(x) == value` with a name of the code"
+        if not self.reached:
+            return "failed", "no assertion was reached"
+        return "passed", ""
+
+    def _instrument(self) -> None:
+        for name in [name for name in dir(unittest.TestCase) if name.startswith("assert") or name == "fail"]:
+            setattr(unittest.TestCase, name, self._counting(getattr(unittest.TestCase, name)))
+        unittest.main = lambda *_, **__: None  # type: ignore[assignment]
+        pytest_names.install(self.reach)
+        for name in MODULES:
+            sys.modules[name] = _CodeModule(name, self.peer)
+
+    def _counting(self, method: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.reach()
+            return method(*args, **kwargs)
+
+        return counted
+
+    def _run(self, prepared: Prepared, names: Names) -> None:
+        names[REACHED] = self.reach
+        try:
+            exec(compile(prepared.tree, "<test>", "exec", 0, True), names)
+        except RemoteExit:
+            raise
+        except SystemExit as error:
+            if error.code:
+                raise
+        defined = [
+            value for name, value in [*names.items()] if isinstance(value, type) and value.__module__ == "__main__"
+        ]
+        for kind in defined:
+            if issubclass(kind, unittest.TestCase):
+                self._run_case(kind)
+            elif kind.__name__.startswith("Test"):
+                self._run_class(kind)
+        for name in prepared.calls:
+            self._call(names[name])
+
+    def _run_case(self, kind: type[unittest.TestCase]) -> None:
+        outcome = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(outcome)
+        wrong = [f"{case.id().removeprefix('__main__.')} fails" for case, _ in (*outcome.failures, *outcome.errors)]
+        if wrong or outcome.unexpectedSuccesses:
+            raise AssertionError(wrong[0] if wrong else f"{kind.__name__}: an expected failure passes")
+
+    def _run_class(self, kind: type) -> None:
+        for name in [name for name in dir(kind) if name.startswith("test")]:
+            one = kind()
+            for before in ("setup_class", "setup_method"):
+                if hasattr(one, before):
+                    getattr(one, before)(*([None] if _needs(getattr(one, before)) else []))
+            self._call(getattr(one, name))
+            if hasattr(one, "teardown_method"):
+                one.teardown_method(*([None] if _needs(one.teardown_method) else []))
+
+    def _call(self, function: Any) -> None:
+        for case in getattr(function, "_cases_", [{}]):
+            if needs := [name for name in _needs(function) if name not in case]:
+                raise NoTest(
+                    f"`{function.__name__}` takes an argument '{needs[0]}': fixtures of pytest are not known here"
+                )
+            result = function(**case)
+            if inspect.iscoroutine(result):
+                asyncio.run(result)
+
+
+def _needs(function: Any) -> list[str]:
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given = inspect.signature(function).parameters.values()
+    return [each.name for each in given if each.default is each.empty and each.kind not in kinds]
+
+
+class _CodeModule(types.ModuleType):
+    """`import answer`, `from solution import f`."""
+
+    def __init__(self, name: str, peer: PeerForTests) -> None:
+        super().__init__(name)
+        self.__dict__["_peer"] = peer
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.__dict__["_peer"].used = True
+        try:
+            return self.__dict__["_peer"].name(name)
+        except NameError as error:
+            raise AttributeError(str(error)) from None
+
+
+def _described(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # the test's own exception
+        text = ""
+    if isinstance(error, AssertionError) and text:
+        return text[:MAX_REASON]
+    name = type(error).__name__
+    return f"{name}: {text}"[:MAX_REASON] if text else name
+
+
+def main(_: str) -> None:
+    """For each request a new process, forked from this one."""
+    receive, send = take_pipes()
+    sys.path[:] = [place for place in sys.path if place]
+    before = _files()
+    gc.collect()
+    gc.freeze()  # else the collector of each child copies all memory
+    send(dumps(["started"]))
+    while True:
+        given = json.loads(receive())
+        child = os.fork()
+        if child == 0:
+            confine(given["limits"])
+            run = TestRun(PeerForTests(receive, send))
+            try:
+                end, why = run.result(given["test"], given["setup"], given["entry"])
+            except BaseException as error:  # a message that is not in the format
+                end, why = "failed", _described(error)
+            send(dumps(["result", end, why]))
+            os._exit(0)
+        os.waitpid(child, 0)
+        send(dumps(["over", _files() == before]))
+
+
+def _files() -> list[str]:
+    return [*os.listdir("/tmp"), *os.listdir("/dev/shm")]

@@ -1,0 +1,91 @@
+"""Sandboxes in which tests run. They are kept: a test runs in a process forked in one, and leaves nothing there."""
+
+import os
+import selectors
+import threading
+import time
+from collections import defaultdict
+
+from vigneron.rewards.graders.pipes import SandboxPipes, TooMuch
+from vigneron.rewards.graders.sandbox import Limits, Sandbox, children_of
+
+# Time for a test's process to end after it has sent its result.
+END_S = 5.0
+OVER = b'["over",'
+
+
+class Tester:
+    """A sandbox with the program `tester`."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.pipes = SandboxPipes(sandbox.start(Limits(), "tester"))
+        self.started = False
+        self.unread: list[bytes] = []
+        self._processes = 0
+
+    @property
+    def pid(self) -> int:
+        return self.pipes.running.process.pid
+
+    def alive(self) -> bool:
+        return self.pipes.running.process.poll() is None
+
+    def note_started(self) -> None:
+        self.started, self._processes = True, _processes(self.pid)
+
+    def clean_end(self) -> bool:
+        """Wait until the test's process has ended; whether it left no file and no process."""
+        lines, self.unread = self.unread, []
+        deadline = time.monotonic() + END_S
+        with selectors.DefaultSelector() as selector:
+            self.pipes.attach(selector)
+            try:
+                while not any(line.startswith(OVER) for line in lines):
+                    ready = selector.select(deadline - time.monotonic())
+                    if not ready:
+                        return False
+                    for key, _ in ready:
+                        more = self.pipes.lines(key.fileobj)
+                        if more is None:
+                            return False
+                        lines += more
+            except TooMuch:
+                return False
+            finally:
+                self.pipes.detach()
+        return lines[-1] == OVER + b" true]" and _processes(self.pid) == self._processes
+
+
+def _processes(pid: int) -> int:
+    return 1 + sum(_processes(child) for child in children_of(pid))
+
+
+_lock = threading.Lock()
+_idle: defaultdict[tuple[int, Sandbox], list[Tester]] = defaultdict(list)
+"""By process: a forked process must not share the pipes."""
+
+
+def borrow(sandbox: Sandbox, *, new: bool = False) -> Tester:
+    """Raises OSError if none can be started."""
+    with _lock:
+        idle = _idle[os.getpid(), sandbox]
+        while idle and not new:
+            tester = idle.pop()
+            if tester.alive():
+                return tester
+            tester.pipes.end()
+    return Tester(sandbox)
+
+
+def give_back(tester: Tester, sandbox: Sandbox) -> None:
+    with _lock:
+        _idle[os.getpid(), sandbox].append(tester)
+
+
+def end_idle() -> None:
+    """End all that no test uses."""
+    with _lock:
+        testers = [tester for (pid, _), idle in _idle.items() if pid == os.getpid() for tester in idle]
+        _idle.clear()
+    for tester in testers:
+        tester.pipes.end()

@@ -1,0 +1,145 @@
+"""One deadline and one byte limit for whatever a server does: counted by the server, not by a clock.
+
+Every dripping answer would end by itself after thousands of bytes, and every flood after 900 MB.
+"""
+
+import os
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from support.hostile_server import DRIPS, TRANSPORT, chat_json, escaped, head, hostile_server, whole
+from support.servers import free_port
+from vigneron.http_client import LONGEST_ERROR, LONGEST_RESPONSE, HttpClient, Response, Unreachable, cause
+from vigneron.remote.vllm.json_server import HttpError, JsonServer
+from vigneron.remote.vllm.server_api import VllmServer
+from vigneron.sources.client import ChatReply, Client, Failure
+
+KEY = "sk-secret/4f9a1c77e2"
+BUFFERS = 20_000_000
+"""More than the sockets of both sides hold."""
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+
+def by_client(url: str, timeout_s: float) -> str:
+    reply = Client(url, "parent", timeout_s=timeout_s, retries=0).chat("grape", HELLO, max_tokens=9)
+    assert isinstance(reply, Failure)
+    return reply.why
+
+
+def by_vllm(url: str, timeout_s: float) -> str:
+    with pytest.raises(HttpError) as caught:
+        JsonServer(url, timeout_s).request("/completions", {}, tries=1)
+    return str(caught.value)
+
+
+HANGS = [way for way in TRANSPORT if "drips" in way or way == "never answers"]
+FLOODS = [way for way in TRANSPORT if ("endless" in way or "MB" in way) and "chunks" not in way]
+
+
+@pytest.mark.parametrize("request_by", [by_client, by_vllm])
+@pytest.mark.parametrize("way", HANGS)
+def test_no_answer_that_drips_outlives_the_deadline(way: str, request_by: Callable[[str, float], str]) -> None:
+    with hostile_server(TRANSPORT[way]) as server:
+        why = request_by(server.url, 0.2)
+        assert why == "did not answer within 0.2 s"
+        assert server.sent < DRIPS // 2
+
+
+@pytest.mark.parametrize("request_by", [by_client, by_vllm])
+@pytest.mark.parametrize("way", FLOODS)
+def test_no_more_is_read_than_the_limit(way: str, request_by: Callable[[str, float], str]) -> None:
+    """Whatever the status; of an error no more than its beginning."""
+    of_error = way.startswith(("sends an error", "refuses", "redirects")) or "header" in way or "1xx" in way
+    with hostile_server(TRANSPORT[way]) as server:
+        why = request_by(server.url, 60.0)
+        assert server.sent < (LONGEST_ERROR if of_error else LONGEST_RESPONSE) + BUFFERS
+    assert why.startswith(("answered ", "broke off its response", "lost the connection")), why
+
+
+def test_chunks_that_take_long_to_parse_do_not_outlive_the_deadline() -> None:
+    with hostile_server(TRANSPORT["sends endless small chunks"]) as server:
+        assert by_client(server.url, 0.3) == "did not answer within 0.3 s"
+        assert server.sent < LONGEST_RESPONSE + BUFFERS
+
+
+def test_a_handshake_that_never_comes_is_under_the_deadline() -> None:
+    with hostile_server(TRANSPORT["never answers"]) as server:
+        url = server.url.replace("http:", "https:")
+        assert by_client(url, 0.2) == "did not answer within 0.2 s"
+
+
+def test_a_name_without_an_address_cannot_be_reached() -> None:
+    with pytest.raises(Unreachable):
+        HttpClient("http://no-such-host.invalid/v1", proxies=False).request("/x", {}, timeout_s=30)
+
+
+def test_nobody_there() -> None:
+    for host in ("127.0.0.1", "localhost"):
+        with pytest.raises(Unreachable, match=r"^Connection refused$"):
+            HttpClient(f"http://{host}:{free_port()}", proxies=False).request("/x", None, timeout_s=30)
+    assert cause(OSError("odd")) == "OSError"
+
+
+def test_the_whole_of_a_good_answer_and_the_beginning_of_an_error() -> None:
+    numbers = count()
+    with hostile_server(lambda to: whole(b"x" * 3_000_000, ["200 OK", "503 Busy"][next(numbers)])(to)) as server:
+        client = HttpClient(server.url, KEY)
+        assert len(client.request("/x", {}, timeout_s=30).body) == 3_000_000
+        busy = client.request("/x", {}, timeout_s=30)
+        assert isinstance(busy, Response)
+        assert (busy.status, len(busy.body)) == (503, LONGEST_ERROR)
+
+
+def test_requests_after_one_another_share_a_connection_and_a_lost_one_is_not_used_again() -> None:
+    """The server closes each connection after its answer without a word; the next request opens another."""
+    with hostile_server(whole(chat_json("hi"))) as server:
+        client = Client(server.url, "parent", retries=1)
+        replies = [client.chat("grape", HELLO, max_tokens=9) for _ in range(5)]
+        assert all(isinstance(reply, ChatReply) for reply in replies)
+
+
+def test_a_redirect_is_not_followed_and_is_named() -> None:
+    way = whole("", "307 Moved", f"Location: http://other.example/{KEY}/v1")
+    with hostile_server(way) as server:
+        reply = Client(server.url, "parent").chat("grape", HELLO, max_tokens=9)
+        assert len(server.connections) == 1
+    assert isinstance(reply, Failure)
+    assert reply.refused
+    assert reply.why == "answered 307 ('it redirects to http://other.example/[key]/v1: set that address')"
+
+
+def test_a_forked_process_has_its_own_connections() -> None:
+    with hostile_server(whole(chat_json("hi"))) as server:
+        client = Client(server.url, "parent")
+        assert isinstance(client.chat("grape", HELLO, max_tokens=9), ChatReply)
+        if (child := os.fork()) == 0:
+            os._exit(0 if isinstance(client.chat("grape", HELLO, max_tokens=9), ChatReply) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_no_repr_has_the_key() -> None:
+    client, server = Client("http://127.0.0.1:1/v1", "parent"), JsonServer("http://127.0.0.1:1", 1.0, KEY)
+    owners = [client, server, VllmServer(server, "1", "m", None), HttpClient("http://127.0.0.1:1", KEY)]
+    for owner in owners:
+        inner = [vars(value) for value in vars(owner).values() if type(value).__module__.startswith("vigneron")]
+        assert KEY not in f"{owner!r} {vars(owner)!r} {inner!r}"
+
+
+def test_an_error_of_a_vllm_server_does_not_repeat_the_key() -> None:
+    for form in (KEY, escaped(KEY), KEY.replace("/", "\\/")):
+        way = whole(f'{{"error": "bad {form}"}}', "400 No")
+        with hostile_server(way) as server, pytest.raises(HttpError, match=r"^answered 400 \('bad \[key\]'\)$"):
+            JsonServer(server.url, 30.0, KEY).request("/x", {})
+
+
+def test_a_head_alone_is_an_answer() -> None:
+    with hostile_server(lambda to: to.write(head("204 Empty", 0))) as server:
+        assert JsonServer(server.url, 30.0).request("/x", {}) is None
