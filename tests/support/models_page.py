@@ -18,8 +18,8 @@ Each row is a tiny model of the architecture with random weights, in float32 on 
 `vigneron validate RECIPE` says what holds for a recipe's model; a run tests its model again at its start.
 
 - **Sampler.** The engine, or transformers' `generate`, which is slower. A run gives notice of the second, and why.
-- **Log-probs.** The largest difference in nats, of sampled and of trained tokens; texts of 4 to 10 tokens, which stay
-  inside the window of 16, and of 20 to 26, which leave it.
+- **Log-probs.** The largest difference in nats, of sampled and of trained tokens, in texts that stay inside the window
+  of 16 (up to 10 tokens) and that leave it (up to 26). Completions have unequal lengths, and rows have padding.
 - **Gradient.** The largest difference of an entry, relative to the largest entry.
 - **LoRA.** The largest difference of log-probs with `targets: all-linear`; experts are adapted where peft can.
 - **Sharing and packing.** Whether completions share one copy of their prompt in training, and a row holds several
@@ -29,7 +29,8 @@ Each row is a tiny model of the architecture with random weights, in float32 on 
   resumes from it ends with the same bytes.
 
 Models with a composite config (the last part of the table) are trained on texts: encoders of images and sounds stay as
-they are. Gemma 3n with its encoders needs `timm`.
+they are. Qwen3.5 and Llama 4 are loaded as transformers' text models instead: checkpoints and exports have no image
+encoder, and a notice says so. Gemma 3n with its encoders needs `timm`.
 
 On a GPU in bfloat16, log-probs when sampled and when trained differ by rounding: for SmolLM2-135M on an H200, 64 tokens
 after 32 prompts, by 0.0009 nats on average with `generate` and by 0.015 (at most 0.14) with the engine, whose decode
