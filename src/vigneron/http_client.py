@@ -98,12 +98,18 @@ class HttpClient:
         return redacted(text, *([key] if len(key) >= SHORTEST_SECRET else []))
 
     def request(
-        self, path: str, body: Mapping[str, Any] | None, *, timeout_s: float, connect_s: float | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        *,
+        timeout_s: float,
+        connect_s: float | None = None,
+        longest: int = LONGEST_RESPONSE,
     ) -> Response:
-        """POST the body as JSON, or GET without one. `timeout_s` bounds the whole request. Raises `TimeoutError`,
-        `Unreachable` or `BrokenResponse`."""
+        """POST the body as JSON, or GET without one. `timeout_s` bounds the whole request, `longest` its
+        body. Raises `TimeoutError`, `Unreachable` or `BrokenResponse`."""
         loop = _running_loop()
-        send = self._send(loop, path, body, connect_s)
+        send = self._send(loop, path, body, connect_s, longest)
         sending: Future[Response] = asyncio.run_coroutine_threadsafe(_within(timeout_s, send), loop)
         try:
             return sending.result(timeout_s + GRACE_S)
@@ -111,7 +117,7 @@ class HttpClient:
             sending.cancel()
 
     async def _send(
-        self, loop: "_Loop", path: str, body: Mapping[str, Any] | None, connect_s: float | None
+        self, loop: "_Loop", path: str, body: Mapping[str, Any] | None, connect_s: float | None, longest: int
     ) -> Response:
         budget = _Budget(LONGEST_HEAD)
         _LEFT.set(budget)
@@ -127,7 +133,7 @@ class HttpClient:
             content=content,
             extensions={"timeout": {"connect": connect_s}},
         ) as response:
-            budget.left += LONGEST_RESPONSE
+            budget.left += longest
             named = {name.decode("latin-1").lower(): text.decode("latin-1") for name, text in response.headers}
             failed = not 200 <= response.status < 300
             if not failed and named.get("content-encoding", "identity") not in ("", "identity"):

@@ -31,6 +31,9 @@ NO_KEY = "no-key-needed"
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
 LONGEST_DATE = 100
 LONGEST_INT = 300
+# Bytes of a chat reply: reading it, after its deadline, takes some microseconds a byte.
+LONGEST_CHAT = 4_000_000
+
 # A larger token count is not one.
 LARGEST_COUNT = 2**53
 
@@ -157,7 +160,7 @@ class Client:
         self, path: str, body: Mapping[str, Any], parse: Callable[[Any], Parsed], fail_fast: bool
     ) -> Parsed | Failure:
         """`fail_fast`: only one retry if the endpoint cannot be reached."""
-        from vigneron.http_client import BrokenResponse, Unreachable
+        from vigneron.http_client import LONGEST_RESPONSE, BrokenResponse, Unreachable
 
         deadline = time.monotonic() + self._total_timeout_s
         attempt = 0
@@ -166,7 +169,8 @@ class Client:
             reachable = True
             try:
                 timeout_s = min(self._timeout_s, max(0.0, deadline - time.monotonic()))
-                response = self._http.request(path, body, timeout_s=timeout_s)
+                longest = LONGEST_CHAT if path.endswith("completions") else LONGEST_RESPONSE
+                response = self._http.request(path, body, timeout_s=timeout_s, longest=longest)
             except TimeoutError:
                 why = f"did not answer within {self._timeout_s:g} s"
             except Unreachable as error:
