@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from support.zoo import FAMILIES, zoo_folder
-from support.zoo_measures import EXACT, Measured, check_checkpoints, measure
+from support.zoo_measures import EXACT, LIMITS, Measured, check_checkpoints, measure
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 INTRODUCTION = """\
@@ -53,25 +53,26 @@ COLUMNS = (
 
 def row(name: str, measured: Measured) -> str:
     """One line of the table, of a family whose checkpoints were checked too."""
+    limit = LIMITS.get(name, EXACT)
     notice = measured.sampler.partition(": the model has ")[2].partition(";")[0]
     cells = (
         name,
         f"`{FAMILIES[name][0]}`",
         f"`generate`: {notice}" if notice else "engine",
-        bound(measured.short),
-        bound(measured.long),
-        bound(measured.gradient),
-        bound(measured.lora),
+        bound(measured.short, limit),
+        bound(measured.long, limit),
+        bound(measured.gradient, limit),
+        bound(measured.lora, limit),
         "yes" if measured.shares_prompts else "no",
-        "none" if measured.reward_model is None else bound(measured.reward_model),
+        "none" if measured.reward_model is None else bound(measured.reward_model, limit),
         "yes",
     )
     return f"| {' | '.join(cells)} |"
 
 
-def bound(difference: float) -> str:
-    """A power of ten above it: the digits differ between machines."""
-    return f"< {max(EXACT, 10.0 ** math.ceil(math.log10(difference or EXACT))):.0e}".replace("e-0", "e-")
+def bound(difference: float, limit: float) -> str:
+    """A power of ten above it, at least the family's limit: the digits differ between machines."""
+    return f"< {max(limit, 10.0 ** math.ceil(math.log10(difference or limit))):.0e}".replace("e-0", "e-")
 
 
 def page(rows: list[str]) -> str:
