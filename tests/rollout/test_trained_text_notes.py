@@ -11,6 +11,7 @@ from support.tiny_runs import tiny_config
 from support.zoo import zoo_folder
 from vigneron import api
 from vigneron.data.formats import with_prompts_and_answers
+from vigneron.policy.chat import mint
 from vigneron.rollout.trained_text_notes import trained_text_notes
 from vigneron.run_store.notices import kept_notices
 
@@ -37,6 +38,15 @@ def test_reasoning_that_the_template_drops_is_named(name: str, answer: dict[str,
     (note,) = notes(name, messages=[USER, answer])
     assert note.startswith("the chat template does not write 'hmm' of the answer in turn 2, so it is not trained")
     assert notes(name, prompt=[USER], completion=[answer]) == [note]
+    assert note.endswith("put it into `content`" if "reasoning_content" in answer else "set `model.chat: minted`")
+
+
+def test_the_advice_works() -> None:
+    assert notes("gemma", messages=[USER, REASONED]) == []
+    tokenizer = smollm2()
+    mint(tokenizer)
+    row = with_prompts_and_answers([{"messages": [USER, REASONED]}], "mine")[0]
+    assert trained_text_notes(tokenizer, row) == []
 
 
 def test_reasoning_that_the_template_writes_has_no_note() -> None:

@@ -53,7 +53,7 @@ PARTS = {"train": "the training data", "held_out": "the held-out part"}
 
 def _checked(config: Config, rows: Sequence[Row], part: str) -> Iterator[Row]:
     """Conversations: of up to 2000 rows all."""
-    indices: Sequence[int] = longest_of(rows, measured_columns(config, part)) if rows else []
+    indices: Any = longest_of(rows, measured_columns(config, part)) if rows else []
     for index in sorted({*range(min(FIRST, len(rows))), *map(int, indices)}):
         row = rows[index]
         if not isinstance(row["prompt"], str):

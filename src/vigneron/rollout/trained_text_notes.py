@@ -34,9 +34,12 @@ def trained_text_notes(tokenizer: Any, row: Row) -> list[str]:
     ]
     if lost:
         turn, text = lost[0]
+        # The minted template writes contents whole, and no other key.
+        in_key = any(text == str(talk.messages[turn].get(key)).strip() for key in REASONING_KEYS)
+        way = "put it into `content`" if in_key else "set `model.chat: minted`"
         notes.append(
             f"the chat template does not write {_quoted(text)} of the answer in turn {turn + 1}, so it is not trained: "
-            "change the template in the model's folder to keep it, or set `model.chat: minted`"
+            f"change the template in the model's folder to keep it, or {way}"
         )
     elif left_out := _left_out(tokenizer, talk, answers):
         notes.append(
