@@ -217,8 +217,9 @@ class RunFolder:
             raise UserError(f"cannot read '{path}': {error.strerror}") from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Without damaged lines."""
-        return list(self.records("metrics.jsonl", skip_damaged=True))
+        """Without damaged lines. Raises if all are damaged."""
+        records = list(self.records("metrics.jsonl", skip_damaged=True))
+        return records or list(self.records("metrics.jsonl"))
 
     def forget_after(self, step: int) -> None:
         """Remove what was logged after a checkpoint, and damaged lines: the resumed run logs these steps again."""
