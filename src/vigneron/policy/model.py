@@ -19,6 +19,7 @@ from vigneron.errors import UserError, first_line
 from vigneron.policy import attention
 from vigneron.policy.attention import local_attention, local_mask, recorded_callers, shrunken_windows, text_config
 from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk, capture, warm_up
+from vigneron.policy.frozen import round_matrices
 from vigneron.policy.fused_head import Head, matmul_fp32
 from vigneron.policy.longrope import LongRope
 
@@ -133,6 +134,8 @@ class Policy:
 
     def frozen_copy(self) -> "Policy":
         model = self._copied().eval().requires_grad_(False)
+        if self.compute_dtype == torch.bfloat16 and self.sharding is None:
+            round_matrices(model)
         return Policy(
             model,
             self.tokenizer,

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from vigneron.distributed import ranks
 from vigneron.policy.attention import Unsupported, may_have_windows, text_config
+from vigneron.policy.frozen import MATRICES
 from vigneron.policy.model import Policy, model_logits, precision, trunk_of
 from vigneron.rollout.engine import cached_attention
 from vigneron.rollout.engine.cached_attention import Layer
@@ -65,7 +65,7 @@ class InferenceModel:
         merged = {id(copy): (copy, source) for copy, source in self._copies}
         self._copies = []
         for module in self.model.modules():
-            if isinstance(module, nn.Linear | Conv1D):
+            if isinstance(module, MATRICES):
                 for name, master in list(module.named_parameters(recurse=False)):
                     if master.dtype == self.dtype:  # gathered in this dtype
                         continue
