@@ -73,13 +73,14 @@ def fuzz(kind: str, number: int) -> str:
     folder.mkdir()
     (place / "precious").write_text("mine", encoding="utf-8")  # the target of links that leave the folder
     before = sorted(str(path) for path in place.rglob("*"))
-    here, at_home = os.getcwd(), os.environ.get("HOME", "")
+    here, before_case = os.getcwd(), dict(os.environ)
     prepare(kind)
     try:
         with watched(folder):
             case = KINDS[kind](Random(f"{kind} {number}"), folder)
         os.chdir(home)
         os.environ["HOME"] = str(home)
+        os.environ["VIGNERON_CACHE"] = str(folder / "cache")  # of tokenizers that were tried
         outcome = outcome_of(case, folder)
         after = sorted(str(p) for p in place.rglob("*") if folder not in p.parents)
         if after != before or (place / "precious").read_text(encoding="utf-8") != "mine":
@@ -87,7 +88,8 @@ def fuzz(kind: str, number: int) -> str:
         return outcome
     finally:
         os.chdir(here)
-        os.environ["HOME"] = at_home
+        os.environ.clear()
+        os.environ.update(before_case)
         shutil.rmtree(place, ignore_errors=True)
 
 

@@ -67,3 +67,16 @@ def test_writing_a_text_of_digits_is_not_slow_either() -> None:
     text = yaml.dump({"a": HOSTILE["digits and a letter"], "b": "1" * 300, "c": "1e-5"}, Dumper=Dumper)
     assert time.process_time() - began < CPU_SECONDS
     assert parse_yaml(text, "here") == {"a": HOSTILE["digits and a letter"], "b": "1" * 300, "c": "1e-5"}
+
+
+@pytest.mark.parametrize("text", ["steps: !!bool x", "when: !!timestamp x"])
+def test_a_tag_that_does_not_fit_its_value_is_one_line(text: str) -> None:
+    for read in (parse_yaml, quick_yaml):
+        with pytest.raises(UserError, match="not valid YAML"):
+            read(text, "it")
+
+
+def test_numbers_with_the_same_hash_are_no_keys() -> None:
+    with pytest.raises(UserError, match="a number as a key is too long"):
+        parse_yaml("\n".join(f"{i * (2**61 - 1)}: 1" for i in range(1, 9)), "it")
+    assert parse_yaml("2026: 1", "it") == {2026: 1}

@@ -15,6 +15,8 @@ from typing import IO, Any
 
 from vigneron.errors import UserError, reason
 
+LONGEST_LINE = 2**24
+"""Bytes of a line of a log."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -69,6 +71,20 @@ def read_regular(path: Path, limit: int = -1) -> bytes:
 
 def read_regular_text(path: Path, errors: str = "strict") -> str:
     return read_regular(path).decode("utf-8", errors)
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a log without their newlines, and without an unfinished last one, which a kill leaves.
+
+    A line of more than LONGEST_LINE bytes is read as an empty one, which is not JSON: it would fill the memory.
+    """
+    with open_regular(path) as file:
+        while line := file.readline(LONGEST_LINE):
+            too_long = False
+            while line and not line.endswith(b"\n"):
+                too_long, line = True, file.readline(LONGEST_LINE)
+            if line:
+                yield b"" if too_long else line[:-1]
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -14,14 +14,17 @@ import weakref
 from collections.abc import Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib import import_module
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 from urllib.request import getproxies, proxy_bypass
 
 import httpcore2
+import httpx2
 from httpcore2 import AsyncNetworkBackend, AsyncNetworkStream
 from pydantic import SecretStr
 
+from vigneron.errors import UserError
 from vigneron.redaction import SHORTEST_SECRET, redacted
 from vigneron.threads import DaemonPool
 
@@ -43,6 +46,7 @@ HEADERS = {
     "Accept-Encoding": "identity",
     "Content-Type": "application/json",
 }
+PROXY_SCHEMES = ("http", "https", "socks5", "socks5h")
 GRACE_S = 5.0
 """The calling thread stops waiting so long after the deadline, should the loop itself be stuck."""
 
@@ -67,12 +71,22 @@ class Response:
 class HttpClient:
     """JSON requests to one server; safe to use from several threads.
 
-    `idle`: connections that are kept open between requests. `proxies`: use those of the environment.
+    `idle`: connections that are kept open between requests. `proxies`: use those of the environment. An invalid address
+    or proxy is a `UserError`.
     """
 
     def __init__(self, url: str, key: str = "", *, idle: int | None = None, proxies: bool = True) -> None:
-        self.url, self._idle, self._proxies = url, idle, proxies
+        self.url, self._idle = url, idle
         self._key = SecretStr(key)
+        try:
+            parsed = httpx2.URL(url)
+            self._address = _core_url(parsed)
+        except (httpx2.InvalidURL, ValueError):
+            raise UserError(f"'{url}' is not a URL such as http://127.0.0.1:8000/v1") from None
+        self._host = parsed.netloc.decode("ascii")
+        self._proxy = _proxy_for(parsed) if proxies else None
+        # Here, since this reads files: the first request would have to do so within its deadline.
+        self._tls = _tls(self._address)
         self._pools: dict[_Loop, httpcore2.AsyncConnectionPool] = {}
 
     def __repr__(self) -> str:
@@ -84,12 +98,18 @@ class HttpClient:
         return redacted(text, *([key] if len(key) >= SHORTEST_SECRET else []))
 
     def request(
-        self, path: str, body: Mapping[str, Any] | None, *, timeout_s: float, connect_s: float | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        *,
+        timeout_s: float,
+        connect_s: float | None = None,
+        longest: int = LONGEST_RESPONSE,
     ) -> Response:
-        """POST the body as JSON, or GET without one. `timeout_s` bounds the whole request. Raises `TimeoutError`,
-        `Unreachable` or `BrokenResponse`."""
+        """POST the body as JSON, or GET without one. `timeout_s` bounds the whole request, `longest` its
+        body. Raises `TimeoutError`, `Unreachable` or `BrokenResponse`."""
         loop = _running_loop()
-        send = self._send(loop, path, body, connect_s)
+        send = self._send(loop, path, body, connect_s, longest)
         sending: Future[Response] = asyncio.run_coroutine_threadsafe(_within(timeout_s, send), loop)
         try:
             return sending.result(timeout_s + GRACE_S)
@@ -97,22 +117,23 @@ class HttpClient:
             sending.cancel()
 
     async def _send(
-        self, loop: "_Loop", path: str, body: Mapping[str, Any] | None, connect_s: float | None
+        self, loop: "_Loop", path: str, body: Mapping[str, Any] | None, connect_s: float | None, longest: int
     ) -> Response:
         budget = _Budget(LONGEST_HEAD)
         _LEFT.set(budget)
         content = None if body is None else json.dumps(body).encode()
-        headers = {**HEADERS, "Host": _core_host(self.url)}
+        to = self._address
+        headers = {**HEADERS, "Host": self._host}
         if key := self._key.get_secret_value():
             headers["Authorization"] = f"Bearer {key}"
         async with self._pool(loop).stream(
             "GET" if content is None else "POST",
-            _core_url(self.url + path),
+            httpcore2.URL(scheme=to.scheme, host=to.host, port=to.port, target=to.target.rstrip(b"/") + path.encode()),
             headers=list(headers.items()),
             content=content,
             extensions={"timeout": {"connect": connect_s}},
         ) as response:
-            budget.left += LONGEST_RESPONSE
+            budget.left += longest
             named = {name.decode("latin-1").lower(): text.decode("latin-1") for name, text in response.headers}
             failed = not 200 <= response.status < 300
             if not failed and named.get("content-encoding", "identity") not in ("", "identity"):
@@ -127,11 +148,9 @@ class HttpClient:
     def _pool(self, loop: "_Loop") -> httpcore2.AsyncConnectionPool:
         """Connections belong to a loop: a forked process has another one."""
         if loop not in self._pools:
-            proxy = _proxy_for(self.url) if self._proxies else None
-            tls = httpcore2.default_ssl_context() if self.url.startswith("https:") else None
             pool = httpcore2.AsyncConnectionPool(
-                tls,
-                proxy,
+                self._tls,
+                self._proxy,
                 max_connections=None,
                 max_keepalive_connections=self._idle,
                 keepalive_expiry=KEEP_IDLE_S,
@@ -152,8 +171,6 @@ async def _within(timeout_s: float, send: Coroutine[Any, Any, Response]) -> Resp
         raise BrokenResponse(type(error).__name__) from None
     except (httpcore2.ConnectTimeout, httpcore2.ProxyError) as error:
         raise Unreachable(cause(error)) from None
-    except (httpcore2.UnsupportedProtocol, ImportError, ValueError) as error:  # an address or a proxy
-        raise Unreachable(cause(error)) from None
 
 
 def cause(error: BaseException) -> str:
@@ -168,32 +185,36 @@ def cause(error: BaseException) -> str:
     return getattr(error, "strerror", None) or type(error).__name__
 
 
-def _core_url(url: str) -> httpcore2.URL:
-    from httpx2 import URL
-
-    parsed = URL(url)
-    return httpcore2.URL(
-        scheme=parsed.raw_scheme, host=parsed.raw_host, port=parsed.port, target=parsed.raw_path or b"/"
-    )
+def _core_url(url: httpx2.URL, schemes: tuple[str, ...] = ("http", "https")) -> httpcore2.URL:
+    if url.scheme not in schemes or not url.host:
+        raise ValueError(f"not {' or '.join(schemes)}, or without a host")
+    url.raw_host.decode("ascii").encode("idna")  # as the lookup does: raises for an empty or too long label
+    return httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path or b"/")
 
 
-def _core_host(url: str) -> str:
-    from httpx2 import URL
-
-    return URL(url).netloc.decode("ascii")
+def _tls(url: httpcore2.URL) -> ssl.SSLContext | None:
+    return httpcore2.default_ssl_context() if url.scheme == b"https" else None
 
 
-def _proxy_for(url: str) -> httpcore2.Proxy | None:
-    """The proxy that the environment names for this address."""
-    from httpx2 import URL, Proxy
-
-    to = URL(url)
+def _proxy_for(to: httpx2.URL) -> httpcore2.Proxy | None:
+    """The proxy that the environment names for this address. Errors do not repeat it: it may contain a password."""
     named = getproxies()
-    found = named.get(to.scheme) or named.get("all")
+    variable = to.scheme if named.get(to.scheme) else "all"
+    found = named.get(variable)
     if not found or proxy_bypass(to.host if to.port is None else f"{to.host}:{to.port}"):
         return None
-    proxy = Proxy(found if "://" in found else f"http://{found}")
-    return httpcore2.Proxy(_core_url(str(proxy.url)), auth=proxy.raw_auth)
+    where = f"the proxy in {variable.upper()}_PROXY"
+    try:
+        proxy = httpx2.Proxy(found if "://" in found else f"http://{found}")
+        url = _core_url(proxy.url, PROXY_SCHEMES)
+    except (httpx2.InvalidURL, ValueError):
+        raise UserError(f"{where} is not a URL such as http://127.0.0.1:3128") from None
+    if url.scheme.startswith(b"socks"):
+        try:
+            import_module("socksio")
+        except ImportError:
+            raise UserError(f"{where} is a SOCKS proxy: install the package socksio") from None
+    return httpcore2.Proxy(url, auth=proxy.raw_auth, ssl_context=_tls(url))
 
 
 # ----------------------------------------------------------------------------------------------------- byte limit
@@ -277,12 +298,14 @@ _starting = Lock()
 
 
 def _running_loop() -> _Loop:
-    """The process's loop, started at the first request."""
+    """The process's loop, started at the first request, before its deadline counts."""
     global _loop
     with _starting:
         if _loop is None:
             _loop = _Loop()
             Thread(target=_loop.run_forever, name="http", daemon=True).start()
+            # The first call of the backend imports its modules.
+            asyncio.run_coroutine_threadsafe(_CountingBackend().sleep(0), _loop).result()
         return _loop
 
 

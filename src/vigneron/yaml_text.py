@@ -17,6 +17,8 @@ MOST_NODES = 20_000
 """Keys and values in a file, with aliases expanded."""
 DEEPEST = 100
 """Levels of nesting."""
+LONGEST_KEY = 15
+"""Characters of a number that is a key: longer ones can have the same hash, which makes a dictionary slow."""
 LONGEST_NUMBER = 200
 """Characters. Reading a longer one takes time that grows with its square."""
 LONG_NUMBER = re.compile(r"[-+]?(0x[0-9a-fA-F_]+|[0-9][-+0-9_.:eE]*)")
@@ -140,8 +142,8 @@ def _explained(text: str, where: str) -> Iterator[None]:
         raise UserError(f"{where}: larger than {LARGEST_FILE:,} characters")
     try:
         yield
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError) as error:
-        # ValueError: an invalid date or number; TypeError: a list as a key
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError, LookupError, AttributeError) as error:
+        # ValueError: an invalid date or number; TypeError: a list as a key; the last two: `!!bool x`, `!!timestamp x`
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or first_line(error)
@@ -167,5 +169,8 @@ class _Expanded:
 
 def _inside(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
+        for key, _ in node.value:
+            if key.tag.endswith((":int", ":float")) and len(key.value) > LONGEST_KEY:
+                raise ComposerError(None, None, "a number as a key is too long", key.start_mark)
         return [part for pair in node.value for part in pair]
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []

@@ -312,7 +312,7 @@ class TestRefused:
         (run / "metrics.jsonl").unlink()
         one_line(vigneron("compare", run, whole[0] / "sft-seed-0"), "copy' has no metrics yet")
         (run / "metrics.jsonl").write_bytes(b"\xff\n")
-        one_line(vigneron("compare", run, whole[0] / "sft-seed-0"), "metrics.jsonl'", "not lines of JSON")
+        one_line(vigneron("compare", run, whole[0] / "sft-seed-0"), "metrics.jsonl'", "line 1 is not JSON")
 
     def test_what_only_the_last_recipe_has_wrong(self, recipes: tuple[Path, Path], tmp_path: Path) -> None:
         """Found before the first one is trained."""

@@ -33,7 +33,8 @@ def recipe_for(name: str, place: Path, changes: dict[str, Any]) -> Path:
     [
         ("Gemma 3", GRPO, f"(gemma3): {ENGINE}"),
         ("Mamba", GRPO, f"(mamba): {SLOWER}"),
-        ("Qwen3-MoE", SFT, f"(qwen3_moe): {ENGINE}; rows are packed"),
+        ("Qwen3-MoE", SFT, f"(qwen3_moe): in evaluation and chat {ENGINE}; rows are packed"),
+        ("Llama 4", GRPO, f"(llama4): {ENGINE}; it is loaded as a text model"),
         ("BLOOM", SFT, "prompts are not shared between completions in training; `packing` has no effect"),
     ],
 )

@@ -70,6 +70,8 @@ def test_faults_of_the_template_and_its_arguments_are_found(tmp_path: Path, mode
     assert "'messages' is not the name of an argument" in validated(tmp_path, gemma, {"messages": TALK}, **keys).err
     keys = {"model": {"chat_date": "yesterday"}}
     assert "should be a date such as 2026-11-30" in validated(tmp_path, gemma, {"messages": TALK}, **keys).err
+    keys = {"model": {"chat_date": "2026-11-30"}}
+    assert "model.chat_date has no effect" in validated(tmp_path, gemma, {"messages": TALK}, **keys).err
     r1 = model("deepseek_r1_distill")
     assert r"note: the generation prompt ends in '<think>\n'" in validated(tmp_path, r1, {"messages": TALK}).out
 

@@ -23,7 +23,7 @@ from vigneron.run_store.metrics_file import records_of
 from vigneron.run_store.notices import NOTICES
 from vigneron.run_store.run_details import run_details
 from vigneron.run_store.sample_search import SampleQuery, SampleSearch
-from vigneron.run_store.samples import SampleStore
+from vigneron.run_store.samples import SampleStore, reading
 from vigneron.run_store.status import STATUS, last_records, saved_checkpoints, status_of
 from vigneron.training.checkpoint.manifest import fault_of
 from vigneron.web.runs import Runs
@@ -161,7 +161,11 @@ def test_a_query_has_a_deadline_and_the_page_gets_one_line(run: Path, monkeypatc
     """A table without an index, and millions of rows to search, take as long as they like."""
     monkeypatch.setattr(sqlite_files, "QUERY_SECONDS", 0.2)
     began = time.process_time()
-    with pytest.raises(UserError, match=r"samples\.sqlite': a query takes more than"), SampleSearch(run) as store:
+    with (
+        pytest.raises(UserError, match=r"samples\.sqlite': a query takes more than"),
+        SampleSearch(run) as store,
+        reading(run / "samples.sqlite"),
+    ):
         store._db.execute(ENDLESS).fetchall()
     assert time.process_time() - began < 5
     with SampleSearch(run) as store:  # each query has its own

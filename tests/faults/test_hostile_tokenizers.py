@@ -47,6 +47,29 @@ def test_a_tokenizer_that_explodes_is_refused_in_a_process_of_its_own(
     assert local_tokenizer(str(model)) is None
 
 
+def test_the_file_that_transformers_loads_is_the_one_that_is_tried(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = exploding(tiny_folder, tmp_path, monkeypatch)
+    (model / "tokenizer.json").rename(model / "tokenizer.4.0.0.json")
+    shutil.copy(tiny_folder / "tokenizer.json", model)
+    tokenizer_trial.try_tokenizer(str(model), "model")
+    config = model / "tokenizer_config.json"
+    settings = json.loads(config.read_text(encoding="utf-8")) | {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}
+    config.write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(UserError, match=f"^model: {LIMITS}"):
+        tokenizer_trial.try_tokenizer(str(model), "model")
+
+
+def test_an_error_of_the_trial_itself_is_shown(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizers.py").write_text("raise ImportError('it is not installed')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"^model: cannot try its tokenizer: ImportError: it is not installed$"):
+        tokenizer_trial.try_tokenizer(str(tiny_folder), "model")
+
+
 @pytest.mark.slow
 def test_of_a_reward_model_and_an_embedder_too(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -64,7 +87,7 @@ def test_a_tokenizer_is_tried_once(
     assert local_tokenizer(str(tiny_folder)) is not None
     assert len(list(own_cache.iterdir())) == 1
     with monkeypatch.context() as patched:
-        patched.setattr(tokenizer_trial, "_passes", lambda file: pytest.fail("tried again"))
+        patched.setattr(tokenizer_trial, "_fault", lambda file: pytest.fail("tried again"))
         assert local_tokenizer(str(tiny_folder)) is not None
     broken = tmp_path / "broken"
     shutil.copytree(tiny_folder, broken)

@@ -11,6 +11,7 @@ import pytest
 from support.command_line import vigneron, write_recipe
 from support.tiny_runs import Listener
 from vigneron import api
+from vigneron.distributed.launch import _SignalForwarder
 from vigneron.run_store.damage import damage_of
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.run_details import run_details
@@ -32,9 +33,13 @@ def test_a_damaged_line_and_lost_samples_are_noticed(run: Path) -> None:
         (run / name).unlink(missing_ok=True)
     damaged, lost = damage_of(run)
     assert damaged == "metrics.jsonl: damaged and left out: line 2"
-    assert lost == "samples.sqlite is missing: the samples of earlier steps are lost"
+    assert lost == "samples.sqlite is missing"
     assert {damaged, lost} <= {notice.text for notice in run_details(run).notices}
     assert "samples.sqlite is missing" in vigneron("show", run).out
+    assert RunFolder(run).metrics() == [before[0], *before[2:]]
+    answer = vigneron("report", run)
+    assert answer.code == 0, answer.err
+    assert damaged in (run / "report.html").read_text(encoding="utf-8")
 
     listener = Listener()
     api.resume(run, "steps=3", view=listener)
@@ -68,6 +73,24 @@ def test_a_hangup_is_a_request_to_stop_unless_it_is_ignored() -> None:
     with StopRequest(said.append) as stop:
         os.kill(os.getpid(), signal.SIGHUP)
         assert stop.signal_number is None
+
+
+@pytest.fixture
+def ignored_interrupt() -> Iterator[None]:
+    """As in a job that `sh` started with `&`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ignored_interrupt")
+def test_an_interrupt_is_a_request_to_stop_in_a_background_job_too() -> None:
+    with StopRequest(lambda _: None) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal_number == signal.SIGINT
+    with _SignalForwarder([]) as forwarder:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert forwarder.first_signal == signal.SIGINT
 
 
 def test_a_closed_terminal_does_not_break_the_last_lines() -> None:

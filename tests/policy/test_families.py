@@ -1,6 +1,7 @@
 """Architectures with a composite config, an attention of their own kind, or experts."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def test_prompts_of_a_recurrent_model_are_not_padded(tmp_path: Path) -> None:
     folder = zoo_folder("RecurrentGemma", tmp_path)
     policy = load(folder)
     assert logprob_difference(policy, reference_of(policy, folder), LONG) < 1e-3
+
+
+def test_generate_is_called_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, lines = load(zoo_folder("Mamba", tmp_path)), []
+    logger = logging.getLogger("transformers.generation.utils")
+    monkeypatch.setattr(logger, "warning_once", lambda text, *_: lines.append(text), raising=False)
+    sample(policy, [[1, 2], [3]], max_new_tokens=2, sampling=Sampling())
+    assert lines == []
 
 
 def test_an_architecture_without_a_reward_model_is_refused_in_one_line(tmp_path: Path) -> None:

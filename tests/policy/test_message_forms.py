@@ -172,3 +172,19 @@ def test_rows_with_parts_and_calls_are_read() -> None:
     (row,) = with_prompts_and_answers([{"messages": called(CALL)[:2]}], "mine")
     assert json.loads(row["answer"]) == CALL["function"]
     assert completion_text([{"role": "assistant", "content": parts("a")}]) == "a"
+
+
+@pytest.mark.parametrize("arguments", ["{a:1}", "[1]", ""])
+def test_arguments_that_are_no_json_object_are_refused_in_every_form(arguments: str) -> None:
+    """A template that takes them as text wrote them as they are."""
+    tokenizer = smollm2()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{{ c.function.arguments }}{% endfor %}<|im_end|>{% endfor %}"
+    )
+    call: dict[str, Any] = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [call]}]
+    with pytest.raises(UserError, match="turn 2: the arguments of the tool call 'f' are not a JSON object"):
+        writable(tokenizer, messages)
+    call["function"] = {"name": "f", "arguments": '{"a": 1}'}
+    assert writable(tokenizer, messages) == messages

@@ -269,7 +269,7 @@ def test_differences_name_what_one_arm_lacks(arms: list[Arm]) -> None:
     ("content", "part"),
     [
         ("", "has no metrics yet"),
-        ("{oops\n", "not lines of JSON"),
+        ("{oops\n", "line 1 is not JSON"),
         ("[1]\n", "line 1 is not a JSON object"),
         ('{"step": 1}\n{"reward": 1}\n', "line 2 has no step"),
         ('{"step": "x"}\n', "line 1 has no step"),

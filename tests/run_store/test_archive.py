@@ -170,7 +170,7 @@ def test_errors_name_the_archive_not_the_temporary_folder(
     (runs[0] / "metrics.jsonl").write_text("{\n")
     file = write_archive(runs, tmp_path / "two.tar.xz")
     assert compared(monkeypatch, file) == 2
-    assert capsys.readouterr().err == f"error: cannot read '{file}/demo-seed-0/metrics.jsonl': not lines of JSON\n"
+    assert capsys.readouterr().err == f"error: cannot read '{file}/demo-seed-0/metrics.jsonl': line 1 is not JSON\n"
     assert compared(monkeypatch, "nothing.tar.xz") == 2
     assert capsys.readouterr().err == "error: cannot read 'nothing.tar.xz': No such file or directory\n"
 

@@ -2,6 +2,8 @@
 
 import json
 import random
+import sqlite3
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from vigneron.run_store.curves import (
     curves_of,
     read_log,
 )
+from vigneron.run_store.damage import damage_of
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.series import joined, joined_to, spans_of
 
@@ -149,3 +152,44 @@ def test_a_log_with_damaged_and_unfinished_lines_is_read(tmp_path: Path) -> None
     assert log.read(["a"])["a"].steps == [0]
     path.write_bytes(path.read_bytes() + b"\n")
     assert read_log(path).read(["a"])["a"].steps == [0, 2]
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+    """A sparse file: it takes no space on the disk."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0, "a": 1}\n')
+    with path.open("r+b") as file:
+        file.truncate(2**28)
+        file.seek(0, 2)
+        file.write(b'\n{"step": 1, "a": 2}\n')
+    tracemalloc.start()
+    try:
+        assert read_log(path).read(["a"])["a"].steps == [0, 1]
+        assert [record["step"] for record in RunFolder(tmp_path).metrics()] == [0, 1]
+        assert damage_of(tmp_path)[0] == "metrics.jsonl: damaged and left out: line 2"
+        assert tracemalloc.get_traced_memory()[1] < 2**26
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("part", ["names", "last_step"])
+def test_a_store_that_cannot_be_read_is_closed(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_log(tmp_path / "run", records(0, 3))
+    with CurveIndex(folder, pytest.fail):
+        pass
+    closed: list[CurveStore] = []
+    close = CurveStore.close
+
+    def damaged(store: CurveStore) -> None:
+        raise sqlite3.DatabaseError("damaged")
+
+    def closing(store: CurveStore) -> None:
+        closed.append(store)
+        close(store)
+
+    monkeypatch.setattr(CurveStore, part, damaged)
+    monkeypatch.setattr(CurveStore, "close", closing)
+    curves, note = curves_of(folder.path)
+    assert isinstance(curves, CurveLog)
+    assert "damaged" in str(note)
+    assert len(closed) == 1

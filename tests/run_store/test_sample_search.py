@@ -1,12 +1,14 @@
 """Samples as a page asks for them: against a plain search over all of them."""
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vigneron.errors import UserError
 from vigneron.run_store.sample_search import SORTS, WHICH, SampleQuery, SampleSearch
 from vigneron.run_store.samples import Kind, Sample, SampleStore
 
@@ -141,3 +143,24 @@ def test_a_store_in_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> N
             assert len(store.find(SampleQuery(1)).samples) == 8
     finally:
         folder.chmod(0o755)
+
+
+def test_only_errors_of_queries_are_errors_of_the_file(tmp_path: Path) -> None:
+    writing = SampleStore(tmp_path)
+    writing.add(SAMPLES)
+    writing.close()
+    with pytest.raises(KeyError, match="ours"), SampleSearch(tmp_path):
+        raise KeyError("ours")
+    with sqlite3.connect(tmp_path / "samples.sqlite") as db:
+        db.execute("UPDATE samples SET extras = '{', step = CASE step WHEN 5 THEN 'x' ELSE step END")
+        db.execute("UPDATE steps SET step = 'x' WHERE step = 5")
+    db.close()
+    queries: list[Callable[[SampleSearch], object]] = [
+        lambda store: store.find(SampleQuery(1)),
+        lambda store: store.one(1, "train", 0),
+        lambda store: store.history("prompt 1", "train"),
+        lambda store: store.steps_around("train", 2),
+    ]
+    for query in queries:
+        with SampleSearch(tmp_path) as store, pytest.raises(UserError, match=r"samples\.sqlite': .*move the file away"):
+            query(store)

@@ -17,7 +17,7 @@ from urllib.parse import quote
 ENDLESS = 900_000_000
 CHUNK = b" " * 65_536
 DRIPS = 4_000
-"""Single bytes that a dripping answer has: it ends some time, so that a client without a deadline does too."""
+"""Pauses that a dripping answer has, about: it ends some time, so that a client without a deadline does too."""
 
 
 @dataclass(eq=False)
@@ -28,6 +28,7 @@ class Connection:
     body: dict[str, Any]
     key: str
     sent: int = 0
+    pauses: int = 0
 
     def write(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -40,6 +41,7 @@ class Connection:
 
     def pause(self) -> None:
         """A short while, or until the client has gone."""
+        self.pauses += 1
         self.socket.settimeout(0.01)
         with suppress(TimeoutError):
             if self.socket.recv(1, socket.MSG_PEEK) == b"":
@@ -184,6 +186,13 @@ WAYS: dict[str, Way] = {**TRANSPORT, **ERRORS, **REPLIES, **ECHOES}
 class Hostile:
     url: str
     connections: list[Connection] = field(default_factory=list)
+    requested: threading.Event = field(default_factory=threading.Event)
+    """Set once a whole request has arrived."""
+
+    @property
+    def pauses(self) -> int:
+        """Of all connections together."""
+        return sum(connection.pauses for connection in self.connections)
 
     @property
     def sent(self) -> int:
@@ -202,6 +211,7 @@ def hostile_server(answer: Callable[[Connection], None]) -> Iterator[Hostile]:
             body, headers = _request(one)
             connection = Connection(one, body, headers.get("authorization", "").removeprefix("Bearer "))
             server.connections.append(connection)
+            server.requested.set()
             answer(connection)
 
     def accept() -> None:

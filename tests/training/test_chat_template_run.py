@@ -101,6 +101,17 @@ def test_a_config_may_name_the_date_and_a_resume_cannot_change_it(
         api.resume(run.folder, "model.chat_date=2004-05-06", "steps=5")
 
 
+def test_a_date_that_the_template_does_not_write_is_refused(tmp_path: Path, folder: Path) -> None:
+    dateless = shutil.copytree(folder, tmp_path / "dateless")
+    tokenizer = AutoTokenizer.from_pretrained(dateless)
+    tokenizer.chat_template = TEMPLATE.replace("{{ strftime_now('%Y-%m-%d') }}", "")
+    tokenizer.save_pretrained(dateless)
+    for more in ({}, {"chat": "minted"}):
+        model = {"name": str(dateless), "device": "cpu", "chat_date": "2003-04-05", **more}
+        with pytest.raises(UserError, match=r"^model\.chat_date has no effect: .* writes no date: remove it$"):
+            api.train(config_of(tmp_path, dateless, model=model), runs=tmp_path, name="run")
+
+
 def test_a_reinforcement_learning_run_samples_after_the_arguments(tmp_path: Path, folder: Path) -> None:
     rows = write_rows(
         tmp_path / "prompts.jsonl",

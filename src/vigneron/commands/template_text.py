@@ -8,8 +8,9 @@ from vigneron.data.formats import conversation_of
 from vigneron.data.prompts import NumberedRow, Row, in_row, numbered
 from vigneron.data.rows import longest_of
 from vigneron.policy.chat import Conversation, mint, set_template_defaults
-from vigneron.policy.chat_template import set_date
+from vigneron.policy.chat_template import check_date, set_date
 from vigneron.policy.load import local_tokenizer
+from vigneron.rollout.trained_text_notes import trained_text_notes
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import measured_columns
 
@@ -34,19 +35,17 @@ def template_lines(config: Config, data: Data) -> Iterator[str]:
         return
     if model.chat == "minted":
         mint(tokenizer)
+    check_date(tokenizer, model.chat_date)
     set_template_defaults(tokenizer, model.chat_template_kwargs)
     set_date(model.chat_date)
     shown = [_of_row(config, tokenizer, row, part) for part, row in checked]
     if checked[0][0] != "train" or isinstance(data.train[0]["prompt"], str):
         return
-    text, left_out = shown[0]
+    text = shown[0]
     cut = f"…{text[-LONGEST:]}" if len(text) > LONGEST else text
     yield f"the first row, as the chat template writes it (»trained or sampled«): {cut!r}"
-    if left_out:
-        yield (
-            f"note: the generation prompt ends in {left_out!r}, which the template does not write before this answer: "
-            "it is trained without; see `model.chat_template_kwargs`, or give the answer with its reasoning"
-        )
+    if config.method.reads not in ("prompts", "recorded"):
+        yield from (f"note: {note}" for note in trained_text_notes(tokenizer, data.train[0]))
 
 
 PARTS = {"train": "the training data", "held_out": "the held-out part"}
@@ -54,14 +53,14 @@ PARTS = {"train": "the training data", "held_out": "the held-out part"}
 
 def _checked(config: Config, rows: Sequence[Row], part: str) -> Iterator[Row]:
     """Conversations: of up to 2000 rows all."""
-    indices = longest_of(rows, measured_columns(config, part)) if rows else []
+    indices: Any = longest_of(rows, measured_columns(config, part)) if rows else []
     for index in sorted({*range(min(FIRST, len(rows))), *map(int, indices)}):
         row = rows[index]
         if not isinstance(row["prompt"], str):
             yield row if isinstance(row, NumberedRow) else NumberedRow(row, index + 1)
 
 
-def _of_row(config: Config, tokenizer: Any, row: Row, part: str) -> tuple[str, str]:
+def _of_row(config: Config, tokenizer: Any, row: Row, part: str) -> str:
     place = numbered(row, 0, PARTS[part])
     reads = config.method.reads
     if part == "held_out" and reads == "demonstrations":  # only its prompt is used
@@ -72,23 +71,19 @@ def _of_row(config: Config, tokenizer: Any, row: Row, part: str) -> tuple[str, s
     return text
 
 
-def _shown(reads: str, tokenizer: Any, row: Row) -> tuple[str, str]:
-    """The text, and the part of the generation prompt that is not in it."""
+def _shown(reads: str, tokenizer: Any, row: Row) -> str:
     if reads in ("prompts", "recorded"):
         talk = Conversation.of(tokenizer, row["prompt"], row.get("tools"))
-        return f"{tokenizer.decode(talk.ids(talk.before(len(row['prompt']))))}»…«", ""
+        return f"{tokenizer.decode(talk.ids(talk.before(len(row['prompt']))))}»…«"
     messages, first = conversation_of(row)
     talk = Conversation.of(tokenizer, messages, row.get("tools"))
     turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
     answers = talk.assistant_spans(turns)
-    before = talk.before(len(messages) - 1)
     if answers is None:
-        return f"{tokenizer.decode(talk.ids(before))}»{talk.text(len(messages) - 1)}«", ""
+        last = len(messages) - 1
+        return f"{tokenizer.decode(talk.ids(talk.before(last)))}»{talk.text(last)}«"
     pieces, at = [], 0
     for start, stop in answers.spans:
         pieces += [answers.text[at:start], "»", answers.text[start:stop], "«"]
         at = stop
-    text = "".join(piece if piece in ("»", "«") else tokenizer.decode(talk.ids(piece)) for piece in pieces)
-    start = answers.spans[-1][0]
-    left_out = "" if answers.text.startswith(before) else before[min(start, len(before)) :]
-    return text, left_out
+    return "".join(piece if piece in ("»", "«") else tokenizer.decode(talk.ids(piece)) for piece in pieces)

@@ -6,7 +6,15 @@ from functools import partial
 from vigneron.commands.template_text import template_lines
 from vigneron.config import Config
 from vigneron.errors import visible
-from vigneron.policy.architecture import check_language_model, engine_obstacle, language_model_class, takes_packed_masks
+from vigneron.policy.architecture import (
+    NO_ENCODERS,
+    check_language_model,
+    engine_obstacle,
+    language_model_class,
+    leaves_out_encoders,
+    reward_model_class,
+    takes_packed_masks,
+)
 from vigneron.policy.load import check_model_name, local_config
 from vigneron.policy.reward_model import check_reward_model
 from vigneron.rewards.build import build_reward
@@ -51,11 +59,14 @@ def _model_line(config: Config) -> str:
         check_reward_model(known, f"model: '{model.name}'", model.trust_remote_code)
     parts = [f"model {model.name} ({known.model_type})"]
     if trains == "policy" and config.method.reads != "pairs":
-        parts.append(_sampler(config, engine_obstacle(kind, known)))
+        sampler = _sampler(config, engine_obstacle(kind, known))
+        parts.append(sampler if config.method.reads == "prompts" else f"in evaluation and chat {sampler}")
     packed = takes_packed_masks(kind, known)
     parts.append(f"prompts are {'' if packed else 'not '}shared between completions in training")
     if getattr(config.method, "packing", False):
         parts.append("rows are packed" if packed else "`packing` has no effect: it cannot keep samples apart in a row")
+    if leaves_out_encoders(reward_model_class(known) if trains == "scorer" else kind, known):
+        parts.append(NO_ENCODERS)
     return f"{parts[0]}: {'; '.join(parts[1:])}"
 
 

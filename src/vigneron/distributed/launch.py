@@ -13,6 +13,7 @@ from types import FrameType
 import typer
 
 from vigneron.config import Config
+from vigneron.distributed.stop_signals import handled_signals
 from vigneron.errors import UserError
 
 # Seconds that the other ranks have to exit by themselves after one has failed.
@@ -54,17 +55,13 @@ def _start(arguments: Sequence[str], rank: int, count: int, folder: Path) -> "su
         return subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=stderr)
 
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 class _SignalForwarder:
     def __init__(self, processes: "Sequence[subprocess.Popen[bytes]]") -> None:
         self._processes = processes
         self.first_signal: int | None = None
 
     def __enter__(self) -> "_SignalForwarder":
-        numbers = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._forward) for number in numbers}
+        self._before = {number: signal.signal(number, self._forward) for number in handled_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:

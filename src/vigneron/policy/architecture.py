@@ -42,6 +42,15 @@ def reward_model_class(config: Any) -> Any:
     return mapping.get(type(config), None)
 
 
+def leaves_out_encoders(kind: type, config: Any) -> bool:
+    """Whether a class loads only the text model of a composite config (Qwen3.5, Llama 4)."""
+    composite = config is not None and config.get_text_config() is not config
+    return composite and not isinstance(config, getattr(kind, "config_class", None) or object)
+
+
+NO_ENCODERS = "it is loaded as a text model: checkpoints and exports have no encoder of images"
+
+
 def is_recurrent(kind: type, config: Any) -> bool:
     """Whether layers keep a state instead of keys and values."""
     layers = set(getattr(config.get_text_config(), "layer_types", None) or ATTENTION_LAYERS)

@@ -125,6 +125,12 @@ def writes_date(tokenizer: Any) -> bool:
     return "strftime_now" in str(getattr(tokenizer, "chat_template", None))
 
 
+def check_date(tokenizer: Any, day: str | None) -> None:
+    """Raise for a given date that the template does not write."""
+    if day is not None and not writes_date(tokenizer):
+        raise UserError("model.chat_date has no effect: the model's chat template writes no date: remove it")
+
+
 def today() -> str:
     return date.today().isoformat()
 

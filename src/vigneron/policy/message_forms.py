@@ -163,14 +163,15 @@ def _tried(tokenizer: Any, messages: Sequence[Message]) -> str | None:
 
 def _as(call: Any, form: str, turn: int) -> Any:
     given = _function(call).get("arguments")
-    if form == "object" and isinstance(given, str):
+    if isinstance(given, str):
         try:
-            given = parse_json(given)
+            parsed = parse_json(given)
         except ValueError:
-            given = None
-        if not isinstance(given, dict):
+            parsed = None
+        if not isinstance(parsed, dict):
             raise UserError(f"turn {turn}: the arguments of the tool call '{_name(call)}' are not a JSON object")
-    if form == "text" and not isinstance(given, str):
+        given = parsed if form == "object" else given
+    elif form == "text":
         given = json.dumps(given, ensure_ascii=False)
     return _with_arguments(call, given)
 

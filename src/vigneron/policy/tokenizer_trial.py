@@ -4,6 +4,7 @@ A tokenizer.json can claim gigabytes, or make a short text endless. Each file is
 passed are kept in the cache.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,8 @@ LARGEST = 2**28
 CPU_SECONDS = 60
 CLOCK_SECONDS = 600
 MEMORY = 2**32
+EXCEEDED = 3
+"""The worker's exit code."""
 
 
 def try_tokenizer(source: str, where: str) -> None:
@@ -32,39 +35,59 @@ def try_tokenizer(source: str, where: str) -> None:
     if file is None:
         return
     if file.stat().st_size > LARGEST:
-        raise UserError(f"{where}: its {NAME} has more than {LARGEST // 2**20} MiB")
+        raise UserError(f"{where}: its {file.name} has more than {LARGEST // 2**20} MiB")
     passed = cache_folder() / "tokenizers" / sha256_of(file)
     if passed.is_file():
         return
-    if not _passes(file):
-        limits = f"{CPU_SECONDS} s or {MEMORY // 2**30} GiB"
-        raise UserError(f"{where}: its tokenizer takes more than {limits}, or crashes")
+    if (fault := _fault(file)) is not None:
+        raise UserError(f"{where}: {fault}")
     with suppress(OSError):  # without a cache it is tried again next time
         passed.parent.mkdir(parents=True, exist_ok=True)
         passed.touch()
 
 
-def _passes(file: Path) -> bool:
+def _fault(file: Path) -> str | None:
+    too_much = f"its tokenizer takes more than {CPU_SECONDS} s or {MEMORY // 2**30} GiB, or crashes"
     worker = str(Path(__file__).with_name("tokenizer_worker.py"))
     command = [sys.executable, "-P", worker, str(file.resolve()), str(CPU_SECONDS), str(MEMORY)]
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     env = kept | {"TOKENIZERS_PARALLELISM": "false"}
-    null = subprocess.DEVNULL
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
     try:
-        done = subprocess.run(command, stdin=null, stdout=null, stderr=null, env=env, timeout=CLOCK_SECONDS)
+        done = subprocess.run(command, stdin=null, stdout=null, stderr=pipe, env=env, timeout=CLOCK_SECONDS)
     except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+        return too_much
+    if done.returncode == 0:
+        return None
+    if done.returncode < 0 or done.returncode == EXCEEDED:
+        return too_much
+    lines = done.stderr.decode(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), f"exit code {done.returncode}")
+    return f"cannot try its tokenizer: {last.strip()}"
 
 
 def _file(source: str) -> Path | None:
+    """The file that transformers loads: tokenizer_config.json may name another one for its version."""
+    from transformers.tokenization_utils_base import get_fast_tokenizer_file
+
+    name, config = NAME, _found(source, "tokenizer_config.json")
+    if config is not None:
+        # What cannot be read is refused when it is loaded.
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            settings = json.loads(config.read_text(encoding="utf-8"))  # as transformers reads it
+            if "fast_tokenizer_files" in settings:
+                name = get_fast_tokenizer_file(settings["fast_tokenizer_files"])
+    return _found(source, name)
+
+
+def _found(source: str, name: str) -> Path | None:
     if Path(source).is_dir():
-        file = Path(source) / NAME
+        file = Path(source) / name
         return file if file.is_file() else None
     from transformers.utils import cached_file
 
     try:
-        found = cached_file(source, NAME, _raise_exceptions_for_missing_entries=False)
+        found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
     except Exception:  # no network, no such model: loading it says so
         return None
     return None if found is None else Path(found)

@@ -1,7 +1,8 @@
 """The process in which a tokenizer is tried within limits. Run as a script; does not import Vigneron.
 
 Arguments: the tokenizer.json, seconds of CPU time, and bytes of memory. Exits with 0 if the tokenizer encodes some
-texts, or is refused by the library, which loading it will explain; otherwise it has exceeded a limit.
+texts, or is refused by the library, which loading it will explain; with 3 if it has exceeded the memory. The system
+kills it for the CPU time. Another code is an error of this script, on stderr.
 """
 
 import resource
@@ -22,7 +23,7 @@ def main(file: str, seconds: int, memory: int) -> int:
         for text in TEXTS:
             tokenizer.encode(text)
     except MemoryError:
-        return 1
+        return 3
     except Exception:
         return 0
     return 0

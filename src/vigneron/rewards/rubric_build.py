@@ -10,7 +10,7 @@ from vigneron.errors import UserError
 from vigneron.policy.bundled import cache_folder
 from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rubric.live_rubric import LiveRubric
-from vigneron.rubric.model import AnyItem, JudgeItem, RewardModelItem, Rubric, VerifyItem
+from vigneron.rubric.model import AnyItem, CodeItem, JudgeItem, RewardModelItem, Rubric, VerifyItem
 from vigneron.rubric.templates import render_plain
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import Judge, build_judge
@@ -71,6 +71,7 @@ class Graders:
     placement: ModelPlacement = IN_PROCESS
     judge: Judge | None = field(default=None, init=False)
     _loaded: dict[tuple[str, str], Any] = field(default_factory=dict, init=False)
+    _runs_code: bool = field(default=False, init=False)
 
     def __call__(self, item: AnyItem) -> Grader:
         from vigneron.rewards.graders.build import build_grader
@@ -78,6 +79,7 @@ class Graders:
 
         if isinstance(item, JudgeItem | VerifyItem):
             return JudgeGrader(item, self._judge_for(item))
+        self._runs_code |= isinstance(item, CodeItem)
         if isinstance(item, RewardModelItem):
             item = item.model_copy(update={"model": self.weights(item.model)})
         return build_grader(
@@ -87,6 +89,7 @@ class Graders:
             device=self.device,
             loaded=self._loaded,
             placement=self.placement,
+            notice=self.notice,
         )
 
     def _judge_for(self, item: AnyItem) -> Judge:
@@ -113,3 +116,7 @@ class Graders:
     def stop(self) -> None:
         if self.judge is not None:
             self.judge.stop()
+        if self._runs_code:
+            from vigneron.rewards.graders.testers import end_idle
+
+            end_idle()

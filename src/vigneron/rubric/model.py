@@ -135,8 +135,8 @@ class CodeItem(Item):
     tests: str = "tests"
     """The dataset's column with tests: assertions as a string or a list of strings, or inputs with outputs."""
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 5.0
-    """Limit of CPU time for the code with one test, over all its processes. Wall-clock time is limited to ten times
-    that plus five seconds."""
+    """Limit of CPU time for the code with one test, over all its processes. Wall-clock time without a call is
+    limited to ten times that plus five seconds, the whole test to five times as much."""
     memory_mb: Annotated[int, Field(ge=64, le=8192)] = 512
 
 

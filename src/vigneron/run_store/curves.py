@@ -10,15 +10,15 @@ import sqlite3
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Any, Protocol
 
 from vigneron.errors import UserError, first_line
-from vigneron.files import open_regular, parse_json
-from vigneron.run_store.folder import RunFolder
+from vigneron.files import lines_of
+from vigneron.run_store.folder import RunFolder, record_of
 from vigneron.run_store.series import Curve, Span, joined_by_width, joined_to, spans_of
 from vigneron.run_store.sqlite_files import open_read_only, open_writable
 from vigneron.run_store.status import last_records
@@ -287,17 +287,14 @@ class CurveLog:
     def __init__(self, path: Path) -> None:
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
         self._last: int | None = None
-        with open_regular(path) as file:
-            for line in file:
-                self._add(line)
+        for line in lines_of(path):
+            self._add(line)
 
     def _add(self, line: bytes) -> None:
-        """Damaged and unfinished lines are left out."""
+        """Damaged lines are left out."""
         try:
-            record = parse_json(line)
+            record = record_of(line)
         except ValueError:
-            return
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int) or not line.endswith(b"\n"):
             return
         self._last = record["step"]
         for name, value in values_of(record).items():
@@ -348,10 +345,12 @@ def curves_of(folder: Path) -> tuple[Curves | None, str | None]:
     if (folder / CURVES).exists():
         try:
             store = CurveStore(folder, read_only=True)
-            store.names()
-            if _is_current(store, log):
-                return store, None
-            store.close()
+            with ExitStack() as unused:
+                unused.callback(store.close)
+                store.names()
+                if _is_current(store, log):
+                    unused.pop_all()
+                    return store, None
             note = f"{folder.name}: {CURVES} is out of date, metrics.jsonl was read instead"
         except (*DAMAGED, UserError) as error:
             note = f"{folder.name}: cannot read {CURVES} ({error}), metrics.jsonl was read instead"

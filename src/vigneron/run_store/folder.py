@@ -21,6 +21,7 @@ from vigneron.errors import UserError
 from vigneron.files import (
     append_line,
     closed_in_forks,
+    lines_of,
     open_regular,
     open_to_append,
     parse_json,
@@ -195,22 +196,30 @@ class RunFolder:
         with writing(self.path / name):
             append_line(self.path / name, line)
 
-    def records(self, name: str) -> Iterator[dict[str, Any]]:
-        """The complete lines of a file, each with its step; a last line that a kill cut short is left out."""
+    def records(self, name: str, *, skip_damaged: bool = False) -> Iterator[dict[str, Any]]:
+        """The complete lines of a file, each with its step; a last line that a kill cut short is left out.
+
+        A damaged line is refused, or skipped: `damage_of` names it.
+        """
         path = self.path / name
         if not path.is_file():
             return
         try:
-            with open_regular(path) as file:
-                for number, line in enumerate(file, start=1):
-                    if line.endswith(b"\n"):
-                        yield _record(parse_json(line), path, number)
-        except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
-            reason = getattr(error, "strerror", None) or "not lines of JSON"
-            raise UserError(f"cannot read '{path}': {reason}") from error
+            for number, line in enumerate(lines_of(path), start=1):
+                try:
+                    record = record_of(line)
+                except ValueError as error:
+                    if skip_damaged:
+                        continue
+                    raise UserError(f"cannot read '{path}': line {number} {error}") from error
+                yield record
+        except OSError as error:
+            raise UserError(f"cannot read '{path}': {error.strerror}") from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        return list(self.records("metrics.jsonl"))
+        """Without damaged lines. Raises if all are damaged."""
+        records = list(self.records("metrics.jsonl", skip_damaged=True))
+        return records or list(self.records("metrics.jsonl"))
 
     def forget_after(self, step: int) -> None:
         """Remove what was logged after a checkpoint, and damaged lines: the resumed run logs these steps again."""
@@ -222,11 +231,16 @@ class RunFolder:
                     write_atomically(path, "".join(f"{line}\n" for line in lines if _step_of(line) <= step))
 
 
-def _record(record: Any, path: Path, number: int) -> dict[str, Any]:
+def record_of(line: bytes) -> dict[str, Any]:
+    """A line of a log. A damaged one is a ValueError, whose text follows the line's number."""
+    try:
+        record = parse_json(line)
+    except ValueError:  # not JSON, or not UTF-8
+        raise ValueError("is not JSON") from None
     if not isinstance(record, dict):
-        raise UserError(f"cannot read '{path}': line {number} is not a JSON object")
+        raise ValueError("is not a JSON object")
     if type(record.get("step")) is not int:
-        raise UserError(f"cannot read '{path}': line {number} has no step")
+        raise ValueError("has no step")
     return record
 
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vigneron.files import open_regular, parse_json
+from vigneron.files import LONGEST_LINE, open_regular, parse_json
 from vigneron.run_store.status import last_records
 
 READ_WHOLE = 2**22
@@ -29,8 +29,8 @@ def records_of(run: Path) -> list[Record]:
                 lines = file.read(HEAD_BYTES).splitlines(keepends=True)
                 for part in range(1, LINES_READ):
                     file.seek(size * part // LINES_READ)
-                    file.readline()  # the rest of the line at that offset
-                    lines.append(file.readline())
+                    file.readline(LONGEST_LINE)  # the rest of the line at that offset
+                    lines.append(file.readline(LONGEST_LINE))
     except OSError:
         return []
     records = {record["step"]: record for line in lines if (record := _record(line)) is not None}

@@ -72,9 +72,6 @@ class SampleSearch(SampleStore):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
-        if error is not None:
-            with reading(self._path):
-                raise error
 
     def find(self, query: SampleQuery) -> SamplePage:
         conditions = ["step = ?", "kind = ?", WHICH[query.which]]
@@ -88,16 +85,17 @@ class SampleSearch(SampleStore):
             )
             values += [_anywhere(query.search)] * 3
         where = " AND ".join(conditions)
-        (count,) = self._db.execute(f"SELECT count(*) FROM samples WHERE {where}", values).fetchone()
-        rows = self._db.execute(
-            f"SELECT * FROM samples WHERE {where} ORDER BY {SORTS[query.sort]} LIMIT ? OFFSET ?",
-            (*values, query.limit, query.offset),
-        )
-        samples = [self._sample(row) for row in rows]
-        of_step = self._db.execute(
-            "SELECT DISTINCT category_of(extras) FROM samples WHERE step = ? AND kind = ?", (query.step, query.kind)
-        )
-        return SamplePage(samples, count, sorted(name for (name,) in of_step if name is not None))
+        with reading(self._path):
+            (count,) = self._db.execute(f"SELECT count(*) FROM samples WHERE {where}", values).fetchone()
+            rows = self._db.execute(
+                f"SELECT * FROM samples WHERE {where} ORDER BY {SORTS[query.sort]} LIMIT ? OFFSET ?",
+                (*values, query.limit, query.offset),
+            )
+            samples = [self._sample(row) for row in rows]
+            of_step = self._db.execute(
+                "SELECT DISTINCT category_of(extras) FROM samples WHERE step = ? AND kind = ?", (query.step, query.kind)
+            )
+            return SamplePage(samples, count, sorted(name for (name,) in of_step if name is not None))
 
     def kinds(self) -> list[Kind]:
         return [kind for kind in ("train", "eval") if self._nearest_step(-1, kind, forward=True) is not None]
@@ -118,38 +116,42 @@ class SampleSearch(SampleStore):
     def _nearest_step(self, step: int, kind: Kind, *, forward: bool) -> int | None:
         """The nearest step with samples of this kind, after or before `step`."""
         after, order = (">", "ASC") if forward else ("<", "DESC")
-        row = self._db.execute(
-            f"SELECT step FROM {self._steps} WHERE step {after} ? AND kind = ? ORDER BY step {order} LIMIT 1",
-            (step, kind),
-        ).fetchone()
-        return None if row is None else int(row[0])
+        with reading(self._path):
+            row = self._db.execute(
+                f"SELECT step FROM {self._steps} WHERE step {after} ? AND kind = ? ORDER BY step {order} LIMIT 1",
+                (step, kind),
+            ).fetchone()
+            return None if row is None else int(row[0])
 
     def one(self, step: int, kind: Kind, sample: int) -> Sample | None:
-        row = self._db.execute(
-            "SELECT * FROM samples WHERE step = ? AND kind = ? AND sample = ?", (step, kind, sample)
-        ).fetchone()
-        return None if row is None else self._sample(row)
+        with reading(self._path):
+            row = self._db.execute(
+                "SELECT * FROM samples WHERE step = ? AND kind = ? AND sample = ?", (step, kind, sample)
+            ).fetchone()
+            return None if row is None else self._sample(row)
 
     def history(self, prompt: str, kind: Kind, limit: int = 500) -> list[Sample]:
         """Samples of one prompt, newest first. A store of an older version is scanned."""
-        if self._has("prompts"):
-            rows = self._db.execute(
-                "SELECT samples.* FROM prompts JOIN samples USING (step, kind, sample) "
-                "WHERE prompts.key = ? AND prompts.kind = ? AND prompt = ? "
-                "ORDER BY prompts.step DESC, prompts.sample LIMIT ?",
-                (prompt_key(prompt), kind, prompt, limit),
-            )
-        else:
-            rows = self._db.execute(
-                "SELECT * FROM samples WHERE prompt = ? AND kind = ? ORDER BY step DESC, sample LIMIT ?",
-                (prompt, kind, limit),
-            )
-        return [self._sample(row) for row in rows]
+        with reading(self._path):
+            if self._has("prompts"):
+                rows = self._db.execute(
+                    "SELECT samples.* FROM prompts JOIN samples USING (step, kind, sample) "
+                    "WHERE prompts.key = ? AND prompts.kind = ? AND prompt = ? "
+                    "ORDER BY prompts.step DESC, prompts.sample LIMIT ?",
+                    (prompt_key(prompt), kind, prompt, limit),
+                )
+            else:
+                rows = self._db.execute(
+                    "SELECT * FROM samples WHERE prompt = ? AND kind = ? ORDER BY step DESC, sample LIMIT ?",
+                    (prompt, kind, limit),
+                )
+            return [self._sample(row) for row in rows]
 
     def has_at_most(self, limit: int) -> bool:
         """By the highest row id, without counting."""
-        (highest,) = self._db.execute("SELECT max(rowid) FROM samples").fetchone()
-        return (highest or 0) <= limit
+        with reading(self._path):
+            (highest,) = self._db.execute("SELECT max(rowid) FROM samples").fetchone()
+            return (highest or 0) <= limit
 
 
 def category_of(extras: str) -> str | None:

@@ -31,6 +31,9 @@ NO_KEY = "no-key-needed"
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
 LONGEST_DATE = 100
 LONGEST_INT = 300
+# Bytes of a chat reply: reading it, after its deadline, takes some microseconds a byte.
+LONGEST_CHAT = 4_000_000
+
 # A larger token count is not one.
 LARGEST_COUNT = 2**53
 
@@ -102,7 +105,10 @@ class Client:
         if not key.isascii() or not key.isprintable():
             raise UserError(f"{where}: OPENAI_API_KEY contains a character that is not printable ASCII")
         self._has_key = bool(key)
-        self._http = HttpClient(self.url, key or NO_KEY, proxies=not loopback)
+        try:
+            self._http = HttpClient(self.url, key or NO_KEY, proxies=not loopback)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
 
     def __repr__(self) -> str:
         return f"Client({self.url})"
@@ -154,7 +160,7 @@ class Client:
         self, path: str, body: Mapping[str, Any], parse: Callable[[Any], Parsed], fail_fast: bool
     ) -> Parsed | Failure:
         """`fail_fast`: only one retry if the endpoint cannot be reached."""
-        from vigneron.http_client import BrokenResponse, Unreachable
+        from vigneron.http_client import LONGEST_RESPONSE, BrokenResponse, Unreachable
 
         deadline = time.monotonic() + self._total_timeout_s
         attempt = 0
@@ -163,14 +169,8 @@ class Client:
             reachable = True
             try:
                 timeout_s = min(self._timeout_s, max(0.0, deadline - time.monotonic()))
-                response = self._http.request(path, body, timeout_s=timeout_s)
-                if 200 <= response.status < 300:
-                    return parse(parse_response(response.body))
-                why = f"answered {response.status}{self._error_text(response)}"
-                self._raise_if_permanent(response.status, why, body["model"])
-                if response.status < 500 and response.status not in (408, 409, 429):
-                    return Failure(why, refused=True)
-                requested_wait = retry_after(response.headers)
+                longest = LONGEST_CHAT if path.endswith("completions") else LONGEST_RESPONSE
+                response = self._http.request(path, body, timeout_s=timeout_s, longest=longest)
             except TimeoutError:
                 why = f"did not answer within {self._timeout_s:g} s"
             except Unreachable as error:
@@ -178,8 +178,18 @@ class Client:
                 why = f"cannot be reached ({error})"
             except BrokenResponse as error:
                 why = f"broke off its response ({error})"
-            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
-                why = "returned a malformed response"
+            else:
+                if 200 <= response.status < 300:
+                    try:
+                        return parse(parse_response(response.body))
+                    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+                        why = "returned a malformed response"
+                else:
+                    why = f"answered {response.status}{self._error_text(response)}"
+                    self._raise_if_permanent(response.status, why, body["model"])
+                    if response.status < 500 and response.status not in (408, 409, 429):
+                        return Failure(why, refused=True)
+                    requested_wait = retry_after(response.headers)
             attempt += 1
             wait = backoff(attempt) if requested_wait is None else requested_wait + _JITTER.uniform(0, FIRST_WAIT_S)
             if requested_wait is not None and time.monotonic() + wait > deadline:

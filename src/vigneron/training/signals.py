@@ -11,20 +11,14 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from vigneron.distributed.stop_signals import handled_signals
+
 
 class Stopped(SystemExit):
     """Training stopped on a signal; the exit code is 128 + the signal's number."""
 
     finished: Path | None = None
     """The run's folder, if that step was its last."""
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def handled_signals() -> list[int]:
-    """Those that stop a run; not one that is ignored, as SIGHUP is under `nohup`."""
-    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def release_terminal(handles: Sequence[int] = (1, 2)) -> None:

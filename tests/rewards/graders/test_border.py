@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigneron.errors import UserError
 from vigneron.rewards.graders.inside.answer import AnswerPeer
 from vigneron.rewards.graders.inside.border import Remote
 from vigneron.rewards.graders.inside.plain import NotPlain, decode, dumps, encode, loads
 from vigneron.rewards.graders.inside.rewrite import NoTest, prepare
 from vigneron.rewards.graders.inside.tester import PeerForTests
-from vigneron.rewards.graders.row_tests import row_tests
+from vigneron.rewards.graders.row_tests import MalformedTests, row_tests
 from vigneron.rewards.graders.runner import ProgramTest, PythonTest, same_output
 
 PLAIN = st.recursive(
@@ -183,7 +182,7 @@ def test_other_columns_of_a_row_belong_to_its_tests() -> None:
     ],
 )
 def test_a_column_that_is_no_test_is_refused(value: Any, why: str) -> None:
-    with pytest.raises(UserError, match=why):
+    with pytest.raises(MalformedTests, match=why):
         row_tests({"tests": value}, "tests", "here")
 
 

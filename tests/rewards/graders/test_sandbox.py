@@ -1,5 +1,6 @@
 """Code in a sandbox: what tests say of it, what it cannot forge, and faults that must leave the machine unharmed."""
 
+import json
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +24,10 @@ from support.hostile_code import FAULTS, REASONS, TOO_LONG
 from vigneron.errors import UserError
 from vigneron.rewards.graders import runner, sandbox, testers
 from vigneron.rewards.graders.code import CodeGrader, cores, python_code
+from vigneron.rewards.graders.pipes import SandboxPipes
 from vigneron.rewards.graders.runner import PythonTest, find_sandbox, run_test
 from vigneron.rewards.graders.sandbox import REFUSED, SOCKET, Container, Limits, seccomp_filter
+from vigneron.rewards.rubric_build import Graders
 from vigneron.rubric.model import CodeItem
 from vigneron.sources.verdict import GraderInput, Verdict
 
@@ -135,18 +139,35 @@ def test_samples_are_scored_in_order_with_their_own_tests_and_rows_without_are_m
 
 
 @needs_sandbox
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"test": "x"}, r"a row has no column 'tests' \(did you mean 'test'\?\)"),
-        ({"tests": [1]}, "is neither a string nor a list of strings"),
-        ({"tests": 7}, "is neither a string nor a list of strings"),
-        ({"tests": ["x"] * 101}, "101 tests, more than 100"),
-    ],
-)
-def test_a_column_that_is_wrong_is_the_users_to_mend(row: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=f"^item 'it', tests: .*{message}"):
-        scorer()([GraderInput("q", ADD, row)])
+def test_a_column_that_is_absent_is_the_users_to_mend() -> None:
+    with pytest.raises(UserError, match=r"^item 'it', tests: a row has no column 'tests' \(did you mean 'test'\?\)"):
+        scorer()([GraderInput("q", ADD, {"test": "x"})])
+
+
+@needs_sandbox
+def test_a_row_with_malformed_tests_is_missing_with_one_notice_and_stops_nothing() -> None:
+    notices: list[str] = []
+    grader = CodeGrader(item(), notice=notices.append)
+    rows: list[Any] = [[1], 7, {"inputs": ["1"], "outputs": []}, "assert add(1, 1) == 2"]
+    rows += [{"inputs": [[1]], "outputs": [1], "fn_name": name} for name in ("f()", "g()")]
+    verdicts = grader([GraderInput("q", ADD, {"tests": row}) for row in rows])
+    assert [verdict.score for verdict in verdicts] == [None, None, None, 1, None, None]
+    assert verdicts[-1].why == "the row's tests are malformed: fn_name is not a name"
+    assert [text.split(": ")[2].split(" (")[0] for text in notices] == [
+        "column 'tests' is neither a string nor a list of strings, nor inputs with outputs",
+        "a test needs as many inputs as outputs",
+        "fn_name is not a name",
+    ]
+
+
+@needs_sandbox
+def test_of_more_than_100_tests_the_first_are_run_with_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vigneron.rewards.graders.code.run_test", lambda *_: runner.SandboxResult("passed"))
+    notices: list[str] = []
+    grader = CodeGrader(item(), notice=notices.append)
+    verdicts = grader([GraderInput("q", ADD, {"tests": ["assert add(1, 1) == 2"] * n}) for n in (100, 101, 140)])
+    assert [verdict.reasoning for verdict in verdicts] == ["100 of 100 tests pass"] * 3
+    assert notices == ["item 'it', tests: of rows with more than 100 tests only the first 100 are run"]
 
 
 @needs_sandbox
@@ -183,7 +204,30 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_clock_is_generous() -> None:
-    assert Limits(2.0).clock_s == 25
+    assert (Limits(2.0).clock_s, Limits(2.0).total_s) == (25, 125)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("calls", "end", "why"), [(20, "passed", ""), (100, "test failed", "it did not end within 75 s")]
+)
+def test_the_clock_limits_the_time_without_a_message(
+    calls: int, end: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second passes with each message, and no time otherwise; the limit is 15 s."""
+    now = [0.0]
+    send = SandboxPipes.send
+
+    def slow_send(pipes: SandboxPipes, line: bytes) -> None:
+        now[0] += 1
+        send(pipes, line)
+
+    monkeypatch.setattr(SandboxPipes, "send", slow_send)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    test = PythonTest(f"for n in range({calls}):\n    assert add(n, 1) == n + 1")
+    result = run_test(find_sandbox(), Limits(1.0), ADD, test)
+    assert (result.end, result.why, result.clock_timeout) == (end, why, end != "passed")
+    assert now[0] > Limits(1.0).clock_s
 
 
 @needs_sandbox
@@ -424,13 +468,65 @@ def test_a_container_is_started_with_its_limits_and_ended_by_its_name(
     limits = Limits(memory_mb=300)
     for code, end in ((ADD, "passed"), ("import time\ntime.sleep(0)", "test failed")):
         assert run_test(Container(str(program)), limits, code, PythonTest("assert add(1, 2) == 3")).end == end
-    testers.end_idle()
     lines = log.read_text().splitlines()
     runs = [line for line in lines if line.startswith("run ")]
-    assert sum("--memory 300m" in run for run in runs) == 2
-    assert len(runs) in (3, 4)  # a second for the tests, if /tmp, which the stand-in shares, has changed
+    assert len(runs) == 4  # no container is used for a second test: it ends itself after a while
     for run in runs:
-        for option in ("--network none", "--read-only", "--pids-limit 32", "--cap-drop ALL", "--rm"):
+        for option in (
+            "--memory 300m",
+            "timeout -s KILL 335",
+            "--network none",
+            "--read-only",
+            "--pids-limit 32",
+            "--cap-drop ALL",
+            "--rm",
+        ):
             assert option in run
     names = [run.split("--name ")[1].split()[0] for run in runs]
     assert sorted(line for line in lines if line.startswith("rm")) == sorted(f"rm --force {name}" for name in names)
+
+
+@pytest.mark.parametrize("own", [sandbox.Bubblewrap("bwrap", "/python", "/usr"), Container("docker")])
+def test_the_code_and_its_test_get_the_hard_limits_of_their_sandbox(
+    own: sandbox.Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NPROC in a container would count the processes of all containers."""
+    monkeypatch.setattr(type(own), "start", lambda *_: SimpleNamespace(container=None))
+    sent: list[bytes] = []
+
+    class Pipes:
+        def __init__(self, running: Any) -> None:
+            self.running = running
+
+        def attach(self, selector: Any) -> None: ...
+        def send(self, line: bytes) -> None:
+            sent.append(line)
+
+    monkeypatch.setattr(testers, "SandboxPipes", Pipes)
+    tester = testers.Tester(own, Limits())
+    tester.started = True
+    answer: Any = Pipes(SimpleNamespace(container=None))
+    runner._Session(answer, tester, Limits(), ADD, PythonTest("assert add(1, 1) == 2"))
+    limits = json.loads(sent[0])["limits"]
+    options: Any = "name" if isinstance(own, Container) else None
+    assert json.dumps(limits) in own.command(Limits(), options)  # type: ignore[attr-defined]
+    assert ("NPROC" in limits) is not isinstance(own, Container)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_lock_that_is_held_at_a_fork_is_free_in_the_child() -> None:
+    with testers._lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if testers._lock.acquire(blocking=False) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@needs_sandbox
+def test_kept_sandboxes_end_with_the_graders() -> None:
+    graders = Graders(None)
+    graders(item())
+    kept = [tester for (pid, _), idle in testers._idle.items() if pid == os.getpid() for tester in idle]
+    assert kept
+    graders.stop()
+    assert not any(tester.alive() for tester in kept)

@@ -198,7 +198,10 @@ def _number(value: Any) -> float:
 def connect(config: VllmSamplingConfig) -> VllmServer:
     """Connect to the recipe's server and check that it can be trained with."""
     url = config.url.rstrip("/").removesuffix("/v1").rstrip("/")
-    http = JsonServer(url, config.timeout_s, os.environ.get("VLLM_API_KEY", "").strip())
+    try:
+        http = JsonServer(url, config.timeout_s, os.environ.get("VLLM_API_KEY", "").strip())
+    except UserError as error:
+        raise UserError(f"{WHERE}.url: {error}") from None
     try:
         http.request("/health", tries=1)
     except HttpError as error:

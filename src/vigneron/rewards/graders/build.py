@@ -32,8 +32,10 @@ def build_grader(
     device: str = "cpu",
     loaded: dict[tuple[str, str], Any] | None = None,
     placement: ModelPlacement = IN_PROCESS,
+    notice: Callable[[str], None] = lambda text: None,
 ) -> Grader:
     """Raises a `UserError` for a broken item. `cache` is the file of cached embeddings, `device` where models run.
+    `notice` gets notices about rows, perhaps from another thread.
 
     Items with the same `loaded` dict share models of the same name.
     """
@@ -51,7 +53,7 @@ def build_grader(
     if isinstance(item, CodeItem):
         from vigneron.rewards.graders.code import CodeGrader
 
-        return CodeGrader(item)
+        return CodeGrader(item, notice=notice)
     if isinstance(item, PythonItem):
         from vigneron.rewards.graders.models import PythonGrader
 

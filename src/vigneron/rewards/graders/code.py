@@ -10,17 +10,17 @@ with the column `entry_point` (HumanEval), functions and classes for pytest or u
 TACO). A test that reaches no assertion, or does not use the code, is missing.
 
 `timeout_s` is CPU time, and at most one sandbox runs per core, so that correct code does not fail on a busy machine.
-Code that sleeps uses no CPU time and is stopped by the longer wall-clock limit (`Limits.clock_s`); after two such
-timeouts the remaining tests of a response are not run.
+Code that sleeps uses no CPU time and is stopped by the longer wall-clock limits (`Limits.clock_s` without a message,
+`Limits.total_s` for the whole test); after two such timeouts the remaining tests of a response are not run.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from textwrap import dedent
 
 from vigneron.errors import UserError
-from vigneron.rewards.graders.row_tests import row_tests
+from vigneron.rewards.graders.row_tests import MalformedTests, row_tests
 from vigneron.rewards.graders.runner import AnyTest, SandboxResult, find_sandbox, probe, run_test
 from vigneron.rewards.graders.sandbox import Limits, Sandbox
 from vigneron.rubric.model import CodeItem
@@ -28,6 +28,7 @@ from vigneron.sources.verdict import GraderInput, Verdict
 from vigneron.threads import DaemonPool
 
 MAX_CODE = 100_000
+MAX_TESTS = 100
 PYTHON = ("python", "python3", "py")
 MAX_CLOCK_TIMEOUTS = 2
 
@@ -46,8 +47,11 @@ def cores() -> int:
 class CodeGrader:
     overlaps = True
 
-    def __init__(self, item: CodeItem, sandbox: Sandbox | None = None) -> None:
-        self._item = item
+    def __init__(
+        self, item: CodeItem, sandbox: Sandbox | None = None, notice: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._item, self._notice = item, notice
+        self._notified: set[str] = set()
         self._limits = Limits(item.timeout_s, item.memory_mb)
         try:
             self._sandbox = sandbox or find_sandbox()
@@ -60,8 +64,7 @@ class CodeGrader:
             )
 
     def __call__(self, samples: Sequence[GraderInput]) -> list[Verdict]:
-        where = f"item '{self._item.name}', tests"
-        tests = [row_tests(sample.row, self._item.tests, where) for sample in samples]
+        tests = [self._tests(sample) for sample in samples]
         codes = [python_code(sample.response) for sample in samples]
         futures = [_pool().submit(self._verdict, code, some) for code, some in zip(codes, tests, strict=True)]
         try:
@@ -70,7 +73,25 @@ class CodeGrader:
             for future in futures:
                 future.cancel()
 
-    def _verdict(self, code: str, tests: Sequence[AnyTest]) -> Verdict:
+    def _tests(self, sample: GraderInput) -> list[AnyTest] | MalformedTests:
+        where = f"item '{self._item.name}', tests"
+        try:
+            tests = row_tests(sample.row, self._item.tests, where)
+        except MalformedTests as error:
+            self._notify(f"{where}: rows without a score: {error}")
+            return error
+        if len(tests) > MAX_TESTS:
+            self._notify(f"{where}: of rows with more than {MAX_TESTS} tests only the first {MAX_TESTS} are run")
+        return tests[:MAX_TESTS]
+
+    def _notify(self, text: str) -> None:
+        if text not in self._notified:
+            self._notified.add(text)
+            self._notice(text)
+
+    def _verdict(self, code: str, tests: Sequence[AnyTest] | MalformedTests) -> Verdict:
+        if isinstance(tests, MalformedTests):
+            return Verdict.missing(f"the row's tests are malformed: {tests}")
         if not tests:
             return Verdict.missing("the row has no tests")
         if not code.strip():

@@ -7,7 +7,6 @@ from typing import Any
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rewards.graders.runner import AnyTest, ProgramTest, PythonTest
 
-MAX_TESTS = 100
 MAX_JSON = 20_000_000
 
 CALLED = """
@@ -23,32 +22,32 @@ assert result in ({expected!r}, {first!r}), "`{name}` is wrong"
 """A test with `fn_name`: the expected value may stand in a list of its own."""
 
 
+class MalformedTests(ValueError):
+    """The tests of one row are in no known format."""
+
+
 def row_tests(row: Mapping[str, Any], column: str, where: str) -> list[AnyTest]:
-    """Of the row's column: assertions as a string or a list of strings; inputs and outputs, also as JSON. Raises a
-    `UserError`."""
+    """Of the row's column: assertions as a string or a list of strings; inputs and outputs, also as JSON. Raises
+    `MalformedTests`, and a `UserError` if there is no such column."""
     if column not in row:
         raise UserError(f"{where}: a row has no column '{column}'{did_you_mean(column, row)}")
     value = row[column]
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") and len(value) <= MAX_JSON:
         value = _json_or_text(value)
     if value is None:
-        tests: list[AnyTest] = []
-    elif isinstance(value, str):
-        tests = [_python(value, row)] if value.strip() else []
-    elif isinstance(value, Mapping):
-        tests = _inputs_outputs(value, where)
-    elif isinstance(value, list | tuple) and all(isinstance(test, str) for test in value):
-        tests = [_python(test, row) for test in value if test.strip()]
-    elif isinstance(value, list | tuple) and all(isinstance(test, Mapping) for test in value):
-        tests = [test for each in value for test in _inputs_outputs(each, where)]
-    else:
-        raise UserError(
-            f"{where}: column '{column}' is neither a string nor a list of strings, nor inputs with outputs "
-            '(`{"inputs": […], "outputs": […]}` or `[{"input": …, "output": …}]`)'
-        )
-    if len(tests) > MAX_TESTS:
-        raise UserError(f"{where}: a row has {len(tests)} tests, more than {MAX_TESTS}: join some of them")
-    return tests
+        return []
+    if isinstance(value, str):
+        return [_python(value, row)] if value.strip() else []
+    if isinstance(value, Mapping):
+        return _inputs_outputs(value)
+    if isinstance(value, list | tuple) and all(isinstance(test, str) for test in value):
+        return [_python(test, row) for test in value if test.strip()]
+    if isinstance(value, list | tuple) and all(isinstance(test, Mapping) for test in value):
+        return [test for each in value for test in _inputs_outputs(each)]
+    raise MalformedTests(
+        f"column '{column}' is neither a string nor a list of strings, nor inputs with outputs "
+        '(`{"inputs": […], "outputs": […]}` or `[{"input": …, "output": …}]`)'
+    )
 
 
 def _json_or_text(text: str) -> Any:
@@ -67,20 +66,20 @@ def _python(test: str, row: Mapping[str, Any]) -> PythonTest:
     return PythonTest(test, "\n".join(texts), entry if isinstance(entry, str) and entry.strip() else None)
 
 
-def _inputs_outputs(case: Mapping[str, Any], where: str) -> list[AnyTest]:
+def _inputs_outputs(case: Mapping[str, Any]) -> list[AnyTest]:
     inputs = case["inputs"] if "inputs" in case else [case["input"]] if "input" in case else None
     outputs = case["outputs"] if "outputs" in case else [case["output"]] if "output" in case else None
     if not isinstance(inputs, list | tuple) or not isinstance(outputs, list | tuple) or len(inputs) != len(outputs):
-        raise UserError(f"{where}: a test needs as many inputs as outputs (keys 'inputs' and 'outputs')")
+        raise MalformedTests("a test needs as many inputs as outputs (keys 'inputs' and 'outputs')")
     name = case.get("fn_name")
     if name is None:
         return [ProgramTest(_text(one), _text(two)) for one, two in zip(inputs, outputs, strict=True)]
     if not isinstance(name, str) or not name.isidentifier():
-        raise UserError(f"{where}: fn_name {name!r} is not a name")
+        raise MalformedTests("fn_name is not a name")
     made: list[AnyTest] = []
     for one, expected in zip(inputs, outputs, strict=True):
         if not isinstance(one, list | tuple):
-            raise UserError(f"{where}: with fn_name each of the inputs is the list of a call's arguments")
+            raise MalformedTests("with fn_name each of the inputs must be the list of a call's arguments")
         first = expected[0] if isinstance(expected, list) and len(expected) == 1 else expected
         made.append(PythonTest(CALLED.format(name=name, arguments=tuple(one), expected=expected, first=first)))
     return made

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from math import inf
 from typing import Any, Literal
 
 from vigneron.errors import UserError
@@ -83,7 +84,7 @@ def _run(sandbox: Sandbox, limits: Limits, code: str, test: AnyTest, *, new: boo
     tester: Tester | None = None
     session: _Session | None = None
     try:
-        tester = borrow(sandbox, new=new) if isinstance(test, PythonTest) else None
+        tester = borrow(sandbox, limits, new=new) if isinstance(test, PythonTest) else None
         session = _Session(answer, tester, limits, code, test)
         result = session.result()
         return result, session.tester_ended and not new and not session.passed_on
@@ -94,7 +95,7 @@ def _run(sandbox: Sandbox, limits: Limits, code: str, test: AnyTest, *, new: boo
         if session is not None:
             session.close()
         if tester is not None:
-            _leave(tester, sandbox, session)
+            _leave(tester, session)
 
 
 def run_session(answer: SandboxPipes, tester: Tester | None, limits: Limits, code: str, test: AnyTest) -> SandboxResult:
@@ -106,12 +107,15 @@ def run_session(answer: SandboxPipes, tester: Tester | None, limits: Limits, cod
         session.close()
 
 
-def _leave(tester: Tester, sandbox: Sandbox, session: "_Session | None") -> None:
+def _leave(tester: Tester, session: "_Session | None") -> None:
+    if not tester.sandbox.keeps_testers:
+        tester.pipes.end()
+        return
     if session is not None and session.waiting and not session.over:
         tester.pipes.send(b'["stop"]\n')
         session.over = True
     if session is not None and session.over and tester.clean_end():
-        give_back(tester, sandbox)
+        give_back(tester)
     else:
         tester.pipes.end()
 
@@ -172,6 +176,8 @@ class _Session:
         """The test's process waits for a reply."""
         self.tester_ended = False
         self._cpu_before = 0.0
+        self._deadline = time.monotonic() + START_S
+        self._end = inf
         self._selector = selectors.DefaultSelector()
         answer.attach(self._selector)
         if tester is not None:
@@ -182,26 +188,29 @@ class _Session:
     def _request_test(self) -> None:
         assert self._tester is not None
         assert isinstance(self._test, PythonTest)
-        request = {"limits": self._limits.hard(), **asdict(self._test)}
+        request = {"limits": self._tester.sandbox.hard(self._limits), **asdict(self._test)}
         self._tester.pipes.send(json.dumps(request).encode() + b"\n")
 
     def result(self) -> SandboxResult:
-        deadline, poll_at = time.monotonic() + START_S, time.monotonic() + POLL_S
-        while (left := deadline - time.monotonic()) > 0:
+        poll_at = time.monotonic() + POLL_S
+        while (left := self._deadline - time.monotonic()) > 0:
             for key, _ in self._selector.select(min(POLL_S, left)):
-                before = self._stage
                 result = self._handle(key.data, key.fileobj)
                 if result is not None:
                     return result
-                if before == "start" != self._stage:
-                    deadline = time.monotonic() + self._limits.clock_s
             if time.monotonic() >= poll_at:
                 poll_at = time.monotonic() + POLL_S
                 if (result := self._over_limit() or self._test_over_limit()) is not None:
                     return result
         if self._stage == "start":
             return SandboxResult("broken", f"it did not start within {START_S:g} s{self._stderr()}")
-        return replace(self._failed(f"it did not end within {self._limits.clock_s:g} s"), clock_timeout=True)
+        limit = self._limits.total_s if self._deadline == self._end else self._limits.clock_s
+        return replace(self._failed(f"it did not end within {limit:g} s"), clock_timeout=True)
+
+    def _restart_clock(self) -> None:
+        """After a message: the wall clock limits the time without one, and more generously the whole test."""
+        if self._stage != "start":
+            self._deadline = min(time.monotonic() + self._limits.clock_s, self._end)
 
     def _over_limit(self) -> SandboxResult | None:
         if self._is_container:
@@ -255,12 +264,15 @@ class _Session:
                 return self._failed(OUT_OF_TURN)
             self._turn, self.waiting = "tester", False
             self.passed_on += 1
+            self._restart_clock()
             self._tester.pipes.send(line + b"\n")
             return None
         try:
             kind, *rest = json.loads(line)
             if kind == "started" and self._stage == "start":
                 self._stage = "code"
+                self._end = time.monotonic() + self._limits.total_s
+                self._restart_clock()
                 # The code is sent after this: Python's startup does not count.
                 if not self._is_container:
                     self._cpu_before = resource_usage(self._answer.running.process.pid).cpu_s
@@ -268,6 +280,7 @@ class _Session:
                 self._answer.send(json.dumps({"code": self._code, "stdin": stdin}).encode() + b"\n")
             elif kind == "ready" and self._stage == "code" and self._tester is not None:
                 self._stage = "test"
+                self._restart_clock()
                 if self._held is not None:
                     self._answer.send(self._held)
                     self._turn, self._held = "answer", None
@@ -287,6 +300,7 @@ class _Session:
         assert self._tester is not None
         if line.startswith(EXCHANGED):
             self.waiting = True
+            self._restart_clock()
             if self._stage == "test":
                 self._turn = "answer"
                 self._answer.send(line + b"\n")
@@ -299,6 +313,7 @@ class _Session:
             return self._tester_died()
         if kind == "started":
             self._tester.note_started()
+            self._restart_clock()
             self._request_test()
             return None
         if kind != "result" or len(rest) != 2:

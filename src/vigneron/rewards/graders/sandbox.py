@@ -85,9 +85,11 @@ NOBODY = 65534
 MIB = 2**20
 IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 # The wall-clock limit is CLOCK_FACTOR times the CPU limit plus CLOCK_EXTRA_S, so that code that waits for a core on a
-# busy machine does not reach it.
+# busy machine does not reach it. It starts again with each message, because a test may make thousands of calls; all of
+# them together have TOTAL_FACTOR times that limit.
 CLOCK_FACTOR, CLOCK_EXTRA_S = 10, 5.0
-# A container ends itself this long after its wall-clock limit, in case this process is gone.
+TOTAL_FACTOR = 5
+# A container ends itself this long after the limit for the whole test, in case this process is gone.
 CONTAINER_EXTRA_S = 60
 EXIT_WAIT_S = 5.0
 PYTHON_OPTIONS = ("-s", "-S", "-B")
@@ -116,7 +118,7 @@ module.main(sys.argv[1])
 @dataclass(frozen=True)
 class Limits:
     """`timeout_s` is the CPU time of all processes for the code with one test, counted after Python has started. Code
-    that sleeps is stopped by the wall-clock limit `clock_s`.
+    that sleeps is stopped by the wall-clock limits: `clock_s` without a message, `total_s` for the whole test.
 
     The processes of a container cannot be observed from outside: there the kernel limits each process's CPU time."""
 
@@ -129,6 +131,10 @@ class Limits:
     @property
     def clock_s(self) -> float:
         return CLOCK_FACTOR * self.timeout_s + CLOCK_EXTRA_S
+
+    @property
+    def total_s(self) -> float:
+        return TOTAL_FACTOR * self.clock_s
 
     def hard(self) -> dict[str, int]:
         """By the kernel's names (RLIMIT_…)."""
@@ -176,7 +182,15 @@ class RunningSandbox:
 class Sandbox(Protocol):
     @property
     def name(self) -> str: ...
+    @property
+    def keeps_testers(self) -> bool:
+        """Whether a sandbox of tests is used for more than one test."""
+        ...
+
     def start(self, limits: Limits, program: Program = "answer") -> RunningSandbox: ...
+    def hard(self, limits: Limits) -> dict[str, int]:
+        """The limits that a process inside sets for itself."""
+        ...
 
 
 SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/share/zoneinfo")
@@ -215,6 +229,13 @@ class Bubblewrap:
     @property
     def name(self) -> str:
         return f"bubblewrap with {self.python}"
+
+    @property
+    def keeps_testers(self) -> bool:
+        return True
+
+    def hard(self, limits: Limits) -> dict[str, int]:
+        return limits.hard()
 
     def start(self, limits: Limits, program: Program = "answer") -> RunningSandbox:
         filter_program = seccomp_filter()
@@ -259,7 +280,7 @@ class Bubblewrap:
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         if filter_fd is not None:
             options += ["--seccomp", str(filter_fd)]
-        return [self.program, *options, "--", *_inside(self.python, program, limits.hard())]
+        return [self.program, *options, "--", *_inside(self.python, program, self.hard(limits))]
 
 
 @dataclass(frozen=True)
@@ -270,14 +291,21 @@ class Container:
     def name(self) -> str:
         return f"{Path(self.program).name} with {IMAGE}"
 
+    @property
+    def keeps_testers(self) -> bool:
+        """A container ends itself after a while, and its memory is limited from the start."""
+        return False
+
+    def hard(self, limits: Limits) -> dict[str, int]:
+        """Without NPROC, which would count the processes of all containers."""
+        return {name: limit for name, limit in limits.hard().items() if name != "NPROC"}
+
     def start(self, limits: Limits, program: Program = "answer") -> RunningSandbox:
         name = f"vigneron-{secrets.token_hex(8)}"
         return RunningSandbox(_started(self.command(limits, name, program)), (self.program, name))
 
     def command(self, limits: Limits, name: str, program: Program = "answer") -> list[str]:
         disk = f"rw,nosuid,nodev,size={limits.disk_mb}m,mode=1777"
-        # NPROC would count the processes of all containers.
-        hard = {name: limit for name, limit in limits.hard().items() if name != "NPROC"}
         return [
             *(self.program, "run", "--rm", "--interactive", "--init", "--name", name, "--pull", "never"),
             *("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
@@ -290,8 +318,8 @@ class Container:
                 "timeout",
                 "-s",
                 "KILL",
-                str(ceil(limits.clock_s) + CONTAINER_EXTRA_S),
-                *_inside("python3", program, hard),
+                str(ceil(limits.total_s) + CONTAINER_EXTRA_S),
+                *_inside("python3", program, self.hard(limits)),
             ),
         ]
 

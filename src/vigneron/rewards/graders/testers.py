@@ -1,4 +1,4 @@
-"""Sandboxes in which tests run. They are kept: a test runs in a process forked in one, and leaves nothing there."""
+"""Sandboxes in which tests run. Bubblewrap's are kept: each test has a process forked in one, and leaves nothing."""
 
 import os
 import selectors
@@ -17,8 +17,9 @@ OVER = b'["over",'
 class Tester:
     """A sandbox with the program `tester`."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.pipes = SandboxPipes(sandbox.start(Limits(), "tester"))
+    def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
+        self.sandbox = sandbox
+        self.pipes = SandboxPipes(sandbox.start(limits, "tester"))
         self.started = False
         self.unread: list[bytes] = []
         self._processes = 0
@@ -65,8 +66,17 @@ _idle: defaultdict[tuple[int, Sandbox], list[Tester]] = defaultdict(list)
 """By process: a forked process must not share the pipes."""
 
 
-def borrow(sandbox: Sandbox, *, new: bool = False) -> Tester:
-    """Raises OSError if none can be started."""
+def _after_fork() -> None:
+    """Another thread may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def borrow(sandbox: Sandbox, limits: Limits, *, new: bool = False) -> Tester:
+    """A new one has these limits. Raises OSError if none can be started."""
     with _lock:
         idle = _idle[os.getpid(), sandbox]
         while idle and not new:
@@ -74,12 +84,12 @@ def borrow(sandbox: Sandbox, *, new: bool = False) -> Tester:
             if tester.alive():
                 return tester
             tester.pipes.end()
-    return Tester(sandbox)
+    return Tester(sandbox, limits)
 
 
-def give_back(tester: Tester, sandbox: Sandbox) -> None:
+def give_back(tester: Tester) -> None:
     with _lock:
-        _idle[os.getpid(), sandbox].append(tester)
+        _idle[os.getpid(), tester.sandbox].append(tester)
 
 
 def end_idle() -> None:

@@ -77,6 +77,7 @@ class GenerateSampler:
             do_sample=False,
             eos_token_id=sorted(policy.eos_ids) or None,
             pad_token_id=policy.pad_id,
+            return_dict_in_generate=True,
         )
         with policy._precision(), _only(settings, policy.causal), _training_head(policy):
             out = policy.causal.generate(
@@ -85,7 +86,6 @@ class GenerateSampler:
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([drawn]),
                 stopping_criteria=StoppingCriteriaList(stopping),
-                return_dict_in_generate=True,
             )
         new_BT = out.sequences[:, width:]
         ends = torch.tensor(sorted(policy.eos_ids), device=policy.device)

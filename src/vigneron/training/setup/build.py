@@ -3,20 +3,22 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 
 from vigneron.config import Config
 from vigneron.data.curricula import ByLoss
-from vigneron.data.prompts import Row, prompts_token_ids
+from vigneron.data.prompts import Row, in_row, numbered, prompts_token_ids
 from vigneron.data.rows import Subset, longest_of
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
+from vigneron.policy.architecture import NO_ENCODERS, leaves_out_encoders
 from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.chat_template import set_date, today, writes_date
 from vigneron.policy.from_config import policy_from_config, seed_everything
-from vigneron.policy.load import speed_up
+from vigneron.policy.load import local_config, speed_up
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.sharding import shard_policy
 from vigneron.remote.setup import RemoteWorkers
@@ -29,6 +31,7 @@ from vigneron.rollout.engine.sample import check_lengths, sampler_of
 from vigneron.rollout.guided import guided_prompts
 from vigneron.rollout.pairs import sequences_of
 from vigneron.rollout.recorded import recorded_texts
+from vigneron.rollout.trained_text_notes import trained_text_notes
 from vigneron.rubric.prompts import generation_prompt
 from vigneron.rubric.rows import category_of
 from vigneron.run_data.load import Data, check_rubric_data
@@ -111,6 +114,9 @@ def sampling_prompts(
 
 Build = Callable[[Parts], Method]
 
+NOTED_ROWS = 100
+"""Rows whose trained text is compared with their answers."""
+
 
 def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> Run:
     with explained_memory(config):
@@ -151,7 +157,14 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
     method, async_rollout = wrap_method(built, parts)
     samples = config.method.trains == "policy" and config.method.reads != "pairs"
     known = {notice.key for notice in kept_notices(folder.path)}
-    for text in (truncation, slower, *method.notices, sampler_of(policy).notice if samples else None):
+    notices = (
+        truncation,
+        slower,
+        *method.notices,
+        *model_notices(config, policy),
+        *template_notices(config, policy, data),
+    )
+    for text in (*notices, sampler_of(policy).notice if samples else None):
         if text is not None:
             view.notice(text)
             if text not in known:
@@ -172,6 +185,24 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
         remote=remote,
         async_rollout=async_rollout,
     )
+
+
+def model_notices(config: Config, policy: Policy) -> Iterator[str]:
+    if leaves_out_encoders(type(policy.causal), local_config(config.model.name)):
+        yield f"model {config.model.name}: {NO_ENCODERS}"
+
+
+def template_notices(config: Config, policy: Policy, data: Data) -> Iterator[str]:
+    """About the first of the rows whose answers the chat template does not write whole."""
+    if config.method.reads not in ("demonstrations", "pairs"):
+        return
+    for number, row in enumerate(islice(data.train, NOTED_ROWS), start=1):
+        if isinstance(row["prompt"], str):
+            continue
+        place = numbered(row, number, "the training data")
+        if notes := in_row(*place, trained_text_notes, policy.tokenizer, row):
+            yield f"row {number} of the training data: {'; '.join(notes)}"
+            return
 
 
 def _with_chat_date(config: Config, policy: Policy, folder: RunFolder) -> Config:

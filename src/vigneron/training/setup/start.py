@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.config import Config
+from vigneron.config.parts import ModelConfig
 from vigneron.distributed import ranks
 from vigneron.distributed.launch import check_ranks
 from vigneron.errors import UserError
+from vigneron.policy.chat import mint
+from vigneron.policy.chat_template import check_date
 from vigneron.policy.compiling import can_compile
-from vigneron.policy.load import resolve_device
+from vigneron.policy.load import local_tokenizer, resolve_device
 from vigneron.remote.setup import check_scale
 from vigneron.rubric.read import read_rubric
 from vigneron.run_data.load import Data, check_rubric_data, load_data
@@ -164,6 +167,17 @@ def _join(config: Config, device: str | None = None) -> None:
     ranks.join(resolve_device(device or config.model.device))
 
 
+def check_chat_date(model: ModelConfig) -> None:
+    """Raise for a date that a new run's template does not write, if its tokenizer is on this machine."""
+    if model.chat_date is None:
+        return
+    tokenizer = local_tokenizer(model.name, trust_remote_code=model.trust_remote_code)
+    if tokenizer is not None and (model.chat == "minted" or getattr(tokenizer, "chat_template", None)):
+        if model.chat == "minted":
+            mint(tokenizer)
+        check_date(tokenizer, model.chat_date)
+
+
 def _prepare(config: Config, runs: Path, name: str | None, view: View) -> tuple[Config, Data]:
     """The resolved config, and the data with the parent's answers."""
     if config.model.compile is True and config.scale.shard > 1:
@@ -174,6 +188,7 @@ def _prepare(config: Config, runs: Path, name: str | None, view: View) -> tuple[
     config = resolved(config)
     check_scale(config)
     data = load_data(config)
+    check_chat_date(config.model)
     check_held_out(config, data)
     RunFolder.check_can_be_created(runs)  # before minutes of requests to the parent
     if name is not None:

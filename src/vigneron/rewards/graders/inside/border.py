@@ -122,6 +122,12 @@ class Held:
         """Made by the test itself: by calling a class, or by an operator on such objects."""
         self.mixed = False
         """Made by an operator with plain data, which the code has seen."""
+        self.passed = False
+        """The test gave it to the code as an argument."""
+        self.forged = False
+        """Neither a new object nor one that the code was given: it is equal to nothing."""
+        self.since = 0
+        """The number of the request that made it, or last returned it."""
 
 
 def _forward(name: str, swapped: bool = False) -> Callable[..., Any]:
@@ -175,6 +181,15 @@ class RemoteError(Exception):
         if remote is None or name.startswith("__"):
             raise AttributeError(name)
         return getattr(remote, name)
+
+
+class Raised:
+    """An error of this side that the other one may raise again. Nothing else can be done with it there."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
 
 
 class RemoteExit(SystemExit):
@@ -315,9 +330,13 @@ class Peer:
     def _remote(self, number: int, kind: str, type_name: str, state: Any) -> Remote:
         if number not in self._held:
             self._held[number] = _remote_type(type_name)(Held(self, number, kind, type_name, state))
-        elif state is not None:
+        elif state is not None and self.takes_state(number):
             self._held[number]._v.state = state
         return self._held[number]
+
+    def takes_state(self, number: int) -> bool:
+        """Whether the other side may change what is known of an object."""
+        return True
 
     # Exceptions
 
@@ -342,13 +361,19 @@ class Peer:
             args = self.encode(tuple(error.args))
         except Exception:  # arguments may be anything
             args = ["tuple", text]
-        return ["error", self._lineage(type(error)), text, args, self.lend(error)]
+        return ["error", self._lineage(type(error)), text, args, self.lend(self.lent_error(error))]
+
+    def lent_error(self, error: BaseException) -> Any:
+        return error
 
     def decode_error(self, data: Any, of_next: bool) -> BaseException:
         try:
             kind, *parts = data
             if kind == "yours":
                 error = self._lent[_count(parts[0])]
+                error = error._error if isinstance(error, Raised) else error
+                if isinstance(error, StopIteration | StopAsyncIteration) and not of_next:
+                    return RuntimeError(f"the code raised {type(error).__name__}")
                 return error if isinstance(error, Exception) else NotPlain("no error")
             lineage, text, args, number = parts
             found = self._error_class(lineage)

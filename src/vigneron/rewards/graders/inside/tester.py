@@ -15,10 +15,12 @@ import sys
 import threading
 import types
 import unittest
+import unittest.mock
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from vigneron.rewards.graders.inside import pytest_names
-from vigneron.rewards.graders.inside.border import BINARY, COMPARE, SPECIAL, Peer, Remote, RemoteExit
+from vigneron.rewards.graders.inside.border import BINARY, COMPARE, SPECIAL, Peer, Raised, Remote, RemoteExit
 from vigneron.rewards.graders.inside.plain import PLAIN_CLASSES, NotPlain, dumps
 from vigneron.rewards.graders.inside.rewrite import HELPERS, MODULES, REACHED, NoTest, Prepared, prepare
 from vigneron.rewards.graders.inside.start import confine, take_pipes
@@ -29,7 +31,6 @@ HIDDEN = (
     *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, unittest.TestCase),
 )
 """Objects of the test of which the code gets no attribute: they lead to the test's source."""
-NUMERIC = ("abs", "neg", "pos", "invert", "round", "int", "float", "complex", "index", "bool")
 
 
 class PeerForTests(Peer):
@@ -42,6 +43,10 @@ class PeerForTests(Peer):
         self._constants: dict[tuple[int, str], Remote] = {}
         self._lock = threading.RLock()
         self._guests: set[int] = set()
+        self.unknowable = ""
+        """Why an equality says nothing."""
+        self._requests = 0
+        self._changeable: set[int] = set()
 
     def exchange(self, operation: str, *parts: Any) -> tuple[Any, Any]:
         self.used |= operation not in ("get", "names")
@@ -51,6 +56,7 @@ class PeerForTests(Peer):
             return self._exchange(operation, *parts)
 
     def _exchange(self, operation: str, *parts: Any) -> tuple[Any, Any]:
+        self._requests += 1
         value, extra = super().exchange(operation, *parts)
         if isinstance(extra, dict) and isinstance(extra.get("out"), str):
             sys.stdout.write(extra["out"])
@@ -70,29 +76,58 @@ class PeerForTests(Peer):
 
     # What the test does with the code's objects
 
+    def takes_state(self, number: int) -> bool:
+        """The code may change objects that are part of the test's call, not others that it returned before."""
+        return number in self._changeable
+
+    def lent_error(self, error: BaseException) -> Any:
+        return Raised(error)  # its traceback leads to the test's source
+
     def attribute(self, remote: Remote, name: str) -> Any:
+        if remote._v.mixed:
+            _refuse(name)
         value = self.request("attr", remote, name)
         if isinstance(value, Remote) and remote._v.kind == "class":
             self._constants[remote._v.number, name] = value
         return value
 
     def call(self, remote: Any, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if remote._v.mixed:
+            _refuse(method or "call")
         made = None
         if remote._v.kind == "class" and method is None:
             made = remote, copy.copy(args), copy.copy(kwargs)
-        value, extra = self.exchange("call", remote, method, args, kwargs)
-        if value is None and "args" in extra:
-            changed = self.decode(extra["args"])
+        given = [*_remotes_in((*args, *kwargs.values()))]
+        for each in given:
+            each._v.passed = True
+        held = set(self._held)
+        self._changeable = {each._v.number for each in (remote, *given)}
+        try:
+            value, extra = self.exchange("call", remote, method, args, kwargs)
+            changed = self.decode(extra["args"]) if value is None and "args" in extra else None
+        finally:
+            self._changeable = set()
+        if isinstance(value, Remote):
+            self._take_result(value, made, held)
+        if changed is not None:
             for old, new in zip((*args, *kwargs.values()), (*changed[0], *changed[1].values()), strict=True):
                 _update(old, new)
         if extra.get("state") is not None:
             remote._v.state = extra["state"]
         if made is not None and isinstance(value, Remote):
-            again = value._v.made is not None and (value._v.made[1], value._v.made[2]) != made[1:]
-            if again:  # one object for all arguments
-                value._v.state = value._v.first_state = None
             value._v.made, value._v.trusted = made, True
         return value
+
+    def _take_result(self, value: Remote, made: Any, held: set[int]) -> None:
+        """An object that the test made is known by its arguments. It must be a new one, or the one that the same
+        arguments gave before; and no function may return it that was not given it."""
+        known = value._v
+        if made is not None:
+            again = known.made is not None and (known.made[1], known.made[2]) == made[1:]
+            known.forged |= known.number in held and not again
+        elif known.made is not None and not known.passed:
+            known.forged = True
+        known.since = self._requests
 
     def special(self, name: str, *args: Any) -> Any:
         mine = [arg for arg in args if isinstance(arg, Remote)]
@@ -106,7 +141,7 @@ class PeerForTests(Peer):
             return any(args[1] == each for each in iter(args[0]))
         if name in COMPARE or name in BINARY or name == "divmod":
             return self._operator(name, args, mine)
-        if name in NUMERIC and args[0]._v.mixed:
+        if args[0]._v.mixed:
             _refuse(name)
         return self.request("special", name, *args)
 
@@ -127,8 +162,13 @@ class PeerForTests(Peer):
 
     def equal(self, one: Remote, other: object) -> bool:
         """Two objects of the code are equal if their fields are, at the time they were returned."""
-        if not isinstance(other, Remote):
+        if not isinstance(other, Remote) or one._v.forged or other._v.forged:
             return False
+        for made, result in ((one, other), (other, one)):
+            if made._v.made is not None and result._v.made is None and made._v.since < result._v.since:
+                self.unknowable = "it makes an expected object before the call, which the code then sees: compare with "
+                self.unknowable += "`f(x) == Point(1, 2)`"
+                raise NoTest(self.unknowable)
         if one._v.state is None or other._v.state is None:
             return one is other and one._v.made is None
         for each in (one, other):
@@ -166,7 +206,20 @@ class PeerForTests(Peer):
 
     # What the code does with the test's objects
 
+    def reply(self, request: list[Any]) -> bytes:
+        """Only objects that the test gave to the code can be used by it: no builtins, classes of errors or texts, whose
+        methods lead to the test's source or make objects in this process."""
+        operation, *parts = request
+        if operation != "input":
+            target = parts[1] if operation == "special" and len(parts) > 1 else parts[0] if parts else None
+            theirs = isinstance(target, list) and target[:1] == ["yours"]
+            if not theirs or (operation == "special" and parts[0] in ("format", "isinstance", "issubclass")):
+                return dumps(["raise", self.encode_error(TypeError("not an object of the test"))])
+        return super().reply(request)
+
     def perform(self, operation: str, parts: list[Any]) -> tuple[Any, Any]:
+        if parts and isinstance(parts[0], Raised):
+            raise TypeError("not an object of the test")
         if operation == "call":
             target, method, args, kwargs = parts
             function = target if method is None else _public(target, method)
@@ -175,6 +228,8 @@ class PeerForTests(Peer):
             return _public(parts[0], parts[1]), None
         if operation == "set":
             _public(parts[0], parts[1], None)
+            if isinstance(parts[0], unittest.mock.NonCallableMock):
+                raise AttributeError(parts[1])
             setattr(parts[0], parts[1], parts[2])
             return None, None
         if operation == "special":
@@ -205,6 +260,16 @@ class PeerForTests(Peer):
         if len(found) == 2:
             raise found[1]
         return found[0]
+
+
+def _remotes_in(values: Any) -> Iterator[Remote]:
+    for value in values:
+        if isinstance(value, Remote):
+            yield value
+        elif isinstance(value, list | tuple | set | frozenset):
+            yield from _remotes_in(value)
+        elif isinstance(value, dict):
+            yield from _remotes_in((*value.keys(), *value.values()))
 
 
 SAME = object()
@@ -313,6 +378,8 @@ class TestRun:
             return "missing", str(error)
         except BaseException as error:  # whatever a test raises is a failure
             why = _described(error)
+            if self.peer.unknowable:
+                return "missing", self.peer.unknowable
             if not self.peer.used:
                 return "missing", f"it fails before it uses the code ({why})"
             return "failed", why
