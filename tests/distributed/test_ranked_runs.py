@@ -83,6 +83,7 @@ def one(place: Path, *arguments: str) -> None:
 def of_two_ranks(place: Path, command: Any, words: list[str]) -> str:
     """What two ranks print, as processes that the fork server starts."""
     logs = [place / f"rank-{rank}.log" for rank in range(2)]
+    (place / "rendezvous").unlink(missing_ok=True)  # it has the addresses of earlier ranks
     with chdir(place), patch.object(sys, "path", [str(place), *sys.path]):
         processes = [
             fault_runs.started(command, str(log), words, environment=fault_runs.environment_of(rank, 2, place))
