@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rewards.graders.test_reward_hacks import grader, needs_sandbox
+from rewards.graders.test_reward_hacks import grader
+from support.sandboxed import needs_sandbox
 from vigneron.sources.verdict import GraderInput
 
 pytestmark = pytest.mark.slow

@@ -6,20 +6,12 @@ from typing import Any
 import pytest
 
 from support.reward_hacks import CHEATS, HONEST, PROGRAM, ROWS
-from vigneron.errors import UserError
+from support.sandboxed import needs_sandbox
 from vigneron.rewards.graders.code import CodeGrader
-from vigneron.rewards.graders.runner import find_sandbox
 from vigneron.rubric.model import CodeItem
 from vigneron.sources.verdict import GraderInput, Verdict
 
 pytestmark = pytest.mark.slow
-
-try:
-    find_sandbox()
-    WHY_NOT = ""
-except UserError as error:
-    WHY_NOT = str(error)
-needs_sandbox = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
 @cache

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.hostile_code import FAULTS, REASONS, TOO_LONG
+from support.sandboxed import needs_sandbox
 from vigneron.errors import UserError
 from vigneron.rewards.graders import runner, sandbox, testers
 from vigneron.rewards.graders.code import CodeGrader, cores, python_code
@@ -32,13 +33,6 @@ from vigneron.rubric.model import CodeItem
 from vigneron.sources.verdict import GraderInput, Verdict
 
 pytestmark = pytest.mark.slow
-
-try:
-    find_sandbox()
-    WHY_NOT = ""
-except UserError as error:
-    WHY_NOT = str(error)
-needs_sandbox = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 ADD = "def add(a, b):\n    return a + b\n"
 DATACLASS = "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int"

@@ -116,7 +116,7 @@ class Held:
         self.state = self.first_state = state
         self.made: tuple[Remote, tuple[Any, ...], dict[str, Any]] | None = None
         """The class and the arguments of an object that the test made."""
-        self.asked = ""
+        self.name = ""
         """The name under which the test looked it up."""
         self.trusted = False
         """Made by the test itself: by calling a class, or by an operator on such objects."""
@@ -376,18 +376,18 @@ class Peer:
                     return RuntimeError(f"the code raised {type(error).__name__}")
                 return error if isinstance(error, Exception) else NotPlain("no error")
             lineage, text, args, number = parts
-            found = self._error_class(lineage)
-            if found is SystemExit:
-                found = RemoteExit
-            elif not issubclass(found, Exception) or (
-                issubclass(found, StopIteration | StopAsyncIteration) and not of_next
+            error_class = self._error_class(lineage)
+            if error_class is SystemExit:
+                error_class = RemoteExit
+            elif not issubclass(error_class, Exception) or (
+                issubclass(error_class, StopIteration | StopAsyncIteration) and not of_next
             ):
-                return RuntimeError(f"the code raised {found.__name__}")
-            error = found.__new__(found)
+                return RuntimeError(f"the code raised {error_class.__name__}")
+            error = error_class.__new__(error_class)
             error.args = self.decode(args)
-            if issubclass(found, RemoteError):
+            if issubclass(error_class, RemoteError):
                 error.__dict__["_v_text"] = str(text)[:MAX_TEXT]
-            error.__dict__["_v_remote"] = self._remote(_count(number), "object", found.__name__, None)
+            error.__dict__["_v_remote"] = self._remote(_count(number), "object", error_class.__name__, None)
             return error
         except (ValueError, TypeError, IndexError, KeyError, AttributeError) as wrong:
             raise NotPlain("a message is not in the format") from wrong
@@ -395,10 +395,10 @@ class Peer:
     def _error_class(self, lineage: Any) -> type:
         (module, name, number), *bases = lineage
         if number is None:
-            found = _shared_error(str(module), str(name))
-            if found is None:
+            error_class = _shared_error(str(module), str(name))
+            if error_class is None:
                 raise NotPlain("no exception class that both sides have")
-            return found
+            return error_class
         if _count(number) not in self._classes:
             base = self._error_class(bases) if bases else Exception
             if not issubclass(base, Exception):
@@ -414,10 +414,10 @@ def _shared_error(module: str, name: str) -> Any:
         return None
     try:
         __import__(module)
-        found = getattr(sys.modules[module], name, None)
+        error_class = getattr(sys.modules[module], name, None)
     except Exception:  # a module that cannot be imported here
         return None
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    return error_class if isinstance(error_class, type) and issubclass(error_class, BaseException) else None
 
 
 def _count(number: Any) -> int:

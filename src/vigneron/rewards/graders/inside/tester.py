@@ -66,7 +66,7 @@ class PeerForTests(Peer):
         """A global name of the code. Raises `NameError`."""
         value = self.request("get", name)
         if isinstance(value, Remote):
-            value._v.asked = name
+            value._v.name = name
         return value
 
     def builtin(self, name: str) -> Any:
@@ -136,7 +136,7 @@ class PeerForTests(Peer):
         if name == "exit":
             return self.request("special", name, *args[:3], None)
         if name == "contains":
-            if (made := args[0]._v.made) is not None and made[0]._v.asked[:1].isupper() and not args[0]._v.mixed:
+            if (made := args[0]._v.made) is not None and made[0]._v.name[:1].isupper() and not args[0]._v.mixed:
                 return self.request("special", name, *args) is True
             return any(args[1] == each for each in iter(args[0]))
         if name in COMPARE or name in BINARY or name == "divmod":
@@ -242,7 +242,7 @@ class PeerForTests(Peer):
 
     def _awaited(self, awaitable: Any) -> Any:
         """In a thread of its own: the test's event loop is waiting for the code."""
-        found: list[Any] = []
+        outcome: list[Any] = []
 
         async def wait() -> Any:
             return await awaitable
@@ -250,16 +250,16 @@ class PeerForTests(Peer):
         def run() -> None:
             self._guests.add(threading.get_ident())
             try:
-                found.append(asyncio.run(wait()))
+                outcome.append(asyncio.run(wait()))
             except Exception as error:  # raised below
-                found.extend((None, error))
+                outcome.extend((None, error))
 
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
-        if len(found) == 2:
-            raise found[1]
-        return found[0]
+        if len(outcome) == 2:
+            raise outcome[1]
+        return outcome[0]
 
 
 def _remotes_in(values: Any) -> Iterator[Remote]:
@@ -334,12 +334,12 @@ class Names(dict[str, Any]):
         self._peer, self._own = peer, prepared.own
         wanted = [name for name in sorted(prepared.mentioned) if not self._is_pythons(name)]
         # A class body does not look for missing names.
-        found = peer.request("names", wanted)
-        for name, value in found.items() if isinstance(found, dict) else ():
+        values = peer.request("names", wanted)
+        for name, value in values.items() if isinstance(values, dict) else ():
             if name in wanted:
                 self[name] = value
                 if isinstance(value, Remote):
-                    value._v.asked = name
+                    value._v.name = name
 
     def _is_pythons(self, name: str) -> bool:
         known = hasattr(builtins, name) or name in HELPERS or name in sys.stdlib_module_names
