@@ -73,7 +73,13 @@ class ModelConfig(Strict):
     device: Annotated[str, AfterValidator(_known_device)] = "auto"
     """`auto` (CUDA, MPS or CPU), `cpu`, `mps`, `cuda` or `cuda:N`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute dtype; the trained weights are always float32. auto: bfloat16 on a GPU that supports it."""
+    """Compute dtype. auto: bfloat16 on a GPU that supports it."""
+    weights: Literal["auto", "float32", "bfloat16", "4bit"] = "auto"
+    """How weights are held. auto: trained ones in float32, frozen ones in bfloat16 if that is the compute dtype.
+    float32: all. bfloat16: trained ones too, with stochastic rounding. 4bit: the base of `lora` in NF4, by
+    bitsandbytes."""
+    memory_gb: Annotated[float, Field(gt=0)] | None = None
+    """GPU memory that the run may take, in GB of 2³⁰ bytes. null: all of it."""
     chat: Literal["auto", "minted"] = "auto"
     """Chat template. auto: the model's own. minted: two new tokens, one before each user turn and one before each
     assistant turn; not with `lora`."""
@@ -269,6 +275,10 @@ class OptimizerConfig(Strict):
     """Learning rate of the critic; an error with methods that have no critic."""
     weight_decay: NotNegative = 0.0
     """AdamW's weight decay."""
+    kind: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: AdamW's two moments in 8 bits, in blocks."""
+    offload: bool = False
+    """Keep the optimizer's moments in host memory."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this norm."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
