@@ -91,7 +91,7 @@ class GraphedTrunk:
             self._seen.add(key)
             return self._forward(*inputs)
         if not self.buffers:
-            self.buffers = [torch.zeros_like(weight) for weight in self._weights]
+            self.buffers = [torch.zeros_like(weight, dtype=weight.grad_dtype) for weight in self._weights]
         if key not in self._shapes:
             _keep(self._shapes, key, _Shape(self, self._forward, inputs))
         self._shapes.move_to_end(key)
