@@ -123,9 +123,7 @@ class ModelConfig(Strict):
     @model_validator(mode="after")
     def weights_can_be_held(self) -> "ModelConfig":
         if self.weights == "4bit" and self.lora is None:
-            raise ValueError(
-                "`weights: 4bit` can be trained only through an adapter: set `lora`, as `lora: {rank: 16}`"
-            )
+            raise ValueError("`weights: 4bit` trains only through an adapter: set `lora`, as `lora: {rank: 16}`")
         if self.weights == "bfloat16" and self.dtype == "float32":
             raise ValueError("`weights: bfloat16` with `dtype: float32` would save nothing: leave out one of them")
         return self

@@ -107,14 +107,12 @@ def accumulate_in_float32(model: nn.Module) -> None:
 def float32_stand_ins(model: nn.Module) -> Iterator[None]:
     """Replace bfloat16 weights by float32 tensors of their shape that take no memory: peft gives an adapter its first
     numbers in the dtype of the layer, and its weights are float32."""
-    held = {weight: weight.data for weight in model.parameters() if weight.dtype == torch.bfloat16}
-    for weight, data in held.items():
-        weight.data = torch.zeros((), device=data.device).expand(data.shape)
-    try:
+    with _quantised_in_float32(model), ExitStack() as stack:
+        for weight in model.parameters():
+            if weight.dtype == torch.bfloat16:
+                stack.callback(setattr, weight, "data", weight.data)
+                weight.data = torch.zeros((), device=weight.device).expand(weight.shape)
         yield
-    finally:
-        for weight, data in held.items():
-            weight.data = data
 
 
 class _Upcast(TorchFunctionMode):
@@ -134,9 +132,15 @@ def _float32(value: Any) -> Any:
 @contextmanager
 def upcast(model: nn.Module) -> Iterator[None]:
     """Compute in float32 with the weights that are held: exact, and slower."""
+    with _quantised_in_float32(model), _Upcast():
+        yield
+
+
+@contextmanager
+def _quantised_in_float32(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for module in model.modules():
             if is_quantised(module):
                 stack.callback(setattr, module, "compute_dtype", module.compute_dtype)
                 module.compute_dtype = torch.float32  # type: ignore[assignment]
-        yield stack.enter_context(_Upcast())
+        yield

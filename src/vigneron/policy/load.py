@@ -141,18 +141,17 @@ def load_policy(
         model.requires_grad_(False)
     if chat == "minted":
         add_chat_tokens(model, tokenizer)
+    notices = []
     if packed:
-        if frozen and weights in ("auto", "4bit") and not shared:
-            check_library(where)
-            prepare(model, compute_dtype)
-        else:
-            raise UserError(
-                f"model: '{name}' is stored in 4 bits: set `model.lora`, `model.weights: 4bit` and `scale.shard: 1`"
-            )
+        if not frozen or shared or weights in ("float32", "bfloat16"):
+            raise UserError(f"model: '{name}' is stored in 4 bits: set `model.lora` and `model.weights: 4bit`")
+        prepare(model, compute_dtype)
     elif weights == "4bit":
-        quantise(model, where, compute_dtype, excluded=not_adaptable(model))
-    if text := hold(model, narrow):
-        notice(text)
+        notices.append(quantise(model, where, compute_dtype, excluded=not_adaptable(model)))
+    notices.append(hold(model, narrow))
+    for text in notices:
+        if text:
+            notice(text)
     if narrow == "rounded" and compute_dtype != torch.bfloat16:
         model.float()  # rounded as in training, for products in float32
     if lora is not None:

@@ -32,22 +32,36 @@ def check_library(device: torch.device) -> Any:
 
 
 @torch.no_grad()
-def quantise(model: Any, device: torch.device, compute_dtype: torch.dtype, excluded: Collection[str]) -> None:
-    """Replace the linear layers by 4-bit ones on the device, one at a time; not the head, nor the `excluded` ones."""
+def quantise(model: Any, device: torch.device, compute_dtype: torch.dtype, excluded: Collection[str]) -> str | None:
+    """Replace the linear layers by 4-bit ones on the device, one at a time; not the head, nor the `excluded` ones. The
+    result is a notice if most weights are not in such layers."""
     library = check_library(device)
     head = model.get_output_embeddings()
-    linear = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
+    linear = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and module is not head and name not in excluded
+    ]
+    packed = sum(module.weight.numel() for _, module in linear)
+    if not linear:
+        kind = model.config.model_type
+        raise UserError(f"model.weights: 4bit: '{kind}' has no linear layers that bitsandbytes can hold: leave it out")
+    outside = {id(weight): weight.numel() for weight in (head.weight, model.get_input_embeddings().weight)}
+    rest = sum(weight.numel() for weight in model.parameters()) - packed - sum(outside.values())
     for name, module in linear:
-        if module is head or name in excluded:
-            continue
         with torch.device("meta"):
             layer = library.nn.Linear4bit(module.in_features, module.out_features, bias=False)
-        packed = library.nn.Params4bit(module.weight.data.to(device).float(), requires_grad=False, quant_type="nf4")
-        layer.weight, layer.bias = packed.to(device), module.bias
+        narrow = library.nn.Params4bit(module.weight.data.to(device).float(), requires_grad=False, quant_type="nf4")
+        layer.weight, layer.bias = narrow.to(device), module.bias
         module.weight = None  # type: ignore[assignment]
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, layer)
     prepare(model, compute_dtype)
+    if rest <= packed:
+        return None
+    return (
+        f"{rest / (rest + packed):.0%} of the layers' weights are not in linear layers, as experts: not held in 4 bits"
+    )
 
 
 def prepare(model: Any, compute_dtype: torch.dtype) -> None:
