@@ -81,6 +81,8 @@ class GraphedTrunk:
         self._forward = forward
         self._weights = list(weights.values())
         self.stand_ins = {name: nn.Parameter(weight.detach()) for name, weight in weights.items()}
+        for name, weight in weights.items():
+            self.stand_ins[name].grad_dtype = weight.grad_dtype  # float32 also of bfloat16 weights
         self.buffers: list[Tensor] = []
         self._shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
         self._seen: set[Hashable] = set()

@@ -79,8 +79,26 @@ def _is_bfloat16(weight: Tensor) -> bool:
     return all(not (rows.view(torch.int32) & 0xFFFF).any() for rows in weight.data.split(1024))
 
 
-def _to_float32(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    return output.float()
+def _to_float32(module: Any, inputs: Any, output: Tensor) -> Tensor:
+    if not (torch.is_grad_enabled() and module.weight.requires_grad):
+        return output.float()
+    return _Lookup.apply(module.weight, inputs[0], -1 if module.padding_idx is None else module.padding_idx)
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of an embedding in float32. Their gradients are summed in float32 too."""
+
+    @staticmethod
+    def forward(ctx: Any, weight_VH: Tensor, ids: Tensor, padding: int) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows, ctx.padding = len(weight_VH), padding
+        return functional.embedding(ids, weight_VH).float()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (ids,) = ctx.saved_tensors
+        to_weight_VH = torch.ops.aten.embedding_dense_backward(grads[0], ids, ctx.rows, ctx.padding, False)
+        return to_weight_VH, None, None
 
 
 def built_in_bfloat16(kind: type) -> type:

@@ -14,7 +14,7 @@ from vigneron.policy.frozen import built_in_bfloat16, hold_in_bfloat16
 Narrow = Literal["no", "exact", "rounded"]
 """Which matrices and embeddings are held in bfloat16: none, those whose numbers are bfloat16 numbers, all."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-QUANTISED = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
+FLOATS = ("BF16", "F16", "F32", "F64")
 
 
 def read_model(
@@ -96,7 +96,8 @@ def _stored_dtypes(source: str, where: str, quantised: bool) -> set[str]:
             for name in opened.keys():  # noqa: SIM118
                 tensor = opened.get_slice(name)
                 dtype, size = tensor.get_dtype(), len(tensor.get_shape())
-                if not quantised and dtype.startswith(QUANTISED) and (size > 1 or dtype.startswith("F")):
+                small = (dtype in ("I8", "U8") and size > 1) or (dtype.startswith("F") and dtype not in FLOATS)
+                if small and not quantised:
                     raise UserError(
                         f"{where} stores {name} as {dtype}, and its config.json does not say how it was quantised: use "
                         "the original in bfloat16, float16 or float32"
