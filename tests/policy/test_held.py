@@ -43,10 +43,9 @@ def loaded(folder: str, weights: Any = "auto", dtype: Any = "bfloat16", **option
     return load_policy(folder, device="cpu", weights=weights, dtype=dtype, **options)
 
 
-def scores_and_gradients(policy: Policy, passes: int = 1) -> dict[str, torch.Tensor]:
-    for _ in range(passes):
-        logprobs_BT = score(policy, BATCH, Sampling()).logprobs_BT
-        logprobs_BT.sum().backward()
+def scores_and_gradients(policy: Policy) -> dict[str, torch.Tensor]:
+    logprobs_BT = score(policy, BATCH, Sampling()).logprobs_BT
+    logprobs_BT.sum().backward()
     return {"scores": logprobs_BT.detach(), **{name: w.grad for name, w in policy.trainable() if w.grad is not None}}
 
 
@@ -131,18 +130,18 @@ def test_an_embedding_that_computes_with_its_weights_stays_in_float32(tmp_path: 
     assert policy.causal.model.layers[0].mlp.up_proj.get_base_layer().weight.dtype == torch.bfloat16
 
 
-def test_gradients_of_bfloat16_weights_are_summed_in_float32(tmp_path: Path) -> None:
+def test_gradients_of_bfloat16_weights_are_those_of_float32_rounded_once(tmp_path: Path) -> None:
     folder = folder_of("llama", tmp_path)
     ours, plain = loaded(folder, "bfloat16"), loaded(folder, "float32")
-    expected = scores_and_gradients(plain, passes=3)
-    got = scores_and_gradients(ours, passes=3)
+    expected, got = scores_and_gradients(plain), scores_and_gradients(ours)
     assert got.keys() == expected.keys()
     for name, tensor in got.items():
-        assert tensor.dtype == torch.float32, name
-        assert torch.equal(tensor, expected[name]), name
+        assert tensor.dtype == (torch.bfloat16 if tensor.dim() > 1 and name != "scores" else torch.float32), name
+        assert torch.equal(tensor, expected[name].to(tensor.dtype)), name
     critic = ours.trainable_copy()
-    assert {w.grad_dtype for w in critic.model.parameters()} == {torch.float32}
     assert {w.dtype for w in critic.model.parameters()} == {torch.bfloat16, torch.float32}
+    for name, tensor in scores_and_gradients(critic).items():
+        assert torch.equal(tensor, got[name]), name
 
 
 def test_a_frozen_reward_model_in_bfloat16_gives_the_scores_of_float32(

@@ -104,19 +104,13 @@ def test_a_run_in_4_bits_saves_its_adapter_and_exports_what_it_trained(tmp_path:
         ),
         ({"weights": "4bit", "lora": {"rank": 2}, "chat": "minted"}, {}, "`chat: minted` adds embeddings"),
         (FOUR_BIT, {"scale": {"shard": 2}}, "`model.weights: 4bit` is not supported with sharding: set `scale.shard`"),
-        (WHOLE, {"scale": {"shard": 2}}, "`model.weights: bfloat16` is not supported with sharding: set `scale.shard`"),
         (
             FOUR_BIT,
             {"scale": {"sampling": {"kind": "vllm", "url": "http://127.0.0.1:8000"}}},
             "`model.weights: 4bit` is not supported with vLLM",
         ),
-        (
-            WHOLE,
-            {"method": {"name": "trpo", "form": "constraint"}, "optimizer": {}},
-            "would round the steps of `form: constraint` away",
-        ),
     ],
-    ids=["no-lora", "float32", "minted", "4bit-shard", "bfloat16-shard", "vllm", "trust-region"],
+    ids=["no-lora", "float32", "minted", "shard", "vllm"],
 )
 def test_what_cannot_be_held_is_refused(tmp_path: Path, folder: Path, model: Any, more: Any, line: str) -> None:
     with pytest.raises(UserError, match=line):

@@ -220,17 +220,13 @@ def a_trust_region_needs_whole_weights(config: TopLevel) -> None:
         )
 
 
-def narrow_weights_are_whole(config: TopLevel) -> None:
-    weights = config.model.weights
-    if weights in ("bfloat16", "4bit") and config.scale.shard > 1:
-        raise ValueError(f"`model.weights: {weights}` is not supported with sharding: set `scale.shard` to 1")
-    if weights == "4bit" and config.scale.sampling.kind == "vllm":
+def four_bits_are_supported(config: TopLevel) -> None:
+    if config.model.weights != "4bit":
+        return
+    if config.scale.shard > 1:
+        raise ValueError("`model.weights: 4bit` is not supported with sharding: set `scale.shard` to 1")
+    if config.scale.sampling.kind == "vllm":
         raise ValueError("`model.weights: 4bit` is not supported with vLLM: set `scale.sampling.kind` to here or ray")
-    if weights == "bfloat16" and config.model.lora is None and not config.method.steps_by_gradient:
-        raise ValueError(
-            "`model.weights: bfloat16` would round the steps of `form: constraint` away: leave it out, or use "
-            "`form: penalty`"
-        )
 
 
 def critic_lr_has_an_effect(config: TopLevel) -> None:
@@ -253,7 +249,7 @@ CHECKS = (
     a_curriculum_can_measure,
     actor_lr_has_an_effect,
     a_trust_region_needs_whole_weights,
-    narrow_weights_are_whole,
+    four_bits_are_supported,
     critic_lr_has_an_effect,
 )
 CHECKS_OF_NEW_RUNS = (win_rates_are_given,)

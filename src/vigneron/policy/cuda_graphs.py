@@ -81,8 +81,6 @@ class GraphedTrunk:
         self._forward = forward
         self._weights = list(weights.values())
         self.stand_ins = {name: nn.Parameter(weight.detach()) for name, weight in weights.items()}
-        for name, weight in weights.items():
-            self.stand_ins[name].grad_dtype = weight.grad_dtype  # float32 also of bfloat16 weights
         self.buffers: list[Tensor] = []
         self._shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
         self._seen: set[Hashable] = set()
@@ -93,7 +91,7 @@ class GraphedTrunk:
             self._seen.add(key)
             return self._forward(*inputs)
         if not self.buffers:
-            self.buffers = [torch.zeros_like(weight, dtype=weight.grad_dtype) for weight in self._weights]
+            self.buffers = [torch.zeros_like(weight) for weight in self._weights]
         if key not in self._shapes:
             _keep(self._shapes, key, _Shape(self, self._forward, inputs))
         self._shapes.move_to_end(key)

@@ -86,7 +86,7 @@ def _to_float32(module: Any, inputs: Any, output: Tensor) -> Tensor:
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of an embedding in float32. Their gradients are summed in float32 too."""
+    """Rows of an embedding in float32. Their gradients are summed over tokens in float32 before they are rounded."""
 
     @staticmethod
     def forward(ctx: Any, weight_VH: Tensor, ids: Tensor, padding: int) -> Tensor:
@@ -112,13 +112,6 @@ def built_in_bfloat16(kind: type) -> type:
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), {"__init__": init, **names})
-
-
-def accumulate_in_float32(model: nn.Module) -> None:
-    """Sum the gradients of trained bfloat16 weights over microbatches in float32, as those of float32 weights are."""
-    for weight in model.parameters():
-        if weight.requires_grad and weight.dtype == torch.bfloat16:
-            weight.grad_dtype = torch.float32
 
 
 @contextmanager

@@ -122,8 +122,7 @@ class _Statistics(torch.autograd.Function):
         to_chosen_N, to_entropy_N, to_kl_N = (g if g is not None else torch.zeros_like(entropy_N) for g in grads)
         cast_VH = weight_VH.to(hidden_NH.dtype)
         to_hidden_NH = torch.empty_like(hidden_NH)
-        sums = torch.promote_types(weight_VH.dtype, torch.float32)
-        to_weight_VH = torch.zeros_like(weight_VH, dtype=sums) if ctx.needs_input_grad[1] else None
+        to_weight_VH = torch.zeros_like(weight_VH) if ctx.needs_input_grad[1] else None
         for at in _chunks(len(ids_N)):
             logits_NV = kept_NV if kept_NV is not None else matmul_fp32(hidden_NH[at], cast_VH.t())
             others: tuple[Tensor, ...] = ()

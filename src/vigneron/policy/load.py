@@ -22,7 +22,7 @@ from vigneron.policy.bundled import (
 from vigneron.policy.chat import add_chat_tokens
 from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
-from vigneron.policy.frozen import accumulate_in_float32, is_narrow
+from vigneron.policy.frozen import is_narrow
 from vigneron.policy.longrope import install_longrope
 from vigneron.policy.lora import Lora, add_lora, encoder_names, not_adaptable
 from vigneron.policy.model import Policy, Reference, capture_obstacle, check_head
@@ -160,7 +160,6 @@ def load_policy(
     here = torch.device("cpu") if shared else where
     policy = make_policy(model if blank else model.to(here), tokenizer, device=here)
     policy.narrow = is_narrow(model)
-    accumulate_in_float32(model)
     if activation_checkpointing:
         checkpoint_activations(policy)
     if not blank:

@@ -19,7 +19,7 @@ from vigneron.errors import UserError, first_line
 from vigneron.policy import attention
 from vigneron.policy.attention import local_attention, local_mask, recorded_callers, shrunken_windows, text_config
 from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk, capture, warm_up
-from vigneron.policy.frozen import accumulate_in_float32, is_narrow, round_matrices, upcast
+from vigneron.policy.frozen import is_narrow, round_matrices, upcast
 from vigneron.policy.fused_head import Head, matmul_fp32
 from vigneron.policy.longrope import LongRope
 
@@ -158,10 +158,8 @@ class Policy:
 
         Never graphed: its passes run between the forward and backward passes of the policy.
         """
-        model = self._copied()
-        accumulate_in_float32(model)
         return Policy(
-            model,
+            self._copied(),
             self.tokenizer,
             self.eos_ids,
             self.pad_id,

@@ -14,7 +14,7 @@ from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.policy.architecture import reward_model_class
 from vigneron.policy.bundled import BUNDLED_MODELS, quiet_transformers
-from vigneron.policy.frozen import accumulate_in_float32, is_narrow
+from vigneron.policy.frozen import is_narrow
 from vigneron.policy.load import (
     Weights,
     checkpoint_activations,
@@ -77,7 +77,6 @@ def load_reward_model(
     hold(model, narrow)
     if narrow == "rounded" and compute_dtype != torch.bfloat16:
         model.float()
-    accumulate_in_float32(model)
     model.eval()
     here = torch.device("cpu") if shared else where
     policy = make_policy(model if blank else model.to(here), tokenizer, device=here)
