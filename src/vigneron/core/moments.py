@@ -58,8 +58,6 @@ def quantize(values_N: Float32[Tensor, " N"], *, signed: bool) -> tuple[UInt8[Te
     return (codes_N if signed else codes_N.clamp(min=1)).to(torch.uint8), scale_K
 
 
-def dequantize(
-    codes_N: UInt8[Tensor, " N"], scale_K: Float32[Tensor, " K"], *, signed: bool
-) -> Float32[Tensor, " N"]:
+def dequantize(codes_N: UInt8[Tensor, " N"], scale_K: Float32[Tensor, " K"], *, signed: bool) -> Float32[Tensor, " N"]:
     values_N = dynamic_map(signed).to(codes_N.device)[codes_N.int()]
     return values_N * scale_K.repeat_interleave(BLOCK)[: len(codes_N)]
