@@ -285,9 +285,9 @@ class OptimizerConfig(Strict):
     weight_decay: NotNegative = 0.0
     """AdamW's weight decay."""
     kind: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit: AdamW's two moments in 8 bits, in blocks."""
+    """adamw_8bit: AdamW's two moments take 2 bytes per parameter instead of 8, and the steps are less exact."""
     offload: bool = False
-    """Keep the optimizer's moments in host memory."""
+    """Keep the moments in host memory and copy them to the GPU part by part in each update: the same steps, slower."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this norm."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
