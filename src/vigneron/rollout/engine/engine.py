@@ -46,7 +46,8 @@ class Engine:
         self.graphed = self._graphs.available
         self._set_ends()
         self._new_tokens = 0
-        dtype = torch.bfloat16 if policy.compute_dtype == torch.bfloat16 else policy.causal.dtype
+        wide = torch.promote_types(policy.compute_dtype, policy.causal.dtype)
+        dtype = torch.bfloat16 if policy.compute_dtype == torch.bfloat16 else wide
         self._cache = KeyValueCache(self._model, dtype, policy.cache_bytes)
         self.state = DecodeState.empty(0, 0, policy.device, torch.float32)
 

@@ -7,7 +7,7 @@ updates the copies in place.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vigneron.distributed import ranks
 from vigneron.policy.attention import Unsupported, may_have_windows, text_config
 from vigneron.policy.compiling import has_triton
-from vigneron.policy.frozen import MATRICES
+from vigneron.policy.frozen import MATRICES, upcast
 from vigneron.policy.model import Policy, model_logits, precision, trunk_of
 from vigneron.rollout.engine import cached_attention
 from vigneron.rollout.engine.cached_attention import Cache, Layer
@@ -148,12 +148,20 @@ class InferenceModel:
             cache.pop("cache_first", None)  # prompts come whole
             slots = SlotCache([layer.module for layer in self.attentions], **cache)
             options = {"use_cache": True, "attention_mask": slots.mask(), "past_key_values": slots}
-        with precision(self.device, self.dtype):
+        with self._precision():
             out = trunk_of(self.model)(input_ids=ids_RS, position_ids=positions_RS, **options)
         return out.last_hidden_state
 
     def logits(self, hidden_NH: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        return model_logits(self.model, hidden_NH, self.dtype)
+        with upcast(self.model) if self._upcasts else nullcontext():
+            return model_logits(self.model, hidden_NH, self.dtype)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return upcast(self.model) if self._upcasts else precision(self.device, self.dtype)
+
+    @property
+    def _upcasts(self) -> bool:
+        return self._policy.narrow and self.dtype == torch.float32
 
 
 def _unsharded(policy: Policy) -> tuple[Any, list[tuple[nn.Parameter, Source]]]:
