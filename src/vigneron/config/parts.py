@@ -81,6 +81,9 @@ class ModelConfig(Strict):
     NF4 with double quantisation, by bitsandbytes (`pip install 'vigneron[quant]'`)."""
     memory_gb: Annotated[float, Field(gt=0)] | None = None
     """GPU memory that the run may take, in GB of 2³⁰ bytes. null: all of it."""
+    cache_gb: Annotated[float, Field(gt=0)] | None = None
+    """GPU memory for keys and values while completions are sampled; the update has it back. null: what is free, which
+    is found at the run's start."""
     chat: Literal["auto", "minted"] = "auto"
     """Chat template. auto: the model's own. minted: two new tokens, one before each user turn and one before each
     assistant turn; not with `lora`."""

@@ -18,7 +18,7 @@ from vigneron.policy.architecture import NO_ENCODERS, leaves_out_encoders
 from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.chat_template import set_date, today, writes_date
 from vigneron.policy.from_config import policy_from_config, seed_everything
-from vigneron.policy.load import local_config, speed_up
+from vigneron.policy.load import local_config, resolve_device, speed_up
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.sharding import shard_policy
 from vigneron.remote.setup import RemoteWorkers
@@ -46,7 +46,7 @@ from vigneron.training.checkpoint.read import weights_identity
 from vigneron.training.checkpoint.write import Retention, Saver
 from vigneron.training.collect import collecting, rewarding
 from vigneron.training.importance_weights import WeightedAdvantage
-from vigneron.training.memory import explained_memory, find_microbatch_tokens
+from vigneron.training.memory import explained_memory, find_sizes, limit_memory
 from vigneron.training.method import Method, unchanged
 from vigneron.training.mismatch import mismatch_limits
 from vigneron.training.output import RunOutput
@@ -145,11 +145,7 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
     slower = speed_up(policy, reference, graphs=graphs, compiled=compiled)
     remote.attach_sampler(policy, folder)
     longest, truncation = check_data_lengths(config, policy, data, function)
-    if config.microbatch_tokens == "auto":
-        with phase("see what fits into memory"):
-            microbatch_tokens = -int(ranks.all_reduce_max(-find_microbatch_tokens(policy, longest)))
-        config = config.model_copy(update={"microbatch_tokens": microbatch_tokens})
-        folder.write_config(config)
+    config = _with_sizes(config, policy, folder, longest)
     parts = Parts.of(config, policy, reference, reward, data.train, folder.path)
     built = build(parts)
     if isinstance(parts.curriculum, ByLoss):
@@ -218,6 +214,24 @@ def _with_chat_date(config: Config, policy: Policy, folder: RunFolder) -> Config
     return config
 
 
+def _with_sizes(config: Config, policy: Policy, folder: RunFolder, longest: int) -> Config:
+    """With the sizes that fit into memory, where they are not given: a resumed run keeps them."""
+    if config.microbatch_tokens == "auto" or (config.model.cache_gb is None and policy.device.type == "cuda"):
+        with phase("see what fits into memory"):
+            sizes = find_sizes(policy, longest, config.optimizer)
+        changes: dict[str, Any] = {}
+        if config.microbatch_tokens == "auto":
+            changes["microbatch_tokens"] = -int(ranks.all_reduce_max(-sizes.microbatch_tokens))
+        if config.model.cache_gb is None and sizes.cache_bytes is not None:
+            cache_gb = -ranks.all_reduce_max(-sizes.cache_bytes) / 2**30
+            changes["model"] = config.model.model_copy(update={"cache_gb": round(cache_gb, 3)})
+        config = config.model_copy(update=changes)
+        folder.write_config(config)
+    if config.model.cache_gb is not None:
+        policy.cache_bytes = int(config.model.cache_gb * 2**30)
+    return config
+
+
 def wrap_method(method: Method, parts: Parts) -> tuple[Method, AsyncRollout | None]:
     """Add reward overlap, importance weights and asynchronous rollout to the method, as the config asks."""
     config, policy = parts.config, parts.policy
@@ -253,6 +267,7 @@ def _load(
     audit = build_rubric_audit(config, reward, data, folder, notice=view.notice, placement=remote.placement)
     remote.check_used()
     seed_everything(config.seed)
+    limit_memory(config, resolve_device(config.model.device))
     with phase("load the model"):
         return reward, audit, policy_from_config(config, shared=config.scale.shard > 1, notice=view.notice)
 
