@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.comparison import GB, HEADER, Comparison
+from benchmarks.comparison import HEADER, Comparison
+from benchmarks.measure import GB
 from benchmarks.work import WORKS
 
 if TYPE_CHECKING:

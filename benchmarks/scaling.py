@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.arguments import make_folder
-from benchmarks.comparison import GB, table
-from benchmarks.measure import Measurement
+from benchmarks.comparison import table
+from benchmarks.measure import GB, Measurement
 from benchmarks.processes import start
 from benchmarks.work import Work
 
