@@ -1,8 +1,10 @@
 """Run comparisons: a parity check, then each contestant in its own process; prints a table and `ratio NAME VALUE`.
 
 python -m benchmarks NAME [NAME …] [--steps N] [--only ours,trl-tuned] [--out DIR]
-python -m benchmarks NAME … --resume FILE --budget 540 --limit 240     in pieces: results are appended to the file as they
-                                                                       come, and what it has is not run again
+python -m benchmarks NAME … --resume FILE --budget 540 --limit 240
+
+The second is for machines that are lent in pieces: results are appended to the file as they come, and what it has is
+not run again.
 """
 
 import argparse

@@ -6,8 +6,8 @@ Each phase takes the longer of the two, at the rates measured here by a large co
 
     sampling    a prompt once for its group; then each token reads all weights and every row's keys and values
     reference   one forward pass over prompts (once a group) and completions; the head on completion tokens only
-    update      three times that (forward, and twice in the backward pass), and AdamW's reads and writes; twice that under
-                LoRA, where frozen weights have no gradient
+    update      three times that (forward, and twice in the backward pass), and AdamW's reads and writes; under LoRA
+                twice that, because frozen weights have no gradient
 """
 
 import argparse

@@ -75,7 +75,8 @@ class Measurement:
 
     @classmethod
     def of(cls, kept: dict[str, Any]) -> "Measurement":
-        return cls(**{**kept, "step_seconds": tuple(kept["step_seconds"])})
+        phases = {name: tuple(seconds) for name, seconds in kept["phase_seconds"].items()}
+        return cls(**{**kept, "step_seconds": tuple(kept["step_seconds"]), "phase_seconds": phases})
 
 
 class Memory:

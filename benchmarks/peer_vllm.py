@@ -1,9 +1,9 @@
 """vLLM's offline engine on a work's prompts, sampling alone: no training, no change of weights, all of the GPU.
 
 Compiled with CUDA graphs, as it comes; PyTorch's sampler, because FlashInfer's kernels would be built first. Two
-measurements: `vllm-sampling`, completion ids alone, and `vllm-sampling-logprobs`, with the log-prob of each token, which
-a trainer needs and ours always returns. A group is one request with `n`, so its prompt is computed once; the prefix
-cache is emptied before each call, because a trainer's weights have changed by then. Text is not decoded.
+measurements: `vllm-sampling`, completion ids alone, and `vllm-sampling-logprobs`, with the log-prob of each token,
+which a trainer needs and ours always returns. A group is one request with `n`, so its prompt is computed once; the
+prefix cache is emptied before each call, because a trainer's weights have changed by then. Text is not decoded.
 """
 
 from typing import Any
