@@ -20,7 +20,7 @@ from benchmarks.arguments import make_folder, with_pace
 from benchmarks.comparison import Comparison
 from benchmarks.floor import Ceilings, Shape, floor_seconds
 from benchmarks.measure import Measurement
-from benchmarks.models import model_folder
+from benchmarks.models import model_folder, shape_folder
 from benchmarks.parity import Parity, check_parity
 from benchmarks.processes import LONGEST_S, Budget, start
 from benchmarks.prompts import prompt_token_ids
@@ -102,8 +102,10 @@ def needs_parity(contestants: list[str]) -> bool:
 def prepare(work: Work, records: Records, budget: Budget) -> None:
     """The model's folder and the machine's rates, each made in a process that leaves the GPU again."""
     with tempfile.TemporaryDirectory() as place:
-        if (why := start("models", Path(place), model=work.model).failure(budget.next_s)) is not None:
-            raise SystemExit(f"the model {work.model} cannot be made: {why}")
+        if not shape_folder(work.model).is_dir():
+            made = start("models", Path(place), model=work.model)
+            if (why := made.failure(budget.next_s)) is not None:
+                raise SystemExit(f"the model {work.model} cannot be made: {why}")
         if records.get("ceilings", work.device, work.dtype) is None:
             out = Path(place) / "ceilings.json"
             rates = start("floor", Path(place), device=work.device, dtype=work.dtype, out=out)

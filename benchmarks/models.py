@@ -18,13 +18,17 @@ def model_folder(name: Model) -> Path:
     The shapes of real size are in bfloat16, as they are published. VIGNERON_CACHE can name a folder in memory."""
     if name == "smollm2-135m":
         return bundled_model_folder(SMOLLM2)
-    target = cache_folder() / f"benchmark-{name}"
+    target = shape_folder(name)
     if not target.is_dir():
         if name == "gpt2-small-shape":
             save_random_model(gpt2_small_config(), target)
         else:
             save_random_model(shape_config(name), target, torch.bfloat16)
     return target
+
+
+def shape_folder(name: Model) -> Path:
+    return cache_folder() / f"benchmark-{name}"
 
 
 SIZES: dict[str, dict[str, Any]] = {
