@@ -16,7 +16,7 @@ from vigneron.policy.fused_head import HEAD_CHUNK
 from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import scores
-from vigneron.rollout.engine.engine import cache_bytes
+from vigneron.rollout.engine.key_value_cache import default_cache_bytes
 
 # Share of the memory left after optimizer, gradients and sampler that a pass may take.
 SHARE = 0.7
@@ -41,7 +41,7 @@ def find_microbatch_tokens(policy: Policy, longest: int) -> int:
     torch.cuda.empty_cache()
     trained = sum(ranks.local_tensor(parameter).nbytes for _, parameter in policy.trainable())
     free, _ = torch.cuda.mem_get_info(policy.device)
-    reserved = 3 * trained + 1.5 * cache_bytes(policy.device)  # gradients and AdamW's two moments; the sampler
+    reserved = 3 * trained + 1.5 * default_cache_bytes(policy.device)  # gradients and AdamW's two moments; the sampler
     room = SHARE * (free - reserved - fixed)
     fits = int(room / per_token) // 256 * 256
     return max(longest, min(DEFAULT_MICROBATCH_TOKENS, fits))

@@ -190,6 +190,8 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
 def model_notices(config: Config, policy: Policy) -> Iterator[str]:
     if leaves_out_encoders(type(policy.causal), local_config(config.model.name)):
         yield f"model {config.model.name}: {NO_ENCODERS}"
+    if config.optimizer.offload and policy.device.type != "cuda":
+        yield f"optimizer.offload has no effect on '{policy.device}': the moments are in its memory already"
 
 
 def template_notices(config: Config, policy: Policy, data: Data) -> Iterator[str]:
@@ -252,7 +254,7 @@ def _load(
     remote.check_used()
     seed_everything(config.seed)
     with phase("load the model"):
-        return reward, audit, policy_from_config(config, shared=config.scale.shard > 1)
+        return reward, audit, policy_from_config(config, shared=config.scale.shard > 1, notice=view.notice)
 
 
 def _base_identity(config: Config, policy: Policy) -> dict[str, str]:

@@ -37,6 +37,7 @@ FREE = (
     "model.compile",
     "model.graphs",
     "model.activation_checkpointing",
+    "optimizer.offload",
     "reward.missing_limit",
 )
 # Keys that cannot change, even with --allow-changes: the checkpoint's state would not fit.
