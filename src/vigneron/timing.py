@@ -124,9 +124,20 @@ def reporting_phases(report: Callable[[str | None], None] | None) -> Iterator[No
         _reporter.reset(token)
 
 
+@contextmanager
+def inner_phase(name: str) -> Iterator[None]:
+    """A phase that is reported also inside another one, and counted by itself. Steps are not timed by it."""
+    begin, end = phase_hooks(name)
+    begin()
+    try:
+        yield
+    finally:
+        end()
+
+
 def phase_hooks(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Two functions that begin and end a phase which is reported also inside another one, for libraries that call back.
-    They may be called from any thread, with any arguments."""
+    """Two functions that begin and end an `inner_phase`, for libraries that call back: from any thread, with any
+    arguments."""
     reporter = _reporter.get()
     opened: list[Shown] = []
 

@@ -97,7 +97,7 @@ def _pieces(file: Path) -> Iterator[Piece]:
         yield from _cut(file.name, file, 0, file.stat().st_size)
         return
     with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
+        length = min(int.from_bytes(opened.read(8), "little"), file.stat().st_size)
         header = parse_json(opened.read(length))
     for name, tensor in header.items():
         if name != "__metadata__":

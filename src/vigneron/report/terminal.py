@@ -20,6 +20,7 @@ from rich.text import Text
 
 from vigneron.errors import visible
 from vigneron.redaction import redacted
+from vigneron.report.phase_names import QUICK_PHASES, shown_phase
 from vigneron.report.tables import NARROW, samples_lines, samples_table, short, sparkline
 from vigneron.run_store.headline_metrics import headline_metrics
 from vigneron.run_store.metric_table import in_order
@@ -45,32 +46,6 @@ PACE_OVER = 10
 """Steps over which the pace is a mean, with their evaluations."""
 PHASE_SHOWN_AFTER = 1.0
 """Seconds before a phase is named: a shorter one would only flicker."""
-PHASES = {
-    "rollout": "sampling",
-    "reward": "waiting for rewards",
-    "advantage": "computing advantages",
-    "update": "updating",
-    "keep samples": "writing samples",
-    "evaluate": "evaluating",
-    "save": "saving",
-    "import": "importing torch and transformers",
-    "read the data": "reading the data",
-    "hash the data": "hashing the data",
-    "ask the parent": "asking the parent",
-    "load the model": "loading the model",
-    "hash the weights": "hashing the weights",
-    "copy the reference": "copying the reference",
-    "prepare the model": "preparing the model",
-    "check the data": "checking the data",
-    "see what fits into memory": "measuring how many tokens fit into memory",
-    "prepare the sampler": "preparing the sampler",
-    "check the checkpoint": "checking the checkpoint",
-    "restore the checkpoint": "restoring the checkpoint",
-    "compile": "compiling layers (later runs find them in the cache)",
-}
-
-QUICK_PHASES = ("advantage", "keep samples")
-"""Not worth a line of a log."""
 
 
 class TerminalView:
@@ -228,14 +203,6 @@ class TerminalView:
     def _warning_lines(self) -> list[RenderableType]:
         last = self._warnings[-WARNINGS_SHOWN:]
         return [Text(), *(Text(f"step {step}: {text}", style="yellow") for step, text in last)] if last else []
-
-
-def shown_phase(text: str) -> str:
-    """The words for a phase, with the detail or the progress behind its name."""
-    for name, words in PHASES.items():
-        if re.fullmatch(rf"{name}( \(.*\)| \d+/\d+)?", text):
-            return words + text.removeprefix(name)
-    return text
 
 
 def weakest(metrics: "Metrics") -> str:
