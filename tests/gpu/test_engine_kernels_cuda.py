@@ -18,7 +18,8 @@ from vigneron.policy.frozen import hold_in_bfloat16
 from vigneron.policy.load import make_policy
 from vigneron.policy.logprobs import score
 from vigneron.policy.lora import Lora, add_lora
-from vigneron.policy.model import Policy
+from vigneron.policy.model import Policy, check_head
+from vigneron.policy.packing import can_share_prompts
 from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine import key_value_cache
 from vigneron.rollout.engine.engine import Engine
@@ -128,8 +129,15 @@ def bfloat16_policy(family: str, *, lora: bool, narrow: bool) -> Policy:
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight, std=0.2)
-    policy = make_policy(model.to(CUDA).eval(), byte_tokenizer(), device=CUDA, dtype=torch.bfloat16)
+    policy = make_policy(model.to(CUDA).eval(), byte_tokenizer(), device=CUDA)
     policy.narrow, policy.eos_ids = narrow, frozenset()
+    return in_dtype(policy, torch.bfloat16)
+
+
+def in_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
+    """Checked in float32, as `load_policy` does."""
+    check_head(policy)
+    policy.shares_prompts, policy.compute_dtype = can_share_prompts(policy), dtype
     return policy
 
 
@@ -161,10 +169,10 @@ def test_fused_layers_sample_what_training_scores(family: str, lora: bool, narro
 def test_long_prompts_in_parts_and_few_rows_change_only_rounding(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts in parts of 16 tokens; a cache for five rows and their prompts, refilled; the cache given back."""
-    policy = make_policy(zoo_model(family).to(CUDA), byte_tokenizer(), device=CUDA, dtype=dtype)
+    """Prompts in parts of 16 tokens; a cache for some rows and their prompts, refilled; the cache given back."""
+    policy = in_dtype(make_policy(zoo_model(family).to(CUDA), byte_tokenizer(), device=CUDA), dtype)
     policy.eos_ids = frozenset()
-    prompts = [[(3 * i + j) % 250 + 1 for j in range(5 + 9 * i)] for i in range(5) for _ in range(3)]
+    prompts = [[(3 * i + j) % 250 + 1 for j in range(5 + 4 * i)] for i in range(10) for _ in range(4)]
     options: dict[str, Any] = {"max_new_tokens": 10, "sampling": Sampling(), "seed": 1}
     whole = sample(policy, prompts, **options)
     monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 16)
