@@ -17,6 +17,7 @@ from vigneron.training.callbacks import View
 from vigneron.training.memory import explained_memory
 from vigneron.training.method import Metrics
 from vigneron.training.metrics import batch_metrics
+from vigneron.training.peak_memory import PeakMemory
 from vigneron.training.run import Run
 from vigneron.training.signals import Stopped, StopRequest
 
@@ -94,6 +95,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             output.log(run.step, metrics)
             curves.add({"step": 0, **metrics})
         start_timing()
+        peaks = PeakMemory(run.policy.device)
         while run.step < config.steps:
             began = time.perf_counter()
             try:
@@ -105,6 +107,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
 
             run.step += 1
             run.policy.version = run.step
+            metrics |= peaks.metrics()
             last = run.step == config.steps
             seconds = time.perf_counter() - began
             with phase("keep samples"):
