@@ -107,7 +107,6 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
 
             run.step += 1
             run.policy.version = run.step
-            metrics |= peaks.metrics()
             last = run.step == config.steps
             seconds = time.perf_counter() - began
             with phase("keep samples"):
@@ -117,7 +116,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                     metrics |= run.evaluate()
             output.log(run.step, metrics)
             curves.add({"step": run.step, **metrics})
-            run.folder.append("timings.jsonl", {"step": run.step, "seconds": round(seconds, 4)})
+            run.folder.append("timings.jsonl", {"step": run.step, "seconds": round(seconds, 4), **peaks.risen()})
             view.step(run, metrics, batch, seconds)
             output.alert(run.step, metrics, run.warnings(metrics), view)
             output.saver.check()

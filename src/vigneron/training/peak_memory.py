@@ -1,29 +1,28 @@
-"""The measured peak of a GPU's memory, as metrics of the steps in which it rose."""
+"""The measured peak of a GPU's memory, for timings.jsonl: unlike metrics, it need not be the same after a resume."""
 
 from dataclasses import dataclass
 
 import torch
 
-from vigneron.training.method import Metrics
-
 GB = 2**30
 RISE = 1.01
-"""A peak is logged if it is higher than the last one by this factor."""
+"""A peak is recorded if it is higher than the last one by this factor: in the first steps, and seldom later."""
 
 
 @dataclass
 class PeakMemory:
     device: torch.device
-    _logged: float = 0.0
+    _recorded: float = 0.0
 
-    def metrics(self) -> Metrics:
+    def risen(self) -> dict[str, float]:
+        """The most that torch had allocated and reserved in this process, in GB, if it has risen."""
         if self.device.type != "cuda":
             return {}
-        return self.risen(torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device))
-
-    def risen(self, allocated: int, reserved: int) -> Metrics:
-        """Both peaks if the process's memory has grown: in the first steps, and seldom later."""
-        if reserved <= RISE * self._logged:
+        allocated, reserved = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+        if max(allocated, reserved) <= RISE * self._recorded:
             return {}
-        self._logged = reserved
-        return {"memory/peak_allocated_gb": allocated / GB, "memory/peak_reserved_gb": reserved / GB}
+        self._recorded = max(allocated, reserved)
+        return {
+            "memory/peak_allocated_gb": round(allocated / GB, 3),
+            "memory/peak_reserved_gb": round(reserved / GB, 3),
+        }
