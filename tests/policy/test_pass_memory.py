@@ -9,7 +9,7 @@ from transformers import LlamaConfig, Qwen2Config
 from support.zoo import zoo_config
 from vigneron.core.draws import Sampling
 from vigneron.policy.checkpointing import checkpoint_layers
-from vigneron.policy.load import Lora
+from vigneron.policy.lora import Lora
 from vigneron.policy.model import Policy
 from vigneron.policy.model_size import NF4_BYTES, held_bytes, model_size
 from vigneron.policy.pass_memory import BLOCK, Holding, PassMemory, meta_model

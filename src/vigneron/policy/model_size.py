@@ -8,7 +8,7 @@ from torch import nn
 
 from vigneron.policy.architecture import ATTENTION_LAYERS
 from vigneron.policy.frozen import MATRICES
-from vigneron.policy.load import Lora
+from vigneron.policy.lora import Lora
 from vigneron.policy.pass_memory import meta_model, narrow_weights
 
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)

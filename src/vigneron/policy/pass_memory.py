@@ -22,8 +22,9 @@ from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.frozen import MATRICES
 from vigneron.policy.fused_head import HEAD_CHUNK
-from vigneron.policy.load import Lora, _add_lora, _freeze_encoders
+from vigneron.policy.load import _freeze_encoders
 from vigneron.policy.logprobs import ExactKl, head_statistics
+from vigneron.policy.lora import Lora, add_lora
 from vigneron.policy.model import Policy, Reference
 
 CAST = torch.ops.aten._to_copy.default
@@ -269,7 +270,7 @@ def meta_model(config: Any, lora: Lora | None = None, *, scorer: bool = False) -
     with torch.device("meta"), quiet_transformers():
         model = kind.from_config(config, dtype=torch.float32).eval()
         _freeze_encoders(model)
-        return model if lora is None else _add_lora(model, lora)
+        return model if lora is None else add_lora(model, lora)
 
 
 def narrow_weights(model: Any) -> list[nn.Parameter]:

@@ -14,7 +14,9 @@ import torch
 from vigneron.config import Config
 from vigneron.config.rewards import embeds_here, judges_here
 from vigneron.core.moments import state_bytes
-from vigneron.policy.load import Lora, local_config
+from vigneron.policy.load import local_config
+from vigneron.policy.lora import Lora
+from vigneron.policy.model import MOST_GRAPHED
 from vigneron.policy.model_size import ModelSize, held_bytes, model_size
 from vigneron.policy.pass_memory import Holding, PassMemory
 from vigneron.rollout.on_policy import sampling_of
@@ -194,7 +196,8 @@ class _Counting:
     def graphed(self) -> bool:
         """Whether gradients have buffers that CUDA graphs write to."""
         model = self.config.model
-        return model.graphs and not model.activation_checkpointing and self.config.scale.shard == 1
+        small = self.config.resolved_microbatch_tokens * self.size.parameters <= MOST_GRAPHED
+        return model.graphs and small and not model.activation_checkpointing and self.config.scale.shard == 1
 
     @property
     def own_critic(self) -> bool:
