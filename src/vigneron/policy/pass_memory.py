@@ -273,7 +273,7 @@ def meta_model(config: Any, lora: Lora | None = None, *, scorer: bool = False) -
         return model if lora is None else add_lora(model, lora)
 
 
-def narrow_weights(model: Any) -> list[nn.Parameter]:
+def narrow_weights(model: Any) -> list[Tensor]:
     """Those that are held in bfloat16 where a model is: matrices of linear layers and embeddings, no adapters."""
     modules = [
         m for name, m in model.named_modules() if isinstance(m, (*MATRICES, nn.Embedding)) and "lora_" not in name

@@ -125,10 +125,11 @@ class _Counting:
         self.memory, self.config = memory, config
         options = config.model
         self.scorer = config.method.trains == "scorer"
-        targets = options.lora and options.lora.targets
-        self.lora = options.lora and Lora(
-            options.lora.rank, options.lora.alpha, tuple(targets) if isinstance(targets, list) else targets
-        )
+        self.lora: Lora | None = None
+        if options.lora is not None:
+            targets = options.lora.targets
+            named = targets if isinstance(targets, str) else tuple(targets)
+            self.lora = Lora(options.lora.rank, options.lora.alpha, named)
         self.bfloat16 = options.dtype != "float32"  # auto: as on a GPU that has it
         self.quantised = options.weights == "4bit"
         frozen = self.lora is not None and options.weights != "float32" and self.bfloat16
@@ -207,7 +208,8 @@ class _Counting:
     def other_models(self) -> Iterator[Part]:
         """Of the reward: reward models, a local judge, a local embedder, where their configs are on this machine."""
         reward, scale = self.config.reward, self.config.scale
-        names = [("reward model", part.model, True) for part in reward.parts if getattr(part, "model", None)]
+        scorers: list[Any] = [part for part in reward.parts if getattr(part, "model", None)]
+        names = [("reward model", part.model, True) for part in scorers]
         if judges_here(reward) and scale.judging is None:
             judges = (getattr(reward, "judge", None), getattr(reward, "held_out_judge", None))
             local = {judge.model for judge in judges if judge is not None and judge.kind == "local"}
@@ -238,7 +240,7 @@ class _Counting:
         passes = self.memory.passes(holding, width, self.scorer)
         trunk = passes.trunk(rows)
         share = config.max_new_tokens / width if config.method.reads == "prompts" else 1
-        kl = getattr(config.method, "kl", None)
+        kl: Any = getattr(config.method, "kl", None)
         exact = getattr(kl, "estimator", None) == "exact" and kl.coefficient > 0 and kl.against == "reference"
         head = passes.head(max(1, round(rows * width * share)), sampling_of(config), exact_kl=exact)
         times = 2 if self.own_critic else 1
