@@ -51,7 +51,7 @@ def test_the_bundled_model_is_not_converted(tmp_path: Path, monkeypatch: pytest.
     file.write_text(yaml.safe_dump(tiny_recipe(Path(SMOLLM2), write_data(tmp_path), **GRPO)))
     answer = vigneron("validate", file)
     assert answer.code == 0, answer.err
-    assert f"({BUNDLED_TYPE}): {ENGINE}" in answer.out.splitlines()[-1]
+    assert f"({BUNDLED_TYPE}): {ENGINE}" in answer.out
     assert not (tmp_path / "cache").exists()
 
 
@@ -72,3 +72,21 @@ def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     answer = vigneron("validate", tmp_path / "tiny.yaml")
     assert answer.code == 2
     assert "transformers has no sequence-classification model for 'olmoe'" in answer.err
+
+
+def test_the_memory_of_a_run_on_a_gpu(tmp_path: Path) -> None:
+    """Without weights; on a CPU nothing is said about it."""
+    file = recipe_for("Llama", tmp_path, {**GRPO, "model": {"name": str(tmp_path / "model")}})
+    answer = vigneron("validate", file)
+    assert answer.code == 0, answer.err
+    table = answer.out[answer.out.index("memory on a GPU, in GB, with prompts of up to ") :]
+    assert "CUDA context and kernels             0.80  sampling, update" in table
+    assert table.splitlines()[-1] == "fits 8 GB as it is"
+    assert "memory on a GPU" not in vigneron("validate", file, "model.device=cpu").out
+
+
+def test_the_memory_of_a_model_that_is_not_here(tmp_path: Path) -> None:
+    file = recipe_for("Llama", tmp_path, {**GRPO, "model": {"name": "nobody/nothing"}})
+    answer = vigneron("validate", file)
+    assert answer.code == 0, answer.err
+    assert "memory: not estimated, because the config of 'nobody/nothing' is not on this machine" in answer.out

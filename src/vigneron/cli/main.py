@@ -166,7 +166,7 @@ def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="New YAML fil
 
 @app.command()
 def validate(file: Recipe, overrides: Overrides = None, allow_code: AllowCode = False) -> None:
-    """Check a recipe and its data without loading a model."""
+    """Check a recipe and its data without loading a model; say how much GPU memory it takes."""
     from vigneron.recipe import load_config
 
     config = load_config(file, overrides or [])

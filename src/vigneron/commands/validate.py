@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from functools import partial
 
+from vigneron.commands.memory_lines import memory_lines
 from vigneron.commands.template_text import template_lines
-from vigneron.config import Config
+from vigneron.config import Config, ModelConfig
 from vigneron.errors import visible
 from vigneron.policy.architecture import (
     NO_ENCODERS,
@@ -30,7 +31,7 @@ def validation_lines(config: Config, name: str) -> Iterator[str]:
     """The lines to print; the first thing that is wrong is raised as a UserError."""
     check_trackers(config.trackers)
     data = load_data(config)
-    config = resolved(config)
+    given, config = config, resolved(config)
     check_model_name(config.model.name)
     build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
     for text in data.notices:
@@ -43,6 +44,12 @@ def validation_lines(config: Config, name: str) -> Iterator[str]:
     yield _size(config)
     yield from map(visible, shown)
     yield _model_line(config)
+    yield from memory_lines(given.model_copy(update={"model": _with_path(given, config)}), data)
+
+
+def _with_path(given: Config, config: Config) -> ModelConfig:
+    """The model of the recipe, whose device and dtype may be another machine's, with the path of its weights."""
+    return given.model.model_copy(update={"name": config.model.name})
 
 
 def _model_line(config: Config) -> str:

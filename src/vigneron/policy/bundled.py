@@ -47,6 +47,16 @@ SMOLLM2 = "smollm2-135m"
 BUNDLED_MODELS = (SMOLLM2,)
 BUNDLED_TYPE = "llama"
 """Their `model_type`."""
+BUNDLED_SHAPE = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+}
+"""The sizes in their config."""
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Increase when the conversion changes, so that old folders in the cache are not used.

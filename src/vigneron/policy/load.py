@@ -14,6 +14,7 @@ from vigneron.files import parse_json, user_path
 from vigneron.policy.architecture import auto_class, check_language_model, language_model_class
 from vigneron.policy.bundled import (
     BUNDLED_MODELS,
+    BUNDLED_SHAPE,
     BUNDLED_TYPE,
     bundled_model_folder,
     bundled_weights,
@@ -228,11 +229,11 @@ def _keep_score_caps(model: Any) -> None:
 
 def local_config(name: str) -> Any:
     """The transformers config of a model that is on this machine; None if it is not, or comes with its own code. Of a
-    bundled model only the type: converting its weights takes half a minute."""
+    bundled model type and sizes: converting its weights takes half a minute."""
     from transformers import AutoConfig
 
     if name in BUNDLED_MODELS:
-        return AutoConfig.for_model(BUNDLED_TYPE)
+        return AutoConfig.for_model(BUNDLED_TYPE, **BUNDLED_SHAPE)
     try:
         with quiet_transformers():
             return AutoConfig.from_pretrained(model_source(name), local_files_only=True)

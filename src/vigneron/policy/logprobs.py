@@ -111,7 +111,7 @@ def score(
     other_NH = None
     if exact_kl is not None:
         other_NH = getattr(batch.signals, exact_kl.states).flatten(0, 1)[layout.into_N]
-    statistics = _statistics(policy, hidden_NH, layout.token_N, sampling, exact_kl, other_NH)
+    statistics = head_statistics(policy, hidden_NH, layout.token_N, sampling, exact_kl, other_NH)
     values = critic_values(critic, layout, hidden_MH, batch) if critic is not None else {}
     return replace(Scores(*(_spread(values_N, layout, batch) for values_N in statistics)), **values)
 
@@ -128,7 +128,7 @@ def reference_view(
     with reference.active() as policy:
         layout, hidden_MH = forward(policy, batch)
         hidden_NH = hidden_MH[layout.predicts_N]
-        seen_N = _statistics(policy, hidden_NH, layout.token_N, untruncated(sampling), None, None)[0]
+        seen_N = head_statistics(policy, hidden_NH, layout.token_N, untruncated(sampling), None, None)[0]
     seen = {f"{name}_BT": _spread(seen_N, layout, batch)}
     if not keep_hidden:
         return seen
@@ -141,7 +141,7 @@ def untruncated(sampling: Sampling) -> Sampling:
     return Sampling(temperature=sampling.temperature)
 
 
-def _statistics(
+def head_statistics(
     policy: Policy,
     hidden_NH: Tensor,
     ids_N: Tensor,

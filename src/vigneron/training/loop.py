@@ -17,6 +17,7 @@ from vigneron.training.callbacks import View
 from vigneron.training.memory import explained_memory
 from vigneron.training.method import Metrics
 from vigneron.training.metrics import batch_metrics
+from vigneron.training.peak_memory import PeakMemory
 from vigneron.training.run import Run
 from vigneron.training.signals import Stopped, StopRequest
 
@@ -94,6 +95,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             output.log(run.step, metrics)
             curves.add({"step": 0, **metrics})
         start_timing()
+        peaks = PeakMemory(run.policy.device)
         while run.step < config.steps:
             began = time.perf_counter()
             try:
@@ -114,7 +116,8 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                     metrics |= run.evaluate()
             output.log(run.step, metrics)
             curves.add({"step": run.step, **metrics})
-            run.folder.append("timings.jsonl", {"step": run.step, "seconds": round(seconds, 4), **_start_seconds()})
+            record = {"step": run.step, "seconds": round(seconds, 4), **_start_seconds(), **peaks.risen()}
+            run.folder.append("timings.jsonl", record)
             view.step(run, metrics, batch, seconds)
             output.alert(run.step, metrics, run.warnings(metrics), view)
             output.saver.check()

@@ -39,6 +39,7 @@ from vigneron.training.checkpoint.read import (
     rename_damaged,
 )
 from vigneron.training.checkpoint.write import delete_drafts
+from vigneron.training.memory_fit import check_gpu
 from vigneron.training.run import Run
 from vigneron.training.setup.build import Build, build_run
 from vigneron.training.setup.resolve import check_held_out, resolved
@@ -191,6 +192,7 @@ def _prepare(config: Config, runs: Path, name: str | None, view: View) -> tuple[
     check_trackers(config.trackers)
     config = resolved(config)
     check_scale(config)
+    check_gpu(config)
     with phase("read the data"):
         data = load_data(config)
     check_chat_date(config.model)

@@ -1,0 +1,88 @@
+"""What a recipe takes of a GPU's memory, and what to change to fit a smaller one: for `vigneron validate`."""
+
+from collections.abc import Iterator, Sequence
+
+from vigneron.config import Config
+from vigneron.data.prompts import Row, completion_text, prompts_token_ids
+from vigneron.data.rows import longest_of
+from vigneron.policy.load import local_tokenizer
+from vigneron.run_data.load import Data
+from vigneron.run_data.readers import measured_columns
+from vigneron.training.memory_fit import GPU_SIZES, Fitting
+from vigneron.training.memory_plan import GB, Part, Plan, RunMemory
+
+CHARACTERS_PER_TOKEN = 3
+SMALLEST_SHOWN = 0.002
+"""Parts below this share of the whole are left out of the table."""
+
+
+def memory_lines(config: Config, data: Data) -> Iterator[str]:
+    """Nothing for a run on a CPU."""
+    if config.model.device in ("cpu", "mps"):
+        return
+    tokens = longest_text(config, data)
+    memory = RunMemory.of(config, tokens)
+    if memory is None:
+        yield (
+            f"memory: not estimated, because the config of '{config.model.name}' is not on this machine: download the "
+            "model's config.json, or give its folder"
+        )
+        return
+    plan = memory.plan(config)
+    what = "prompts" if config.method.reads == "prompts" else "texts"
+    yield (
+        f"memory on a GPU, in GB, with {what} of up to {tokens} tokens and {config.resolved_microbatch_tokens} tokens "
+        "in a pass:"
+    )
+    for part in plan.parts:
+        if part.bytes >= SMALLEST_SHOWN * plan.peak_bytes:
+            yield f"  {part.name:<32} {part.bytes / GB:8.2f}  {_phases(part)}"
+    yield f"  {'in all':<32} {plan.peak_bytes / GB:8.2f}  {_totals(plan)}"
+    yield from _fitting_lines(memory, config, plan)
+
+
+def _fitting_lines(memory: RunMemory, config: Config, plan: Plan) -> Iterator[str]:
+    fits = [size for size in GPU_SIZES if plan.least_bytes <= size * GB]
+    search = Fitting(memory, config)
+    for size in GPU_SIZES:
+        if size not in fits:
+            found = search.fit(size)
+            how = "no settings are enough: choose a smaller model, or shorter texts"
+            if found is not None:
+                how = f"{' '.join(map(str, found.changes))} ({found.plan.least_bytes / GB:.1f} GB)"
+            yield f"to fit {size} GB: {how}"
+    if fits:
+        yield f"fits {fits[0]} GB as it is" + ("" if len(fits) == len(GPU_SIZES) else ", and more")
+
+
+def _phases(part: Part) -> str:
+    return ", ".join(name for name, used in (("sampling", part.sampling), ("update", part.update)) if used)
+
+
+def _totals(plan: Plan) -> str:
+    return f"sampling {plan.sampling_bytes / GB:.2f}, update {plan.update_bytes / GB:.2f}"
+
+
+def longest_text(config: Config, data: Data) -> int:
+    """Tokens of the longest prompt, or of the longest text where texts are given; guessed from the number of characters
+    if the tokenizer is not on this machine."""
+    rows: Sequence[Row] = data.train
+    columns = measured_columns(config, "train")
+    some = [rows[int(index)] for index in longest_of(rows, columns)] if rows else []
+    tokenizer = local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    longest = 1
+    for row in some:
+        texts = [row["prompt"], *(row[name] for name in columns if name != "prompt" and row.get(name))]
+        longest = max(longest, sum(_tokens(tokenizer, text) for text in texts))
+    return longest
+
+
+def _tokens(tokenizer: object, text: object) -> int:
+    if tokenizer is None:
+        return -(-len(completion_text(text)) // CHARACTERS_PER_TOKEN)
+    if isinstance(text, str):
+        return len(prompts_token_ids(tokenizer, [text])[0])
+    try:
+        return len(prompts_token_ids(tokenizer, [text])[0])
+    except Exception:  # a template can fail in any way on an answer by itself
+        return -(-len(completion_text(text)) // CHARACTERS_PER_TOKEN)

@@ -1,0 +1,98 @@
+"""The weights of a model by how they can be held, and its key/value cache, from a transformers config alone."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from vigneron.policy.architecture import ATTENTION_LAYERS
+from vigneron.policy.frozen import MATRICES
+from vigneron.policy.lora import Lora
+from vigneron.policy.pass_memory import meta_model, narrow_weights
+
+NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+"""Of a 4-bit weight: half a byte, a byte for the scale of 64, 4 for the scale of 256 scales (QLoRA)."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter, counted once if it is tied."""
+
+    count: int
+    trained: bool
+    adapter: bool = False
+    narrow: bool = False
+    """Whether it may be held in bfloat16; others, such as norms, stay in float32."""
+    matrix: bool = False
+    """Of a linear layer, and not tied to an embedding: the reference holds it in bfloat16."""
+    quantised: bool = False
+    """Whether `weights: 4bit` holds it so: linear layers but the head."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    weights: tuple[Weight, ...]
+    linear: int
+    """Values in linear layers, of which the engine has bfloat16 copies beside float32 ones; a tied head counts."""
+    cached: int
+    """Keys and values of a token in all layers."""
+    hidden: int
+    vocabulary: int
+
+    @property
+    def parameters(self) -> int:
+        return sum(weight.count for weight in self.weights if not weight.adapter)
+
+    @property
+    def trained(self) -> list[Weight]:
+        return [weight for weight in self.weights if weight.trained]
+
+
+def model_size(config: Any, lora: Lora | None = None, *, scorer: bool = False) -> ModelSize:
+    model = meta_model(config, lora, scorer=scorer)
+    causal = model.get_base_model() if lora is not None else model
+    narrow = {id(weight) for weight in narrow_weights(causal)}
+    head = causal.get_output_embeddings()
+    linear = [(name, module) for name, module in causal.named_modules() if isinstance(module, MATRICES)]
+    plain = [module for name, module in linear if "lora_" not in name]
+    embedded = {id(module.weight) for module in causal.modules() if isinstance(module, nn.Embedding)}
+    matrices = {id(m.weight) for m in plain} - embedded
+    quantised = {id(m.weight) for m in plain if m is not head and type(m) is nn.Linear} - embedded
+    weights = tuple(
+        Weight(
+            weight.numel(),
+            trained=weight.requires_grad,
+            adapter="lora_" in name,
+            narrow=id(weight) in narrow,
+            matrix=id(weight) in matrices,
+            quantised=id(weight) in quantised,
+        )
+        for name, weight in model.named_parameters()
+    )
+    text = config.get_text_config()
+    in_linear = sum(weight.numel() for module in plain for weight in module.parameters(recurse=False))
+    return ModelSize(weights, in_linear, cached_numbers(text), text.hidden_size, text.vocab_size)
+
+
+def cached_numbers(text: Any) -> int:
+    """Of a text config: numbers in the keys and values of one token, in all layers with attention."""
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    layers = sum(kind in ATTENTION_LAYERS for kind in kinds)
+    heads = text.num_attention_heads
+    if getattr(text, "kv_lora_rank", None):  # latent attention: the engine caches what each head reads
+        return layers * heads * (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim)
+    key_heads = getattr(text, "num_key_value_heads", None) or heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return int(layers * key_heads * 2 * size)
+
+
+def held_bytes(weights: Iterable[Weight], *, narrow: bool, quantised: bool = False) -> int:
+    """Bytes of weights in float32; `narrow`: in bfloat16 where that is done, and `quantised`: in 4 bits."""
+    total = 0.0
+    for weight in weights:
+        if quantised and weight.quantised:
+            total += weight.count * NF4_BYTES
+        else:
+            total += weight.count * (2 if narrow and weight.narrow else 4)
+    return round(total)

@@ -1,0 +1,28 @@
+"""The measured peak of a GPU's memory, for timings.jsonl: unlike metrics, it need not be the same after a resume."""
+
+from dataclasses import dataclass
+
+import torch
+
+GB = 2**30
+RISE = 1.01
+"""A peak is recorded if it is higher than the last one by this factor: in the first steps, and seldom later."""
+
+
+@dataclass
+class PeakMemory:
+    device: torch.device
+    _recorded: float = 0.0
+
+    def risen(self) -> dict[str, float]:
+        """The most that torch had allocated and reserved in this process, in GB, if it has risen."""
+        if self.device.type != "cuda":
+            return {}
+        allocated, reserved = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+        if max(allocated, reserved) <= RISE * self._recorded:
+            return {}
+        self._recorded = max(allocated, reserved)
+        return {
+            "memory/peak_allocated_gb": round(allocated / GB, 3),
+            "memory/peak_reserved_gb": round(reserved / GB, 3),
+        }

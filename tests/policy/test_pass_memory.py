@@ -1,0 +1,134 @@
+"""The memory of passes, by fake tensors, against what autograd really keeps; and model sizes against known ones."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, Qwen2Config
+
+from support.zoo import zoo_config
+from vigneron.core.draws import Sampling
+from vigneron.policy.checkpointing import checkpoint_layers
+from vigneron.policy.lora import Lora
+from vigneron.policy.model import Policy
+from vigneron.policy.model_size import NF4_BYTES, held_bytes, model_size
+from vigneron.policy.pass_memory import BLOCK, Holding, PassMemory, meta_model
+
+QWEN_1B = Qwen2Config(
+    vocab_size=151936,
+    hidden_size=1536,
+    intermediate_size=8960,
+    num_hidden_layers=28,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+)
+LLAMA_8B = LlamaConfig(
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+)
+WIDTH, ROWS, LAYERS = 48, 5, 4
+
+
+def deep_config(family: str) -> Any:
+    """The zoo's shape, with more layers."""
+    config = zoo_config(family)
+    config.num_hidden_layers = LAYERS
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1] * LAYERS
+    return config
+
+
+def kept_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
+    """What autograd keeps of a real pass on the CPU, weights left out."""
+    torch.manual_seed(0)
+    model = meta_model(config).to_empty(device="cpu")
+    if getattr(config, "attn_logit_softcapping", None):
+        model.config._attn_implementation = "eager"
+    for weight in (*model.parameters(), *model.buffers()):
+        torch.nn.init.constant_(weight.data, 0.1)
+    if checkpointing:
+        checkpoint_layers(model)
+    policy = Policy(model, None, frozenset(), 0, torch.device("cpu"), dtype, own_attention=True)
+    weights = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Any] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage  # held, so that no address is used twice
+        return tensor
+
+    ids, positions = torch.ones(ROWS, WIDTH, dtype=torch.long), torch.arange(WIDTH).expand(ROWS, WIDTH)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hidden = policy.trunk(ids, positions)
+    kept[hidden.untyped_storage().data_ptr()] = hidden.untyped_storage()
+    return sum(-(-storage.nbytes() // BLOCK) * BLOCK for storage in kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Gemma 2", "GPT-NeoX, Pythia"])
+def test_activations_are_those_that_autograd_keeps(family: str, dtype: torch.dtype) -> None:
+    config = deep_config(family)
+    estimated = PassMemory(config, Holding(compute=dtype), WIDTH).trunk(ROWS).saved
+    assert estimated == pytest.approx(kept_bytes(config, dtype, checkpointing=False), rel=0.1)
+
+
+def test_with_checkpointing_a_layer_keeps_its_input() -> None:
+    config = deep_config("Llama")
+    whole = PassMemory(config, Holding(), WIDTH).trunk(ROWS)
+    checkpointed = PassMemory(config, Holding(checkpointing=True), WIDTH).trunk(ROWS)
+    inputs = LAYERS * ROWS * WIDTH * config.hidden_size * 4
+    assert inputs <= checkpointed.saved <= 0.4 * whole.saved
+    assert checkpointed.beside_saved > whole.beside_saved  # a layer's activations, computed again
+
+
+def test_the_head_makes_its_logits_and_the_gradient_of_its_matrix() -> None:
+    """V = 260, H = 16, N = 40: logits and gradients of [N, V] float32 and of [V, H] float32, each a few times."""
+    head = PassMemory(zoo_config("Llama"), Holding(compute=torch.float32), WIDTH)
+    bytes_ = head.head(40, Sampling(), exact_kl=False)
+    logits, matrix = 40 * 260 * 4, 260 * 16 * 4
+    assert 4 * logits + matrix <= bytes_ <= 9 * logits + 4 * matrix
+    assert head.head(40, Sampling(), exact_kl=True) > bytes_
+
+
+@pytest.mark.parametrize(("config", "parameters"), [(QWEN_1B, 1_543_714_304), (LLAMA_8B, 8_030_261_248)])
+def test_parameter_counts(config: Any, parameters: int) -> None:
+    assert model_size(config).parameters == parameters
+
+
+def test_sizes_of_a_shape_by_hand() -> None:
+    """H = 16, I = 24, V = 260, 2 layers, 4 heads of 4, 2 key heads, untied."""
+    size = model_size(zoo_config("Llama"))
+    linear = 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 24)
+    head = embedding = 260 * 16
+    norms = 5 * 16
+    assert size.parameters == linear + head + embedding + norms
+    assert size.linear == linear + head
+    assert size.cached == 2 * 2 * (4 + 4)
+    assert held_bytes(size.weights, narrow=False) == 4 * size.parameters
+    assert held_bytes(size.weights, narrow=True) == 2 * (linear + head + embedding) + 4 * norms
+    in_4_bits = linear * NF4_BYTES + 2 * (head + embedding) + 4 * norms
+    assert held_bytes(size.weights, narrow=True, quantised=True) == round(in_4_bits)
+    adapter = [weight.count for weight in model_size(zoo_config("Llama"), Lora(rank=2)).trained]
+    assert sum(adapter) == 2 * 2 * ((16 + 16) * 2 + (16 + 8) * 2 + (16 + 24) * 3)
+
+
+def test_a_tied_head_is_counted_once_and_copied_by_the_engine() -> None:
+    config = zoo_config("Llama")
+    untied = model_size(config)
+    config.tie_word_embeddings = True
+    tied = model_size(config)
+    assert untied.parameters - tied.parameters == 260 * 16
+    assert tied.linear == untied.linear
+
+
+def test_experts_and_recurrent_layers_have_a_formula() -> None:
+    for family in ("Qwen3-MoE", "Mamba"):
+        passes = PassMemory(zoo_config(family), Holding(), WIDTH)
+        assert passes.trunk(2).saved == pytest.approx(2 * passes.trunk(1).saved)
+        assert passes.trunk(1).saved > 0
