@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from vigneron.rewards.graders.inside.border import Peer
-
 BINARY = ["add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"]
 COMPARE = ("lt", "le", "gt", "ge")
 SPECIAL: dict[str, Callable[..., Any]] = {
@@ -90,7 +88,7 @@ class Remote:
 class Held:
     """What is known of an object of the other side."""
 
-    def __init__(self, peer: Peer, number: int, kind: str, type_name: str, state: Any) -> None:
+    def __init__(self, peer: Any, number: int, kind: str, type_name: str, state: Any) -> None:
         self.peer, self.number, self.kind, self.type_name = peer, number, kind, type_name
         self.state = self.first_state = state
         self.made: tuple[Remote, tuple[Any, ...], dict[str, Any]] | None = None
