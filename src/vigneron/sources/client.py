@@ -224,7 +224,8 @@ class Client:
 
 
 def parse_response(body: bytes, largest: int | None = None) -> Any:
-    """JSON from an endpoint that takes at most `largest` bytes of memory, or `LARGEST_PARSED`. An integer too large for a float is None: missing. Any other fault is a ValueError."""
+    """JSON from an endpoint that takes at most `largest` bytes of memory, or `LARGEST_PARSED`. An integer too large for
+    a float is None: missing. Any other fault is a ValueError."""
     if sum(cost * body.count(mark) for mark, cost in MEMORY_OF.items()) > (largest or LARGEST_PARSED):
         raise ValueError("too many values")
     try:
