@@ -364,6 +364,10 @@ def test_a_preference_reward_needs_a_group() -> None:
             "`optimizer.actor_lr` has no effect with `form: constraint`",
         ),
         (
+            {"optimizer": {"offload": True}, "model": {"device": "cpu"}},
+            "`optimizer.offload` has no effect with `model.device: cpu`",
+        ),
+        (
             {"method": {"name": "sft"}, "reward": {"kind": "preference", "model": "m"}},
             "`reward: preference` compares samples",
         ),
@@ -371,6 +375,26 @@ def test_a_preference_reward_needs_a_group() -> None:
 )
 def test_options_without_an_effect_are_named(changes: dict[str, Any], said: str) -> None:
     assert said in line_of(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer": {"kind": "adamw_8bit"}}, "`optimizer.kind: adamw_8bit` needs whole weights on every rank"),
+        ({"optimizer": {"offload": True}}, "`optimizer.offload` needs whole weights on every rank"),
+        ({"model": {"weights": "bfloat16"}}, "`model.weights: bfloat16` needs whole weights on every rank"),
+    ],
+)
+def test_sharded_weights_keep_their_moments_in_float32(changes: dict[str, Any], said: str) -> None:
+    assert said in line_of(**changes, scale={"shard": 2})
+    config = check(**changes)
+    assert again(config) == config
+
+
+def test_a_trust_region_needs_exact_weights() -> None:
+    line = line_of(method={"name": "trpo", "form": "constraint"}, model={"weights": "bfloat16"})
+    assert "`form: constraint` would lose steps of weights in bfloat16" in line
+    check(method={"name": "trpo"}, model={"weights": "bfloat16"})
 
 
 def test_one_nested_key_leaves_the_others_at_their_defaults() -> None:

@@ -220,9 +220,41 @@ def a_trust_region_needs_whole_weights(config: TopLevel) -> None:
         )
 
 
+def four_bits_are_supported(config: TopLevel) -> None:
+    if config.model.weights != "4bit":
+        return
+    if config.scale.shard > 1:
+        raise ValueError("`model.weights: 4bit` is not supported with sharding: set `scale.shard` to 1")
+    if config.scale.sampling.kind == "vllm":
+        raise ValueError("`model.weights: 4bit` is not supported with vLLM: set `scale.sampling.kind` to here or ray")
+
+
 def critic_lr_has_an_effect(config: TopLevel) -> None:
     if config.method.imported and not config.method.has_critic and "critic_lr" in config.optimizer.model_fields_set:
         raise ValueError(f"`optimizer.critic_lr` has no effect with {_named(config.method)}: it has no critic")
+
+
+def moments_can_be_held_so(config: TopLevel) -> None:
+    optimizer, model = config.optimizer, config.model
+    if config.scale.shard > 1:
+        chosen = {
+            "optimizer.kind: adamw_8bit": optimizer.kind == "adamw_8bit",
+            "optimizer.offload": optimizer.offload,
+            "model.weights: bfloat16": model.weights == "bfloat16",
+        }
+        for key in (key for key, is_chosen in chosen.items() if is_chosen):
+            raise ValueError(f"`{key}` needs whole weights on every rank: set `scale.shard` to 1, or leave it out")
+    if not config.method.steps_by_gradient and model.weights == "bfloat16":
+        raise ValueError(
+            "`form: constraint` would lose steps of weights in bfloat16: set `model.weights` to auto, or use "
+            "`form: penalty`"
+        )
+
+
+def moments_have_elsewhere_to_go(config: TopLevel) -> None:
+    device = config.model.device
+    if config.optimizer.offload and device in ("cpu", "mps"):
+        raise ValueError(f"`optimizer.offload` has no effect with `model.device: {device}`: leave it out")
 
 
 CHECKS = (
@@ -240,10 +272,13 @@ CHECKS = (
     a_curriculum_can_measure,
     actor_lr_has_an_effect,
     a_trust_region_needs_whole_weights,
+    four_bits_are_supported,
     critic_lr_has_an_effect,
+    moments_can_be_held_so,
 )
-CHECKS_OF_NEW_RUNS = (win_rates_are_given,)
-"""Added when runs existed that they refuse: those can still be read and resumed."""
+CHECKS_OF_NEW_RUNS = (win_rates_are_given, moments_have_elsewhere_to_go)
+"""Added when runs existed that they refuse, or refusing what a run's config holds after it has been resolved: those
+can still be read and resumed."""
 
 
 def without_inert_keys(config: TopLevel, written: dict[str, Any]) -> dict[str, Any]:

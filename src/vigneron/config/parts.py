@@ -75,11 +75,15 @@ class ModelConfig(Strict):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute dtype. auto: bfloat16 on a GPU that supports it."""
     weights: Literal["auto", "float32", "bfloat16", "4bit"] = "auto"
-    """How weights are held. auto: trained ones in float32, frozen ones in bfloat16 if that is the compute dtype.
-    float32: all. bfloat16: trained ones too, with stochastic rounding. 4bit: the base of `lora` in NF4, by
-    bitsandbytes."""
+    """How weights are held. auto: trained ones in float32, frozen matrices and embeddings in bfloat16 if that is the
+    compute dtype and rounds none of them. float32: all. bfloat16: all matrices and embeddings, rounded if need be;
+    trained ones are updated with stochastic rounding; adapters stay float32. 4bit: the linear layers under `lora` in
+    NF4 with double quantisation, by bitsandbytes (`pip install 'vigneron[quant]'`)."""
     memory_gb: Annotated[float, Field(gt=0)] | None = None
     """GPU memory that the run may take, in GB of 2³⁰ bytes. null: all of it."""
+    cache_gb: Annotated[float, Field(gt=0)] | None = None
+    """GPU memory for keys and values while completions are sampled; the update has it back. null: what is free, which
+    is found at the run's start."""
     chat: Literal["auto", "minted"] = "auto"
     """Chat template. auto: the model's own. minted: two new tokens, one before each user turn and one before each
     assistant turn; not with `lora`."""
@@ -93,8 +97,8 @@ class ModelConfig(Strict):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile for layers and losses, on CUDA with Triton: adds half a minute at the start. auto: for runs of
-    200 steps or more."""
+    """torch.compile for layers and losses, on CUDA with Triton: adds half a minute to the first run of a model's shape;
+    later ones find the code in the cache folder (VIGNERON_CACHE). auto: for runs of 200 steps or more."""
     graphs: bool = True
     """Replay passes of repeated shapes as CUDA graphs, on CUDA; not with activation checkpointing."""
     allow_pickle: bool = False
@@ -117,6 +121,14 @@ class ModelConfig(Strict):
                 "`chat: minted` adds embeddings, which a LoRA adapter neither trains nor saves: remove `lora`, "
                 "or first fine-tune without it and then train an adapter on that checkpoint"
             )
+        return self
+
+    @model_validator(mode="after")
+    def weights_can_be_held(self) -> "ModelConfig":
+        if self.weights == "4bit" and self.lora is None:
+            raise ValueError("`weights: 4bit` trains only through an adapter: set `lora`, as `lora: {rank: 16}`")
+        if self.weights == "bfloat16" and self.dtype == "float32":
+            raise ValueError("`weights: bfloat16` with `dtype: float32` would save nothing: leave out one of them")
         return self
 
 
@@ -278,9 +290,9 @@ class OptimizerConfig(Strict):
     weight_decay: NotNegative = 0.0
     """AdamW's weight decay."""
     kind: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit: AdamW's two moments in 8 bits, in blocks."""
+    """adamw_8bit: AdamW's two moments take 2 bytes per parameter instead of 8, and the steps are less exact."""
     offload: bool = False
-    """Keep the optimizer's moments in host memory."""
+    """Keep the moments in host memory and copy them to the GPU part by part in each update: the same steps, slower."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this norm."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -105,14 +105,14 @@ def keyed_uniform(seed: int, step: int, sample_N: Int[Tensor, " N"], position: i
 
 def draw_keys(seed: int, step: int, sample_N: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
     """The key of each sample's draws in a step; with a position it gives a draw (`uniform_at`)."""
-    return _mix(_mix(_mix(torch.full_like(sample_N, seed)) ^ step) ^ sample_N)
+    return mix(mix(mix(torch.full_like(sample_N, seed)) ^ step) ^ sample_N)
 
 
 def uniform_at(key_N: Int[Tensor, " N"], position_N: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
-    bits_N = _mix(key_N ^ position_N)
+    bits_N = mix(key_N ^ position_N)
     if key_N.device.type == "mps":  # has no float64
-        return _shift_right(bits_N, 40).to(torch.float32) * 2.0**-24
-    return _shift_right(bits_N, 11).to(torch.float64) * 2.0**-53
+        return shift_right(bits_N, 40).to(torch.float32) * 2.0**-24
+    return shift_right(bits_N, 11).to(torch.float64) * 2.0**-53
 
 
 def keyed_permutation(seed: int, epoch: int, size: int) -> list[int]:
@@ -125,18 +125,18 @@ def keyed_order(seed: int, epoch: int, size: int) -> Int[Tensor, " size"]:
     return keyed_uniform(seed, epoch, torch.arange(size), -1).argsort(stable=True)
 
 
-def _mix(bits: Tensor) -> Tensor:
+def mix(bits: Tensor) -> Tensor:
     """One round of a splitmix64-like finaliser, in wrapping 64-bit integers."""
     bits = bits + _signed(0x9E3779B97F4A7C15)
-    bits = (bits ^ _shift_right(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
-    bits = (bits ^ _shift_right(bits, 27)) * _signed(0x94D049BB133111EB)
-    return bits ^ _shift_right(bits, 31)
+    bits = (bits ^ shift_right(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
+    bits = (bits ^ shift_right(bits, 27)) * _signed(0x94D049BB133111EB)
+    return bits ^ shift_right(bits, 31)
 
 
 def _signed(unsigned: int) -> int:
     return unsigned - 2**64 if unsigned >= 2**63 else unsigned
 
 
-def _shift_right(bits: Tensor, by: int) -> Tensor:
+def shift_right(bits: Tensor, by: int) -> Tensor:
     """Logical shift; torch's `>>` is arithmetic."""
     return (bits >> by) & ((1 << (64 - by)) - 1)

@@ -127,7 +127,8 @@ def all_reduce_max(number: float) -> float:
 
 
 def sum_gradients(weights: Iterable[Tensor]) -> None:
-    """All-reduce the gradients of unsharded weights in buckets. FSDP2 reduces those of sharded weights itself."""
+    """All-reduce the gradients of unsharded weights in buckets, those in bfloat16 as float32. FSDP2 reduces those of
+    sharded weights itself."""
     if world_size() == 1:
         return
     grads = [w.grad for w in weights if w.grad is not None and not is_sharded(w)]
@@ -135,7 +136,8 @@ def sum_gradients(weights: Iterable[Tensor]) -> None:
     for grad in [*grads, None]:
         full = sum(g.numel() for g in bucket) >= BUCKET_ELEMENTS
         if bucket and (grad is None or full or grad.dtype != bucket[0].dtype):
-            flat = all_reduce_sum(torch.cat([g.flatten() for g in bucket]))
+            flat = torch.cat([g.flatten() for g in bucket])
+            flat = all_reduce_sum(flat.float() if flat.dtype == torch.bfloat16 else flat)
             for one, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 one.copy_(part.view_as(one))
             bucket = []

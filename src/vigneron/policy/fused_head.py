@@ -93,7 +93,7 @@ class _Statistics(torch.autograd.Function):
         other_VH: Tensor | None,
         from_other: bool,
     ) -> tuple[Tensor, ...]:
-        dtype = dtype if dtype == torch.bfloat16 else weight_VH.dtype
+        dtype = dtype if dtype == torch.bfloat16 else torch.promote_types(weight_VH.dtype, dtype)
         hidden_NH, cast_VH = hidden_NH.to(dtype), weight_VH.to(dtype)
         if other_NH is not None and other_VH is not None:
             other_NH, other_VH = other_NH.to(dtype), other_VH.to(dtype)
@@ -122,7 +122,9 @@ class _Statistics(torch.autograd.Function):
         to_chosen_N, to_entropy_N, to_kl_N = (g if g is not None else torch.zeros_like(entropy_N) for g in grads)
         cast_VH = weight_VH.to(hidden_NH.dtype)
         to_hidden_NH = torch.empty_like(hidden_NH)
-        to_weight_VH = torch.zeros_like(weight_VH) if ctx.needs_input_grad[1] else None
+        # Sums in bfloat16 would lose small contributions of a chunk.
+        sum_dtype = torch.float32 if weight_VH.dtype == torch.bfloat16 else weight_VH.dtype
+        to_weight_VH = torch.zeros_like(weight_VH, dtype=sum_dtype) if ctx.needs_input_grad[1] else None
         for at in _chunks(len(ids_N)):
             logits_NV = kept_NV if kept_NV is not None else matmul_fp32(hidden_NH[at], cast_VH.t())
             others: tuple[Tensor, ...] = ()
@@ -140,6 +142,7 @@ class _Statistics(torch.autograd.Function):
             to_hidden_NH[at] = to_logits_NV @ cast_VH
             if to_weight_VH is not None:
                 to_weight_VH += matmul_fp32(to_logits_NV.t(), hidden_NH[at])
+        to_weight_VH = to_weight_VH.to(weight_VH.dtype) if to_weight_VH is not None else None
         return to_hidden_NH, to_weight_VH, None, None, None, None, None, None
 
 

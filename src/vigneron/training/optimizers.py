@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vigneron.config import OptimizerConfig
+from vigneron.core.moments import Kind
 from vigneron.distributed import ranks
+from vigneron.training.adamw import CompactAdamW, convert_state
 from vigneron.training.checkpoint.shards import shard_like
 
 
@@ -21,10 +23,24 @@ class Optimized:
     learning_rate: float
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    optimizer: torch.optim.AdamW = field(init=False)
+    kind: Kind = "adamw"
+    offload: bool = False
+    seed: int = 0
+    """Of the stochastic rounding of weights in bfloat16."""
+    optimizer: torch.optim.Optimizer = field(init=False)
 
     def __post_init__(self) -> None:
         weights = [parameter for _, parameter in self.parameters]
+        if self.kind != "adamw" or self.offload or any(weight.dtype == torch.bfloat16 for weight in weights):
+            self.optimizer = CompactAdamW(
+                [(f"{self.name}.{name}", parameter) for name, parameter in self.parameters],
+                lr=self.learning_rate,
+                weight_decay=self.weight_decay,
+                kind=self.kind,
+                offload=self.offload,
+                seed=self.seed,
+            )
+            return
         sharded, whole = _apart(weights)
         self.optimizer = torch.optim.AdamW(
             [{"params": some} for some in (whole, sharded) if some],
@@ -37,7 +53,7 @@ class Optimized:
         """Scale the gradient to at most `max_grad_norm`; its norm before."""
         weights = [parameter for _, parameter in self.parameters]
         sharded, whole = _apart(weights)
-        if not sharded:
+        if not sharded and all(weight.dtype != torch.bfloat16 for weight in weights):
             return torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm)
         norm = torch.stack([_norm(some) for some in (whole, sharded) if some]).norm()
         for some in (whole, sharded):
@@ -62,6 +78,10 @@ class Optimized:
         for name, parameter in self.parameters:
             prefix = f"{self.name}.{name}."
             state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            if isinstance(self.optimizer, CompactAdamW):
+                self.optimizer.state[parameter] = self.optimizer.place(parameter, state)
+                continue
+            state = convert_state(state, "adamw", parameter.numel())
             # Only a fused optimizer counts its steps on the parameter's device.
             counter = parameter.device if self.optimizer.defaults["fused"] else torch.device("cpu")
             self.optimizer.state[parameter] = {
@@ -74,9 +94,17 @@ def make_optimizers(
     options: OptimizerConfig,
     actor: Sequence[tuple[str, nn.Parameter]],
     critic: Sequence[tuple[str, nn.Parameter]] = (),
+    *,
+    seed: int = 0,
 ) -> list[Optimized]:
     """The actor, and the critic where there is one."""
-    shared = {"weight_decay": options.weight_decay, "max_grad_norm": options.max_grad_norm}
+    shared: dict[str, Any] = {
+        "weight_decay": options.weight_decay,
+        "max_grad_norm": options.max_grad_norm,
+        "kind": options.kind,
+        "offload": options.offload,
+        "seed": seed,
+    }
     optimized = [Optimized("actor", actor, options.actor_lr, **shared)]
     return [*optimized, Optimized("critic", critic, options.critic_lr, **shared)] if critic else optimized
 
@@ -88,6 +116,9 @@ def _apart(weights: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn
 
 def _norm(weights: Sequence[nn.Parameter]) -> Tensor:
     grads = [weight.grad for weight in weights if weight.grad is not None]
-    return (
-        ranks.full_tensor(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros((), device=weights[0].device)
-    )
+    if not grads:
+        return torch.zeros((), device=weights[0].device)
+    if all(grad.dtype != torch.bfloat16 for grad in grads):
+        return ranks.full_tensor(torch.nn.utils.get_total_norm(grads))
+    # Else the norm of each gradient would be rounded to bfloat16.
+    return torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in grads]).norm()

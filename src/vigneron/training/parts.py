@@ -86,9 +86,8 @@ class Parts:
 
     def optimizers(self, critic: Critic | None = None) -> list[Optimized]:
         """The policy's, and the critic's where there is one, as `optimizer` in the config says."""
-        return make_optimizers(
-            self.config.optimizer, self.policy.trainable(), () if critic is None else critic.parameters()
-        )
+        parameters = () if critic is None else critic.parameters()
+        return make_optimizers(self.config.optimizer, self.policy.trainable(), parameters, seed=self.config.seed)
 
     def gradient_update(
         self,

@@ -20,6 +20,7 @@ from vigneron.distributed import ranks
 from vigneron.errors import NonFinite
 from vigneron.policy.rank_batches import assign_ranks, map_microbatches, rank_microbatches
 from vigneron.timing import phase
+from vigneron.training.gradient_sums import gradient_sums
 from vigneron.training.method import Metrics
 from vigneron.training.optimizers import Optimized
 
@@ -146,19 +147,22 @@ class GradientUpdate:
         passed = self._to_pass(batch)
         looked_at = whole if passed is batch else _denominators(passed)
         sums: dict[tuple[str, bool], Any] = defaultdict(float)
-        for part in rank_microbatches(passed, self.microbatch_tokens):
-            objective = torch.zeros((), device=batch.samples.completion_BT.device)
-            for term in terms_of(part):
-                values, mask = term.values, part.trained_BT
-                if values.dim() == 1:
-                    values, mask = values[:, None], mask.any(1, keepdim=True)
-                denominator = (whole if term.coefficient else looked_at)[term.mode]
-                value = aggregate(values, mask, mode=term.mode, denominator=denominator)
-                sums[term.name, term.first_update_only] += value.detach()
-                if term.coefficient:
-                    objective = objective + term.coefficient * value
-            if objective.requires_grad:
-                objective.backward()
+        trained = [(f"{each.name}.{name}", weight) for each in self.optimized for name, weight in each.parameters]
+        with gradient_sums(trained, seed=self.seed, update=self.done) as gradients:
+            for part in rank_microbatches(passed, self.microbatch_tokens):
+                objective = torch.zeros((), device=batch.samples.completion_BT.device)
+                for term in terms_of(part):
+                    values, mask = term.values, part.trained_BT
+                    if values.dim() == 1:
+                        values, mask = values[:, None], mask.any(1, keepdim=True)
+                    denominator = (whole if term.coefficient else looked_at)[term.mode]
+                    value = aggregate(values, mask, mode=term.mode, denominator=denominator)
+                    sums[term.name, term.first_update_only] += value.detach()
+                    if term.coefficient:
+                        objective = objective + term.coefficient * value
+                if objective.requires_grad:
+                    gradients.before_backward()
+                    objective.backward()
         on_host = _on_host(list(sums.values()), over_ranks=batch.packing.owners is not None)
         return [TermValue(name, value, sampler) for (name, sampler), value in zip(sums, on_host, strict=True)]
 

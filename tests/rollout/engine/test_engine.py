@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from support.tiny_models import byte_tokenizer, tiny_model, tiny_policy
 from support.zoo import zoo_model
 from vigneron.core.draws import Sampling
-from vigneron.policy.load import Lora, _add_lora, make_policy
+from vigneron.policy.load import make_policy
+from vigneron.policy.lora import Lora, add_lora
 from vigneron.policy.model import Policy
-from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
 from vigneron.rollout.engine.sample import sample, sampler_of
@@ -56,14 +56,10 @@ def test_refills_and_compactions_change_nothing(
     ]
     assert isinstance(sampler_of(policy), Engine)
     wide = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
-    bytes_before = dict(engine_module.CACHE_BYTES)
-    slots = max(map(len, prompts)) + 7
-    layer = policy.sampler._model.attentions[0]
-    engine_module.CACHE_BYTES["cpu"] = rows * 2 * 2 * layer.heads * layer.key_size * slots * 4  # room for so many rows
-    try:
-        narrow = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
-    finally:
-        engine_module.CACHE_BYTES.update(bytes_before)
+    cache = policy.sampler._cache
+    cache._limit = rows * cache.token_bytes * (max(map(len, prompts)) + 7)  # room for so many rows
+    narrow = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
+    assert cache.room.rows == min(rows, len(prompts))
     assert wide.lengths_B.tolist() == narrow.lengths_B.tolist()
     assert wide.ids_BT.tolist() == narrow.ids_BT.tolist()
     torch.testing.assert_close(wide.behaviour_BT, narrow.behaviour_BT, atol=1e-5, rtol=0)
@@ -114,7 +110,7 @@ def kind_of_policy(request: pytest.FixtureRequest):
     def make(lora: Lora | None = None, dtype: torch.dtype = torch.float32) -> Policy:
         model = tiny_model(request.param)
         if lora is not None:
-            model = _add_lora(model, lora)
+            model = add_lora(model, lora)
             torch.manual_seed(1)
             for name, weight in model.named_parameters():
                 if "lora_B" in name or "lora_embedding_B" in name:

@@ -37,6 +37,9 @@ FREE = (
     "model.compile",
     "model.graphs",
     "model.activation_checkpointing",
+    "model.memory_gb",
+    "model.cache_gb",
+    "optimizer.offload",
     "reward.missing_limit",
 )
 # Keys that cannot change, even with --allow-changes: the checkpoint's state would not fit.
