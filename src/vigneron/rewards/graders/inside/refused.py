@@ -63,7 +63,7 @@ def _refuse_patch(call: ast.Call, modules: set[str]) -> None:
         raise NoTest(f"it uses `patch.dict`, {OTHER_PROCESS}")
     elif path[-2:] in (["patch", "object"], ["patch", "multiple"]) and target is not None:
         name = ast.unparse(target)
-        attribute = call.args[1].value if len(call.args) > 1 and isinstance(call.args[1], ast.Constant) else ""
+        attribute = str(call.args[1].value) if len(call.args) > 1 and isinstance(call.args[1], ast.Constant) else ""
         if name in modules and f"{name}.{attribute}" not in STREAMS:
             raise NoTest(f"it uses `patch.{path[-1]}({name}, …)`, {OTHER_PROCESS}")
 
