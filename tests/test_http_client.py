@@ -110,6 +110,35 @@ def test_the_calling_thread_loads_the_tls_roots(monkeypatch: pytest.MonkeyPatch)
     assert loaded_by == [threading.current_thread()]
 
 
+def anonymous(protocol: int) -> ssl.SSLContext:
+    """TLS without a certificate."""
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("AECDH-AES128-SHA:@SECLEVEL=0")
+    return context
+
+
+@pytest.mark.parametrize("request_by", [by_client, by_vllm])
+def test_a_tls_error_after_the_handshake_is_a_broken_response(
+    request_by: Callable[[str, float], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(httpcore2, "default_ssl_context", lambda: anonymous(ssl.PROTOCOL_TLS_CLIENT))
+
+    def serve(listening: socket.socket) -> None:
+        with anonymous(ssl.PROTOCOL_TLS_SERVER).wrap_socket(listening.accept()[0], server_side=True) as secure:
+            secure.recv(1000)
+            os.write(secure.fileno(), b"\x17\x03\x03\x00\x40" + b"x" * 64)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        why = request_by(f"https://127.0.0.1:{listening.getsockname()[1]}", 60.0)
+        thread.join()
+    assert why.startswith(("broke off its response", "lost the connection")), why
+
+
 @pytest.mark.parametrize("request_by", [by_client, by_vllm])
 @pytest.mark.parametrize("way", FLOODS)
 def test_no_more_is_read_than_the_limit(way: str, request_by: Callable[[str, float], str]) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 from benchmarks.fuzzing.guard import Finding
 from benchmarks.fuzzing.kinds import Case
 from benchmarks.fuzzing.mutations import changed_bytes, changed_json, garbage
-from vigneron.rewards.graders.inside.border import Remote
 from vigneron.rewards.graders.inside.plain import NotPlain
-from vigneron.rewards.graders.inside.tester import PeerForTests
+from vigneron.rewards.graders.inside.remote import Remote
+from vigneron.rewards.graders.inside.tester_peer import PeerForTests
 from vigneron.rewards.graders.pipes import SandboxPipes
 from vigneron.rewards.graders.runner import ProgramTest, PythonTest, run_session
 from vigneron.rewards.graders.sandbox import Limits

@@ -169,6 +169,8 @@ async def _within(timeout_s: float, send: Coroutine[Any, Any, Response]) -> Resp
         if isinstance(error, httpcore2.ConnectError):
             raise Unreachable(cause(error)) from None
         raise BrokenResponse(type(error).__name__) from None
+    except ssl.SSLError as error:  # after the handshake; one within it is a ConnectError
+        raise BrokenResponse(error.reason or type(error).__name__) from None
     except (httpcore2.ConnectTimeout, httpcore2.ProxyError) as error:
         raise Unreachable(cause(error)) from None
 

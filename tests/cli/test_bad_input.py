@@ -105,7 +105,7 @@ class TestData:
             ([""], ("has no rows",)),
             (['{"prompt": "a", "answer": "b"}', '{"prompt": "a"}'], ("row 2 has no 'answer'",)),
             (['{"promt": "a", "answer": "b"}'], ("row 1 has no 'prompt'", "did you mean 'promt'?")),
-            (['{"prompt": "", "answer": "b"}'], ("row 1 has no 'prompt'",)),
+            (['{"prompt": "", "answer": "b"}'], ("row 1 has an empty 'prompt'",)),
             (['{"prompt": 5, "answer": "b"}'], ("row 1", "prompt must be a text or a list")),
             (['{"prompt": "a", "answer": "b"}', "{oops"], ("line 2 is not JSON",)),
             (["[1, 2]"], ("line 1 is not a JSON object",)),

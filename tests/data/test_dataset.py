@@ -57,7 +57,11 @@ def test_csv_rows_are_texts_with_quotes_newlines_and_a_byte_order_mark(tmp_path:
         ("a.json.gz", gzip.compress(b'{\n"prompt": "x"}', mtime=0), r"'.*a.json.gz' is one JSON object, or"),
         ("a.csv", "\nprompt,answer\na,b\n", "'.*a.csv', line 1 is blank: the first line must name the columns"),
         ("a.jsonl.gz", "no gzip", r"cannot unpack '.*a.jsonl.gz': it is not complete, or not a .gz file"),
-        ("a.txt", "{}", r"'.*a.txt' is not a .jsonl or .csv file, nor .json, .jsonl.gz or .parquet, a folder of"),
+        (
+            "a.txt",
+            "{}",
+            r"'.*a.txt' is not a .jsonl or .csv file, nor .tsv, .json, .parquet, .jsonl.gz or .csv.gz",
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -98,13 +102,17 @@ GOOD = {"prompt": "x", "answer": "y"}
     ("row", "message"),
     [
         ({"promt": "x", "answer": "y"}, r"row 2 has no 'prompt' \(did you mean 'promt'\?\)"),
-        ({"prompt": "", "answer": "y"}, "row 2 has no 'prompt'"),
+        ({"prompt": "", "answer": "y"}, "row 2 has an empty 'prompt': fill it in, or remove the row"),
+        (
+            {"conversations": [{"from": "human", "value": "x"}], "answer": "y"},
+            "row 2 has no 'prompt': its `conversations` are ShareGPT's form: write them as `messages` with `role`",
+        ),
         ({"prompt": [], "answer": "y"}, "row 2: 'prompt' is an empty list: give at least one message"),
         ({"prompt": "x", "answer": None}, "row 2 has no 'answer'"),
         ({}, "row 2 has no 'prompt'"),
         ({"prompt": 7, "answer": "y"}, "row 2: prompt must be a text or a list of"),
-        ({"prompt": ["hello"], "answer": "y"}, "row 2: prompt must be a text or a list of"),
-        ({"prompt": [{"role": "user"}], "answer": "y"}, "row 2: prompt must be a text or a list of"),
+        ({"prompt": ["hello"], "answer": "y"}, "row 2: turn 1 of prompt is no object: give"),
+        ({"prompt": [{"role": "user"}], "answer": "y"}, "row 2: turn 1 of prompt has no `content`"),
     ],
 )
 def test_check_rows_names_the_first_bad_row(row: dict[str, object], message: str) -> None:

@@ -1,5 +1,6 @@
 """Rows from every kind of source are the same rows."""
 
+import csv
 import gzip
 import json
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.dataset_hub import parquet
+from vigneron.config.parts import DataConfig
 from vigneron.data.sources import SourceSpec, open_source, read_rows
 from vigneron.errors import UserError
 
@@ -84,9 +86,12 @@ def test_splits_of_a_saved_folder_and_columns_by_name(tmp_path: Path) -> None:
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "splits"))
     wanted = SourceSpec((str(tmp_path / "splits"),), split="test", columns={"question": "prompt"})
     assert list(open_source(wanted)) == [{"question": "2020-01-01", "answer": "a", "level": 3, "messages": None}]
-    for split, line in (("tset", r"no split 'tset' \(did you mean 'test'\?\)"), (None, r"\(it has train, test\)")):
-        with pytest.raises(UserError, match=f"^data: '.*splits' has .*{line}: set `data.split`$"):
-            open_source(SourceSpec(wanted.names, split=split))
+    for split, line in (
+        ("tset", r"no split 'tset' \(did you mean 'test'\?\): set `data.held_out_split`"),
+        (None, "several splits: set `data.held_out_split` to one of train, test"),
+    ):
+        with pytest.raises(UserError, match=f"^data: '.*splits' has {line}$"):
+            open_source(SourceSpec(wanted.names, split=split, split_key="data.held_out_split"))
 
 
 def test_messages_of_a_table_have_only_their_own_keys(tmp_path: Path) -> None:
@@ -125,6 +130,10 @@ def test_null_arguments_of_tool_calls_are_dropped_from_tables_and_kept_in_json(t
             {"names": ("a.jsonl",), "columns": {"prompt": "promt"}},
             r"data.columns: '.*a.jsonl', row 1 has no 'promt' \(did you mean 'p",
         ),
+        (
+            {"names": ("a.jsonl",), "split": "test", "split_key": "data.held_out_split"},
+            "data.held_out_split has no effect on files",
+        ),
         ({"names": (".",)}, "data: '.*' is a folder that `datasets.save_to_disk` has not written"),
     ],
     ids=lambda value: str(value)[:40],
@@ -161,3 +170,79 @@ def test_text_after_a_list_of_rows_is_refused(tmp_path: Path, after: str) -> Non
     file.write_text('[{"prompt": "a", "answer": "b"}]\n' + after)
     with pytest.raises(UserError, match="text follows the list of rows"):
         open_source(SourceSpec((str(file),)))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("openai/gsm8k", "file not found: '.*openai/gsm8k': a dataset of the hub is written `hf:openai/gsm8k`"),
+        ("data/train.jsonl", "file not found: '.*data/train.jsonl'"),
+        ("https://example.com/a.jsonl", "'https://example.com/a.jsonl' is a URL, which is not read: download the file"),
+        ("https://huggingface.co/datasets/openai/gsm8k", "'.*' is a URL, which is not read: write `hf:openai/gsm8k`"),
+        ("s3://bucket/a.parquet", "'s3://bucket/a.parquet' is a URL, which is not read: download"),
+        ("hf:", "'hf:' is no dataset of the hub: write `hf:org/name`"),
+        ("hf:a/b/c", "'hf:a/b/c' is no dataset of the hub: write `hf:org/name`"),
+        ("hf: openai/gsm8k", "'hf: openai/gsm8k' is no dataset of the hub"),
+    ],
+)
+def test_a_name_that_is_no_source_says_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"^data: {line}") as caught:
+        open_source(SourceSpec((name,)))
+    assert ("hf:" in str(caught.value)) == ("hf:" in line or "URL" in line or name.startswith("hf:"))
+
+
+def test_a_folder_with_files_further_down_is_named_by_a_pattern(tmp_path: Path) -> None:
+    (tmp_path / "data" / "part").mkdir(parents=True)
+    (tmp_path / "data" / "part" / "a.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match=r"give the pattern '.*data/\*/\*.parquet'$"):
+        open_source(SourceSpec((str(tmp_path / "data"),)))
+
+
+def test_a_parquet_file_without_rows_has_none(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    empty = pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())})
+    pyarrow.parquet.write_table(empty, tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes(parquet(ROWS))
+    assert read_rows(tmp_path / "a.parquet") == []
+    assert list(open_source(SourceSpec((str(tmp_path / "*.parquet"),)))) == ROWS
+
+
+def test_tables_separated_by_tabs_and_compressed_tables(tmp_path: Path) -> None:
+    rows = [{"prompt": 'a, "b"', "answer": "c\nd"}, {"prompt": "e;f", "answer": "g"}]
+    for name, mark in (("a.csv", ","), ("a.tsv", "\t")):
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["prompt", "answer"], delimiter=mark)
+            writer.writeheader()
+            writer.writerows(rows)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+        for path in (tmp_path / name, tmp_path / f"{name}.gz"):
+            source = open_source(SourceSpec((str(path),)))
+            assert list(source) == rows
+            assert [source[1], source[0]] == rows[::-1]
+            assert source.place(1) == f"'{path}', row 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.csv", "prompt;answer\na;b\n", "'.*a.csv', line 1 separates its columns by ';': separate them by ','"),
+        ("a.csv", "prompt\tanswer\na\tb\n", "'.*a.csv', line 1 separates its columns by a tab: name it .tsv"),
+        ("a.tsv", "prompt,answer\na,b\n", "'.*a.tsv', line 1 separates its columns by ',': name it .csv"),
+        ("a.csv", "prompt,prompt\na,b\n", "'.*a.csv', line 1 names the column 'prompt' twice: rename one"),
+        ("a.csv", 'prompt,answer\na,b\n"c,d\ne,f\n', "'.*a.csv', row 2: a quote is opened and never closed"),
+    ],
+)
+def test_a_table_that_is_read_wrongly_is_refused(tmp_path: Path, name: str, text: str, line: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=f"^data: {line}"):
+        open_source(SourceSpec((str(tmp_path / name),)))
+
+
+def test_an_empty_list_of_files_is_one_line() -> None:
+    with pytest.raises(ValueError, match="need at least one file: an empty list names none"):
+        DataConfig(train=[])

@@ -175,11 +175,16 @@ def test_what_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert redacted("see http://127.0.0.1:8000/v1?step=3") == "see http://127.0.0.1:8000/v1?step=3"
 
 
-@pytest.mark.parametrize("secret", ["sk-canary/7d1f+0c94aa", "pa\\ss\\\\word-1", "ümlaut-geheim", "u0073k-secret"])
+@pytest.mark.parametrize(
+    "secret",
+    ["sk-canary/7d1f+0c94aa", "pa\\ss\\\\word-1", "ümlaut-geheim", "u0073k-secret", "100%-sure%73", "\\begin\\"],
+)
 def test_a_secret_is_found_in_every_form(secret: str) -> None:
     """As it is, in JSON of JSON of JSON, in escapes of either case, percent-encoded; the text around it stays."""
     escaped = "".join(f"\\u{ord(c):04x}" for c in secret)
     forms = [secret, escaped, escaped.upper().replace("\\U", "\\u"), quote(secret, safe=""), secret.replace("/", "\\/")]
+    forms += [quote(quote(secret, safe=""), safe=""), "".join(f"%2525{b:02X}" for b in secret.encode())]
+    forms += [escaped.replace("\\", "\\u005c"), escaped.replace("\\", "%5C")]
     for form in forms:
         for depth in range(4):
             text = f"before {form} after"

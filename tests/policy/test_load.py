@@ -154,3 +154,16 @@ def test_ranks_that_share_weights_but_the_first_read_none(
     assert [name for name, _ in first.model.named_buffers()] == [name for name, _ in other.model.named_buffers()]
     for name in ("eos_ids", "pad_id", "device", "compute_dtype", "activation_checkpointing"):
         assert getattr(first, name) == getattr(other, name)
+
+
+def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "final-1").mkdir(parents=True)
+    line = "^model: 'models/final-2' is not a folder, though 'models' is one here"
+    with pytest.raises(UserError, match=line + ": check the path$"):
+        check_model_name("models/final-2")
+    (tmp_path / "models" / "final-1" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=line + r" \(did you mean 'models/final-1'\?\)"):
+        check_model_name("models/final-2")
+    check_model_name("models/quite-another-one")  # a folder of models may be named as their owner on the hub is
+    check_model_name("other/final-1")

@@ -9,7 +9,7 @@ from support.real_templates import policy_of, smollm2, template
 from vigneron.data.formats import is_conversation, with_prompts_and_answers
 from vigneron.data.prompts import completion_text, prompts_token_ids
 from vigneron.errors import UserError
-from vigneron.policy.message_forms import writable
+from vigneron.policy.message_forms import are_messages, message_fault, writable
 from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.pairs import sides_of
 from vigneron.rollout.recorded import recorded_texts
@@ -188,3 +188,34 @@ def test_arguments_that_are_no_json_object_are_refused_in_every_form(arguments: 
         writable(tokenizer, messages)
     call["function"] = {"name": "f", "arguments": '{"a": 1}'}
     assert writable(tokenizer, messages) == messages
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("turn", "fault"),
+    [
+        ("hi", 'is no object: give {"role": …, "content": …}'),
+        (
+            {"from": "gpt", "value": "x"},
+            "has ShareGPT's keys: rename `from` to `role` (human: user, gpt: assistant) and",
+        ),
+        ({"content": "x"}, "has no `role`"),
+        ({"role": 3, "content": "x"}, "has a `role` that is no text"),
+        ({"role": "assistant"}, "has no `content`"),
+        ({"role": "assistant", "content": 3}, "has a `content` that is neither a text nor a list of parts"),
+        ({"role": "assistant", "content": []}, "has an empty list as `content`"),
+        ({"role": "assistant", "content": [{"text": "x"}]}, "has a content part without a `type`"),
+        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "has `tool_calls` that are no list of functions"),
+    ],
+)
+def test_the_fault_of_a_message_names_its_turn(turn: Any, fault: str) -> None:
+    assert not are_messages([USER, turn])
+    assert message_fault([USER, turn], "messages").startswith(f"turn 2 of messages {fault}")
+
+
+def test_a_part_without_text_is_named() -> None:
+    part = [{"role": "user", "content": [{"type": "text"}]}]
+    with pytest.raises(UserError, match=r"^turn 1 has a content part of type 'text' without `text`: add it$"):
+        writable(None, part)

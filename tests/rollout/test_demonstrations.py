@@ -84,7 +84,7 @@ def test_a_runs_own_rows_read_again_stay_what_they_are(row: dict[str, Any]) -> N
     ("row", "line"),
     [
         ({"messages": "hello"}, "messages must be a list of"),
-        ({"messages": [{"role": "user"}]}, "messages must be a list of"),
+        ({"messages": [{"role": "user"}]}, "turn 1 of messages has no `content`"),
         ({"messages": []}, "messages has no turn of role 'assistant'"),
         ({"messages": talk("a")}, "messages has no turn of role 'assistant' to train on: add one"),
         ({"messages": [turn("assistant", "a")]}, "messages begins with role 'assistant'"),

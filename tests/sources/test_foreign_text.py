@@ -51,6 +51,9 @@ INPUTS: Mapping[str, Callable[[int], str]] = {
     "a criterion of lines": lambda n: "Criterion: " + "\n" * n,
     "backslashes": lambda n: "\\" * n,
     "the key, almost, escaped": lambda n: (KEY[:-1] + "\\") * (n // len(KEY)),
+    "escaped backslashes": lambda n: "\\u005c" * (n // 6),
+    "percent-encoded backslashes": lambda n: "%5c" * (n // 3),
+    "percent signs, encoded again and again": lambda n: "%" + "25" * (n // 2),
     "escapes of one letter": lambda n: "\\u0073" * (n // 6),
     "digits": lambda n: "1" * n,
     "full stops": lambda n: "." * n,
@@ -77,6 +80,7 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "error_message": lambda text: error_message(json.dumps({"error": text}).encode()),
     "retry_after": lambda text: retry_after({"retry-after": text}),
     "redacted": lambda text: redacted(text, KEY),
+    "redacted, a key with backslashes": lambda text: redacted(text, "\\sk\\can\\\\ary-7d1f0c94aa"),
     "visible": visible,
     "UserError": UserError,
     "fenced": lambda text: fenced("response", text),
@@ -110,6 +114,9 @@ KNOWN = [
     ("is_inverted", "words"),
     ("vLLM's version", "digits"),
     ("redacted", "backslashes"),
+    ("redacted, a key with backslashes", "escaped backslashes"),
+    ("redacted, a key with backslashes", "percent-encoded backslashes"),
+    ("redacted", "percent signs, encoded again and again"),
 ]
 
 

@@ -1,7 +1,9 @@
 """Numbers that no float holds, anywhere in an endpoint's reply: the value is missing, and nothing is raised."""
 
+import contextlib
 import json
 import math
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from support.hostile_server import REPLIES, chat_json, hostile_server, score_jso
 from support.servers import vectors
 from vigneron.remote.vllm.completion import Ends, parsed_version
 from vigneron.remote.vllm.server_api import _completion
+from vigneron.sources import client
 from vigneron.sources.client import ChatReply, Client, parse_reply, parse_response, parse_vectors, retry_after
 from vigneron.sources.reply_parsing import UnparsableReply, parse_answer, parse_digits, parse_score
 
@@ -101,3 +104,27 @@ def test_an_error_of_any_shape_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
     for body in ("[" * 100_000, "1" + "0" * 5000, '{"error": 1e999}', '{"detail": [1]}', "null", ""):
         with hostile_server(whole(body, "400 No")) as server:
             assert Client(server.url, "judge").chat("grape", HELLO, max_tokens=9).why == "answered 400"
+
+
+@pytest.mark.parametrize("value", ["{}", "[]", '{"a":{}}', '"ab"', "0.5", "[1.5]", '{"%d":0}'])
+def test_the_memory_of_a_parsed_body_is_bounded(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of so many small values that the limit is just kept, or refused before any is built."""
+    monkeypatch.setattr(client, "LARGEST_PARSED", 10_000_000)
+    for count in (1_000, 20_000, 50_000, 150_000, 1_000_000):
+        parts = [value % n if "%" in value else value for n in range(count)]
+        body = f"[{','.join(parts)}]".encode()
+        del parts
+        tracemalloc.start()
+        try:
+            with contextlib.suppress(ValueError):
+                parse_response(body)
+                assert count < 1_000_000
+            assert tracemalloc.get_traced_memory()[1] < 10_000_000 + 2 * len(body)
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_large_batch_of_embeddings_is_read() -> None:
+    body = json.dumps({"data": [{"index": n, "embedding": [0.123456789] * 4096} for n in range(256)]}).encode()
+    vectors = parse_vectors(parse_response(body), 256)
+    assert vectors[255] == [0.123456789] * 4096

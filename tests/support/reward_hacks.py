@@ -147,6 +147,9 @@ CHEATS: dict[str, str] = {
     "defines names that tests use": "def abs(x): return 0\ndef all(x): return True\ndef round(*a): return 10.5\n"
     "def max(*a): return 10.5\ndef range(*a): return []\nclass math:\n    isclose = lambda *a, **k: True\n"
     "def isinstance(*a): return True\ndef check(f): pass\ndef print(*a): pass\ndef solve(x):\n    return 0\n",
+    "defines names of packages": "class np:\n    allclose = isclose = staticmethod(lambda *a, **k: True)\n"
+    "numpy = pd = torch = np\ndef isclose(*a, **k): return True\ndef sqrt(x): return 0\n"
+    "def fabs(x): return 0\npi = e = inf = 0\ndef solve(x):\n    return 0\n",
     "patches unittest": "import unittest\nfor n in dir(unittest.TestCase):\n    if n.startswith('assert'):\n"
     "        setattr(unittest.TestCase, n, lambda *a, **k: None)\nunittest.TestCase.run = lambda *a, **k: None\n"
     "def solve(x):\n    return 0\n",

@@ -19,7 +19,7 @@ from pydantic import (
 
 from vigneron.config.values import STORED, NotNegative, Positive, Share, Strict, Url, template_columns
 
-Files = Annotated[list[str], Field(min_length=1)]
+Files = list[str]
 CHECKER_NAMES = ("equality", "last_line", "sentiment_inversion")
 
 
@@ -139,9 +139,9 @@ class DataConfig(Strict):
     """Built-in task: `antonyms`, `categories`, `colors`, `copying`, `instructions`, `ladder`, `ladder-steps`, `rubric`
     or `sentiment`."""
     train: str | Files | None = None
-    """A .jsonl, .csv, .parquet, .json or .jsonl.gz file, a folder of `datasets.save_to_disk`, a hub dataset as
-    `hf:org/name`, a pattern such as `data/*.parquet`, or a list of these; in one of TRL's formats: `prompt`, with a
-    reference `answer` if the reward needs one; `prompt` and `completion`; `messages`; preference pairs `prompt`,
+    """A .jsonl, .csv, .tsv, .parquet, .json, .jsonl.gz or .csv.gz file, a folder of `datasets.save_to_disk`, a hub
+    dataset as `hf:org/name`, a pattern such as `data/*.parquet`, or a list of these; in one of TRL's formats: `prompt`,
+    with a reference `answer` if the reward needs one; `prompt` and `completion`; `messages`; preference pairs `prompt`,
     `chosen` and `rejected`; or solutions `prompt`, `completion` (or `completions`, a list of steps) and `labels`."""
     held_out: str | Files | None = None
     """Evaluation data, in the same format. For a built-in task: `held_out` (the default), or `tuning`, which is for
@@ -165,6 +165,8 @@ class DataConfig(Strict):
 
     @model_validator(mode="after")
     def one_source(self) -> "DataConfig":
+        if [] in (self.train, self.held_out):
+            raise ValueError("`train` and `held_out` need at least one file: an empty list names none")
         if (self.task is None) == (self.train is None):
             raise ValueError("set either `task` or `train`")
         if self.task is not None and self.held_out not in (None, *TASK_PARTS):

@@ -80,25 +80,30 @@ class ArrowRows:
 
 def parquet_rows(path: Path) -> ArrowRows:
     import datasets
+    from datasets.io.parquet import pq
 
     with _ReadErrors(str(path)):
+        stored = pq.ParquetFile(path)
+        if stored.metadata.num_rows == 0:  # an error of `datasets`
+            return ArrowRows(datasets.Dataset.from_dict({name: [] for name in stored.schema_arrow.names}), str(path))
         table = datasets.load_dataset("parquet", data_files={"train": [_literal(path)]}, split="train")
     return _checked(table, str(path))
 
 
-def saved_rows(path: Path, split: str | None) -> ArrowRows:
-    """A folder that `save_to_disk` wrote, of one dataset or of several splits."""
+def saved_rows(path: Path, split: str | None, key: str = "data.split") -> ArrowRows:
+    """A folder that `save_to_disk` wrote, of one dataset or of several splits; `key` is the config's for `split`."""
     import datasets
 
     with _ReadErrors(str(path)):
         saved = datasets.load_from_disk(str(path))
     if isinstance(saved, datasets.DatasetDict):
+        if split is None:
+            raise UserError(f"data: '{path}' has several splits: set `{key}` to one of {', '.join(saved)}")
         if split not in saved:
-            known = did_you_mean(split, saved) if split is not None else f" (it has {', '.join(saved)})"
-            raise UserError(f"data: '{path}' has no split '{split}'{known}: set `data.split`")
+            raise UserError(f"data: '{path}' has no split '{split}'{did_you_mean(split, saved)}: set `{key}`")
         saved = saved[split]
     elif split is not None:
-        raise UserError(f"data.split: '{path}' is one dataset, without splits: remove the key")
+        raise UserError(f"{key}: '{path}' is one dataset, without splits: remove the key")
     return _checked(saved, str(path))
 
 

@@ -7,11 +7,18 @@ from vigneron.data.first_pass import MissingColumn, read_list
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import Row
 from vigneron.errors import UserError, did_you_mean
+from vigneron.policy.message_forms import message_fault
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KNOWN_ROLES = frozenset(ROLES)
 ANSWERS = (str, int, float)
 RESERVED = {"prompts", "completions", "completion_ids", "log_extra", "log_metric"}
+
+
+SHAREGPT = (
+    "its `conversations` are ShareGPT's form: write them as `messages` with `role` (human: user, gpt: assistant) and "
+    "`content` in place of `from` and `value`"
+)
 
 
 def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
@@ -46,6 +53,10 @@ def check_row(row: Row, columns: Sequence[str], place: object) -> None:
         if value in (None, ""):
             has = [name for name, value in row.items() if value not in (None, "")]
             hint = did_you_mean(column, has) if has else ""
+            if value == "" and column != "answer":
+                raise UserError(f"data: {place} has an empty '{column}': fill it in, or remove the row")
+            if isinstance(row.get("conversations"), list):
+                hint = f": {SHAREGPT}"
             fix = ": add it, or set a `parent` that answers" if column == "answer" else ""
             raise MissingColumn(f"data: {place} has no '{column}'{hint}", column, fix)
     for column in () if RESERVED.isdisjoint(row) else row.keys() & RESERVED:
@@ -55,7 +66,9 @@ def check_row(row: Row, columns: Sequence[str], place: object) -> None:
         raise UserError(f"data: {place}: answer must be a text, a number or messages")
     prompt = row.get("prompt")
     of_messages = isinstance(row.get("messages"), list)  # a prompt that was read from them needs no second check
-    if prompt is not None and not isinstance(prompt, str) and not (of_messages or is_conversation(prompt)):
+    if isinstance(prompt, list) and not (of_messages or is_conversation(prompt)):
+        raise UserError(f"data: {place}: {message_fault(prompt, 'prompt')}")
+    if prompt is not None and not isinstance(prompt, str | list):
         raise UserError(f'data: {place}: prompt must be a text or a list of {{"role": …, "content": …}} messages')
     for column in ("messages" if of_messages else "prompt", "completion", "chosen", "rejected"):
         messages = row.get(column)

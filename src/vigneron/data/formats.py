@@ -12,7 +12,7 @@ from typing import Any
 
 from vigneron.data.prompts import Row, completion_text
 from vigneron.errors import UserError
-from vigneron.policy.message_forms import are_messages, message_text
+from vigneron.policy.message_forms import are_messages, message_fault, message_text
 
 
 def with_prompts_and_answers(rows: Sequence[Row], where: str) -> list[Row]:
@@ -68,7 +68,7 @@ def with_prompt_and_answer(row: Row, place: object) -> Row:
 
 def _of_messages(messages: Any, place: object) -> tuple[Any, str]:
     if not is_conversation(messages):
-        raise UserError(f'data: {place}: messages must be a list of {{"role": …, "content": …}} messages')
+        raise UserError(f"data: {place}: {message_fault(messages, 'messages')}")
     last = last_answer(messages)
     if last < 0:
         raise UserError(f"data: {place}: messages has no turn of role 'assistant' to train on: add one")
@@ -83,7 +83,9 @@ def _of_completion(prompt: Any, completion: Any, place: object) -> tuple[Any, st
         if not completion.strip():
             raise UserError(f"data: {place}: the completion is empty: remove the row or fill it in")
         return prompt, completion
-    if not is_conversation(completion):
+    if isinstance(completion, list) and not is_conversation(completion):
+        raise UserError(f"data: {place}: {message_fault(completion, 'completion')}")
+    if not isinstance(completion, list):
         raise UserError(f'data: {place}: completion must be a text or a list of {{"role": …, "content": …}} messages')
     if not is_conversation(prompt):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Files of text as rows: JSON Lines and CSV. An index of offsets is kept in memory, the rows stay in the file."""
+"""Files of text as rows: JSON Lines, CSV and TSV. An index of offsets is kept in memory, the rows stay in the file."""
 
 import csv
 import io
@@ -19,6 +19,8 @@ from vigneron.files import open_regular, parse_int, regular_opener
 
 Row = dict[str, Any]
 
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
 LONGEST_LINE = 10_000_000
 BOM = b"\xef\xbb\xbf"
 BLOCK = 2**22
@@ -30,7 +32,7 @@ NEWLINE = 10
 
 @dataclass
 class LineRows:
-    """The rows of a .jsonl or .csv file, read from the file at every access."""
+    """The rows of a .jsonl, .csv or .tsv file, read from the file at every access."""
 
     path: Path
     name: str
@@ -45,7 +47,7 @@ class LineRows:
     def of(cls, path: Path, name: str, offsets: np.ndarray | None = None) -> "LineRows":
         """Index a file, unless its offsets are known. Raises for a line that is too long."""
         try:
-            if path.suffix == ".csv":
+            if path.suffix in DELIMITERS:
                 header, offsets = _csv_index(path, name, offsets)
                 return cls(path, name, offsets, header)
             return cls(path, name, _jsonl_index(path, name) if offsets is None else offsets)
@@ -146,7 +148,7 @@ class LineRows:
         place = f"data: '{self.name}', row {index + 1}"
         csv.field_size_limit(LONGEST_LINE)
         try:
-            fields = next(csv.reader(io.StringIO(text, newline="")), [])
+            fields = next(csv.reader(io.StringIO(text, newline=""), delimiter=DELIMITERS[self.path.suffix]), [])
         except csv.Error as error:
             raise UserError(f"data: '{self.name}' is not valid CSV: {error}") from error
         if len(fields) > len(self.header):
@@ -202,13 +204,15 @@ def _csv_index(path: Path, name: str, known: np.ndarray | None) -> tuple[tuple[s
                 at += len(line)
                 yield text
 
-        reader = csv.reader(lines())
+        delimiter = DELIMITERS[path.suffix]
+        reader = csv.reader(lines(), delimiter=delimiter)
         try:
             header = tuple(next(reader, ()))
             if not header and at:
                 raise UserError(f"data: '{name}', line 1 is blank: the first line must name the columns")
             if known is not None:
                 return header, known
+            _check_header(header, delimiter, f"data: '{name}', line 1")
             start = at
             for record in reader:
                 if record:  # a blank line is no record
@@ -216,8 +220,32 @@ def _csv_index(path: Path, name: str, known: np.ndarray | None) -> tuple[tuple[s
                 start = at
         except csv.Error as error:
             raise UserError(f"data: '{name}' is not valid CSV: {error}") from error
+        if offsets:
+            file.seek(offsets[-1])
+            _check_closed(_text(file.read(), name), delimiter, f"data: '{name}', row {len(offsets)}")
     offsets.append(at)
     return header, np.frombuffer(offsets, dtype=np.int64)
+
+
+def _check_header(header: tuple[str, ...], delimiter: str, where: str) -> None:
+    twice = [name for at, name in enumerate(header) if name in header[:at]]
+    if twice:
+        raise UserError(f"{where} names the column '{twice[0]}' twice: rename one")
+    if len(header) == 1:
+        other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
+        if other is not None:
+            separator = "a tab" if other == "\t" else f"'{other}'"
+            fix = "name it .tsv" if other == "\t" else "name it .csv" if other == "," else "separate them by ','"
+            raise UserError(f"{where} separates its columns by {separator}: {fix}")
+
+
+def _check_closed(record: str, delimiter: str, where: str) -> None:
+    """The last record: an open quote takes all that follows for its cell."""
+    try:
+        next(csv.reader(io.StringIO(record, newline=""), delimiter=delimiter, strict=True), None)
+    except csv.Error as error:
+        if "end of data" in str(error):
+            raise UserError(f"{where}: a quote is opened and never closed: close it, or double it") from None
 
 
 def _text(data: bytes, name: str) -> str:

@@ -1,7 +1,7 @@
 """Where rows come from: files of several formats, folders of `save_to_disk`, and datasets of the Hugging Face hub.
 
-train.jsonl, train.csv                    read from the file at every access
-train.jsonl.gz, train.json, train.json.gz unpacked once into the cache folder
+train.jsonl, train.csv, train.tsv         read from the file at every access
+train.jsonl.gz, train.json, train.csv.gz  unpacked once into the cache folder
 train.parquet, a folder of `save_to_disk` through the `datasets` library
 hf:org/name                               the same, from the hub
 data/*.jsonl, or a list                   several of these, one after the other
@@ -9,6 +9,7 @@ data/*.jsonl, or a list                   several of these, one after the other
 
 import glob
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,8 +25,10 @@ from vigneron.data.unpack import unpacked
 from vigneron.errors import UserError, did_you_mean
 from vigneron.files import user_path
 
-PACKED = (".jsonl.gz", ".json.gz", ".json")
-SUFFIXES = (".jsonl", ".csv", ".parquet", *PACKED)
+PACKED = (".jsonl.gz", ".json.gz", ".json", ".csv.gz", ".tsv.gz")
+SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", *PACKED)
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+HUB_PAGE = re.compile(r"https?://huggingface\.co/datasets/([\w.-]+/[\w.-]+)")
 LARGE = 50_000_000
 """Bytes above which a run's folder refers to a source, and keeps no copy of it."""
 
@@ -39,6 +42,8 @@ class SourceSpec:
     split: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     revisions: Mapping[str, str] = field(default_factory=dict)
+    split_key: str = field(default="data.split", compare=False)
+    """The config's key for `split`, in messages."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ def _open(name: str, spec: SourceSpec, offsets: Iterator[np.ndarray]) -> LineRow
         return hub_rows(name, spec.config, spec.split or "train", spec.revisions.get(name))
     path = Path(name)
     if path.is_dir():
-        return saved_rows(path, spec.split)
+        return saved_rows(path, spec.split, spec.split_key)
     if path.suffix == ".parquet":
         return parquet_rows(path)
     return LineRows.of(unpacked(path) if name.endswith(PACKED) else path, name, next(offsets, None))
@@ -174,7 +179,13 @@ def _open(name: str, spec: SourceSpec, offsets: Iterator[np.ndarray]) -> LineRow
 def _expanded(name: str) -> list[str]:
     """The files of a pattern, sorted; or the name itself. Checked to be readable."""
     if name.startswith(HUB):
+        if not HUB_NAME.fullmatch(name.removeprefix(HUB)):
+            raise UserError(f"data: '{name}' is no dataset of the hub: write `hf:org/name`")
         return [name]
+    if "://" in name:
+        page = HUB_PAGE.match(name)
+        fix = f"write `hf:{page[1]}`" if page else "download the file and name its path, or write `hf:org/name`"
+        raise UserError(f"data: '{name}' is a URL, which is not read: {fix}")
     path = user_path(name)
     if any(c in name for c in "*?[") and not path.exists():
         names = sorted(glob.glob(str(path), recursive=True))
@@ -188,11 +199,13 @@ def _expanded(name: str) -> list[str]:
         if Path(each).is_dir():
             raise UserError(_no_saved_folder(Path(each)))
         if not Path(each).is_file():
-            raise UserError(f"data: file not found: '{Path(each).absolute()}'")
+            hub = HUB_NAME.fullmatch(name) and "/" in name and not name.endswith(SUFFIXES)
+            hint = f": a dataset of the hub is written `hf:{name}`" if hub else ""
+            raise UserError(f"data: file not found: '{Path(each).absolute()}'{hint}")
         if not each.endswith(SUFFIXES):
             raise UserError(
-                f"data: '{each}' is not a .jsonl or .csv file, nor .json, .jsonl.gz or .parquet, a folder of "
-                "`save_to_disk`, or `hf:org/name`"
+                f"data: '{each}' is not a .jsonl or .csv file, nor .tsv, .json, .parquet, .jsonl.gz or .csv.gz, a "
+                "folder of `save_to_disk`, or `hf:org/name`"
             )
     return names
 
@@ -200,7 +213,10 @@ def _expanded(name: str) -> list[str]:
 def _no_saved_folder(path: Path) -> str:
     kinds = [kind for kind in SUFFIXES if any(path.glob(f"*{kind}"))]
     line = f"data: '{path.absolute()}' is a folder that `datasets.save_to_disk` has not written"
-    return f"{line}: for its files give the pattern '{path}/*{kinds[0]}'" if kinds else f"{line}: name a file"
+    if kinds:
+        return f"{line}: for its files give the pattern '{path}/*{kinds[0]}'"
+    deeper = [kind for kind in SUFFIXES if any(path.glob(f"*/*{kind}"))]
+    return f"{line}: for its files give the pattern '{path}/*/*{deeper[0]}'" if deeper else f"{line}: name a file"
 
 
 def _check_keys(spec: SourceSpec, names: Sequence[str]) -> None:
@@ -208,7 +224,9 @@ def _check_keys(spec: SourceSpec, names: Sequence[str]) -> None:
     if spec.config is not None and not on_hub:
         raise UserError("data.config has no effect: it names a configuration of a hub dataset, `hf:org/name`")
     if spec.split is not None and not on_hub and not any(Path(name).is_dir() for name in names):
-        raise UserError("data.split has no effect on files: it is for `hf:org/name` and folders of `save_to_disk`")
+        raise UserError(
+            f"{spec.split_key} has no effect on files: it is for `hf:org/name` and folders of `save_to_disk`"
+        )
 
 
 def _stamps(name: str) -> list[FileStamp]:

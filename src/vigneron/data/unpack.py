@@ -1,4 +1,4 @@
-"""`.jsonl.gz`, `.json.gz` and `.json` files as JSON Lines in the cache folder, so that rows can be read one by one."""
+"""Compressed files and `.json` as JSON Lines, .csv or .tsv in the cache folder, so that rows can be read one by one."""
 
 import codecs
 import gzip
@@ -19,10 +19,11 @@ SPACE = " \t\r\n"
 
 
 def unpacked(path: Path) -> Path:
-    """The file's rows as .jsonl. It is written once for each version of the file."""
+    """The file's rows as .jsonl, or as .csv or .tsv. It is written once for each version of the file."""
     stat = path.stat()
     key = sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:24]
-    target = cache_folder() / "data" / f"{key}.jsonl"
+    suffix = next((kind for kind in (".csv", ".tsv") if path.name.endswith(f"{kind}.gz")), ".jsonl")
+    target = cache_folder() / "data" / f"{key}{suffix}"
     if target.is_file():
         return target
     draft = target.with_name(f".{key}.{os.getpid()}.draft")
@@ -43,6 +44,11 @@ def unpacked(path: Path) -> Path:
 def _lines(path: Path) -> Iterator[bytes]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         first = file.read(PIECE)
+        if path.name.endswith((".csv.gz", ".tsv.gz")):
+            while first:
+                yield first
+                first = file.read(PIECE)
+            return
         if first.removeprefix(BOM).lstrip()[:1] == b"[":
             for row in _elements(first, file, path):  # type: ignore[arg-type]
                 yield json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"

@@ -92,8 +92,19 @@ def check_model_name(name: str, key: str = "model") -> None:
         _check_layer_count(path / "config.json", f"{key}: '{name}'")
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"{key}: '{name}' is not a folder")
+    elif "/" in name and (parent := user_path(name.partition("/")[0])).is_dir():
+        _check_path(name, parent, key)
     elif near := get_close_matches(name, BUNDLED_MODELS, n=1, cutoff=0.8):
         raise UserError(f"{key}: unknown model '{name}' (did you mean '{near[0]}'?)")
+
+
+def _check_path(name: str, parent: Path, key: str) -> None:
+    """A name with a slash whose first part is a folder here is meant as a path, unless it is one of hub models."""
+    inside = sorted(path.name for path in parent.iterdir() if (path / "config.json").is_file())
+    near = get_close_matches(name.partition("/")[2], inside, n=1)
+    if near or not inside:
+        hint = f" (did you mean '{parent.name}/{near[0]}'?)" if near else ""
+        raise UserError(f"{key}: '{name}' is not a folder, though '{parent.name}' is one here{hint}: check the path")
 
 
 def _check_layer_count(file: Path, where: str) -> None:

@@ -13,6 +13,7 @@ from vigneron.files import parse_json
 from vigneron.policy.chat_template import TemplateError, render
 
 Message = Mapping[str, Any]
+NO_MESSAGES = 'must be a list of {"role": …, "content": …} messages'
 
 
 def is_message(value: Any) -> bool:
@@ -27,6 +28,33 @@ def is_message(value: Any) -> bool:
     if isinstance(content, list):
         return bool(content) and all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content)
     return isinstance(content, str) or (content is None and bool(calls))
+
+
+def message_fault(values: Any, column: str) -> str:
+    """What keeps a column from being a list of messages; names the turn."""
+    if not isinstance(values, list):
+        return f"{column} {NO_MESSAGES}"
+    for turn, value in enumerate(values, start=1):
+        if not is_message(value):
+            return f"turn {turn} of {column} {_fault(value)}"
+    return f"{column} {NO_MESSAGES}"
+
+
+def _fault(value: Any) -> str:
+    if not isinstance(value, dict):
+        return 'is no object: give {"role": …, "content": …}'
+    if {"from", "value"} <= set(value) and "role" not in value:
+        return "has ShareGPT's keys: rename `from` to `role` (human: user, gpt: assistant) and `value` to `content`"
+    if not isinstance(value.get("role"), str):
+        return "has a `role` that is no text" if value.get("role") is not None else "has no `role`"
+    content, calls = value.get("content"), value.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(_name(call) is not None for call in calls)):
+        return "has `tool_calls` that are no list of functions, each with a `name`"
+    if content is None:
+        return "has no `content`"
+    if isinstance(content, list):
+        return "has a content part without a `type`" if content else "has an empty list as `content`"
+    return "has a `content` that is neither a text nor a list of parts"
 
 
 def are_messages(values: Sequence[Any]) -> bool:
@@ -78,7 +106,9 @@ def _writable(tokenizer: Any, message: Message, turn: int) -> Message:
     content = message.get("content")
     if isinstance(content, list):
         for part in content:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            if part.get("type") == "text" and not isinstance(part.get("text"), str):
+                raise UserError(f"turn {turn} has a content part of type 'text' without `text`: add it")
+            if part.get("type") != "text":
                 raise UserError(f"turn {turn} has a content part of type '{part.get('type')}': only text is supported")
         if "parts" not in _contents(tokenizer, _template(tokenizer)):
             raise UserError(

@@ -20,6 +20,7 @@ from vigneron.data.first_pass import read_list
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import STEP, Row, completion_text, numbered, numbered_like, prompt_of, prompt_text
 from vigneron.errors import UserError
+from vigneron.policy.message_forms import message_fault
 from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations, demonstrations
 
@@ -202,7 +203,9 @@ def _with_label(row: Row, place: object) -> Row:
 
 def _with_prompt(row: Row, place: object) -> Row:
     for side in SIDES:
-        if not isinstance(row[side], str) and not is_conversation(row[side]):
+        if isinstance(row[side], list) and not is_conversation(row[side]):
+            raise UserError(f"data: {place}: {message_fault(row[side], side)}")
+        if not isinstance(row[side], str | list):
             raise UserError(
                 f'data: {place}: {side} is neither a string nor a list of {{"role": …, "content": …}} messages'
             )

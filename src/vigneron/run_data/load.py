@@ -119,7 +119,8 @@ def _spec(config: Config, part: str) -> SourceSpec:
     given = data.train if part == "train" or data.held_out is None else data.held_out
     assert given is not None
     names = (given,) if isinstance(given, str) else tuple(given)
-    return SourceSpec(names, data.config, data.split if part == "train" else data.held_out_split, data.columns or {})
+    split, key = (data.split, "data.split") if part == "train" else (data.held_out_split, "data.held_out_split")
+    return SourceSpec(names, data.config, split, data.columns or {}, split_key=key)
 
 
 def read_source(

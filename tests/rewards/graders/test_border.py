@@ -13,14 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vigneron.rewards.graders.code import CodeGrader
 from vigneron.rewards.graders.inside.answer import AnswerPeer
-from vigneron.rewards.graders.inside.border import Remote
 from vigneron.rewards.graders.inside.plain import NotPlain, decode, dumps, encode, loads
-from vigneron.rewards.graders.inside.rewrite import NoTest, prepare
-from vigneron.rewards.graders.inside.tester import PeerForTests
+from vigneron.rewards.graders.inside.refused import NoTest
+from vigneron.rewards.graders.inside.remote import Remote
+from vigneron.rewards.graders.inside.rewrite import prepare
+from vigneron.rewards.graders.inside.tester_peer import PeerForTests
 from vigneron.rewards.graders.row_tests import MalformedTests, row_tests
 from vigneron.rewards.graders.runner import ProgramTest, PythonTest, same_output
+from vigneron.rubric.model import CodeItem
+from vigneron.sources.verdict import GraderInput
 
+ITEM = CodeItem(name="it", description="d", flow="code")
 PLAIN = st.recursive(
     st.none()
     | st.booleans()
@@ -194,7 +199,22 @@ def test_a_column_that_is_no_test_is_refused(value: Any, why: str) -> None:
         ("1\n\n2", "1\n2", False),
         ("0.3333333333\n", "0.33333334", True),
         ("0.3334\n", "0.33333334", False),
-        ("2", "2.0", False),
+        ("2", "2.0", True),
+        ("2.0", "2", True),
+        ("-2.00", "-2", True),
+        ("2.0000000001", "2", False),
+        ("2.0", "02", False),
+        ("02", "2", False),
+        ("2e0", "2", False),
+        ("2.0 x", "2 x", True),
+        ("1.000001", "1.0", True),
+        ("1.0000011", "1.0", False),
+        ("0.0000009", "0.0000001", False),
+        ("0.0000001", "0.0", False),
+        ("-0.0", "0.0", True),
+        ("1000000.9", "1000000.1", True),
+        ("1000001.2", "1000000.1", False),
+        ("٢.0", "2", False),
         ("nan", "1.0", False),
         ("1e999", "1.0", False),
         ("", "", True),
@@ -213,6 +233,13 @@ def test_printed_output(printed: str, expected: str, same: bool) -> None:
         ("assert queue([1]) == 2", {"queue"}),
         ("from solution import f\nassert abs(f(1)) == 1 and max(1, 2) == 2", set()),
         ("import math\nassert math.isclose(f(1), 2)", set()),
+        ("assert gcd(4, 6) == 2", {"gcd"}),
+        ("assert gcd(4, 6) == 2\nassert lcm(4, 6) == 12", {"gcd", "lcm"}),
+        ("assert abs(sqrt(2) - 1.41) < 0.1", {"sqrt"}),
+        ("assert f(2) == sqrt(2)", set()),
+        ("assert sqrt(4) == 2 and f(1) == 2", set()),
+        ("assert sqrt(4) == 2\nassert f(1) == 2", {"sqrt"}),
+        ("expected = sqrt(2)\nassert f(2) == expected", set()),
     ],
 )
 def test_names_of_python_that_are_the_codes(test: str, own: set[str]) -> None:
@@ -223,3 +250,24 @@ def test_a_test_that_tests_nothing_says_how_to_write_it() -> None:
     for test, why in (("f(1)", "it has no assertion"), ("def check(c):\n    assert c(1)", "'entry_point'")):
         with pytest.raises(NoTest, match=why):
             prepare(test, "", None)
+
+
+def test_of_a_row_tests_that_expect_no_output_are_not_run() -> None:
+    """A program that does nothing would pass them."""
+    notices: list[str] = []
+    grader = CodeGrader.__new__(CodeGrader)
+    grader._item, grader._notice, grader._notified = ITEM, notices.append, set()
+    row = {"tests": {"inputs": ["1", "2"], "outputs": [" \n", "4"]}}
+    assert grader._tests(GraderInput("q", "", row)) == [ProgramTest("2", "4")]
+    assert notices == ["item 'it', tests: tests that expect no output are not run: a program that does nothing passes"]
+    none = grader._tests(GraderInput("q", "", {"tests": {"inputs": ["1"], "outputs": [""]}}))
+    assert isinstance(none, MalformedTests)
+    assert "every expected output is empty" in str(none)
+
+
+def test_infinite_numbers_of_a_row() -> None:
+    (test,) = row_tests({"t": '{"fn_name": "f", "inputs": [[-Infinity]], "outputs": [{"a": [NaN, 1]}]}'}, "t", "here")
+    assert isinstance(test, PythonTest)
+    assert test.entry == "f"
+    assert "called(*(-1e999,))" in test.test
+    assert "inf" not in test.test

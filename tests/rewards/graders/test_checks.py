@@ -83,13 +83,13 @@ def test_regex(pattern: str, expect: str, response: str, score: float) -> None:
 
 
 @pytest.mark.parametrize("expect", ["present", "absent", "whole"])
-def test_a_pattern_that_takes_for_ever_is_missing(expect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_on_which_a_pattern_takes_for_ever_scores_0(expect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vigneron.rewards.graders.checks.REGEX_S", 0.1)
     begun = time.monotonic()
     verdict = judged(grader("regex", pattern=r"^(a|aa)+$", expect=expect), "a" * 60 + "!")
     assert time.monotonic() - begun < 30
-    assert verdict.score is None
-    assert "took more than" in (verdict.why or "")
+    assert (verdict.score, verdict.why) == (0, None)
+    assert "took more than" in verdict.reasoning
 
 
 @pytest.mark.parametrize("pattern", ["(", "*a", "[z-a]", "(?P<n>a)(?P=m)"])
@@ -175,7 +175,7 @@ def test_names_in_a_schema_are_not_taken_for_keywords_and_patterns_are_limited(
     text = "a" * 60 + "!"
     for slow in ({"pattern": "^(a|aa)+$"}, {"patternProperties": {"^(a|aa)+$": False}, "additionalProperties": True}):
         response = f'"{text}"' if "pattern" in slow else f'{{"{text}": 1}}'
-        assert judged(grader("json_schema", json_schema=slow), response).score is None
+        assert judged(grader("json_schema", json_schema=slow), response).score == 0
 
 
 def test_similarities_by_hand() -> None:

@@ -136,7 +136,132 @@ class Node:
     def __init__(self, value, next=None):
         self.value, self.next = value, next
 """
+FIELDS = """
+class Bag:
+    def __init__(self, *items):
+        if len(items) > 1 and items[0] > items[-1]:
+            self.size, self.items, self.by = len(items), set(items), {n: 1 for n in items}
+        else:
+            self.by, self.items, self.size = {n: 1 for n in items}, set(items), len(items)
+def bag(items):
+    return Bag(*items)
+class Percent:
+    def __init__(self, value):
+        self.value = max(0, min(100, value))
+    def __add__(self, other):
+        return Percent(self.value + other.value)
+class Name:
+    def __init__(self, text):
+        self.text = text[:5]
+def name(text):
+    return Name(text)
+class Unique:
+    def __init__(self, items):
+        self.items = sorted(set(items))
+def unique(items):
+    return Unique(items)
+class Length:
+    def __init__(self, n):
+        self.n = n
+def length(n):
+    return Length(float(n))
+"""
+ERRORS = """
+import functools, json
+def missing():
+    raise FileNotFoundError(2, "No such file", "x.txt")
+def main():
+    raise SystemExit(3)
+def parse(text):
+    return json.loads(text)
+def decode(data):
+    return data.decode("utf-8")
+def coded():
+    error = ValueError("odd")
+    error.code = 7
+    raise error
+def traced(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return function(*args)
+    return inner
+@traced
+def square(x):
+    "The square."
+    return x * x
+class Shape:
+    "A shape."
+    def area(self):
+        "Its area."
+        return 0
+def notify(callback, n):
+    for at in range(n):
+        callback(at)
+async def later(callback):
+    await callback(1)
+"""
 PASS: list[tuple[str, Any]] = [
+    (FIELDS, "assert bag([9, 8, 1]) == Bag(1, 8, 9) and bag([1, 2]) != Bag(1, 3)"),
+    (FIELDS, "assert Percent(80) + Percent(70) == Percent(150)\nassert Percent(10) + Percent(5) == Percent(15)"),
+    (FIELDS, "assert name('abcdefgh') == Name('abcdefg')"),
+    (FIELDS, "assert unique([3, 1, 3]) == Unique([1, 3])"),
+    (FIELDS, "assert length(2) == Length(2) and length(2.5) != Length(2)"),
+    (
+        ERRORS,
+        "import errno\ntry:\n    missing()\n    assert False\nexcept OSError as e:\n"
+        "    assert e.errno == errno.ENOENT and e.filename == 'x.txt' and 'No such file' in str(e)",
+    ),
+    (
+        ERRORS,
+        "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n"
+        "        with self.assertRaises(SystemExit) as caught:\n            main()\n"
+        "        self.assertEqual(caught.exception.code, 3)",
+    ),
+    (
+        ERRORS,
+        "import json, pytest\nwith pytest.raises(json.JSONDecodeError) as caught:\n    parse('[1')\n"
+        "assert caught.value.pos == 2 and caught.value.lineno == 1",
+    ),
+    (ERRORS, "try:\n    decode(b'a\\xff')\n    assert False\nexcept UnicodeDecodeError as e:\n    assert e.start == 1"),
+    (ERRORS, "try:\n    coded()\n    assert False\nexcept ValueError as e:\n    assert e.code == 7"),
+    (ERRORS, "assert square.__name__ == 'square' and square.__doc__ == 'The square.' and callable(square)"),
+    (
+        ERRORS,
+        "assert Shape().area.__name__ == 'area' and Shape.__doc__ == 'A shape.' and Shape.__name__ == 'Shape'\n"
+        "assert Shape().area.__doc__ == 'Its area.' and Shape.area.__name__ == 'area'",
+    ),
+    (
+        ERRORS,
+        "from unittest.mock import Mock, call\ncb = Mock()\nnotify(cb, 2)\ncb.assert_called_with(1)\n"
+        "cb.assert_has_calls([call(0), call(1)])",
+    ),
+    (ERRORS, "from unittest.mock import MagicMock\ncb = MagicMock()\nnotify(cb, 1)\ncb.assert_called_once_with(0)"),
+    (
+        ERRORS,
+        "import asyncio\nfrom unittest.mock import AsyncMock\ncb = AsyncMock()\nasyncio.run(later(cb))\n"
+        "cb.assert_awaited_once_with(1)",
+    ),
+    (
+        FUNCTIONS,
+        "import io, sys\nfrom unittest.mock import patch\nwith patch('sys.stdout', new_callable=io.StringIO) as out:\n"
+        "    hello('you')\nassert out.getvalue() == 'Hello, you\\n'",
+    ),
+    (
+        "def gcd(a, b):\n    return a if not b else gcd(b, a % b)\ndef lcm(a, b):\n    return a * b // gcd(a, b)",
+        "assert gcd(4, 6) == 2\nassert lcm(4, 6) == 12",
+    ),
+    ("def sqrt(x):\n    return x ** 0.5\ndef half(x):\n    return x / 2", "assert sqrt(4) == 2\nassert half(4) == 2"),
+    ("def sqrt(x):\n    return [x ** 0.5]", "assert abs(sqrt(4)[0] - 2) < 1e-6"),
+    ("def f(x):\n    return x ** 0.5", "assert abs(f(2) - sqrt(2)) < 1e-6 and f(2) <= pi"),
+    ("def sum(a):\n    return a[0] + a[-1]", {"tests": {"fn_name": "sum", "inputs": [[[1, 5, 2]]], "outputs": [3]}}),
+    (
+        "class Solution:\n    def max(self, a):\n        return -1",
+        {"tests": {"fn_name": "max", "inputs": [[[1, 2]]], "outputs": [-1]}},
+    ),
+    (
+        "def f(x):\n    return [float('inf'), -x, float('nan')]",
+        {"tests": '{"fn_name": "f", "inputs": [[Infinity]], "outputs": [[Infinity, -Infinity, NaN]]}'},
+    ),
     (
         POINT,
         "p = Point(1, 2)\nassert p.x == 1 and p.norm() == 3\nassert p + Point(3, 4) == Point(4, 6)\n"
@@ -271,8 +396,9 @@ PASS: list[tuple[str, Any]] = [
 @needs_sandbox
 def test_honest_programs_pass() -> None:
     rows = [test if isinstance(test, dict) else {"tests": test} for _, test in PASS]
-    found = grader()([GraderInput("q", code, row) for (code, _), row in zip(PASS, rows, strict=True)])
+    verdicts = grader()([GraderInput("q", code, row) for (code, _), row in zip(PASS, rows, strict=True)])
+    tests = [test for _, test in PASS]
     wrong = {
-        n: (test, v.reasoning, v.why) for n, (v, (_, test)) in enumerate(zip(found, PASS, strict=True)) if v.score != 1
+        n: (test, v.reasoning, v.why) for n, (v, test) in enumerate(zip(verdicts, tests, strict=True)) if v.score != 1
     }
     assert wrong == {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vigneron.errors import UserError
-from vigneron.rewards.graders import schema_validator
+from vigneron.rewards.graders import json_schema, schema_validator
 from vigneron.rewards.graders.json_schema import JsonSchemaGrader
 from vigneron.rewards.graders.schema_validator import MAX_VISITS
 from vigneron.rubric.model import JsonSchemaItem
@@ -46,19 +46,39 @@ def test_nested_all_of_is_refused_when_the_rubric_is_read() -> None:
     assert time.process_time() - began < 10
 
 
+@pytest.mark.parametrize("keyword", ["allOf", "dependentSchemas"])
+def test_a_schema_that_doubles_on_a_small_value_is_refused_when_the_rubric_is_read(
+    keyword: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema_validator, "MAX_VISITS", 20_000)
+    with pytest.raises(UserError, match=r"takes more than 20,000 steps on small values with its own names"):
+        grader(inside(doubled(40, keyword)))
+
+
 @pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf", "dependentSchemas"])
 @pytest.mark.parametrize("more", [{}, {"unevaluatedProperties": False}])
-def test_a_schema_that_doubles_on_an_answer_is_missing(
+def test_an_answer_that_exceeds_the_budget_scores_0(
     keyword: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Missing would be a policy's choice: it ends the comparison with its group."""
+    monkeypatch.setattr(json_schema, "_probes", lambda parts: iter(()))
     visits = MAX_VISITS if keyword == "allOf" and more else 20_000
     monkeypatch.setattr(schema_validator, "MAX_VISITS", visits)
     began = time.process_time()
     verdict = judged(inside(doubled(40, keyword), **more), {"a": {"x": 1, "y": 2}})
     if keyword not in ("anyOf", "oneOf") or more:  # their first branch decides
-        assert verdict.score is None
-        assert f"more than {visits:,} steps" in str(verdict.why)
+        assert (verdict.score, verdict.why) == (0, None)
+        assert f"more than {visits:,} steps" in str(verdict.reasoning)
     assert time.process_time() - began < 10
+
+
+def test_a_long_answer_scores_0() -> None:
+    """Of a schema that is cheap on ordinary answers."""
+    schema = {"items": {"anyOf": [*({"const": n} for n in range(200)), {}]}}
+    assert judged(schema, [-1] * 20).score == 1
+    verdict = judged(schema, [-1] * 5_000)
+    assert (verdict.score, verdict.why) == (0, None)
+    assert "too large for the schema" in str(verdict.reasoning)
 
 
 def test_unique_items_of_a_long_answer() -> None:
@@ -99,7 +119,7 @@ def test_other_costs_count_too() -> None:
     errors = grader({"properties": {"a": {"anyOf": [{"type": "number"}] * 300}}})
     long = GraderInput("Q?", json.dumps({"a": ["x" * 1_000] * 150}), {})
     tracemalloc.start()
-    assert errors.verdict(long).score in (0, None)
+    assert errors.verdict(long).score == 0
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 50e6
@@ -113,10 +133,10 @@ def test_another_draft_inside_a_schema_is_still_ours() -> None:
     slow = {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": "^(a+)+$"}
     began = time.process_time()
     verdict = judged({"properties": {"a": slow}}, {"a": "a" * 40 + "!"})
-    assert verdict.score in (0, None)
+    assert verdict.score == 0
     assert time.process_time() - began < 10
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "properties": {"a": {"$ref": "#"}}}
-    assert judged({**whole, "pattern": "^(a+)+$"}, {"a": "a" * 40 + "!"}).score in (0, None)
+    assert judged({**whole, "pattern": "^(a+)+$"}, {"a": "a" * 40 + "!"}).score == 0
     assert judged(whole, {"a": {"a": 1}}).score == 1
 
 

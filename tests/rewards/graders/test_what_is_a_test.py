@@ -39,6 +39,42 @@ MISSING: dict[str, tuple[Any, str]] = {
     "files": ("open('x', 'w').write('1')\nassert add('x', '') == 1", "it uses files"),
     "a subclass": ("class B(Base):\n    pass\nassert B().x == 1", "derives from a class of the code"),
     "a package that is not there": ("import numpy as np\nassert np.allclose(add(1, 2), 3)", "No module named 'numpy'"),
+    "a package, not imported": ("assert np.allclose(add(1, 2), 3)", "`np` (numpy)"),
+    "a package by its name": ("assert numpy.isclose(add(1, 2), 3)", "`numpy`"),
+    "a helper that may be tested": (
+        "assert gcd(4, 6) == 2\nassert add(1, 2) == gcd(3, 6)",
+        "is `gcd` Python's or the code's",
+    ),
+    "a patch of the code": (
+        "from unittest.mock import patch\nwith patch('solution.helper', return_value=3):\n    assert add(1, 2) == 3",
+        "`patch('solution.helper')`",
+    ),
+    "a patch of a module": (
+        "from unittest import mock\n@mock.patch('time.sleep')\ndef test_it(sleep):\n    assert add(1, 2) == 3",
+        "`patch('time.sleep')`",
+    ),
+    "a patch of a module's attribute": (
+        "import time\nfrom unittest.mock import patch\nwith patch.object(time, 'time', return_value=3):\n"
+        "    assert add(1, 2) == 3",
+        "`patch.object(time, …)`",
+    ),
+    "a patch of a dictionary": (
+        "import os\nfrom unittest.mock import patch\nwith patch.dict(os.environ, {'A': '1'}):\n"
+        "    assert add(1, 2) == 3",
+        "`patch.dict`",
+    ),
+    "a module's attribute that is set": ("import time\ntime.sleep = None\nassert add(1, 2) == 3", "`time.sleep = …`"),
+    "warnings": (
+        "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n"
+        "        with self.assertWarns(UserWarning):\n            add(1, 2)",
+        "`assertWarns`",
+    ),
+    "pytest.warns": ("import pytest\nwith pytest.warns(UserWarning):\n    assert add(1, 2) == 3", "`warns`"),
+    "logs": (
+        "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n"
+        "        with self.assertLogs() as logs:\n            self.assertEqual(add(1, 2), 3)",
+        "`assertLogs`",
+    ),
     "not Python": ("assert (", "it is not Python"),
     "two builtins": ("assert abs(sum([1])) == 1", "which of abs, sum does it test"),
     "an entry point that is none": (
@@ -60,7 +96,7 @@ answer.AnswerPeer.reply = reply
 """
 ERROR = '["raise", ["error", [["builtins", "ValueError", None]], "", ["tuple"], 0]]'
 COLLIDING = '["value", ["dict", *([["int", hex(n * (2**61 - 1))], 1] for n in range(120000))], None]'
-EVASIONS: dict[str, tuple[str, str]] = {
+EVASIONS: dict[str, tuple[str, Any]] = {
     "refuses a name": (REPLIES.format(operation="get", message=ERROR) + "limit = 1", "assert limit == 2"),
     "refuses all names": (REPLIES.format(operation="names", message=ERROR), "assert f(1) == 2"),
     "kills the test's process": (REPLIES.format(operation="names", message=COLLIDING), "assert f(1) == 2"),
@@ -126,6 +162,49 @@ EVASIONS: dict[str, tuple[str, str]] = {
         "    isclose = lambda *a: True\ndef f(x): return 7",
         "import math\nfrom solution import *\nassert abs(f(1) - 3) < 1 or math.isclose(f(1), 3)",
     ),
+    "its own sqrt": ("def sqrt(x): return 0\ndef f(x): return 0", "assert abs(f(2) - sqrt(2)) < 1e-6"),
+    "its own sqrt, by a variable": ("def sqrt(x): return 0\ndef f(x): return 0", "x = f(2)\nassert x == sqrt(2)"),
+    "its own pi": ("pi = 0\ndef f(x): return 0", "assert f(1) == pi * 1"),
+    "its own permutations": (
+        "def permutations(x): return []\ndef f(x): return []",
+        "assert sorted(f([1, 2])) == sorted(permutations([1, 2]))",
+    ),
+    "both sides its own": ("def gcd(*a): return 0\ndef factorial(n): return 0", "assert gcd(4, 6) == 2"),
+    "its own helpers beside an entry point": (
+        "def sqrt(x): return 0\ndef f(x): return 0",
+        {"tests": "def check(c):\n    assert c(2) == sqrt(2)", "entry_point": "f"},
+    ),
+    "the mock's assertion": (
+        "def f(cb):\n    cb.assert_not_called()\n    return []",
+        "from unittest.mock import Mock\nfor x in f(Mock()):\n    assert x == 1",
+    ),
+    "a mock that is configured": (
+        "def f(cb): cb.configure_mock(called=True, call_count=3)",
+        "from unittest.mock import Mock\ncb = Mock()\nf(cb)\nassert cb.call_count == 3",
+    ),
+    "calls that are added to a mock": (
+        "def f(cb): cb.call_args_list.append(((3,), {}))",
+        "from unittest.mock import Mock, call\ncb = Mock()\nf(cb)\nassert cb.call_args_list == [call(3)]",
+    ),
+    "a mock that was not called": (
+        "def f(cb): pass",
+        "from unittest.mock import Mock\ncb = Mock()\nf(cb)\ncb.assert_called_once_with(3)",
+    ),
+    "a class with the sign alone": (
+        "class Point:\n    def __init__(s, x, y): s.x, s.y = [(n > 0) - (n < 0) for n in (x, y)]\n"
+        "    def __add__(s, o): return Point(1, 1)",
+        POINT_TEST,
+    ),
+    "another number in an error": (
+        "def f(): raise OSError(3, 'x')",
+        "try:\n    f()\n    assert False\nexcept OSError as e:\n    assert e.errno == 2",
+    ),
+    "a builtin in place of fn_name": ("x = 1", {"tests": {"fn_name": "sum", "inputs": [[[1, 2]]], "outputs": [3]}}),
+    "not infinite": (
+        "def f(x): return 1e308",
+        {"tests": '{"fn_name": "f", "inputs": [[1]], "outputs": [Infinity]}'},
+    ),
+    "not NaN": ("def f(x): return 'nan'", {"tests": '{"fn_name": "f", "inputs": [[1]], "outputs": [NaN]}'}),
     "a builtin that agrees": ("def f(x): return isinstance", "assert f(1)(3, int)"),
     "exits for the test": ("def f(x): raise SystemExit(0)", "f(1)\nassert f(2) == 3"),
     "skips for the test": (
@@ -140,15 +219,15 @@ EVASIONS: dict[str, tuple[str, str]] = {
 def test_every_form_is_called() -> None:
     for code, score in ((WRONG, 0), (RIGHT, 1)):
         rows = {name: row if isinstance(row, dict) else {"tests": row} for name, row in CALLED.items()}
-        found = {name: graded([code], row)[0] for name, row in rows.items()}
-        assert {name: (v.reasoning, v.why) for name, v in found.items() if v.score != score} == {}
+        verdicts = {name: graded([code], row)[0] for name, row in rows.items()}
+        assert {name: (v.reasoning, v.why) for name, v in verdicts.items() if v.score != score} == {}
 
 
 @needs_sandbox
 def test_what_tests_nothing_is_missing_for_every_program_and_says_how_to_write_it() -> None:
     for code in (RIGHT, WRONG, "raise ValueError"):
         for name, (row, why) in MISSING.items():
-            if code.startswith("raise") and ("use the code" in why or "numpy" in why or "fixture" in why):
+            if code.startswith("raise") and ("use the code" in why or "named 'numpy" in why or "fixture" in why):
                 continue  # known only after the test has run, and the code fails before
             (verdict,) = graded([code], row if isinstance(row, dict) else {"tests": row})
             assert verdict.score is None, name
@@ -159,6 +238,8 @@ def test_what_tests_nothing_is_missing_for_every_program_and_says_how_to_write_i
 
 @needs_sandbox
 def test_an_assertion_cannot_be_evaded() -> None:
-    found = grader()([GraderInput("q", code, {"tests": test}) for code, test in EVASIONS.values()])
-    wrong = {name: (v.score, v.reasoning, v.why) for name, v in zip(EVASIONS, found, strict=True) if v.score != 0}
+    rows = [test if isinstance(test, dict) else {"tests": test} for _, test in EVASIONS.values()]
+    codes = [code for code, _ in EVASIONS.values()]
+    verdicts = grader()([GraderInput("q", code, row) for code, row in zip(codes, rows, strict=True)])
+    wrong = {name: (v.score, v.reasoning, v.why) for name, v in zip(EVASIONS, verdicts, strict=True) if v.score != 0}
     assert wrong == {}

@@ -10,6 +10,8 @@ from vigneron.sources.client import backoff, error_message, parse_response
 
 TRIES = 5
 CONNECT_S = 10.0
+# Bytes in memory: tokens with their log-probs take ten times the body's.
+LARGEST_PARSED = 1_000_000_000
 LONGEST_MESSAGE = 300
 
 
@@ -66,7 +68,7 @@ class JsonServer:
         if not response.body.strip():
             return None
         try:
-            return parse_response(response.body)
+            return parse_response(response.body, LARGEST_PARSED)
         except ValueError:
             raise HttpError("answered with something that is not JSON", retry=False) from None
 

@@ -113,7 +113,8 @@ class RegexGrader(PerSampleGrader):
         try:
             matches = match(sample.response, timeout=REGEX_S) is not None
         except TimeoutError:
-            return Verdict.missing(f"the pattern took more than {REGEX_S:g} s on this response")
+            # Not missing: a policy could choose that.
+            return Verdict(0.0, reasoning=f"the pattern took more than {REGEX_S:g} s on the response")
         yes = "the response is the match" if self._expect == "whole" else "the pattern is found"
         no = "the response is not the match" if self._expect == "whole" else "the pattern is not found"
         return Verdict(float(matches != (self._expect == "absent")), reasoning=yes if matches else no)

@@ -2,8 +2,8 @@
 
 The code and the test run in two processes, each in a sandbox. Names of the code stand for calls to its process, results
 come back as plain data, and the test compares them where the code never ran: it cannot patch `math.isclose`, return an
-object whose `__eq__` is always true, or report that a test has passed. `inside/tester.py` says what happens to results
-that are no plain data.
+object whose `__eq__` is always true, or report that a test has passed. `inside/tester_peer.py` says what happens to
+results that are no plain data.
 
 Tests are taken as datasets have them: assertions (MBPP, with `test_setup_code` and `test_imports`), `check(candidate)`
 with the column `entry_point` (HumanEval), functions and classes for pytest or unittest, and inputs with outputs (APPS,
@@ -21,7 +21,7 @@ from textwrap import dedent
 
 from vigneron.errors import UserError
 from vigneron.rewards.graders.row_tests import MalformedTests, row_tests
-from vigneron.rewards.graders.runner import AnyTest, SandboxResult, find_sandbox, probe, run_test
+from vigneron.rewards.graders.runner import AnyTest, ProgramTest, SandboxResult, find_sandbox, probe, run_test
 from vigneron.rewards.graders.sandbox import Limits, Sandbox
 from vigneron.rubric.model import CodeItem
 from vigneron.sources.verdict import GraderInput, Verdict
@@ -80,6 +80,12 @@ class CodeGrader:
         except MalformedTests as error:
             self._notify(f"{where}: rows without a score: {error}")
             return error
+        telling = [test for test in tests if not isinstance(test, ProgramTest) or test.expected.strip()]
+        if tests and not telling:
+            return MalformedTests("every expected output is empty, which a program that does nothing prints too")
+        if len(telling) < len(tests):
+            self._notify(f"{where}: tests that expect no output are not run: a program that does nothing passes")
+            tests = telling
         if len(tests) > MAX_TESTS:
             self._notify(f"{where}: of rows with more than {MAX_TESTS} tests only the first {MAX_TESTS} are run")
         return tests[:MAX_TESTS]

@@ -24,6 +24,7 @@ MAX_DEPTH = 64
 MAX_DIGITS = 400
 MAX_PARTS = 2_000
 """Mappings in a schema. Checking one takes half a millisecond."""
+PROBED_NAMES = 20
 # Keys whose values are data, not schemas.
 DATA = ("const", "enum", "default", "examples")
 
@@ -46,12 +47,13 @@ class JsonSchemaGrader(PerSampleGrader):
             return Verdict(0.0, reasoning=str(error))
         try:
             refused = first_error(self._validator, value)
+        # Not missing: a policy could choose that by a long answer.
         except OverBudget as error:
-            return Verdict.missing(f"the schema takes {error} on this response")
+            return Verdict(0.0, reasoning=f"the response is too large for the schema, which takes {error} on it")
         except TimeoutError:
-            return Verdict.missing(f"a pattern of the schema took more than {REGEX_S:g} s on this response")
+            return Verdict(0.0, reasoning=f"a pattern of the schema took more than {REGEX_S:g} s on the response")
         except RecursionError:
-            return Verdict.missing("the schema recurses without end on this response")
+            return Verdict(0.0, reasoning="the schema recurses too deeply on the response")
         if refused is None:
             return Verdict(1.0, reasoning="the schema accepts the response")
         return Verdict(self._partial, reasoning=f"the schema refuses `{short(refused.json_path)}`: {refused.validator}")
@@ -120,22 +122,39 @@ def _checked_validator(schema: dict[str, Any], where: str) -> Any:
     validator = validator_class()(schema, registry=REGISTRY)
     resolver = REGISTRY.resolver_with_root(DRAFT202012.create_resource(schema))
     reference: Any = None
+    probed = "the value null"
     try:
         for part in parts:
             for reference in (part.get("$ref"), part.get("$dynamicRef")):
                 if isinstance(reference, str):
                     resolver.lookup(reference)
         first_error(validator, None, MAX_PROBE_VISITS)
+        probed = "small values with its own names"
+        for probe in _probes(parts):
+            first_error(validator, probe)
     except Unresolvable:
         raise UserError(
             f"{where}: `$ref: {short(reference)}` is not in the schema, and remote schemas are not fetched: "
             "put the definition under `$defs`"
         ) from None
     except OverBudget as error:
-        raise UserError(f"{where}: takes {error} on the value null: write it with fewer references") from None
+        raise UserError(f"{where}: takes {error} on {probed}: write it with fewer references") from None
+    except TimeoutError:
+        raise UserError(f"{where}: a pattern takes more than {REGEX_S:g} s on {probed}: write a simpler one") from None
     except RecursionError:
         raise UserError(f"{where}: the schema refers to itself without end") from None
     return validator
+
+
+def _probes(parts: list[dict[str, Any]]) -> Iterator[Any]:
+    """Objects in objects, with names that the schema mentions: one that takes its whole budget here is too expensive
+    for any answer."""
+    keys = ("properties", "dependentSchemas", "dependentRequired")
+    named = (name for part in parts for key in keys if isinstance(part.get(key), dict) for name in part[key])
+    names = list(islice(dict.fromkeys(named), PROBED_NAMES))
+    inner = dict.fromkeys(names)
+    outer = dict.fromkeys(names, inner)
+    yield from (inner, outer, [outer], {name: [inner] for name in names})
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The tests of a dataset's row, in the formats that datasets have."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,18 +9,22 @@ from vigneron.errors import UserError, did_you_mean
 from vigneron.rewards.graders.runner import AnyTest, ProgramTest, PythonTest
 
 MAX_JSON = 20_000_000
+NAN = "(1e999 - 1e999)"
 
 CALLED = """
 try:
     called = {name}
 except NameError:
     called = Solution().{name}
+nan = object()
 def as_lists(value):
+    if isinstance(value, float) and value != value:
+        return nan
     return [as_lists(part) for part in value] if isinstance(value, (list, tuple)) else value
-result = as_lists(called(*{arguments!r}))
-assert result in ({expected!r}, {first!r}), "`{name}` is wrong"
+result = as_lists(called(*{arguments}))
+assert result in ({expected}, {first}), "`{name}` is wrong"
 """
-"""A test with `fn_name`: the expected value may stand in a list of its own."""
+"""A test with `fn_name`: the expected value may stand in a list of its own. NaN is equal to NaN."""
 
 
 class MalformedTests(ValueError):
@@ -81,8 +86,22 @@ def _inputs_outputs(case: Mapping[str, Any]) -> list[AnyTest]:
         if not isinstance(one, list | tuple):
             raise MalformedTests("with fn_name each of the inputs must be the list of a call's arguments")
         first = expected[0] if isinstance(expected, list) and len(expected) == 1 else expected
-        made.append(PythonTest(CALLED.format(name=name, arguments=tuple(one), expected=expected, first=first)))
+        arguments = _literal(tuple(one), nan=NAN)
+        text = CALLED.format(name=name, arguments=arguments, expected=_literal(expected), first=_literal(first))
+        made.append(PythonTest(text, entry=name))
     return made
+
+
+def _literal(value: Any, nan: str = "nan") -> str:
+    """Python's notation, with literals for numbers that have none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return nan if math.isnan(value) else "1e999" if value > 0 else "-1e999"
+    if isinstance(value, list | tuple):
+        parts = "".join(f"{_literal(part, nan)}, " for part in value).removesuffix(" " if len(value) == 1 else ", ")
+        return f"[{parts}]" if isinstance(value, list) else f"({parts})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_literal(key, nan)}: {_literal(part, nan)}' for key, part in value.items())}}}"
+    return repr(value)
 
 
 def _text(value: Any) -> str:

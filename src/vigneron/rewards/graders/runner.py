@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from functools import cache
 from math import inf
 from typing import Any, Literal
@@ -34,6 +35,8 @@ EXCHANGED = (b'["ask",', b'["value",', b'["raise",')
 """Lines that the two processes exchange; their content is data, and not read here."""
 OUT_OF_TURN = "it sent what no test sends"
 DECIMAL = re.compile(r"[+-]?[0-9]{1,30}\.[0-9]{1,60}")
+INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,29})")
+TOLERANCE = Decimal("1e-6")
 
 
 @dataclass(frozen=True)
@@ -366,8 +369,10 @@ def _shown(errors: bytes) -> str:
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Equal up to spaces at the ends of lines and empty lines at the end; where a decimal number is expected, within
-    1e-6 of it, relative or absolute."""
+    """Equal up to spaces at the ends of lines and empty lines at the end, and up to the notation of numbers.
+
+    Two words with a decimal point are equal within 1e-6 of the expected number, `2` and `2.0` if they are the same
+    number. Any other words must be the same: `02`, `2e0`, `nan`."""
     ours, theirs = (text.rstrip().split("\n") for text in (printed, expected))
     if [line.rstrip() for line in ours] == [line.rstrip() for line in theirs]:
         return True
@@ -383,9 +388,12 @@ def same_output(printed: str, expected: str) -> bool:
 def _same_word(ours: str, theirs: str) -> bool:
     if ours == theirs:
         return True
-    if not DECIMAL.fullmatch(theirs) or not DECIMAL.fullmatch(ours):
+    decimals = [bool(DECIMAL.fullmatch(word)) for word in (ours, theirs)]
+    if all(decimals):
+        return abs(Decimal(ours) - Decimal(theirs)) <= TOLERANCE * abs(Decimal(theirs))
+    if not any(decimals) or not INTEGER.fullmatch(theirs if decimals[0] else ours):
         return False
-    return abs(float(ours) - float(theirs)) <= 1e-6 * max(1.0, abs(float(theirs)))
+    return Decimal(ours) == Decimal(theirs)
 
 
 def one_line(text: Any) -> str:

@@ -95,10 +95,10 @@ EXIT_WAIT_S = 5.0
 PYTHON_OPTIONS = ("-s", "-S", "-B")
 INSIDE = "vigneron.rewards.graders.inside"
 Program = Literal["answer", "tester"]
-PROGRAMS: dict[Program, tuple[str, ...]] = {
-    "answer": ("plain", "border", "start", "answer"),
-    "tester": ("plain", "border", "start", "rewrite", "pytest_names", "tester"),
-}
+_BORDER = ("plain", "remote", "state", "border", "start")
+_TESTER = ("refused", "names", "rewrite", "pytest_names", "class_checks", "tester_peer", "tester")
+PROGRAMS: dict[Program, tuple[str, ...]] = {"answer": (*_BORDER, "answer"), "tester": (*_BORDER, *_TESTER)}
+"""Their modules, each after those that it imports."""
 # The modules come as an argument: their files are not in the sandbox.
 BOOT = f"""
 import sys

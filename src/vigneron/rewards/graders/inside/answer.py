@@ -11,9 +11,11 @@ import os
 import sys
 import types
 
-from vigneron.rewards.graders.inside.border import SPECIAL, Peer, Remote, state_of
+from vigneron.rewards.graders.inside.border import Peer
 from vigneron.rewards.graders.inside.plain import BASES, dumps, loads
+from vigneron.rewards.graders.inside.remote import SPECIAL, Remote
 from vigneron.rewards.graders.inside.start import confine, take_pipes
+from vigneron.rewards.graders.inside.state import state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ class AnswerPeer(Peer):
 
     def _other(self, value: Any, depth: int) -> Any:
         if isinstance(value, Method):
-            return ["method", self.lend(value.owner), value.name]
+            doc = getattr(getattr(value.owner, value.name, None), "__doc__", None)
+            return ["method", self.lend(value.owner), value.name, doc if type(doc) is str else None]
         return super()._other(value, depth)
 
     def perform(self, operation: str, parts: list[Any]) -> tuple[Any, Any]:

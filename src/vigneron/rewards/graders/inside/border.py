@@ -8,7 +8,6 @@ gets a `Remote`, which has a number and forwards what is done with it.
 from __future__ import annotations
 
 import builtins
-import operator
 import sys
 import types
 
@@ -22,178 +21,20 @@ from vigneron.rewards.graders.inside.plain import (
     encode_base,
     loads,
 )
+from vigneron.rewards.graders.inside.remote import Held, Raised, Remote, RemoteError, RemoteExit, like, remote_type
+from vigneron.rewards.graders.inside.state import state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MAX_STATE = 200
-"""Parts of an object's state that are sent with it; one with more is equal to itself only."""
 MAX_TEXT = 500
-
-BINARY = ["add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"]
-COMPARE = ("lt", "le", "gt", "ge")
-SPECIAL: dict[str, Callable[..., Any]] = {
-    "len": len,
-    "iter": iter,
-    "next": next,
-    "str": str,
-    "repr": repr,
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "complex": complex,
-    "index": operator.index,
-    "abs": abs,
-    "round": round,
-    "neg": operator.neg,
-    "pos": operator.pos,
-    "invert": operator.invert,
-    "reversed": reversed,
-    "format": format,
-    "contains": operator.contains,
-    "getitem": operator.getitem,
-    "setitem": operator.setitem,
-    "delitem": operator.delitem,
-    "divmod": divmod,
-    "enter": lambda value: type(value).__enter__(value),
-    "exit": lambda value, *error: type(value).__exit__(value, *error),
-    "isinstance": lambda kind, value: isinstance(value, kind),
-    "issubclass": lambda kind, value: issubclass(value, kind),
-    **{name: getattr(operator, name) for name in (*BINARY, *COMPARE)},
-}
-
-
-class Remote:
-    """An object of the other side."""
-
-    __slots__ = ("_v",)
-
-    def __init__(self, held: Held) -> None:
-        object.__setattr__(self, "_v", held)
-
-    def __getattr__(self, name: str) -> Any:
-        return self._v.peer.attribute(self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._v.peer.request("set", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self._v.peer.request("del", self, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._v.peer.call(self, None, args, kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self._v.peer.equal(self, other))
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self._v.type_name)
-
-    def __dir__(self) -> Any:
-        return self._v.peer.request("dir", self)
-
-    def __await__(self) -> Any:
-        return self._v.peer.request("await", self)
-        yield
-
-    def __aiter__(self) -> Any:
-        return self
-
-    async def __anext__(self) -> Any:
-        return self._v.peer.request("anext", self)
-
-
-class Held:
-    """What is known of an object of the other side."""
-
-    def __init__(self, peer: Peer, number: int, kind: str, type_name: str, state: Any) -> None:
-        self.peer, self.number, self.kind, self.type_name = peer, number, kind, type_name
-        self.state = self.first_state = state
-        self.made: tuple[Remote, tuple[Any, ...], dict[str, Any]] | None = None
-        """The class and the arguments of an object that the test made."""
-        self.name = ""
-        """The name under which the test looked it up."""
-        self.trusted = False
-        """Made by the test itself: by calling a class, or by an operator on such objects."""
-        self.mixed = False
-        """Made by an operator with plain data, which the code has seen."""
-        self.passed = False
-        """The test gave it to the code as an argument."""
-        self.forged = False
-        """Neither a new object nor one that the code was given: it is equal to nothing."""
-        self.since = 0
-        """The number of the request that made it, or last returned it."""
-
-
-def _forward(name: str, swapped: bool = False) -> Callable[..., Any]:
-    def method(self: Remote, *args: Any) -> Any:
-        return self._v.peer.special(name, *((*args, self) if swapped else (self, *args)))
-
-    return method
-
-
-for _name in SPECIAL:
-    _own = {"isinstance": "instancecheck", "issubclass": "subclasscheck"}.get(_name, _name.rstrip("_"))
-    setattr(Remote, f"__{_own}__", _forward(_name))
-    if _name in BINARY:
-        setattr(Remote, f"__r{_own}__", _forward(_name, swapped=True))
-
-
-_types: dict[tuple[type, str], Any] = {}
-
-
-def _remote_type(name: str) -> Any:
-    """So that `type(x).__name__` is the name of the class on the other side."""
-    if (Remote, name) not in _types:
-        _types[Remote, name] = type(name if name.isidentifier() else "Remote", (Remote,), {"__slots__": ()})
-    return _types[Remote, name]
-
-
-def _like(base: type, name: str) -> Any:
-    """A plain type whose other attributes are those of an object on the other side: a named tuple, an IntEnum."""
-
-    def attribute(self: Any, name: str) -> Any:
-        if name == "_v_remote":
-            raise AttributeError(name)
-        return getattr(self._v_remote, name)
-
-    if (base, name) not in _types:
-        valid = name if name.isidentifier() else base.__name__
-        _types[base, name] = type(valid, (base,), {"__getattr__": attribute})
-    return _types[base, name]
-
-
-class RemoteError(Exception):
-    """Base of local copies of the other side's exception classes."""
-
-    _v_remote: Any = None
-
-    def __str__(self) -> str:
-        return str(self.__dict__.get("_v_text", ""))
-
-    def __getattr__(self, name: str) -> Any:
-        remote = self.__dict__.get("_v_remote")
-        if remote is None or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(remote, name)
-
-
-class Raised:
-    """An error of this side that the other one may raise again. Nothing else can be done with it there."""
-
-    __slots__ = ("_error",)
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-
-class RemoteExit(SystemExit):
-    """`sys.exit` in the code. Not the test's own, after which a test is over."""
+FIELDS = (
+    *("errno", "strerror", "filename", "code", "value", "name", "path", "msg", "doc", "pos", "lineno", "colno"),
+    *("encoding", "object", "start", "end", "reason", "text", "offset", "returncode", "timeout"),
+)
+"""Attributes of errors of the standard library."""
 
 
 class Peer:
@@ -301,10 +142,10 @@ class Peer:
             if kind == "error class":
                 return self._error_class(parts[0])
             if kind == "method":
-                return self._method(self._held[_count(parts[0])], str(parts[1]))
+                return self._method(self._held[_count(parts[0])], str(parts[1]), *parts[2:])
             if kind == "like":
                 base, number, type_name = PLAIN_CLASSES[parts[0]], _count(parts[2]), str(parts[3])[:60]
-                value = _like(base, type_name)(self.decode(parts[1]))
+                value = like(base, type_name)(self.decode(parts[1]))
                 value._v_remote = self._remote(number, "object", type_name, None)
                 return value
             if kind == "ref":
@@ -318,10 +159,12 @@ class Peer:
     def builtin(self, name: str) -> Any:
         return getattr(builtins, name)
 
-    def _method(self, remote: Remote, name: str) -> Any:
+    def _method(self, remote: Remote, name: str, doc: Any = None) -> Any:
         def method(*args: Any, **kwargs: Any) -> Any:
             return self.call(remote, name, args, kwargs)
 
+        method.__name__ = name
+        method.__doc__ = doc if type(doc) is str else None
         return method
 
     async def _coroutine(self, remote: Remote) -> Any:
@@ -329,7 +172,7 @@ class Peer:
 
     def _remote(self, number: int, kind: str, type_name: str, state: Any) -> Remote:
         if number not in self._held:
-            self._held[number] = _remote_type(type_name)(Held(self, number, kind, type_name, state))
+            self._held[number] = remote_type(type_name)(Held(self, number, kind, type_name, state))
         elif state is not None and self.takes_state(number):
             self._held[number]._v.state = state
         return self._held[number]
@@ -361,7 +204,8 @@ class Peer:
             args = self.encode(tuple(error.args))
         except Exception:  # arguments may be anything
             args = ["tuple", text]
-        return ["error", self._lineage(type(error)), text, args, self.lend(self.lent_error(error))]
+        fields = self.encode(error_fields(error)) if self.sends_state else ["dict"]
+        return ["error", self._lineage(type(error)), text, args, self.lend(self.lent_error(error)), fields]
 
     def lent_error(self, error: BaseException) -> Any:
         return error
@@ -375,7 +219,7 @@ class Peer:
                 if isinstance(error, StopIteration | StopAsyncIteration) and not of_next:
                     return RuntimeError(f"the code raised {type(error).__name__}")
                 return error if isinstance(error, Exception) else NotPlain("no error")
-            lineage, text, args, number = parts
+            lineage, text, args, number, *fields = parts
             error_class = self._error_class(lineage)
             if error_class is SystemExit:
                 error_class = RemoteExit
@@ -387,6 +231,8 @@ class Peer:
             error.args = self.decode(args)
             if issubclass(error_class, RemoteError):
                 error.__dict__["_v_text"] = str(text)[:MAX_TEXT]
+            for name, value in self.decode(fields[0]).items() if fields else ():
+                _set_field(error, name, value)
             error.__dict__["_v_remote"] = self._remote(_count(number), "object", error_class.__name__, None)
             return error
         except (ValueError, TypeError, IndexError, KeyError, AttributeError) as wrong:
@@ -420,6 +266,33 @@ def _shared_error(module: str, name: str) -> Any:
     return error_class if isinstance(error_class, type) and issubclass(error_class, BaseException) else None
 
 
+def error_fields(error: BaseException) -> dict[str, Any]:
+    """Attributes that are plain data, such as `errno` and `pos`."""
+    fields: dict[str, Any] = {}
+    for name in (*FIELDS, *getattr(error, "__dict__", ())):
+        try:
+            value = getattr(error, name, None)
+            if value is not None and not str(name).startswith("_"):
+                encode(value, _refuse)
+                fields[str(name)] = value
+        except Exception:  # the class is the code's own, or the value no plain data
+            continue
+    return fields
+
+
+def _refuse(value: Any, depth: int) -> Any:
+    raise NotPlain("no plain data")
+
+
+def _set_field(error: BaseException, name: Any, value: Any) -> None:
+    if type(name) is not str or name.startswith("_") or isinstance(value, Remote):
+        raise NotPlain("a message is not in the format")
+    try:
+        setattr(error, name, value)
+    except (AttributeError, TypeError):  # one that cannot be set
+        return
+
+
 def _count(number: Any) -> int:
     if type(number) is not int or number < 0:
         raise NotPlain("a message is not in the format")
@@ -434,32 +307,3 @@ def _kind(value: Any) -> str:
     if isinstance(value, types.CoroutineType):
         return "coroutine"
     return "function" if isinstance(value, types.FunctionType) else "object"
-
-
-def state_of(value: Any) -> Any:
-    """The fields of an object and of the objects inside, as JSON without numbers; None if it has none or too many."""
-    seen: dict[int, int] = {}
-
-    def fields(value: Any, depth: int) -> Any:
-        if isinstance(value, type | types.FunctionType | types.ModuleType | types.MethodType):
-            return ["named", str(getattr(value, "__qualname__", ""))]
-        if id(value) in seen:
-            return ["again", seen[id(value)]]
-        seen[id(value)] = len(seen)
-        if len(seen) > MAX_STATE:
-            raise NotPlain("too many parts")
-        if (base := base_of(value)) is not None:
-            return encode_base(value, base, fields, depth)
-        own = dict(getattr(value, "__dict__", {}))
-        for kind in type(value).__mro__:
-            names = kind.__dict__.get("__slots__", ())
-            for name in (names,) if isinstance(names, str) else names:
-                if hasattr(value, name):
-                    own[name] = getattr(value, name)
-        return ["object", type(value).__qualname__, encode(own, fields, depth)]
-
-    try:
-        state = fields(value, 0)
-    except Exception:  # the class is the code's own, and may do anything
-        return None
-    return state if state[0] != "object" or state[2] != ["dict"] else None

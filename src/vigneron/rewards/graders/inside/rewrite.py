@@ -4,27 +4,14 @@ Everything here depends on the test alone, never on the code under test.
 """
 
 import ast
-import builtins
-import math
-import sys
-from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
+from vigneron.rewards.graders.inside.names import own_names
+from vigneron.rewards.graders.inside.refused import MODULES, NoTest, refuse_unsupported
+
 REACHED = "_reached_"
-HELPERS: dict[str, Any] = {
-    "isclose": math.isclose,
-    **{kind.__name__: kind for kind in (Counter, OrderedDict, defaultdict, deque)},
-}
-"""Names that tests use without an import because the code under test often imports them. The code's own might lie."""
 MAX_SHOWN = 80
-MODULES = ("answer", "solution")
-"""A test may import from the code under these names."""
-FILES = frozenset({"open", "tempfile", "tmp_path", "tmpdir"})
-
-
-class NoTest(Exception):
-    """A test that says nothing about the code; the message says how to write it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +20,7 @@ class Prepared:
     own: frozenset[str]
     """Names of builtins, helpers and modules that are the code's in this test."""
     mentioned: frozenset[str]
+    called: frozenset[str]
     calls: tuple[str, ...]
     """Test functions that nothing in the test calls."""
 
@@ -62,11 +50,12 @@ def prepare(test: str, setup: str, entry: str | None) -> Prepared:
         raise NoTest("it has no assertion: write `assert f(x) == value`")
     loads = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     bound = _bound(tree)
-    _refuse_unsupported(tree, loads, bound)
-    own = _own_names(tree, loads - bound, entry)
+    refuse_unsupported(tree, loads, bound)
+    own = own_names(tree, loads - bound, entry)
     calls = tuple(name for name, node in functions.items() if name.startswith("test") and name not in called)
     counted = _Count().visit(tree)
-    return Prepared(ast.fix_missing_locations(counted), own, frozenset(loads - bound), calls)
+    used = frozenset(n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
+    return Prepared(ast.fix_missing_locations(counted), own, frozenset(loads - bound), used, calls)
 
 
 def _imports_all(node: ast.stmt) -> bool:
@@ -81,16 +70,16 @@ def _needed(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def _called(tree: ast.Module) -> set[str]:
     """Functions that the body of the module calls, in an `if __name__ == "__main__"` too."""
-    found: set[str] = set()
+    called: set[str] = set()
     waiting: list[ast.AST] = [*tree.body]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            found.add(node.func.id)
+            called.add(node.func.id)
         waiting += ast.iter_child_nodes(node)
-    return found
+    return called
 
 
 def _asserts(node: ast.AST) -> bool:
@@ -101,69 +90,23 @@ def _asserts(node: ast.AST) -> bool:
 
 def _bound(tree: ast.Module) -> set[str]:
     """Names that the module's body binds."""
-    found: set[str] = set()
+    bound: set[str] = set()
     waiting: list[ast.AST] = [*tree.body]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            bound.add(node.name)
             continue
         if isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
             continue
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            found.add(node.id)
+            bound.add(node.id)
         elif isinstance(node, ast.ExceptHandler) and node.name:
-            found.add(node.name)
+            bound.add(node.name)
         waiting += ast.iter_child_nodes(node)
-    return found
-
-
-def _own_names(tree: ast.Module, free: set[str], entry: str | None) -> frozenset[str]:
-    """The code may define `sum`, `gcd` or `queue`, and a test may test it. But `abs` in a test of `f` is Python's."""
-    own = {entry} if entry else set()
-    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    own |= (free & called & set(sys.stdlib_module_names)) - set(dir(builtins)) - set(HELPERS)
-    known = set(dir(builtins)) | set(HELPERS)
-    local = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
-    local |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    imports = any(isinstance(n, ast.ImportFrom) and n.module in MODULES for n in ast.walk(tree))
-    imports |= any(isinstance(n, ast.Import) and n.names[0].name in MODULES for n in ast.walk(tree))
-    imports |= any(isinstance(n, ast.Constant) and n.value in MODULES for n in ast.walk(tree))
-    if (
-        not entry
-        and not imports
-        and not free - known - local - set(sys.stdlib_module_names) - {"__name__", "__file__"}
-        and not own
-    ):
-        candidates = [name for name in free & called & known if not _is_error(name)]
-        if len(candidates) > 1:
-            raise NoTest(
-                f"which of {', '.join(sorted(candidates)[:5])} does it test? Add a column 'entry_point' with the "
-                "function's name"
-            )
-        own |= set(candidates)
-    return frozenset(own)
-
-
-def _is_error(name: str) -> bool:
-    found = getattr(builtins, name, None)
-    return isinstance(found, type) and issubclass(found, BaseException)
-
-
-def _refuse_unsupported(tree: ast.Module, loads: set[str], bound: set[str]) -> None:
-    if used := FILES & (loads | {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}):
-        raise NoTest(
-            f"it uses files (`{min(used)}`), which the test and the code do not share: pass and compare values instead"
-        )
-    for node in [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]:
-        for base in node.bases:
-            if isinstance(base, ast.Name) and base.id not in bound and not hasattr(builtins, base.id):
-                raise NoTest(
-                    f"`class {node.name}({base.id})` derives from a class of the code, which runs in another process: "
-                    "call the code's own classes instead"
-                )
+    return bound
 
 
 class _Count(ast.NodeTransformer):
