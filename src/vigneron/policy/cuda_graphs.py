@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vigneron.timing import inner_phase
+
 # Each shape keeps its inputs and its result in memory: the least recently used one is dropped beyond this number.
 MAX_SHAPES = 24
 
@@ -171,7 +173,8 @@ def warm_up(function: Callable[[], Any], device: torch.device) -> None:
 
 def capture(function: Callable[[], Any], device: torch.device) -> tuple[Any, Any]:
     pool, _ = _pool(device)
-    return _capture(function, device, pool)
+    with inner_phase("capture"):
+        return _capture(function, device, pool)
 
 
 def _capture(function: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Any, Any]:

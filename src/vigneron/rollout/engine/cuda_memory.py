@@ -14,6 +14,17 @@ from torch import Tensor
 
 DEVICE, PINNED, READ_AND_WRITE = 1, 1, 3
 
+_limit: list[int] = []
+
+
+def set_limit(size: int) -> None:
+    """The bytes that this process may have, torch's and these together."""
+    _limit[:] = [size]
+
+
+def limit() -> int | None:
+    return _limit[0] if _limit else None
+
 
 class _Location(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
@@ -74,6 +85,8 @@ class ReleasableMemory:
         """Have memory under the addresses again. Raises torch.OutOfMemoryError if there is not enough."""
         if self.held:
             return
+        if (most := limit()) is not None and torch.cuda.memory_reserved(self._device) + self.size > most:
+            torch.cuda.empty_cache()
         handle = ctypes.c_uint64()
         arguments = (ctypes.c_size_t(self.size), ctypes.byref(self._properties()), ctypes.c_uint64(0))
         code = _driver().cuMemCreate(ctypes.byref(handle), *arguments)
