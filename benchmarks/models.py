@@ -111,14 +111,14 @@ def save_random_model(config: Any, target: Path) -> None:
     _save(model, AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2)), target)
 
 
-def save_shape(config: Any, target: Path) -> None:
-    """Random bfloat16 weights of seed 0, with a tokenizer of as many tokens as the model has. On a GPU if there is one:
+def save_shape(config: Any, target: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Random weights of seed 0, with a tokenizer of as many tokens as the model has. On a GPU if there is one, because
     8 billion draws take minutes on a CPU."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     _save(model, word_tokenizer(config.vocab_size), target)
 
 
