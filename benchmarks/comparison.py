@@ -132,8 +132,9 @@ class Comparison:
     @classmethod
     def load(cls, path: Path) -> "Comparison":
         kept: dict[str, Any] = json.loads(path.read_text())
+        work: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in kept["work"].items()}
         return cls(
-            Work(**{name: tuple(v) if isinstance(v, list) else v for name, v in kept["work"].items()}),
+            Work(**work),
             kept["machine"],
             Ceilings(**kept["ceilings"]),
             kept["floor"],

@@ -1,6 +1,7 @@
 """The compared models as transformers folders; nothing is downloaded."""
 
 import argparse
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, get_args
 
 import torch
 
+from benchmarks.prompts import WORDS
 from benchmarks.work import Model
 from vigneron.policy.bundled import SMOLLM2, bundled_model_folder, cache_folder
 
@@ -23,7 +25,7 @@ def model_folder(name: Model) -> Path:
         if name == "gpt2-small-shape":
             save_random_model(gpt2_small_config(), target)
         else:
-            save_random_model(shape_config(name), target, torch.bfloat16)
+            save_shape(shape_config(name), target)
     return target
 
 
@@ -56,14 +58,13 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "vocab_size": 128256,
     },
-    # More ids than the tokenizer has, as in the others.
     "tiny-shape": {
         "hidden_size": 128,
         "intermediate_size": 256,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "vocab_size": 49280,
+        "vocab_size": 4096,
     },
 }
 """As in the published configs of Qwen2.5 and Llama 3.1."""
@@ -101,14 +102,50 @@ def llama_config(layers: int, hidden: int) -> Any:
     )
 
 
-def save_random_model(config: Any, target: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Random weights of seed 0, with SmolLM2's tokenizer; a model may have more ids than that."""
+def save_random_model(config: Any, target: Path) -> None:
+    """Random float32 weights of seed 0, with SmolLM2's tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2))
     torch.manual_seed(0)
-    with torch.device("cuda" if dtype == torch.bfloat16 and torch.cuda.is_available() else "cpu"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)  # 8 billion draws take minutes on a CPU
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _save(model, AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2)), target)
+
+
+def save_shape(config: Any, target: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Random weights of seed 0, with a tokenizer of as many tokens as the model has. On a GPU if there is one, because
+    8 billion draws take minutes on a CPU."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    _save(model, word_tokenizer(config.vocab_size), target)
+
+
+def word_tokenizer(size: int) -> Any:
+    """Byte-level BPE for the words of the prompts, filled up with tokens that only a model writes: every id has a text,
+    and texts differ in the letter that is rewarded."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    learnt = Tokenizer(models.BPE())
+    learnt.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learnt.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=2048, initial_alphabet=alphabet, special_tokens=[END], show_progress=False)
+    learnt.train_from_iterator([" " + " ".join(WORDS)], trainer)
+    kept = json.loads(learnt.to_str())
+    vocabulary = kept["model"]["vocab"]
+    vocabulary |= {f"|{number:x}": number for number in range(len(vocabulary), size)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(kept)), eos_token=END, bos_token=END, pad_token=END
+    )
+
+
+END = "<|end|>"
+
+
+def _save(model: Any, tokenizer: Any, target: Path) -> None:
     for owner in (model.config, model.generation_config):
         owner.bos_token_id = owner.eos_token_id = owner.pad_token_id = tokenizer.eos_token_id
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ def _grow(tokenizer: Any, tokens: int, draw: random.Random) -> str | None:
     """Add words until the length fits; None if the last word exceeds it or the text does not decode to itself."""
     words: list[str] = [draw.choice(WORDS) for _ in range(max(1, tokens // 2))]
     while (length := len(_ids(tokenizer, " ".join(words)))) < tokens:
-        words.append(draw.choice(WORDS))
+        words += [draw.choice(WORDS) for _ in range(max(1, (tokens - length) // 3))]  # few words have three tokens
     text = " ".join(words)
     ids = _ids(tokenizer, text)
     stable = tokenizer.decode(ids) == text and _ids(tokenizer, tokenizer.decode(ids)) == ids

@@ -110,14 +110,15 @@ def work_of(size: Size, device: str, steps: int) -> Work:
 
 def measure_point(size: Size, device: str, steps: int) -> Point:
     """Runs in the process of the point."""
+    import torch
     from safetensors import safe_open
 
-    from benchmarks.models import llama_config, save_random_model
+    from benchmarks.models import llama_config, save_shape
     from benchmarks.ours import measure
 
     with tempfile.TemporaryDirectory() as place:
         model = Path(place) / "model"
-        save_random_model(llama_config(size.layers, size.hidden), model)
+        save_shape(llama_config(size.layers, size.hidden), model, torch.float32)
         with safe_open(model / "model.safetensors", "pt") as weights:  # tied ones are there once
             parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
         return Point(size, parameters, measure(work_of(size, device, steps), model))

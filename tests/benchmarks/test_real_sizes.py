@@ -9,10 +9,11 @@ from benchmarks.__main__ import possible, run_contestants
 from benchmarks.comparison import Comparison
 from benchmarks.floor import Ceilings, Shape, adamw_bytes, floor_seconds
 from benchmarks.measure import Measurement
-from benchmarks.models import model_folder, shape_config
+from benchmarks.models import model_folder, shape_config, word_tokenizer
 from benchmarks.ours import measure, measure_sampling, recipe
 from benchmarks.parity import Parity
 from benchmarks.processes import Budget
+from benchmarks.prompts import prompt_token_ids
 from benchmarks.records import Records
 from benchmarks.report import filled
 from benchmarks.work import REAL_SIZES, TINY, WORKS, Work
@@ -36,6 +37,17 @@ def test_shapes_have_the_published_number_of_parameters(name: str, published: in
 
     with torch.device("meta"):
         assert AutoModelForCausalLM.from_config(shape_config(name)).num_parameters() == published
+
+
+def test_every_id_of_a_shape_has_a_text_and_prompts_are_exact() -> None:
+    tokenizer = word_tokenizer(4096)
+    assert len(tokenizer) == 4096
+    assert all(tokenizer.decode([number]) for number in range(1, 4096))
+    assert len({tokenizer.decode([number]).count("e") for number in range(1, 4096)}) > 2
+    work = WORKS["gpu-1.5b-32x8x256"]
+    prompts = prompt_token_ids(work, tokenizer)
+    assert {len(ids) for ids in prompts} == {128}
+    assert len({tuple(ids) for ids in prompts}) == 4 * work.prompts
 
 
 @pytest.mark.parametrize("work", REAL_SIZES, ids=lambda work: work.name)
