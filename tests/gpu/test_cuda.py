@@ -13,8 +13,9 @@ from vigneron import api
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
 from vigneron.policy.compiling import has_triton, set_compiling
-from vigneron.policy.load import Lora, _add_lora, make_policy, speed_up
+from vigneron.policy.load import make_policy, speed_up
 from vigneron.policy.logprobs import reference_view, score
+from vigneron.policy.lora import Lora, add_lora
 from vigneron.policy.microbatches import microbatches
 from vigneron.policy.model import Policy, Reference
 from vigneron.rollout.engine.sample import sample
@@ -32,7 +33,7 @@ def cuda_policy(kind: str, *, lora: bool = False, dtype: torch.dtype = torch.flo
 
     model = tiny_model(kind)
     if lora:
-        model = _add_lora(model, Lora(rank=2))
+        model = add_lora(model, Lora(rank=2))
     return make_policy(model.to(CUDA).eval(), byte_tokenizer(), device=CUDA, dtype=dtype)
 
 

@@ -7,8 +7,9 @@ from support.small_batch import batch_of
 from support.tiny_models import byte_tokenizer
 from support.zoo import zoo_model
 from vigneron.core.draws import Sampling
-from vigneron.policy.load import Lora, _add_lora, checkpoint_activations, make_policy
+from vigneron.policy.load import checkpoint_activations, make_policy
 from vigneron.policy.logprobs import score
+from vigneron.policy.lora import Lora, add_lora
 from vigneron.policy.model import Policy
 
 PAIRS = [([5, 6, 7], [8, 9, 10, 11]), ([12], [13, 14])]
@@ -63,7 +64,7 @@ def test_a_layer_runs_again_with_its_window_cap_and_sinks(family: str) -> None:
 def test_layers_run_again_in_the_backward_pass(lora: bool) -> None:
     """Also behind a frozen embedding. A copy of the policy checkpoints too."""
     model = zoo_model("Llama")
-    policy = make_policy(_add_lora(model, Lora(rank=2)) if lora else model, None, device=torch.device("cpu"))
+    policy = make_policy(add_lora(model, Lora(rank=2)) if lora else model, None, device=torch.device("cpu"))
     checkpoint_activations(policy)
     policy.own_attention = True  # not to be found by test passes here
     for each in (policy, policy.trainable_copy()):

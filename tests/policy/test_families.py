@@ -19,7 +19,8 @@ from support.zoo_measures import (
 )
 from vigneron.core.draws import Sampling, draw
 from vigneron.errors import UserError
-from vigneron.policy.load import check_model_name, encoder_names
+from vigneron.policy.load import check_model_name
+from vigneron.policy.lora import encoder_names
 from vigneron.policy.model import check_head
 from vigneron.policy.reward_model import load_reward_model
 from vigneron.remote.vllm.sampler import merged_weights

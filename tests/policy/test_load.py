@@ -12,13 +12,13 @@ from vigneron.core.draws import Sampling
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.load import (
-    Lora,
     check_model_name,
     load_policy,
     make_policy,
     resolve_compute_dtype,
     resolve_device,
 )
+from vigneron.policy.lora import Lora
 from vigneron.policy.model import Policy, Reference, check_head
 from vigneron.rollout.engine.sample import sample
 

@@ -20,7 +20,8 @@ from vigneron.config import Config
 from vigneron.data.curricula import ByLoss
 from vigneron.distributed import ranks
 from vigneron.methods import build_method
-from vigneron.policy.load import Lora, _add_lora, checkpoint_activations
+from vigneron.policy.load import checkpoint_activations
+from vigneron.policy.lora import Lora, add_lora
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.sharding import shard_policy
 from vigneron.recipe import check_config
@@ -132,7 +133,7 @@ def measured(
         policy.compute_dtype = torch.bfloat16
     if "LoRA" in case:
         torch.manual_seed(0)
-        policy = replace(policy, model=_add_lora(policy.model, Lora(rank=2)).to(torch.float64))
+        policy = replace(policy, model=add_lora(policy.model, Lora(rank=2)).to(torch.float64))
         for name, weight in policy.trainable():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight, std=0.1)  # else their other half has no gradient

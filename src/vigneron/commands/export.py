@@ -21,6 +21,7 @@ from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.chat_template import TemplateError, render
 from vigneron.policy.model import Policy
+from vigneron.policy.quantised import to_float32
 from vigneron.policy.reward_model import HEAD
 from vigneron.redaction import MARK, redacted
 from vigneron.rollout.demonstrations import demonstrations
@@ -57,7 +58,6 @@ def export(run: str | Path, target: str | Path, *, step: int | None = None, dtyp
     target = Path(target).expanduser().resolve()
     check_target(target)
     trained = load_run(run, step=step)
-    trained.policy.compute_dtype = torch.float32
     draft = target.with_name(f".{target.name}.draft-{os.getpid()}")
     try:
         draft.mkdir(parents=True)
@@ -84,6 +84,8 @@ def _write_and_verify(trained: Trained, draft: Path, dtype: torch.dtype) -> tupl
     compared = first_rows(data, ("held_out", "train"), TEXTS)
     ids = comparison_ids(trained, compared)
     base = weights_identity(config.model.name, trained.reference.policy)
+    to_float32(policy.model)
+    policy.compute_dtype, policy.narrow = torch.float32, False
     original = model_outputs(policy, ids)
     merge(policy)
     stop_at_turn_end(policy, [row["prompt"] for row in first_rows(data, ("train", "held_out"), 1)])

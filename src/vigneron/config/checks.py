@@ -220,6 +220,15 @@ def a_trust_region_needs_whole_weights(config: TopLevel) -> None:
         )
 
 
+def four_bits_are_supported(config: TopLevel) -> None:
+    if config.model.weights != "4bit":
+        return
+    if config.scale.shard > 1:
+        raise ValueError("`model.weights: 4bit` is not supported with sharding: set `scale.shard` to 1")
+    if config.scale.sampling.kind == "vllm":
+        raise ValueError("`model.weights: 4bit` is not supported with vLLM: set `scale.sampling.kind` to here or ray")
+
+
 def critic_lr_has_an_effect(config: TopLevel) -> None:
     if config.method.imported and not config.method.has_critic and "critic_lr" in config.optimizer.model_fields_set:
         raise ValueError(f"`optimizer.critic_lr` has no effect with {_named(config.method)}: it has no critic")
@@ -263,6 +272,7 @@ CHECKS = (
     a_curriculum_can_measure,
     actor_lr_has_an_effect,
     a_trust_region_needs_whole_weights,
+    four_bits_are_supported,
     critic_lr_has_an_effect,
     moments_can_be_held_so,
 )

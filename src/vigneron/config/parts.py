@@ -75,9 +75,10 @@ class ModelConfig(Strict):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute dtype. auto: bfloat16 on a GPU that supports it."""
     weights: Literal["auto", "float32", "bfloat16", "4bit"] = "auto"
-    """How weights are held. auto: trained ones in float32, frozen ones in bfloat16 if that is the compute dtype.
-    float32: all. bfloat16: trained ones too, with stochastic rounding. 4bit: the base of `lora` in NF4, by
-    bitsandbytes."""
+    """How weights are held. auto: trained ones in float32, frozen matrices and embeddings in bfloat16 if that is the
+    compute dtype and rounds none of them. float32: all. bfloat16: all matrices and embeddings, rounded if need be;
+    trained ones are updated with stochastic rounding; adapters stay float32. 4bit: the linear layers under `lora` in
+    NF4 with double quantisation, by bitsandbytes (`pip install 'vigneron[quant]'`)."""
     memory_gb: Annotated[float, Field(gt=0)] | None = None
     """GPU memory that the run may take, in GB of 2³⁰ bytes. null: all of it."""
     chat: Literal["auto", "minted"] = "auto"
@@ -117,6 +118,14 @@ class ModelConfig(Strict):
                 "`chat: minted` adds embeddings, which a LoRA adapter neither trains nor saves: remove `lora`, "
                 "or first fine-tune without it and then train an adapter on that checkpoint"
             )
+        return self
+
+    @model_validator(mode="after")
+    def weights_can_be_held(self) -> "ModelConfig":
+        if self.weights == "4bit" and self.lora is None:
+            raise ValueError("`weights: 4bit` trains only through an adapter: set `lora`, as `lora: {rank: 16}`")
+        if self.weights == "bfloat16" and self.dtype == "float32":
+            raise ValueError("`weights: bfloat16` with `dtype: float32` would save nothing: leave out one of them")
         return self
 
 

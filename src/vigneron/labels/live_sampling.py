@@ -70,7 +70,7 @@ def _texts(rollout: OnPolicy, prompts: Sequence[Any], first: int = 0) -> list[st
 def _policy_of(name: str) -> tuple[Policy, int, tuple[str, ...]]:
     """The model of a run or by name, the length limit of its completions, and its stop strings."""
     if not (Path(name).expanduser() / "config.yaml").is_file():
-        return load_policy(name), NEW_TOKENS, ()
+        return load_policy(name, trained=False), NEW_TOKENS, ()
     trained = load_run(name)
     if trained.config.method.trains == "scorer":
         raise UserError(f"'{name}' trained a reward model, which cannot generate text")

@@ -1,6 +1,7 @@
 """Load the model that a run trains from its config."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,20 +11,23 @@ import torch
 from vigneron.config import Config
 from vigneron.policy.chat import set_template_defaults
 from vigneron.policy.chat_template import set_date
-from vigneron.policy.load import Lora, load_policy
+from vigneron.policy.load import load_policy
+from vigneron.policy.lora import Lora
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import load_reward_model
 
 
-def policy_from_config(config: Config, *, shared: bool = False) -> Policy:
+def policy_from_config(
+    config: Config, *, shared: bool = False, notice: Callable[[str], None] = lambda text: None
+) -> Policy:
     """The policy or reward model of `config.model`. `shared` as in `load_policy`."""
-    policy = _load(config, shared)
+    policy = _load(config, shared, notice)
     set_template_defaults(policy.tokenizer, config.model.chat_template_kwargs)
     set_date(config.model.chat_date)
     return policy
 
 
-def _load(config: Config, shared: bool) -> Policy:
+def _load(config: Config, shared: bool, notice: Callable[[str], None]) -> Policy:
     model = config.model
     if config.method.trains == "scorer":
         return load_reward_model(
@@ -36,6 +40,7 @@ def _load(config: Config, shared: bool) -> Policy:
             allow_pickle=model.allow_pickle,
             trust_remote_code=model.trust_remote_code,
             shared=shared,
+            weights=model.weights,
         )
     lora: Any = model.lora
     if lora is not None:
@@ -51,6 +56,8 @@ def _load(config: Config, shared: bool) -> Policy:
         allow_pickle=model.allow_pickle,
         trust_remote_code=model.trust_remote_code,
         shared=shared,
+        weights=model.weights,
+        notice=notice,
     )
     if policy.long_rope is not None and config.method.reads == "prompts":
         policy.long_rope = replace(policy.long_rope, margin=config.max_new_tokens)

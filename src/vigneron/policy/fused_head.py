@@ -93,7 +93,7 @@ class _Statistics(torch.autograd.Function):
         other_VH: Tensor | None,
         from_other: bool,
     ) -> tuple[Tensor, ...]:
-        dtype = dtype if dtype == torch.bfloat16 else weight_VH.dtype
+        dtype = dtype if dtype == torch.bfloat16 else torch.promote_types(weight_VH.dtype, dtype)
         hidden_NH, cast_VH = hidden_NH.to(dtype), weight_VH.to(dtype)
         if other_NH is not None and other_VH is not None:
             other_NH, other_VH = other_NH.to(dtype), other_VH.to(dtype)

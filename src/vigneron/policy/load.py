@@ -1,8 +1,7 @@
 """Load a model to train: a hub id, a folder, or a bundled model."""
 
 import re
-import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import torch
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json, user_path
-from vigneron.policy.architecture import auto_class, check_language_model
+from vigneron.policy.architecture import auto_class, check_language_model, language_model_class
 from vigneron.policy.bundled import (
     BUNDLED_MODELS,
     BUNDLED_TYPE,
@@ -23,9 +22,13 @@ from vigneron.policy.bundled import (
 from vigneron.policy.chat import add_chat_tokens
 from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
+from vigneron.policy.frozen import is_narrow
 from vigneron.policy.longrope import install_longrope
+from vigneron.policy.lora import Lora, add_lora, encoder_names, not_adaptable
 from vigneron.policy.model import Policy, Reference, capture_obstacle, check_head
 from vigneron.policy.packing import can_share_prompts
+from vigneron.policy.quantised import check_library, prepare, quantise
+from vigneron.policy.stored import Narrow, check_complete, hold, is_packed, read_model
 from vigneron.policy.tokenizer_trial import try_tokenizer
 
 LARGEST_CONFIG = 2**24
@@ -33,15 +36,7 @@ MOST_LAYERS = 10_000
 LAYER_COUNT = r"(?<!per_)layers?$"
 """Config keys that count layers: `num_hidden_layers`, `n_layer`; not `vocab_size_per_layer_input`."""
 
-FUSED_OUTPUT = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
-"""Model types whose output projections peft refuses to adapt."""
-
-
-@dataclass(frozen=True)
-class Lora:
-    rank: int = 16
-    alpha: float = 32.0
-    targets: str | tuple[str, ...] = "all-linear"
+Weights = Literal["auto", "float32", "bfloat16", "4bit"]
 
 
 def resolve_device(device: str) -> torch.device:
@@ -57,7 +52,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_compute_dtype(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
-    """The dtype of matrix products; the weights are always float32 master weights.
+    """The dtype of matrix products.
 
     auto: bfloat16 if the hardware supports it, else float32 (emulated bfloat16 is about 100× slower).
     """
@@ -124,29 +119,62 @@ def load_policy(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     shared: bool = False,
+    weights: Weights = "auto",
+    trained: bool = True,
+    notice: Callable[[str], None] = lambda text: None,
 ) -> Policy:
-    """Load float32 master weights, with dropout off. Pickled weights and remote code are refused unless allowed.
+    """Load a model with dropout off. Pickled weights and remote code are refused unless allowed.
 
+    `weights` as in the config; what is not `trained`, such as a judge, is frozen.
     `shared`: for sharding. Rank 0 loads the weights into host memory, the other ranks only their shapes.
     """
     where = resolve_device(device)
+    compute_dtype = resolve_compute_dtype(dtype, where)
+    frozen = lora is not None or not trained
+    narrow = "no" if shared else narrow_weights(weights, compute_dtype, frozen=frozen)
     blank = shared and not ranks.is_rank0()
-    model, tokenizer = _load_pretrained(name, blank, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    model, tokenizer, packed = _load_pretrained(
+        name, blank, narrow, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    )
     _freeze_encoders(model)
+    if not trained:
+        model.requires_grad_(False)
     if chat == "minted":
         add_chat_tokens(model, tokenizer)
+    notices = []
+    if packed:
+        if not frozen or shared or weights in ("float32", "bfloat16"):
+            raise UserError(f"model: '{name}' is stored in 4 bits: set `model.lora` and `model.weights: 4bit`")
+        prepare(model, compute_dtype)
+    elif weights == "4bit":
+        notices.append(quantise(model, where, compute_dtype, excluded=not_adaptable(model)))
+    notices.append(hold(model, narrow))
+    for text in notices:
+        if text:
+            notice(text)
+    if narrow == "rounded" and compute_dtype != torch.bfloat16:
+        model.float()  # rounded as in training, for products in float32
     if lora is not None:
-        model = _add_lora(model, lora)
+        model = add_lora(model, lora)
     model.eval()
     here = torch.device("cpu") if shared else where
     policy = make_policy(model if blank else model.to(here), tokenizer, device=here)
+    policy.narrow = is_narrow(model)
     if activation_checkpointing:
         checkpoint_activations(policy)
     if not blank:
         check_head(policy)
         policy.shares_prompts = can_share_prompts(policy)
-    policy.device, policy.compute_dtype = where, resolve_compute_dtype(dtype, where)
+    policy.device, policy.compute_dtype = where, compute_dtype
     return policy
+
+
+def narrow_weights(weights: Weights, compute_dtype: torch.dtype, *, frozen: bool) -> Narrow:
+    """Which weights are held in bfloat16. `frozen`: only an adapter is trained, or nothing."""
+    if weights == "bfloat16":
+        return "rounded"
+    held = frozen and weights != "float32" and compute_dtype == torch.bfloat16
+    return "exact" if held else "no"
 
 
 def checkpoint_activations(policy: Policy) -> None:
@@ -214,62 +242,43 @@ def local_config(name: str) -> Any:
         return None
 
 
-def _load_pretrained(name: str, blank: bool, *, allow_pickle: bool, trust_remote_code: bool) -> tuple[Any, Any]:
-    """`blank`: on the meta device, without reading weights."""
+def _load_pretrained(
+    name: str, blank: bool, narrow: Narrow, device: torch.device, *, allow_pickle: bool, trust_remote_code: bool
+) -> tuple[Any, Any, bool]:
+    """The model, its tokenizer, and whether its files are 4-bit. `blank`: on the meta device, without weights."""
     from transformers import AutoConfig, AutoTokenizer
 
-    source = model_source(name)
+    source, where = model_source(name), f"model: '{name}'"
     options = {"trust_remote_code": trust_remote_code}
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source, **options)
-            check_language_model(config, f"model: '{name}'")
+            check_language_model(config, where)
+            packed = is_packed(config, where)
+            if packed:
+                check_library(device)
             if name not in BUNDLED_MODELS and not trust_remote_code:
-                try_tokenizer(source, f"model: '{name}'")
+                try_tokenizer(source, where)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             tokenizer("a")  # invalid settings fail on first use
-            model = auto_class(config).from_pretrained(
+            model, missing = read_model(
+                auto_class(config),
+                language_model_class(config),
                 source,
-                config=config,
-                dtype=torch.float32,
-                use_safetensors=None if allow_pickle else True,
-                device_map="meta" if blank else None,
+                config,
+                where,
+                narrow=narrow,
+                blank=blank,
+                device=device,
+                allow_pickle=allow_pickle,
                 **options,
             )
+            check_complete(set() if blank else missing, where)
     except UserError:
         raise
     except Exception as error:  # external files can be broken in any way
         raise UserError(f"model: cannot load '{name}': {first_line(error)}") from error
-    return model, tokenizer
-
-
-def encoder_names(model: Any) -> list[str]:
-    """Of a composite model: the modules that belong to images and sounds, which texts do not train."""
-    if model.config.get_text_config() is model.config:
-        return []
-    text = {id(module) for module in model.get_decoder().modules()} | {id(model.get_output_embeddings())}
-    holds_text = {name for name, module in model.named_modules() if any(id(m) in text for m in module.modules())}
-    outside = [name for name, module in model.named_modules() if name not in holds_text]
-    return [name for name in outside if name.rpartition(".")[0] in holds_text]
-
-
-def _not_adaptable(model: Any) -> list[str]:
-    """Linear layers that adapters cannot be added to: routers of experts, which return more than a product, and what
-    the kernels of Mamba read directly."""
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    fused = model.config.model_type in FUSED_OUTPUT
-    return [name for name, module in linear if (fused and name.endswith(".out_proj")) or not _is_product(module)]
-
-
-@torch.no_grad()
-def _is_product(linear: torch.nn.Linear) -> bool:
-    if type(linear).forward is torch.nn.Linear.forward:
-        return True
-    row = torch.zeros(1, linear.in_features, dtype=linear.weight.dtype, device=linear.weight.device)
-    try:
-        return isinstance(linear(row), torch.Tensor)
-    except Exception:  # any model is possible
-        return False
+    return model, tokenizer, packed
 
 
 def _freeze_encoders(model: Any) -> None:
@@ -289,28 +298,3 @@ def local_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any | None
             return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception:  # not downloaded yet, or broken, which loading the model explains
         return None
-
-
-def _add_lora(model: Any, lora: Lora) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    options: dict[str, Any] = {"lora_alpha": lora.alpha}  # annotated as int in peft, but any number works
-    excluded = encoder_names(model)
-    if lora.targets == "all-linear":  # of targets that were named, peft explains what is wrong with them
-        excluded += _not_adaptable(model)
-    if excluded:
-        options["exclude_modules"] = rf"({'|'.join(map(re.escape, excluded))})(\..*)?"
-    config = LoraConfig(
-        r=lora.rank,
-        target_modules=targets,
-        lora_dropout=0.0,
-        task_type="CAUSAL_LM",
-        **options,
-    )
-    try:
-        with warnings.catch_warnings():  # about patterns for experts that peft adds to the config itself
-            warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
-            return get_peft_model(model, config)
-    except ValueError as error:
-        raise UserError(f"model.lora: {first_line(error)}") from error

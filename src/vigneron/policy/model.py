@@ -19,7 +19,7 @@ from vigneron.errors import UserError, first_line
 from vigneron.policy import attention
 from vigneron.policy.attention import local_attention, local_mask, recorded_callers, shrunken_windows, text_config
 from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk, capture, warm_up
-from vigneron.policy.frozen import round_matrices
+from vigneron.policy.frozen import is_narrow, round_matrices, upcast
 from vigneron.policy.fused_head import Head, matmul_fp32
 from vigneron.policy.longrope import LongRope
 
@@ -47,6 +47,8 @@ class Policy:
     """How a sequence's length chooses its rotary frequencies; None for models with one set of them."""
     shares_prompts: bool = True
     """Whether several completions may share one copy of their prompt in a row; see `can_share_prompts`."""
+    narrow: bool = False
+    """Whether some weights are held in bfloat16 or 4 bits: float32 passes upcast them, one layer at a time."""
     sharding: Any = field(default=None, repr=False, compare=False)
     """A `policy.sharding.Sharding`; None if this rank has all weights."""
     version: int = 0
@@ -118,15 +120,16 @@ class Policy:
             local_allowed = local_mask(local_attention(self.text_config), positions_RS, allowed_R1SS)
             inputs |= {"local_allowed": local_allowed} if local_allowed is not None else {}
         elif allowed_R1SS is not None and self.text_config._attn_implementation == "eager":  # added to the scores there
-            lowest = torch.finfo(self.causal.dtype).min
-            inputs["attention_mask"] = torch.where(allowed_R1SS, 0.0, lowest).to(self.causal.dtype)
+            dtype = torch.float32 if self.narrow else self.causal.dtype
+            inputs["attention_mask"] = torch.where(allowed_R1SS, 0.0, torch.finfo(dtype).min).to(dtype)
         with self._precision(), attention_function(self.causal.config, attention.NAME if self.own_attention else None):
             out = functional_call(trunk_of(self.causal), weights or {}, kwargs={**inputs, "use_cache": False})
         return out.last_hidden_state
 
     def logits(self, hidden_NH: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:
         """Next-token logits in float32 (float64 for a model in float64)."""
-        return model_logits(self.causal, hidden_NH, self.compute_dtype)
+        with upcast(self.model) if self._upcasts else nullcontext():
+            return model_logits(self.causal, hidden_NH, self.compute_dtype)
 
     def head(self) -> Head | None:
         """The head as one matrix; None if it is not a plain linear layer."""
@@ -146,6 +149,7 @@ class Policy:
             graphed=self.graphed,
             own_attention=self.own_attention,
             long_rope=self.long_rope,
+            narrow=is_narrow(model),
             sharding=self.sharding,
         )
 
@@ -164,6 +168,7 @@ class Policy:
             self.activation_checkpointing,
             own_attention=self.own_attention,
             long_rope=self.long_rope,
+            narrow=self.narrow,
             sharding=self.sharding,
         )
 
@@ -175,7 +180,11 @@ class Policy:
         return [(name, p) for name, p in trunk_of(self.causal).named_parameters() if p.requires_grad]
 
     def _precision(self) -> AbstractContextManager[Any]:
-        return precision(self.device, self.compute_dtype)
+        return upcast(self.model) if self._upcasts else precision(self.device, self.compute_dtype)
+
+    @property
+    def _upcasts(self) -> bool:
+        return self.narrow and self.compute_dtype == torch.float32
 
 
 def trunk_of(causal: Any) -> Any:
@@ -253,7 +262,7 @@ def linear_logits(
     head: nn.Linear, compute_dtype: torch.dtype, hidden_NH: Float[Tensor, "*N H"]
 ) -> Float[Tensor, "*N V"]:
     """The result of a linear head, accumulated in float32."""
-    dtype = compute_dtype if compute_dtype == torch.bfloat16 else head.weight.dtype
+    dtype = compute_dtype if compute_dtype == torch.bfloat16 else torch.promote_types(head.weight.dtype, compute_dtype)
     flat_NV = matmul_fp32(hidden_NH.flatten(0, -2).to(dtype), head.weight.to(dtype).t())
     return (flat_NV if head.bias is None else flat_NV + head.bias).unflatten(0, hidden_NH.shape[:-1])
 

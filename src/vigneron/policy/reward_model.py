@@ -14,16 +14,20 @@ from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.policy.architecture import reward_model_class
 from vigneron.policy.bundled import BUNDLED_MODELS, quiet_transformers
+from vigneron.policy.frozen import is_narrow
 from vigneron.policy.load import (
+    Weights,
     checkpoint_activations,
     make_policy,
     model_source,
+    narrow_weights,
     resolve_compute_dtype,
     resolve_device,
 )
 from vigneron.policy.model import Policy
 from vigneron.policy.packing import can_share_prompts, lay_out
 from vigneron.policy.rank_batches import map_microbatches
+from vigneron.policy.stored import Narrow, hold, is_packed, read_model
 from vigneron.policy.tokenizer_trial import try_tokenizer
 
 RewardModelKind = Literal["reward", "first_is_better", "process"]
@@ -44,14 +48,21 @@ def load_reward_model(
     trust_remote_code: bool = False,
     key: str = "model",
     shared: bool = False,
+    weights: Weights = "auto",
 ) -> Policy:
-    """Load a reward model. `start`: also from a language model, with a new head initialized from the seed.
+    """Load a reward model. `start`: to train it, also from a language model, with a new head initialized from the seed.
 
-    `key` is its config key; `shared` as in `load_policy`.
+    `key` is its config key; `shared` and `weights` as in `load_policy`.
     """
     where = resolve_device(device)
+    compute_dtype = resolve_compute_dtype(dtype, where)
+    # A frozen one is held in bfloat16 also for scores in float32, which upcast it.
+    held_for = compute_dtype if start else resolve_compute_dtype("auto", where)
+    narrow = "no" if shared else narrow_weights(weights, held_for, frozen=not start)
     blank = shared and not ranks.is_rank0()
-    model, tokenizer, new = _load_pretrained(name, key, allow_pickle, trust_remote_code, blank)
+    model, tokenizer, new = _load_pretrained(name, key, allow_pickle, trust_remote_code, blank, narrow)
+    if not start:
+        model.requires_grad_(False)
     head = getattr(model, HEAD, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise UserError(f"{key}: '{name}' is not a reward model: it has no linear `{HEAD}` head with one label")
@@ -63,47 +74,55 @@ def load_reward_model(
         )
     if new:
         _init_head(head, getattr(model.config, "initializer_range", 0.02), seed)
+    hold(model, narrow)
+    if narrow == "rounded" and compute_dtype != torch.bfloat16:
+        model.float()
     model.eval()
     here = torch.device("cpu") if shared else where
     policy = make_policy(model if blank else model.to(here), tokenizer, device=here)
     if policy.pad_id in policy.eos_ids:
         # transformers reads the last token that is not padding and would skip EOS; without a pad id it raises instead.
         model.config.pad_token_id = model.config.get_text_config().pad_token_id = None
+    policy.narrow = is_narrow(model)
     policy.shares_prompts = blank or can_share_prompts(policy)
-    policy.device, policy.compute_dtype = where, resolve_compute_dtype(dtype, where)
+    policy.device, policy.compute_dtype = where, compute_dtype
     if activation_checkpointing:
         checkpoint_activations(policy)
     return policy
 
 
 def _load_pretrained(
-    name: str, key: str, allow_pickle: bool, trust_remote_code: bool, blank: bool
+    name: str, key: str, allow_pickle: bool, trust_remote_code: bool, blank: bool, narrow: Narrow
 ) -> tuple[Any, Any, set[str]]:
     """The model, its tokenizer, and the names of weights missing from the folder."""
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-    source = model_source(name, key)
+    source, where = model_source(name, key), f"{key}: '{name}'"
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-            check_reward_model(config, f"{key}: '{name}'", trust_remote_code)
+            config = AutoConfig.from_pretrained(source, num_labels=1, trust_remote_code=trust_remote_code)
+            check_reward_model(config, where, trust_remote_code)
+            if is_packed(config, where):
+                raise UserError(f"{where} is stored in 4 bits, which a reward model cannot be: use the original")
             if name not in BUNDLED_MODELS and not trust_remote_code:
-                try_tokenizer(source, f"{key}: '{name}'")
+                try_tokenizer(source, where)
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-            model, info = AutoModelForSequenceClassification.from_pretrained(
+            model, missing = read_model(
+                AutoModelForSequenceClassification,
+                reward_model_class(config),
                 source,
-                num_labels=1,
-                dtype=torch.float32,
-                use_safetensors=None if allow_pickle else True,
+                config,
+                where,
+                narrow=narrow,
+                blank=blank,
+                allow_pickle=allow_pickle,
                 trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-                device_map="meta" if blank else None,
             )
     except UserError:
         raise
     except Exception as error:  # external files can be broken in any way
         raise UserError(f"{key}: cannot load '{name}': {first_line(error)}") from error
-    return model, tokenizer, set(info["missing_keys"])
+    return model, tokenizer, missing
 
 
 def check_reward_model(config: Any, where: str, trust_remote_code: bool) -> None:

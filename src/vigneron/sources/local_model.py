@@ -44,7 +44,7 @@ class LocalModel:
     def policy(self) -> Policy:
         if self._policy is None:
             with _error_prefix(self._where):
-                self._policy = load_policy(self._name, device=self._device)
+                self._policy = load_policy(self._name, device=self._device, trained=False)
         return self._policy
 
     def replies(self, conversations: Sequence[list[Message]], *, first: bool) -> list[ChatReply | Failure]:

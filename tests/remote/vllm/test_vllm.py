@@ -196,7 +196,7 @@ def test_it_takes_the_weights_as_they_become(
 
 
 def with_adapter(folder: Path) -> Policy:
-    from vigneron.policy.load import Lora
+    from vigneron.policy.lora import Lora
 
     return load_policy(str(folder), device="cpu", lora=Lora(rank=2, alpha=4))
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from support.tiny_models import byte_tokenizer, tiny_model, tiny_policy
 from support.zoo import zoo_model
 from vigneron.core.draws import Sampling
-from vigneron.policy.load import Lora, _add_lora, make_policy
+from vigneron.policy.load import make_policy
+from vigneron.policy.lora import Lora, add_lora
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine.engine import Engine
@@ -114,7 +115,7 @@ def kind_of_policy(request: pytest.FixtureRequest):
     def make(lora: Lora | None = None, dtype: torch.dtype = torch.float32) -> Policy:
         model = tiny_model(request.param)
         if lora is not None:
-            model = _add_lora(model, lora)
+            model = add_lora(model, lora)
             torch.manual_seed(1)
             for name, weight in model.named_parameters():
                 if "lora_B" in name or "lora_embedding_B" in name:

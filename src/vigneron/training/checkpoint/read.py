@@ -131,12 +131,14 @@ def _load_adapter(policy: Policy, weights: dict[str, Tensor]) -> None:
 
 
 def weights_identity(name: str, policy: Policy) -> dict[str, str]:
-    """Name and hash of a run's base weights."""
+    """Name and hash of a run's base weights: of their numbers in float32, or of the packed ones of 4-bit layers."""
     digest = hashlib.sha256()
     for key, tensor in sorted(policy.causal.state_dict().items()):
-        if "lora_" not in key:
+        if "lora_" not in key and ".quant_state." not in key:  # a 4-bit layer's shape and compute dtype
             digest.update(key.replace(".base_layer", "").encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            tensor = tensor.detach().cpu()
+            tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
     return {"name": name, "sha256": digest.hexdigest()}
 
 

@@ -254,7 +254,7 @@ def _load(
     remote.check_used()
     seed_everything(config.seed)
     with phase("load the model"):
-        return reward, audit, policy_from_config(config, shared=config.scale.shard > 1)
+        return reward, audit, policy_from_config(config, shared=config.scale.shard > 1, notice=view.notice)
 
 
 def _base_identity(config: Config, policy: Policy) -> dict[str, str]:

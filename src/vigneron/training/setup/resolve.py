@@ -23,6 +23,11 @@ def resolved(config: Config) -> Config:
     """The config with `auto` replaced by values for this machine, and with absolute paths."""
     device = resolve_device(config.model.device)
     dtype = "bfloat16" if resolve_compute_dtype(config.model.dtype, device) == torch.bfloat16 else "float32"
+    if config.model.weights == "bfloat16" and dtype == "float32":
+        raise UserError(
+            f"model.weights: bfloat16 needs products in bfloat16, which '{device}' does not support: leave it out "
+            "(`model.dtype=bfloat16` emulates them, slowly)"
+        )
     wanted = config.steps >= COMPILE_FROM_STEPS if config.model.compile == "auto" else config.model.compile
     model = {
         "name": newest_weights(config.model.name, "model"),

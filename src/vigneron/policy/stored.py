@@ -1,0 +1,147 @@
+"""Read a model's stored weights into the dtypes they are held in. What cannot be read is refused in one line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+
+from vigneron.errors import UserError
+from vigneron.policy.frozen import built_in_bfloat16, hold_in_bfloat16
+
+Narrow = Literal["no", "exact", "rounded"]
+"""Which matrices and embeddings are held in bfloat16: none, those whose numbers are bfloat16 numbers, all."""
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATS = ("BF16", "F16", "F32", "F64")
+
+
+def read_model(
+    auto: Any,
+    kind: Any,
+    source: str,
+    config: Any,
+    where: str,
+    *,
+    narrow: Narrow = "no",
+    blank: bool = False,
+    device: torch.device | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> tuple[Any, set[str]]:
+    """The model, and the names of weights that the files do not have.
+
+    `auto` is transformers' auto class, `kind` the class that it would choose; `blank`: on the meta device, without
+    reading weights; `device`: where 4-bit weights are put.
+    """
+    packed = is_packed(config, where)
+    quantised = getattr(config, "quantization_config", None) is not None
+    dtypes = set() if blank else _stored_dtypes(source, where, quantised)
+    direct = narrow == "rounded" or (narrow == "exact" and dtypes == {"BF16"})
+    direct = direct and isinstance(kind, type) and isinstance(config, getattr(kind, "config_class", None) or ())
+    options: dict[str, Any] = {"device_map": "meta"} if blank else {"device_map": {"": str(device)}} if packed else {}
+    if not direct:
+        options["trust_remote_code"] = trust_remote_code
+    model, info = (built_in_bfloat16(kind) if direct else auto).from_pretrained(
+        source,
+        config=config,
+        dtype=torch.float32,
+        use_safetensors=None if allow_pickle else True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below
+        **options,
+    )
+    if direct:
+        model.__class__ = kind
+    for name, stored, expected in sorted(info["mismatched_keys"])[:1]:
+        raise UserError(f"{where}: {name} has the shape {list(stored)}, but its config.json says {list(expected)}")
+    if packed:
+        _forget_quantiser(model)
+    return model, set(info["missing_keys"])
+
+
+def check_complete(missing: set[str], where: str) -> None:
+    """transformers would give them random numbers."""
+    if missing:
+        some = ", ".join(sorted(missing)[:3])
+        raise UserError(
+            f"{where} has no weights for {some}{' …' if len(missing) > 3 else ''}: its files do not fit its config.json"
+        )
+
+
+def is_packed(config: Any, where: str) -> bool:
+    """Whether a checkpoint is stored in 4 bits by bitsandbytes. Raises for other kinds of quantisation."""
+    given = getattr(config, "quantization_config", None)
+    if given is None:
+        return False
+    given = given if isinstance(given, dict) else given.to_dict()
+    method = str(given.get("quant_method", "an unknown method"))
+    if method == "bitsandbytes" and given.get("load_in_4bit"):
+        return True
+    if method == "mxfp4":  # gpt-oss: transformers unpacks it
+        return False
+    method = "8-bit bitsandbytes" if method == "bitsandbytes" else method.upper()
+    raise UserError(
+        f"{where} is quantised by {method}, which is not supported: use the original in bfloat16 (with `model.lora`, "
+        "`model.weights: 4bit` quantises it), or a checkpoint in 4 bits of bitsandbytes"
+    )
+
+
+def _stored_dtypes(source: str, where: str, quantised: bool) -> set[str]:
+    """The dtypes of the stored matrices, as safetensors names them; empty without safetensors files."""
+    dtypes = set()
+    for file in _files(source, where):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                tensor = opened.get_slice(name)
+                dtype, size = tensor.get_dtype(), len(tensor.get_shape())
+                small = (dtype in ("I8", "U8") and size > 1) or (dtype.startswith("F") and dtype not in FLOATS)
+                if small and not quantised:
+                    raise UserError(
+                        f"{where} stores {name} as {dtype}, and its config.json does not say how it was quantised: use "
+                        "the original in bfloat16, float16 or float32"
+                    )
+                if size > 1:
+                    dtypes.add(dtype)
+    return dtypes
+
+
+def _files(source: str, where: str) -> Iterator[Path]:
+    """The safetensors files of a folder or hub id; of the hub they are downloaded."""
+    from transformers.utils import cached_file
+
+    index = cached_file(source, INDEX, _raise_exceptions_for_missing_entries=False)
+    single = cached_file(source, SINGLE, _raise_exceptions_for_missing_entries=False)
+    if single is not None:
+        yield Path(single)
+    elif index is not None:
+        names = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
+        for name in names:
+            file = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+            if file is None:
+                raise UserError(f"{where}: {name} is missing, one of {len(names)} files of weights: download it again")
+            yield Path(file)
+
+
+def hold(model: Any, narrow: Narrow) -> str | None:
+    """Hold weights in bfloat16; a notice if some that could be are not."""
+    if narrow == "no":
+        return None
+    left = hold_in_bfloat16(model, rounding=narrow == "rounded")
+    if left < 2**20:
+        return None
+    return (
+        f"the frozen weights are held in float32, {left / 2**30:.1f} GB more than in bfloat16, which would round them: "
+        "`model.weights: bfloat16` does"
+    )
+
+
+def _forget_quantiser(model: Any) -> None:
+    """A model with 4-bit layers is otherwise one as any: transformers would refuse to move it, or write it packed."""
+    for name in ("hf_quantizer", "quantization_method"):
+        setattr(model, name, None)
+    model.is_quantized = model.is_loaded_in_4bit = False
+    for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config

@@ -1,0 +1,87 @@
+"""Checkpoints that cannot be loaded: one line each."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support.tiny_models import byte_tokenizer, tiny_model
+from vigneron.errors import UserError
+from vigneron.policy.load import load_policy
+
+WEIGHTS = "model.safetensors"
+
+
+def config_with(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return change
+
+
+def matrices_as(dtype: torch.dtype) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        save_file(
+            {n: w.to(dtype) if w.dim() > 1 else w for n, w in weights.items()}, folder / WEIGHTS, {"format": "pt"}
+        )
+
+    return change
+
+
+def without_a_tensor(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+
+def without_a_shard(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    tiny_model("llama").save_pretrained(folder, max_shard_size="10KB")
+    (folder / "model-00002-of-00004.safetensors").unlink()
+
+
+def quantised(**given: Any) -> Callable[[Path], None]:
+    return config_with(quantization_config=given)
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (config_with(intermediate_size=32), r"weight has the shape \[16, 24\], but its config.json says \[16, 32\]"),
+        (config_with(num_hidden_layers=3, layer_types=None), "has no weights for model.layers.2.input_layernorm.weig"),
+        (without_a_tensor, "has no weights for model.layers.0.mlp.up_proj.weight: its files do not fit its con"),
+        (without_a_shard, "model-00002-of-00004.safetensors is missing, one of 4 files of weights: download it again"),
+        (matrices_as(torch.float8_e4m3fn), "stores lm_head.weight as F8_E4M3, and its config.json does not say how"),
+        (matrices_as(torch.int8), "stores lm_head.weight as I8, and its config.json does not say how"),
+        (quantised(quant_method="gptq", bits=4), "is quantised by GPTQ, which is not supported: use the original"),
+        (quantised(quant_method="awq", bits=4), "is quantised by AWQ, which is not supported: use the original"),
+        (quantised(quant_method="fp8"), "is quantised by FP8, which is not supported: use the original"),
+        (quantised(quant_method="bitsandbytes", load_in_8bit=True), "is quantised by 8-bit bitsandbytes, which is not"),
+    ],
+    ids=["shape", "layers", "tensor", "shard", "fp8", "int8", "gptq", "awq", "quantised-fp8", "bitsandbytes-8bit"],
+)  # fmt: skip
+def test_a_checkpoint_that_cannot_be_loaded_gets_one_line(
+    damage: Callable[[Path], None], line: str, tmp_path: Path
+) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(UserError, match=line) as caught:
+        load_policy(str(tmp_path), device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_floats_are_loaded_as_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = tiny_model("llama").to(dtype)
+    model.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu")
+    for name, weight in policy.model.named_parameters():
+        assert torch.equal(weight, model.get_parameter(name).float()), name
