@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from vigneron.core.moments import BLOCK, SMALLEST, dequantize, dynamic_map, quantize, state_bytes
+from vigneron.core.moments import (
+    BLOCK,
+    SMALLEST,
+    dequantize,
+    device_state_bytes,
+    dynamic_map,
+    quantize,
+    state_bytes,
+)
 
 
 def test_bytes_of_the_state() -> None:
@@ -11,6 +19,10 @@ def test_bytes_of_the_state() -> None:
     assert state_bytes("adamw_8bit", SMALLEST - 1) == 8 * (SMALLEST - 1)
     assert state_bytes("adamw_8bit", 256 * 1000) == 2 * 256_000 + 2 * 4 * 1000
     assert state_bytes("adamw_8bit", 256 * 1000 + 1) == 2 * 256_001 + 2 * 4 * 1001
+    sizes = [2**30, 100]
+    assert device_state_bytes("adamw", sizes, offload=False) == 8 * (2**30 + 100)
+    assert device_state_bytes("adamw", sizes, offload=True) == 3 * 8 * 2**24
+    assert device_state_bytes("adamw", [100], offload=True) == 800
 
 
 def test_the_map() -> None:

@@ -93,6 +93,20 @@ def test_a_run_in_4_bits_saves_its_adapter_and_exports_what_it_trained(tmp_path:
             assert torch.allclose(model.get_submodule(name).weight, expected, rtol=0, atol=1e-6), name
 
 
+@pytest.mark.slow
+def test_a_run_in_bfloat16_exports_its_checkpoint(tmp_path: Path, folder: Path) -> None:
+    config = check_config(recipe_of(folder, tmp_path, SFT, WHOLE, save_every=2) | {"steps": 2}, "tiny")
+    trained = api.train(config, name="run", runs=tmp_path)
+    saved = load_file(trained.folder / "checkpoints" / "step-2" / "model.safetensors")
+    assert {(w.dtype, w.dim()) for w in saved.values()} == {(torch.bfloat16, 2), (torch.float32, 1)}
+    exported = load_file(export(trained.folder, tmp_path / "exported").path / "model.safetensors")
+    assert exported.keys() == saved.keys()
+    for name, weight in saved.items():
+        assert torch.equal(exported[name], weight.float()), name
+    again = api.load_run(trained.folder)
+    assert all(torch.equal(w.float(), saved[name].float()) for name, w in again.policy.model.named_parameters())
+
+
 @pytest.mark.parametrize(
     ("model", "more", "line"),
     [

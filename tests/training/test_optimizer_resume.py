@@ -32,7 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def recipe_in(place: Path, folder: Path, options: dict[str, Any]) -> Path:
-    model = {"name": str(folder), "weights": options.get("weights", "auto")}
+    weights = options.get("weights", "auto")
+    model = {"name": str(folder), "weights": weights, "dtype": "bfloat16" if weights == "bfloat16" else "auto"}
     optimizer = {key: value for key, value in options.items() if key != "weights"}
     optimizer |= {"actor_lr": 1e-3, "schedule": "cosine", "warmup_steps": 2}
     path = place / "tiny.yaml"

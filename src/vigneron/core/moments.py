@@ -5,6 +5,7 @@ As in bitsandbytes and torchao, tensors below 4,096 values keep float32. One dev
 never rounded to 0, because the next step would be m/ε instead of m/√v (Li et al. 2023, arXiv 2309.01507, "zero point").
 """
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Literal
 
@@ -12,10 +13,14 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor
 
+from vigneron.core.rounding import CHUNK
+
 BLOCK = 256
 SMALLEST = 4096
 """Tensors with fewer values keep their moments in float32: norms, biases."""
 DECADES = 7
+IN_FLIGHT = 3
+"""Offloaded parts of `CHUNK` values that are on the GPU at the same time: one arrives, one is updated, one leaves."""
 
 Kind = Literal["adamw", "adamw_8bit"]
 
@@ -28,6 +33,12 @@ def is_8bit(kind: Kind, numel: int) -> bool:
 def state_bytes(kind: Kind, numel: int) -> int:
     """Bytes of both moments of a parameter: 8 per value, or 2 and the scales of the blocks (2.03)."""
     return 2 * numel + 8 * -(-numel // BLOCK) if is_8bit(kind, numel) else 8 * numel
+
+
+def device_state_bytes(kind: Kind, numels: Iterable[int], *, offload: bool) -> int:
+    """Bytes of the moments of all trained parameters on the GPU: always, or at most during an update if `offload`."""
+    total = sum(state_bytes(kind, numel) for numel in numels)
+    return min(total, IN_FLIGHT * state_bytes(kind, CHUNK)) if offload else total
 
 
 @cache

@@ -14,15 +14,13 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from vigneron.core.adamw import AdamWStep, adamw_step, adamw_update
-from vigneron.core.moments import BLOCK, Kind, dequantize, is_8bit, quantize
+from vigneron.core.moments import BLOCK, IN_FLIGHT, Kind, dequantize, is_8bit, quantize
 from vigneron.core.rounding import CHUNK, round_stochastically, rounding_bits, rounding_key
 from vigneron.policy.compiling import can_compile
 
 State = dict[str, Tensor]
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}
 """Whether they have a sign. In 8 bits there is also a NAME_scale."""
-IN_FLIGHT = 3
-"""Parts whose moments are on the GPU at the same time: one arrives, one is updated, one leaves."""
 
 
 class Part(NamedTuple):

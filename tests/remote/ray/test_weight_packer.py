@@ -1,9 +1,13 @@
 """Weights on their way: packed and unpacked they are the same, and a checksum notices one bit."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from support.tiny_models import tiny_policy
+from vigneron.policy.load import load_policy
+from vigneron.policy.lora import Lora
 from vigneron.policy.model import Policy
 from vigneron.remote.ray import weight_packer as weights
 from vigneron.remote.ray.weight_packer import WeightPacker, fingerprint
@@ -54,3 +58,18 @@ def test_one_bit_anywhere_changes_the_print() -> None:
             assert fingerprint(changed) != before
     swapped = torch.cat([flat[8:16], flat[:8], flat[16:]])
     assert fingerprint(swapped) != before
+
+
+def test_under_4_bits_only_the_adapter_travels_and_the_base_is_compared(tiny_folder: Path) -> None:
+    def policy(seed: int) -> Policy:
+        torch.manual_seed(seed)
+        return load_policy(str(tiny_folder), device="cpu", weights="4bit", lora=Lora(2))
+
+    one, other = policy(1), policy(2)
+    assert len(set(travel(one, other))) == 1
+    assert all("lora_" in entry.name for entry in WeightPacker(one).entries)
+    base = WeightPacker(one, frozen=True)
+    assert base.checksum_now() == WeightPacker(other, frozen=True).checksum_now()
+    packed = next(entry.tensor for entry in base.entries if entry.dtype == torch.uint8)
+    packed[0] ^= 1
+    assert base.checksum_now() != WeightPacker(other, frozen=True).checksum_now()
