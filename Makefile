@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python
 
-.PHONY: setup demo test test-slow test-cluster soak lint types format docs bench-setup bench bench-gpu clean
+.PHONY: setup demo test test-slow test-cluster soak lint types format docs bench-setup bench bench-gpu bench-real clean
 
 setup: $(VENV)/.ready
 
@@ -84,6 +84,15 @@ bench-gpu: bench-setup
 	$(BENCH) -m benchmarks pgsrm-50x2
 	$(BENCH) -m benchmarks.scaling
 	$(BENCH) -m benchmarks.report
+
+# Real model sizes, on an H200. Results are kept as they come: after an interruption the same command continues. vLLM is a peer where it
+# is installed, which is not done here, because it pins torch.
+REAL := gpu-1.5b-32x8x256 gpu-8b-lora-16x8x256 gpu-1.5b-16x8x2048 gpu-0.5b-64x8x256
+MEMORY := mem-8b-lora-16x8x256 mem-1.5b-full-8bit-32x8x256 mem-8b-qlora-8x8x256 mem-8b-full-16x8x256
+bench-real: bench-setup
+	$(BENCH) -m benchmarks $(REAL) $(MEMORY) $(MEMORY:=-aim) --resume runs/benchmarks/results.jsonl
+	$(BENCH) -m benchmarks.start_time --resume runs/benchmarks/results.jsonl
+	$(BENCH) -m benchmarks.report --page docs/results/performance.md --resume runs/benchmarks/results.jsonl
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info

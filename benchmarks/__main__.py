@@ -1,119 +1,193 @@
 """Run comparisons: a parity check, then each contestant in its own process; prints a table and `ratio NAME VALUE`.
 
 python -m benchmarks NAME [NAME …] [--steps N] [--only ours,trl-tuned] [--out DIR]
+python -m benchmarks NAME … --resume FILE --budget 540 --limit 240
+
+The second is for machines that are lent in pieces: results are appended to the file as they come, and what it has is
+not run again.
 """
 
 import argparse
 import json
 import sys
 import tempfile
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
 from benchmarks.arguments import make_folder, with_pace
 from benchmarks.comparison import Comparison
+from benchmarks.floor import Ceilings, Shape, floor_seconds
 from benchmarks.measure import Measurement
-from benchmarks.parity import Parity
-from benchmarks.processes import start
+from benchmarks.models import model_folder, shape_folder
+from benchmarks.parity import Parity, check_parity
+from benchmarks.processes import LONGEST_S, Budget, start
+from benchmarks.prompts import prompt_token_ids
+from benchmarks.records import Records
 from benchmarks.work import WORKS, Contestant, Work
 
-MODULES = {"ours": "ours", "trl": "peer_trl", "released": "peer_pgsrm"}
+MODULES = {"ours": "ours", "trl": "peer_trl", "released": "peer_pgsrm", "vllm": "peer_vllm"}
 """By the first part of a contestant's name."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="+", choices=WORKS, metavar="NAME", help=f"of {', '.join(WORKS)}")
     parser.add_argument("--steps", type=int, help="number of steps to measure, without a time limit")
     parser.add_argument("--patience", type=float, help="time limit in seconds, once five steps are measured")
     parser.add_argument("--only", help="comma-separated contestants")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="folder for NAME.json")
+    parser.add_argument("--resume", type=Path, help="file of results: append to it, and leave out what it has")
+    parser.add_argument("--retry", action="store_true", help="with --resume: run again what has failed")
+    parser.add_argument("--limit", type=float, default=LONGEST_S, help="time limit of each contestant in seconds")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="time limit of all together in seconds")
     given = parser.parse_args()
     if given.steps is not None and given.steps < 1:
         parser.error("--steps: at least 1")
     works = [with_pace(WORKS[name], given.steps, given.patience) for name in given.names]
     only = given.only.split(",") if given.only else None
-    for work in works:
-        check_possible(work, only or list(work.contestants))
+    chosen = {work.name: possible(work, only) for work in works}
     make_folder(given.out)
-    parities: dict[tuple[str, ...], Parity] = {}
+    records, budget = Records(given.resume), Budget(given.limit, given.budget)
     failed = False
     for work in works:
-        same = (work.model, work.method, work.device)  # parity is checked once for each of these
-        parities[same] = parities.get(same) or passed_parity(work)
-        comparison = compare(work, only or list(work.contestants), parities[same])
+        prepare(work, records, budget)
+        if needs_parity(chosen[work.name]) and (why := find_parity(work, records, budget)) is not None:
+            print(f"{work.name}: {why}: no speed is reported", flush=True)
+            failed = True
+            continue
+        run_contestants(work, chosen[work.name], records, budget, retry=given.retry)
+        comparison = compared(work, records)
+        if comparison is None:
+            continue
         comparison.save(given.out / f"{work.name}.json")
         print("\n".join(comparison.lines()), flush=True)
         failed = failed or bool(comparison.failures)
-    return int(failed)
+    if budget.spent:
+        print("the time is over: run the same command again to continue", file=sys.stderr)
+    return int(failed or budget.spent)
 
 
-def passed_parity(work: Work) -> Parity:
-    """Run the parity check and exit if a difference exceeds its tolerance."""
-    from benchmarks.models import model_folder
-    from benchmarks.parity import check_parity
-
-    model_folder(work.model)  # created before two processes need it at the same time
-    with tempfile.TemporaryDirectory() as place:
-        parity = check_parity(work, Path(place))
-    if parity.failures:
-        print("\n".join(parity.lines()))
-        raise SystemExit(f"out of tolerance: {', '.join(parity.failures)}: no speed is reported")
-    return parity
-
-
-def check_possible(work: Work, contestants: list[str]) -> None:
-    """Check devices and packages before anything is measured."""
+def possible(work: Work, only: list[str] | None) -> list[str]:
+    """Check devices and packages before anything is measured. Without `--only`, a peer that is not installed is left
+    out."""
     import torch
 
-    peer = {"grpo": "trl", "actor_critic": "released"}[work.method]
-    known = [name for name in get_args(Contestant) if name == "ours" or name.startswith(peer)]
-    unknown = [name for name in contestants if name not in known]
+    peer = {"grpo": ("trl", "vllm"), "actor_critic": ("released",)}[work.method]
+    known = [name for name in get_args(Contestant) if name.startswith(("ours", *peer))]
+    unknown = [name for name in only or () if name not in known]
     if unknown:
         raise SystemExit(f"{work.name} has no contestant {', '.join(unknown)}; it has {', '.join(known)}")
     if work.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit(f"{work.name} needs a CUDA device, and torch sees none; cpu-4x4x16 and smoke-… run on a CPU")
-    if work.method == "grpo" and find_spec("trl") is None:
-        raise SystemExit("trl is not installed: run `make bench-setup`")
+    chosen = []
+    for contestant in only or work.contestants:
+        missing = [name for name in ("trl", "vllm") if name in contestant.split("-") and find_spec(name) is None]
+        if not missing:
+            chosen.append(contestant)
+        elif only is not None or missing == ["trl"]:
+            raise SystemExit(f"{missing[0]} is not installed: run `make bench-setup`; vLLM needs a CUDA device")
+        else:
+            print(f"{work.name}: {contestant} is left out: {missing[0]} is not installed", file=sys.stderr)
+    return chosen
 
 
-def compare(work: Work, contestants: list[str], parity: Parity) -> Comparison:
+def needs_parity(contestants: list[str]) -> bool:
+    return any(name.startswith(("trl", "released")) for name in contestants)
+
+
+def prepare(work: Work, records: Records, budget: Budget) -> None:
+    """The model's folder and the machine's rates, each made in a process that leaves the GPU again."""
+    with tempfile.TemporaryDirectory() as place:
+        if not shape_folder(work.model).is_dir():
+            made = start("models", Path(place), model=work.model)
+            if (why := made.failure(budget.next_s)) is not None:
+                raise SystemExit(f"the model {work.model} cannot be made: {why}")
+        if records.get("ceilings", work.device, work.dtype) is None:
+            out = Path(place) / "ceilings.json"
+            rates = start("floor", Path(place), device=work.device, dtype=work.dtype, out=out)
+            if (why := rates.failure(budget.next_s)) is not None:
+                raise SystemExit(f"the machine's rates cannot be measured: {why}")
+            records.add("ceilings", work.device, work.dtype, json.loads(out.read_text()))
+
+
+def find_parity(work: Work, records: Records, budget: Budget) -> str | None:
+    """Run the parity check unless it is recorded; the reason if it does not hold."""
+    key = ", ".join(work.parity_key)
+    kept = records.get("parity", key)
+    if kept is None:
+        print(f"{work.name}: parity …", file=sys.stderr, flush=True)
+        try:
+            with tempfile.TemporaryDirectory() as place:
+                kept = asdict(check_parity(work, Path(place), budget.next_s))
+        except SystemExit as error:
+            return str(error)
+        records.add("parity", key, "", kept)
+    parity = Parity(**kept)
+    if not parity.failures:
+        return None
+    print("\n".join(parity.lines()))
+    return f"out of tolerance: {', '.join(parity.failures)}"
+
+
+def run_contestants(
+    work: Work, contestants: list[str], records: Records, budget: Budget, *, retry: bool = False
+) -> None:
+    """Run contestants one after the other, each in its own process, so that peak memory is measured separately."""
+    for contestant in contestants:
+        done = records.get("measurement", work.name, contestant)
+        if done is not None or (not retry and records.get("failure", work.name, contestant) is not None):
+            continue
+        if budget.spent:
+            return
+        limit_s = budget.next_s
+        print(f"{work.name}: {contestant}, {limit_s:.0f} s at most …", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as place:
+            out = Path(place) / "measured.jsonl"
+            module = MODULES[contestant.partition("-")[0]]
+            paced = work.at_pace_of(contestant)
+            pace = {"steps": paced.steps, "patience": paced.patience_s}
+            why = start(module, Path(place), work=work.name, contestant=contestant, out=out, **pace).failure(limit_s)
+            for line in out.read_text().splitlines() if out.is_file() else ():
+                measured = json.loads(line)
+                records.add("measurement", work.name, measured["contestant"], measured)
+        # What the end of all time has cut is run again.
+        if why is not None and not budget.spent and records.get("measurement", work.name, contestant) is None:
+            records.add("failure", work.name, contestant, {"why": why})
+
+
+def compared(work: Work, records: Records) -> Comparison | None:
+    """Everything that is recorded of a work; None if nothing was measured or failed."""
     from transformers import AutoConfig, AutoTokenizer
 
-    from benchmarks.floor import Shape, floor_seconds, measure_ceilings
-    from benchmarks.measure import commit, machine
-    from benchmarks.models import model_folder
-    from benchmarks.prompts import prompt_rows
-
+    measured = dict(records.of("measurement", work.name))
+    failures = {name: value["why"] for name, value in records.of("failure", work.name)}
+    rates = records.get("ceilings", work.device, work.dtype)
+    if rates is None or not (measured or failures):
+        return None
     folder = model_folder(work.model)
-    with tempfile.TemporaryDirectory() as place:
-        config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-        rows = prompt_rows(work, tokenizer)
-        prompt_tokens = sum(len(tokenizer(row["prompt"])["input_ids"]) for row in rows) / len(rows)
-        ceilings = measure_ceilings(work.device, work.dtype)
-        floor = floor_seconds(work, Shape.of(config), ceilings, prompt_tokens)
-        measured, failures = run_contestants(work, contestants, Path(place))
+    config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    prompts = prompt_token_ids(work, tokenizer)
+    ceilings = Ceilings(rates["bytes_per_s"], rates["flops_per_s"])
+    floor = floor_seconds(work, Shape.of(config), ceilings, sum(len(ids) for ids in prompts) / len(prompts))
+    parity = records.get("parity", ", ".join(work.parity_key))
+    # In the order of the work, then the others.
+    names = dict.fromkeys([*(name for name in work.contestants if name in measured), *measured])
+    found = tuple(Measurement.of(measured[name]) for name in names)
     return Comparison(
-        work, machine(work.device), ceilings, floor, parity, config.vocab_size, tuple(measured), failures, commit()
+        work,
+        rates["machine"],
+        ceilings,
+        floor,
+        Parity(**parity) if parity is not None else None,
+        config.vocab_size,
+        found,
+        failures,
+        ", ".join(dict.fromkeys(m.commit for m in found)) or "unknown",
     )
-
-
-def run_contestants(work: Work, contestants: list[str], place: Path) -> tuple[list[Measurement], dict[str, str]]:
-    """Run contestants one after the other, each in its own process, so that peak memory is measured separately."""
-    measured: list[Measurement] = []
-    failures: dict[str, str] = {}
-    for contestant in contestants:
-        print(f"{work.name}: {contestant} …", file=sys.stderr, flush=True)
-        out = place / f"{contestant}.json"
-        module = MODULES[contestant.partition("-")[0]]
-        pace = {"steps": work.steps, "patience": work.patience_s}
-        why = start(module, place, work=work.name, contestant=contestant, out=out, **pace).failure()
-        if why is None:
-            measured.append(Measurement.of(json.loads(out.read_text())))
-        else:
-            failures[contestant] = why
-    return measured, failures
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.device_memory import watch_device
 from benchmarks.work import WORKS, Work
 
 
@@ -26,7 +27,8 @@ def contestant_arguments(about: str | None) -> Arguments:
     parser.add_argument("--patience", type=float)
     parser.add_argument("--frozen", type=Path)
     given = parser.parse_args()
-    work = with_pace(WORKS[given.work], given.steps, given.patience)
+    watch_device()
+    work = with_pace(WORKS[given.work].at_pace_of(given.contestant), given.steps, given.patience)
     return Arguments(work, given.contestant, given.out, given.frozen)
 
 

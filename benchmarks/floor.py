@@ -1,23 +1,33 @@
 """The hardware floor: the time of a step's arithmetic and memory traffic alone.
 
+python -m benchmarks.floor --device cuda --dtype bfloat16 --out FILE     measures the machine's rates
+
 Each phase takes the longer of the two, at the rates measured here by a large copy and a large matrix product:
 
     sampling    a prompt once for its group; then each token reads all weights and every row's keys and values
     reference   one forward pass over prompts (once a group) and completions; the head on completion tokens only
-    update      three times that (forward, and twice in the backward pass), and AdamW's reads and writes
+    update      three times that (forward, and twice in the backward pass), and AdamW's reads and writes; under LoRA
+                twice that, because frozen weights have no gradient
 """
 
+import argparse
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.work import Work
 
-ADAMW_BYTES = 28
-"""Per parameter: weight, gradient and two moments read, weight and two moments written, in float32."""
+
+def adamw_bytes(work: Work) -> int:
+    """Per trained parameter: weight, gradient and two moments read, weight and two moments written."""
+    weight = 2 if work.weights == "bfloat16" else 4
+    moment = 1 if work.optimizer == "adamw_8bit" else 4
+    return 3 * weight + 4 * moment
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,10 @@ class Shape:
     """Heads times their size."""
     cache_width: int
     """Numbers in the keys and values of one token in one layer."""
+    adapter_width: int = 0
+    """Inputs and outputs of a layer's matrices together: an adapter's parameters per rank."""
+    embedding_weights: int = 0
+    """Of an embedding that is not the head's."""
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
@@ -56,6 +70,8 @@ class Shape:
             hidden * config.vocab_size,
             heads * size,
             2 * key_heads * size,
+            (3 if gated else 2) * (hidden + inner) + 4 * hidden + 2 * heads * size + 2 * key_heads * size,
+            0 if getattr(config, "tie_word_embeddings", True) else hidden * config.vocab_size,
         )
 
     @property
@@ -73,6 +89,11 @@ def floor_seconds(work: Work, shape: Shape, ceilings: Ceilings, prompt_tokens: f
     """Seconds of each phase, by name."""
     number = 2 if work.dtype == "bfloat16" else 4
     weight_bytes = number * shape.weights
+    if work.weights == "4bit":
+        weight_bytes -= int((number - 0.5) * shape.layers * shape.layer_weights)
+    passes, trained = 3, shape.weights + shape.embedding_weights
+    if work.lora_rank is not None:
+        passes, trained = 2, work.lora_rank * shape.layers * shape.adapter_width
     prompts, samples, length = work.prompts, work.samples, work.new_tokens
 
     def longer(flops: float, traffic: float) -> float:
@@ -93,7 +114,7 @@ def floor_seconds(work: Work, shape: Shape, ceilings: Ceilings, prompt_tokens: f
     return {
         "sampling": prefill + decode,
         "reference+reward": longer(forward, weight_bytes),
-        "update": longer(3 * forward, 3 * weight_bytes) + ADAMW_BYTES * shape.weights / ceilings.bytes_per_s,
+        "update": longer(passes * forward, passes * weight_bytes) + adamw_bytes(work) * trained / ceilings.bytes_per_s,
     }
 
 
@@ -128,3 +149,15 @@ def _best_seconds(action: Callable[[], Any], device: str, tries: int = 10) -> fl
         return time.perf_counter() - began
 
     return min(timed() for _ in range(tries))
+
+
+if __name__ == "__main__":
+    from benchmarks.measure import machine
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", required=True, choices=("cuda", "cpu"))
+    parser.add_argument("--dtype", required=True, choices=("bfloat16", "float32"))
+    parser.add_argument("--out", required=True, type=Path)
+    given = parser.parse_args()
+    rates = asdict(measure_ceilings(given.device, given.dtype))
+    given.out.write_text(json.dumps({"machine": machine(given.device), **rates}))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.arguments import contestant_arguments
 from benchmarks.models import model_folder
 from benchmarks.prompts import exact_texts
 from benchmarks.work import Work
@@ -74,3 +75,9 @@ def freeze(work: Work) -> Frozen:
 
     advantages_B = noise.standard_normal(size).astype(np.float32)
     return Frozen(prompt_BP, completion_BT, lengths_B, advantages_B, near(0.15), near(0.3), plain_BT)
+
+
+if __name__ == "__main__":
+    # In a process of its own: what it had on the GPU is free again when it ends.
+    arguments = contestant_arguments(__doc__)
+    freeze(arguments.work).save(arguments.out)

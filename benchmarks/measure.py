@@ -17,8 +17,10 @@ from typing import Any, Literal
 
 import torch
 
+from benchmarks.device_memory import watch_device
 from benchmarks.work import Work
 
+GB = 1e9
 FEWEST_STEPS = 5
 
 Phase = Literal["sampling", "reference+reward", "update"]
@@ -40,8 +42,10 @@ class Measurement:
     settings: dict[str, Any] = field(default_factory=dict)
     """The contestant's settings."""
     memory: dict[str, int] = field(default_factory=dict)
-    """`reserved`: peak GPU memory reserved by torch; ours also has that of the update."""
+    """`reserved`: peak GPU memory reserved by torch; `device`: peak of the whole process, as the driver counts it; ours
+    also has that of the update."""
     versions: dict[str, str] = field(default_factory=dict)
+    commit: str = "unknown"
 
     @property
     def seconds(self) -> float:
@@ -65,11 +69,14 @@ class Measurement:
         return {name: statistics.median(values) for name, values in self.phase_seconds.items()}
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1))
+        """Append to a file of JSON lines: a process may measure several things."""
+        with path.open("a") as file:
+            file.write(json.dumps(asdict(self)) + "\n")
 
     @classmethod
     def of(cls, kept: dict[str, Any]) -> "Measurement":
-        return cls(**{**kept, "step_seconds": tuple(kept["step_seconds"])})
+        phases = {name: tuple(seconds) for name, seconds in kept["phase_seconds"].items()}
+        return cls(**{**kept, "step_seconds": tuple(kept["step_seconds"]), "phase_seconds": phases})
 
 
 class Memory:
@@ -77,6 +84,7 @@ class Memory:
 
     def __init__(self, device: str) -> None:
         self._on_gpu = device == "cuda"
+        self._whole = watch_device()
 
     def reset(self) -> None:
         self._forget()
@@ -95,6 +103,10 @@ class Memory:
         """GPU memory reserved by torch, with that of CUDA graphs and gaps between tensors."""
         return torch.cuda.max_memory_reserved() if self._on_gpu else 0
 
+    def device(self) -> dict[str, int]:
+        """Memory of the whole process."""
+        return self._whole.peaks() if self._on_gpu else {}
+
     def taken(self, held: int) -> dict[str, int]:
         """Memory of a step above that held between steps (weights, gradients, optimizer, the sampler's cache)."""
         return {"held": held, "update_above": self.reserved() - held} if self._on_gpu else {}
@@ -102,6 +114,7 @@ class Memory:
     def _forget(self) -> None:
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
+            self._whole.reset()
             return
         try:
             Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak
@@ -175,8 +188,9 @@ class Recorder:
             {name: tuple(seconds) for name, seconds in self._phases.items()},
             self.memory.peak(),
             settings,
-            {"reserved": self.memory.reserved(), **(memory or {})},
+            {"reserved": self.memory.reserved(), **self.memory.device(), **(memory or {})},
             versions(),
+            commit(),
         )
 
 
@@ -189,7 +203,7 @@ def enough(step_seconds: Sequence[float], work: Work) -> bool:
 
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for package in ("torch", "transformers", "trl", "vigneron"):
+    for package in ("torch", "transformers", "trl", "vllm", "vigneron"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

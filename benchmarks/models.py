@@ -1,9 +1,10 @@
 """The compared models as transformers folders; nothing is downloaded."""
 
+import argparse
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -12,13 +13,68 @@ from vigneron.policy.bundled import SMOLLM2, bundled_model_folder, cache_folder
 
 
 def model_folder(name: Model) -> Path:
-    """SmolLM2-135M as Vigneron bundles it, or GPT-2 Small's shape with random weights, made once."""
+    """SmolLM2-135M as Vigneron bundles it, or a shape with random weights, made once.
+
+    The shapes of real size are in bfloat16, as they are published. VIGNERON_CACHE can name a folder in memory."""
     if name == "smollm2-135m":
         return bundled_model_folder(SMOLLM2)
-    target = cache_folder() / "benchmark-gpt2-small-shape"
+    target = shape_folder(name)
     if not target.is_dir():
-        save_random_model(gpt2_small_config(), target)
+        if name == "gpt2-small-shape":
+            save_random_model(gpt2_small_config(), target)
+        else:
+            save_random_model(shape_config(name), target, torch.bfloat16)
     return target
+
+
+def shape_folder(name: Model) -> Path:
+    return cache_folder() / f"benchmark-{name}"
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b-shape": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+    },
+    "qwen2.5-1.5b-shape": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+    },
+    "llama-3.1-8b-shape": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    # More ids than the tokenizer has, as in the others.
+    "tiny-shape": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 49280,
+    },
+}
+"""As in the published configs of Qwen2.5 and Llama 3.1."""
+
+
+def shape_config(name: str) -> Any:
+    from transformers import LlamaConfig, Qwen2Config
+
+    if name.startswith("llama"):
+        return LlamaConfig(**SIZES[name], max_position_embeddings=8192, tie_word_embeddings=False)
+    return Qwen2Config(**SIZES[name], max_position_embeddings=8192, tie_word_embeddings=True)
 
 
 def gpt2_small_config() -> Any:
@@ -45,20 +101,28 @@ def llama_config(layers: int, hidden: int) -> Any:
     )
 
 
-def save_random_model(config: Any, target: Path) -> None:
-    """Random float32 weights of seed 0, with SmolLM2's tokenizer."""
+def save_random_model(config: Any, target: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Random weights of seed 0, with SmolLM2's tokenizer; a model may have more ids than that."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(bundled_model_folder(SMOLLM2))
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.device("cuda" if dtype == torch.bfloat16 and torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)  # 8 billion draws take minutes on a CPU
     for owner in (model.config, model.generation_config):
         owner.bos_token_id = owner.eos_token_id = owner.pad_token_id = tokenizer.eos_token_id
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".benchmark-", dir=target.parent))
-    model.save_pretrained(draft)
+    model.save_pretrained(draft, max_shard_size="4GB")
     tokenizer.save_pretrained(draft)
     if target.is_dir():
         shutil.rmtree(draft)
     else:
         draft.rename(target)
+
+
+if __name__ == "__main__":
+    # In a process of its own: what it had on the GPU is free again when it ends.
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True, choices=get_args(Model))
+    print(model_folder(parser.parse_args().model))

@@ -1,4 +1,9 @@
-"""Vigneron on a work: a real run through the training loop, timed from outside."""
+"""Vigneron on a work: a real run through the training loop, timed from outside.
+
+ours            the whole training loop
+ours-sampling   the engine alone: calls from prompt ids to completion ids and log-probs, its copy of the weights updated
+                in each
+"""
 
 import json
 import tempfile
@@ -14,16 +19,18 @@ from transformers import AutoTokenizer
 from benchmarks.algorithm_1 import ALPHA, CRITIC_LEARNING_RATE, ENTROPY_COEFFICIENT, VALUE_COEFFICIENT
 from benchmarks.arguments import contestant_arguments
 from benchmarks.frozen import GROUP, Frozen
-from benchmarks.measure import Measurement, Phase, Recorder
+from benchmarks.lora import LORA_ALPHA, same_adapters
+from benchmarks.measure import GB, Measurement, Phase, Recorder
 from benchmarks.models import model_folder
 from benchmarks.parity import Verdict
-from benchmarks.prompts import prompt_rows
+from benchmarks.prompts import DISTINCT_STEPS, prompt_rows, prompt_token_ids
 from benchmarks.work import Work
 from vigneron.batch import Batch, Samples, Signals
 from vigneron.core.draws import Sampling
 from vigneron.methods import build_method
 from vigneron.policy.logprobs import score
 from vigneron.recipe import check_config
+from vigneron.rollout.engine.sample import sample
 from vigneron.timing import Stopwatch, recording_timings
 from vigneron.training import loop
 from vigneron.training.callbacks import Silent
@@ -50,15 +57,17 @@ def recipe(work: Work, model: Path, data: Path) -> dict[str, Any]:
         "grpo": {"kind": "python", "function": "benchmarks.prompts:share_of_e"},
         "actor_critic": {"kind": "semantic", "embedder": "lexical", "alpha": ALPHA},
     }
-    critic = {"critic_lr": CRITIC_LEARNING_RATE} if work.method == "actor_critic" else {}
+    optimizer: dict[str, Any] = {"actor_lr": work.learning_rate, "kind": work.optimizer}
+    if work.method == "actor_critic":
+        optimizer["critic_lr"] = CRITIC_LEARNING_RATE
     return {
         "recipe": work.name,
         "method": methods[work.method],
-        "model": {"name": str(model), "device": work.device, "dtype": work.dtype, "compile": work.device == "cuda"},
+        "model": model_keys(work, model),
         "data": {"train": str(data)},
         "reward": rewards[work.method],
         "sampling": {"temperature": work.temperature},
-        "optimizer": {"actor_lr": work.learning_rate, **critic},
+        "optimizer": optimizer,
         "steps": work.warmups + work.steps,
         "prompts_per_step": work.prompts,
         "group_size": work.group,
@@ -67,6 +76,23 @@ def recipe(work: Work, model: Path, data: Path) -> dict[str, Any]:
         "save_every": 0,
         "successive_kl_every": 0,
     }
+
+
+def model_keys(work: Work, model: Path) -> dict[str, Any]:
+    """The recipe's `model`. Only what differs from the default is set."""
+    keys: dict[str, Any] = {
+        "name": str(model),
+        "device": work.device,
+        "dtype": work.dtype,
+        "compile": work.device == "cuda",
+    }
+    if work.weights != "auto":
+        keys["weights"] = work.weights
+    if work.memory_limit is not None:
+        keys["memory_gb"] = round(work.memory_limit * GB / 2**30, 3)
+    if work.lora_rank is not None:
+        keys["lora"] = {"rank": work.lora_rank, "alpha": LORA_ALPHA, "targets": "all-linear"}
+    return keys
 
 
 @contextmanager
@@ -128,6 +154,31 @@ def measure(work: Work, model: Path | None = None) -> Measurement:
         return view.recorder.finish("ours", {"microbatch_tokens": run.config.microbatch_tokens}, memory)
 
 
+def measure_sampling(work: Work) -> Measurement:
+    """Time whole calls of the sampler. The policy's version changes, so that its weights are copied again each time."""
+    with started(work) as run:
+        prompts = prompt_token_ids(work, run.policy.tokenizer)
+        recorder = Recorder(work)
+        step = 0
+        while True:
+            groups = prompts[step % DISTINCT_STEPS * work.prompts :][: work.prompts]
+            run.policy.version = step + 1
+            with recorder.phase("sampling"):
+                done = sample(
+                    run.policy,
+                    [ids for ids in groups for _ in range(work.group)],
+                    max_new_tokens=work.new_tokens,
+                    sampling=Sampling(work.temperature),
+                    step=step,
+                    microbatch_tokens=run.config.resolved_microbatch_tokens,
+                )
+            if set(done.lengths_B.tolist()) != {work.new_tokens}:
+                raise SystemExit("ours-sampling: the lengths are not forced")
+            step += 1
+            if recorder.end_step():
+                return recorder.finish("ours-sampling", {})
+
+
 def check_lengths(batch: Batch, work: Work) -> None:
     """Raise if a run did less than its work."""
     lengths = {spans[-1][1] - spans[0][0] for spans in batch.samples.spans}
@@ -163,8 +214,13 @@ def frozen_batch(frozen: Frozen, device: torch.device) -> Batch:
 
 
 def parity(work: Work, frozen: Frozen) -> Verdict:
-    """Our log-probs, and the loss and gradient norm of our update."""
-    with started(replace(work, dtype="float32")) as run:
+    """Our log-probs, and the loss and gradient norm of our update. Not compiled where that takes minutes."""
+    exact = replace(work, dtype="float32", weights="auto", memory_limit=None, optimizer="adamw")
+    changes: dict[str, Any] = {}
+    if work.real_size:
+        changes["model"] = {**model_keys(exact, model_folder(work.model)), "weights": "float32", "compile": False}
+    with started(exact, changes=changes) as run:
+        same_adapters(run.policy.model)
         batch = frozen_batch(frozen, run.policy.device)
         with torch.no_grad():
             logprobs_BT = score(run.policy, batch, Sampling(work.temperature)).logprobs_BT
@@ -187,5 +243,7 @@ if __name__ == "__main__":
     arguments = contestant_arguments(__doc__)
     if arguments.frozen is not None:
         parity(arguments.work, Frozen.load(arguments.frozen)).save(arguments.out)
+    elif arguments.contestant == "ours-sampling":
+        measure_sampling(arguments.work).save(arguments.out)
     else:
         measure(arguments.work).save(arguments.out)

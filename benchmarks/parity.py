@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from benchmarks.frozen import Frozen, freeze
-from benchmarks.processes import Running, start
+from benchmarks.frozen import Frozen
+from benchmarks.processes import LONGEST_S, Running, start
 from benchmarks.work import Work
 
 LOGPROB_TOLERANCE = 5e-4
@@ -95,21 +94,20 @@ def compare(peer_name: str, frozen: Frozen, ours: Verdict, peer: Verdict) -> Par
     )
 
 
-def check_parity(work: Work, place: Path) -> Parity:
+def check_parity(work: Work, place: Path, longest_s: float = LONGEST_S) -> Parity:
     """Freeze a batch, compute it on both sides (in parallel, nothing is timed), and compare."""
     peer, peer_name = PEERS[work.method]
     frozen = place / "frozen.npz"
-    freeze(work).save(frozen)
-    if work.device == "cuda":
-        torch.cuda.empty_cache()
+    judge = {"work": work.name, "contestant": "parity"}
+    _wait_for(start("frozen", place, **judge, out=frozen), longest_s=longest_s)
     paths = {"ours": place / "ours.npz", peer: place / "peer.npz"}
-    judge = {"work": work.name, "contestant": "parity", "frozen": frozen}
-    _wait_for(*[start(module, place, **judge, out=path) for module, path in paths.items()])
+    both = [start(module, place, **judge, frozen=frozen, out=path) for module, path in paths.items()]
+    _wait_for(*both, longest_s=longest_s)
     ours, theirs = (Verdict.load(path) for path in paths.values())
     return compare(peer_name, Frozen.load(frozen), ours, theirs)
 
 
-def _wait_for(*running: Running) -> None:
-    failures = {one.module: why for one in running if (why := one.failure()) is not None}
+def _wait_for(*running: Running, longest_s: float) -> None:
+    failures = {one.module: why for one in running if (why := one.failure(longest_s)) is not None}
     if failures:
         raise SystemExit("; ".join(f"parity: {module} failed, {why}" for module, why in failures.items()))

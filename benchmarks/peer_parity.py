@@ -9,6 +9,7 @@ from torch import Tensor
 
 from benchmarks.arguments import contestant_arguments
 from benchmarks.frozen import Frozen
+from benchmarks.lora import same_adapters
 from benchmarks.parity import Verdict
 from benchmarks.peer_trl import TimedTrainer, make_trainer
 from benchmarks.work import Work
@@ -35,6 +36,7 @@ def trl_inputs(frozen: Frozen, device: torch.device) -> dict[str, Tensor]:
 
 def trl_verdict(trainer: TimedTrainer, frozen: Frozen) -> Verdict:
     model: Any = trainer.model
+    same_adapters(model)
     inputs = trl_inputs(frozen, model.device)
     model.train()
     trainer.current_gradient_accumulation_steps = 1  # set by `train`, which is not called here

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LONGEST_S = 1800
+LONGEST_S = 1800.0
 LAST_LINES = 30
 
 
@@ -18,19 +20,44 @@ class Running:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def failure(self) -> str | None:
+    def failure(self, longest_s: float = LONGEST_S) -> str | None:
         """Wait for the process; None if it succeeded, else the reason, with its last lines on stderr."""
         try:
-            status = self.process.wait(LONGEST_S)
+            status = self.process.wait(longest_s)
+            reason = f"exit status {status}"
         except subprocess.TimeoutExpired:
-            return f"not done after {LONGEST_S} s"
-        finally:  # also if we are interrupted: a leftover process would disturb the next measurement
-            self.process.kill()
+            status, reason = 1, f"not done after {longest_s:.0f} s"
+        finally:  # also if we are interrupted: a leftover process, vLLM's own too, would disturb the next measurement
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
         if status == 0:
             return None
         lines = self.log.read_text(errors="replace").splitlines()
         print(*lines[-LAST_LINES:], sep="\n", file=sys.stderr, flush=True)
-        return f"exit status {status}: {lines[-1] if lines else 'no output'}"
+        return f"{reason}: {lines[-1] if lines else 'no output'}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Seconds for one contestant, and for all together."""
+
+    each_s: float = LONGEST_S
+    all_s: float = float("inf")
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        return self.all_s - (time.monotonic() - self.began)
+
+    @property
+    def next_s(self) -> float:
+        """The time limit of the next contestant."""
+        return min(self.each_s, self.left_s)
+
+    @property
+    def spent(self) -> bool:
+        return self.left_s <= 0
 
 
 def start(module: str, place: Path, **options: Any) -> Running:
@@ -40,10 +67,14 @@ def start(module: str, place: Path, **options: Any) -> Running:
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "-m", f"benchmarks.{module}", *given]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
     return Running(module, process, log)
 
 
 def environment() -> dict[str, str]:
-    """Work offline: everything is local, and requests to the hub would only wait."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    """Work offline: everything is local, and requests to the hub would only wait. vLLM samples with PyTorch, because
+    FlashInfer's sampler is compiled first, which takes minutes."""
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {"VLLM_USE_FLASHINFER_SAMPLER": "0", **os.environ, **quiet}

@@ -30,6 +30,11 @@ def prompt_rows(work: Work, tokenizer: Any) -> list[dict[str, str]]:
     return [{"prompt": text} for text in texts]
 
 
+def prompt_token_ids(work: Work, tokenizer: Any) -> list[list[int]]:
+    """The same prompts as ids, for contestants that only sample."""
+    return [_ids(tokenizer, row["prompt"]) for row in prompt_rows(work, tokenizer)]
+
+
 def exact_texts(tokenizer: Any, tokens: int, count: int, *, seed: int = 0) -> list[str]:
     """`count` different texts of exactly `tokens` ids each that decode to themselves."""
     draw = random.Random(seed)

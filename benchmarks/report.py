@@ -1,6 +1,9 @@
 """From the JSON of comparisons: a Markdown table and a figure for the documentation.
 
-python -m benchmarks.report [FOLDER]     writes performance.md and performance.svg into it
+python -m benchmarks.report [FOLDER]              writes performance.md and performance.svg into it
+python -m benchmarks.report [FOLDER] --page FILE [--resume RESULTS]
+                                                  also puts the works of real sizes between that page's marks, and the
+                                                  start times of a file of results
 """
 
 import argparse
@@ -9,7 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.comparison import GB, HEADER, Comparison
+from benchmarks.comparison import HEADER, SAMPLING_HEADER, Comparison
+from benchmarks.measure import GB
+from benchmarks.records import Records
+from benchmarks.start_time import start_ratios
 from benchmarks.work import WORKS
 
 if TYPE_CHECKING:
@@ -43,16 +49,67 @@ def _section(found: Comparison) -> Iterator[str]:
         f"{work.model}, {work.prompts} × {work.group} × {work.new_tokens} tokens forced, {prompt}, {work.dtype}, "
         f"KL {work.kl_beta:g}; {found.machine}; {_versions(found)}; commit {found.commit}.\n"
     )
-    yield _markdown_row(HEADER)
-    yield _markdown_row(["---"] * len(HEADER))
-    yield from (_markdown_row(row) for row in found.rows())
-    yield ""
+    for header, rows in ((HEADER, found.rows()), (SAMPLING_HEADER, found.sampling_rows())):
+        if rows:
+            yield from (_markdown_row(row) for row in (header, ["---"] * len(header), *rows))
+            yield ""
+    yield from (f"Failed: {name}, {why}.\n" for name, why in found.failures.items())
     yield (
-        f"Parity with {parity.peer}: max |Δ log p| {parity.logprob_gap:.1e}, loss {parity.ours_loss:.6f} and "
-        f"{parity.peer_loss:.6f}, gradient norm {parity.ours_grad_norm:.5f} and {parity.peer_grad_norm:.5f}. "
-        f"Ceilings: {found.ceilings.bytes_per_s / 1e12:.3g} TB/s, {found.ceilings.flops_per_s / 1e12:.3g} TFLOP/s.\n"
+        f"Ceilings: {found.ceilings.bytes_per_s / 1e12:.3g} TB/s, {found.ceilings.flops_per_s / 1e12:.3g} TFLOP/s."
+        + ("\n" if parity is None else "")
     )
+    if parity is not None:
+        yield (
+            f"Parity with {parity.peer}: max |Δ log p| {parity.logprob_gap:.1e}, loss {parity.ours_loss:.6f} and "
+            f"{parity.peer_loss:.6f}, gradient norm {parity.ours_grad_norm:.5f} and {parity.peer_grad_norm:.5f}.\n"
+        )
     yield "\n".join(["```", *(f"ratio {name} {value:.2f}" for name, value in found.ratios()), "```", ""])
+
+
+REAL = "real sizes"
+"""Name of the marks of the page."""
+
+MUST_AND_AIM: tuple[tuple[str, str, str, str], ...] = (
+    ("whole step, 1.5B, over TRL with vLLM", "gpu-1.5b-32x8x256/trl-vllm", "2", ""),
+    ("the same, share of the floor's speed", "gpu-1.5b-32x8x256/floor", "", "0.5"),
+    ("whole step, 8B LoRA, over TRL with vLLM", "gpu-8b-lora-16x8x256/trl-vllm", "1.5", ""),
+    ("the same, share of the floor's speed", "gpu-8b-lora-16x8x256/floor", "", "0.5"),
+    ("sampling, 8B, 16 × 8 × 256, over vLLM", "gpu-8b-lora-16x8x256/sampling/vllm-sampling", "1", "1.5"),
+    ("sampling, 1.5B, 16 × 8 × 2,048, over vLLM", "gpu-1.5b-16x8x2048/sampling/vllm-sampling", "1", "1.5"),
+    ("update, 1.5B, over TRL's", "gpu-1.5b-32x8x256/update/trl-tuned", "1.4", "2"),
+    ("seconds to the end of the first step, 1.5B, warm caches", "gpu-1.5b-32x8x256/start-warm-s", "30", ""),
+    ("GB reserved, 8B LoRA", "mem-8b-lora-16x8x256/reserved-gb", "32", ""),
+    ("the same with 22 GB as the limit", "mem-8b-lora-16x8x256-aim/reserved-gb", "", "22"),
+    ("GB reserved, 1.5B, all weights, 8-bit AdamW", "mem-1.5b-full-8bit-32x8x256/reserved-gb", "30", ""),
+    ("the same with 20 GB as the limit", "mem-1.5b-full-8bit-32x8x256-aim/reserved-gb", "", "20"),
+    ("GB reserved, 8B QLoRA, 8 × 8 × 256", "mem-8b-qlora-8x8x256/reserved-gb", "16", ""),
+    ("the same with 10 GB as the limit", "mem-8b-qlora-8x8x256-aim/reserved-gb", "", "10"),
+    ("GB reserved, 8B, all weights, bfloat16, 8-bit AdamW", "mem-8b-full-16x8x256/reserved-gb", "149", ""),
+    ("the same with 80 GB as the limit", "mem-8b-full-16x8x256-aim/reserved-gb", "", "80"),
+)
+"""Label, ratio, must, aim."""
+
+
+def real_sizes(comparisons: Sequence[Comparison], records: Records) -> str:
+    """The table of what must and should hold, then the section of each work of real size that was run."""
+    found = {name: value for comparison in comparisons for name, value in comparison.ratios()}
+    found |= {name: value for work in WORKS for name, value in start_ratios(work, records)}
+    rows = [
+        (label, f"`{name}`", must, aim, f"{found[name]:.2f}" if name in found else "not measured")
+        for label, name, must, aim in MUST_AND_AIM
+    ]
+    header = ("", "ratio", "must", "aim", "measured")
+    lines = [_markdown_row(row) for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines) + "\n\n" + markdown([c for c in comparisons if c.work.real_size]).rstrip()
+
+
+def filled(page: str, comparisons: Sequence[Comparison], records: Records) -> str:
+    """The page with the text between its marks replaced."""
+    before, opening, rest = page.partition(f"<!-- {REAL} -->\n")
+    _, closing, after = rest.partition(f"\n<!-- end of {REAL} -->")
+    if not opening or not closing:
+        raise SystemExit(f"the page has no marks '{REAL}'")
+    return before + opening + real_sizes(comparisons, records).rstrip() + closing + after
 
 
 def _versions(found: Comparison) -> str:
@@ -69,11 +126,12 @@ def comparison_figure(comparisons: Sequence[Comparison], path: Path) -> None:
     """A column of two panels for each work, both from 0: samples per second above, peak memory below."""
     from matplotlib.figure import Figure
 
+    comparisons = [comparison for comparison in comparisons if comparison.steps]
     figure = Figure(figsize=(1 + 2.6 * len(comparisons), 5.5), layout="constrained")
     panels = figure.subplots(2, len(comparisons), squeeze=False)
     for column, comparison in enumerate(comparisons):
         speed, memory = panels[0][column], panels[1][column]
-        for place, found in enumerate(comparison.measurements):
+        for place, found in enumerate(comparison.steps):
             colour = COLOURS.get(found.contestant, OTHERS[(place - 1) % len(OTHERS)])
             slowest, fastest = found.spread
             error = [[found.samples_per_s - slowest], [fastest - found.samples_per_s]]
@@ -114,13 +172,19 @@ def scaling_figure(points: Sequence["Point"], machine: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, page: Path | None = None, results: Path | None = None) -> int:
     comparisons = load_comparisons(folder)
-    if not comparisons:
+    if not comparisons and page is None:
         print(f"no comparison in '{folder}': run `python -m benchmarks NAME` first", file=sys.stderr)
         return 1
+    if page is not None:
+        page.write_text(filled(page.read_text(), comparisons, Records(results)))
+        print(f"wrote {page}")
+    if not comparisons:
+        return 0
     (folder / "performance.md").write_text(markdown(comparisons))
-    comparison_figure(comparisons, folder / "performance.svg")
+    if any(comparison.steps for comparison in comparisons):
+        comparison_figure(comparisons, folder / "performance.svg")
     print(f"wrote {folder / 'performance.md'} and {folder / 'performance.svg'}")
     return 0
 
@@ -128,4 +192,7 @@ def main(folder: Path) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/benchmarks"))
-    sys.exit(main(parser.parse_args().folder))
+    parser.add_argument("--page", type=Path, help="page with marks to fill, as docs/results/performance.md")
+    parser.add_argument("--resume", type=Path, help="file of results, for the start times")
+    given = parser.parse_args()
+    sys.exit(main(given.folder, given.page, given.resume))

@@ -1,22 +1,25 @@
 """Vigneron only: seconds and peak memory of a step against B, T, G and model size, changed one at a time.
 
-python -m benchmarks.scaling [--steps N] [--only rows,tokens,group,model] [--out DIR]
+python -m benchmarks.scaling [--steps N] [--only rows,tokens,group,model] [--out DIR] [--resume FILE --budget S]
 
 Small on a CPU, larger on a GPU. Each point runs in its own process, so that peak memory is measured separately.
 """
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.arguments import make_folder
-from benchmarks.comparison import GB, table
-from benchmarks.measure import Measurement
-from benchmarks.processes import start
+from benchmarks.comparison import table
+from benchmarks.measure import GB, Measurement
+from benchmarks.processes import Budget, start
+from benchmarks.records import Records
 from benchmarks.work import Work
 
 AXES = ("rows", "tokens", "group", "model")
@@ -107,7 +110,7 @@ def work_of(size: Size, device: str, steps: int) -> Work:
 
 def measure_point(size: Size, device: str, steps: int) -> Point:
     """Runs in the process of the point."""
-    from transformers import AutoModelForCausalLM
+    from safetensors import safe_open
 
     from benchmarks.models import llama_config, save_random_model
     from benchmarks.ours import measure
@@ -115,12 +118,12 @@ def measure_point(size: Size, device: str, steps: int) -> Point:
     with tempfile.TemporaryDirectory() as place:
         model = Path(place) / "model"
         save_random_model(llama_config(size.layers, size.hidden), model)
-        parameters = AutoModelForCausalLM.from_pretrained(model).num_parameters()
+        with safe_open(model / "model.safetensors", "pt") as weights:  # tied ones are there once
+            parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
         return Point(size, parameters, measure(work_of(size, device, steps), model))
 
 
-def load_point(path: Path) -> Point:
-    kept = json.loads(path.read_text())
+def point_of(kept: dict[str, Any]) -> Point:
     return Point(Size(**kept["size"]), kept["parameters"], Measurement.of(kept["measurement"]))
 
 
@@ -129,6 +132,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--only", default=",".join(AXES), help="comma-separated axes")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
+    parser.add_argument("--resume", type=Path, help="file of results: append to it, and leave out what it has")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="time limit of all points in seconds")
     parser.add_argument("--point", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.steps < 1:
@@ -144,17 +149,19 @@ def main() -> int:
     unknown = set(given.only.split(",")) - set(AXES)
     if unknown:
         parser.error(f"--only: no axis {', '.join(sorted(unknown))}; there are {', '.join(AXES)}")
-    return run_all(given.only.split(","), device, given.steps, given.out)
+    records, budget = Records(given.resume), Budget(all_s=given.budget)
+    return run_all(given.only.split(","), device, given.steps, given.out, records, budget)
 
 
-def run_all(axes: Sequence[str], device: str, steps: int, out: Path) -> int:
+def run_all(axes: Sequence[str], device: str, steps: int, out: Path, records: Records, budget: Budget) -> int:
     from benchmarks.measure import machine
     from benchmarks.report import scaling_figure
 
     make_folder(out)
     requested = {axis: sizes(device)[axis] for axis in axes}
     # The axes share one size, which is measured once.
-    found = measure_all(dict.fromkeys(size for of_axis in requested.values() for size in of_axis), steps)
+    wanted = dict.fromkeys(size for of_axis in requested.values() for size in of_axis)
+    found = measure_all(wanted, device, steps, records, budget)
     points = [
         replace(found[size], axis=axis) for axis, of_axis in requested.items() for size in of_axis if size in found
     ]
@@ -167,18 +174,26 @@ def run_all(axes: Sequence[str], device: str, steps: int, out: Path) -> int:
     return 0 if len(points) == sum(len(of_axis) for of_axis in requested.values()) else 1
 
 
-def measure_all(requested: Iterable[Size], steps: int) -> dict[Size, Point]:
+def measure_all(
+    requested: Iterable[Size], device: str, steps: int, records: Records, budget: Budget
+) -> dict[Size, Point]:
     """Run each size in its own process; failures are printed and left out."""
     found: dict[Size, Point] = {}
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "point.json"
-        for size in requested:
+    for size in requested:
+        name = json.dumps(asdict(size))
+        kept = records.get("point", device, name)
+        if kept is None and not budget.spent:
             print(f"scaling: {size} …", file=sys.stderr, flush=True)
-            why = start("scaling", Path(place), point=json.dumps(asdict(size)), steps=steps, out=path).failure()
-            if why is None:
-                found[size] = load_point(path)
-            else:
-                print(f"FAILED {size}: {why}")
+            with tempfile.TemporaryDirectory() as place:
+                path = Path(place) / "point.json"
+                why = start("scaling", Path(place), point=name, steps=steps, out=path).failure(budget.next_s)
+                if why is not None:
+                    print(f"FAILED {size}: {why}")
+                    continue
+                kept = json.loads(path.read_text())
+                records.add("point", device, name, kept)
+        if kept is not None:
+            found[size] = point_of(kept)
     return found
 
 

@@ -30,6 +30,8 @@ SAVE_EVERY = 3
 MOST_LOST = 2 * SAVE_EVERY
 # Steps after the last place of a kill: a tiny run makes many of them before the signal arrives.
 SPARE = 30
+WHOLE_MODELS = ("reward_model", "preference_model", "score_model", "process_model")
+"""Methods that refuse LoRA."""
 WHERE = {"start": "soon after its start", "step": "in a step", "save": "after a save"}
 LONGEST_S = {"start": 0.3, "step": 0.05, "save": 0.03}
 
@@ -160,7 +162,11 @@ def main() -> None:
     given = parser.parse_args()
     began = time.monotonic()
     done: list[Kill] = []
-    cases = [(method, lora) for method in given.method or METHODS for lora in (False, True)]
+    cases = [
+        (method, lora)
+        for method in given.method or METHODS
+        for lora in ((False,) if method in WHOLE_MODELS else (False, True))
+    ]
     for method, lora in cases:
         name = f"{method}, LoRA" if lora else method
         with tempfile.TemporaryDirectory() as place:

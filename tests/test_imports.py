@@ -97,7 +97,7 @@ def test_core_knows_neither_transformers_nor_a_config() -> None:
 
 
 def test_every_imported_package_is_declared() -> None:
-    """Triton comes with the builds of torch that have CUDA, Ray and bitsandbytes by extras: all are optional."""
+    """Triton comes with the builds of torch that have CUDA, Ray, bitsandbytes and vLLM by extras: all are optional."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=]", line)[0] for line in project["dependencies"]}
     declared = {NAMES.get(name, name).lower().replace("-", "_") for name in declared}
@@ -106,6 +106,6 @@ def test_every_imported_package_is_declared() -> None:
         name
         for name in used
         if name not in sys.stdlib_module_names
-        and name not in ("vigneron", "pydantic_core", "triton", "ray", "bitsandbytes")
+        and name not in ("vigneron", "pydantic_core", "triton", "ray", "bitsandbytes", "vllm")
     }
     assert {name.lower() for name in outside} <= declared

@@ -115,6 +115,8 @@ class Packing:
 
     share_prompts: bool = True
     """Whether the model keeps completions apart that follow one copy of their prompt."""
+    masked: bool = False
+    """Whether that takes a mask, with which wide rows are expensive."""
     per_row: int = 1
     """How many completions of a prompt follow one copy of it."""
     pack: bool = False

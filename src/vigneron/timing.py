@@ -1,14 +1,18 @@
-"""Time of a step by named, nested phases. Costs nothing unless timings are recorded or phases are reported."""
+"""Time by named, nested phases: of the start-up of a run, of its steps, and what it does at this moment.
+
+Steps are timed only within `recording_timings`; the phases of the start-up are always timed and reported.
+"""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-
-import torch
+from threading import Lock
 
 WHOLE = "whole step"
+OTHER = "other"
+TOTAL = "total"
 
 
 @dataclass
@@ -22,12 +26,61 @@ class Stopwatch:
     path: list[str] = field(default_factory=list)
 
 
-@dataclass
-class PhaseReporter:
-    """Calls `report` with the name of the outermost phase when it begins, and with None when it ends."""
+@dataclass(eq=False)
+class Shown:
+    """A phase that is reported."""
 
-    report: Callable[[str | None], None]
-    depth: int = 0
+    name: str
+    text: str
+
+
+class PhaseReporter:
+    """Calls `report` with the current phase whenever it changes, and with None between phases. Adds up the seconds of
+    each phase, without those of the reported phases inside it."""
+
+    def __init__(self, report: Callable[[str | None], None] | None) -> None:
+        self.report = report
+        self.depth = 0
+        self.started = False
+        """Whether the first step is done, after which phases are no longer timed."""
+        self.began = self._since = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+        self._open: list[Shown] = []
+        self._lock = Lock()
+
+    def begin(self, name: str, text: str) -> Shown:
+        shown = Shown(name, text)
+        with self._lock:
+            self._charge()
+            self._open.append(shown)
+        self.tell(text)
+        return shown
+
+    def end(self, shown: Shown) -> None:
+        with self._lock:
+            self._charge()
+            self._open.remove(shown)
+            current = self._open[-1].text if self._open else None
+        self.tell(current)
+
+    def tell(self, text: str | None) -> None:
+        if self.report is not None:
+            self.report(text)
+
+    def _charge(self) -> None:
+        if self.started:
+            return
+        now = time.perf_counter()
+        name = self._open[-1].name if self._open else OTHER
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+    def take_seconds(self) -> dict[str, float]:
+        with self._lock:
+            self._charge()
+            self.started = True
+        rest = self.seconds.pop(OTHER, 0.0)
+        return {**self.seconds, OTHER: rest, TOTAL: self._since - self.began}
 
 
 _stopwatch: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
@@ -35,40 +88,83 @@ _reporter: ContextVar[PhaseReporter | None] = ContextVar("phase_reporter", defau
 
 
 @contextmanager
-def phase(name: str) -> Iterator[None]:
-    """A named part of a step. While timings are recorded, synchronizes with the device before and after."""
+def phase(name: str, detail: str = "") -> Iterator[None]:
+    """A named part of the start-up or of a step; the outermost one is reported, with `detail`.
+
+    While timings are recorded, synchronizes with the device before and after.
+    """
     reporter = _reporter.get()
     if reporter is None:
         with _timed(name):
             yield
         return
     reporter.depth += 1
-    if reporter.depth == 1:
-        reporter.report(name)
+    shown = reporter.begin(name, f"{name} ({detail})" if detail else name) if reporter.depth == 1 else None
     try:
         with _timed(name):
             yield
     finally:
         reporter.depth -= 1
-        if reporter.depth == 0:
-            reporter.report(None)
+        if shown is not None:
+            reporter.end(shown)
 
 
 @contextmanager
 def reporting_phases(report: Callable[[str | None], None] | None) -> Iterator[None]:
-    """Call `report` with the current phase within this block. It must be fast, and is called from one thread."""
-    token = _reporter.set(None if report is None else PhaseReporter(report))
+    """Call `report` with the current phase within this block, and time the start-up. It must be fast. Within a block
+    for the same `report`, continues that one."""
+    outer = _reporter.get()
+    if outer is not None and report is not None and outer.report == report:
+        yield
+        return
+    token = _reporter.set(PhaseReporter(report))
     try:
         yield
     finally:
         _reporter.reset(token)
 
 
+@contextmanager
+def inner_phase(name: str) -> Iterator[None]:
+    """A phase that is reported also inside another one, and counted by itself. Steps are not timed by it."""
+    begin, end = phase_hooks(name)
+    begin()
+    try:
+        yield
+    finally:
+        end()
+
+
+def phase_hooks(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Two functions that begin and end an `inner_phase`, for libraries that call back: from any thread, with any
+    arguments."""
+    reporter = _reporter.get()
+    opened: list[Shown] = []
+
+    def begin(*_: object) -> None:
+        if reporter is not None:
+            opened.append(reporter.begin(name, name))
+
+    def end(*_: object) -> None:
+        if reporter is not None and opened:
+            reporter.end(opened.pop())
+
+    return begin, end
+
+
+def take_start() -> dict[str, float] | None:
+    """Seconds of the phases since the process began with this run, once, when its first step is done; then None."""
+    reporter = _reporter.get()
+    if reporter is None or reporter.started:
+        return None
+    return reporter.take_seconds()
+
+
 def progress(name: str, done: int, of: int) -> None:
     """Report progress within the outermost phase."""
     reporter = _reporter.get()
     if reporter is not None:
-        reporter.report(f"{name} {done}/{of}")
+        reporter.tell(f"{name} {done}/{of}")
 
 
 @contextmanager
@@ -117,6 +213,8 @@ def recording_timings() -> Iterator[Stopwatch]:
 
 
 def _synchronize() -> None:
+    import torch  # here: this module is imported before torch, whose import is a phase
+
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
     elif torch.backends.mps.is_available():

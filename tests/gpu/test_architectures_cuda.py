@@ -7,8 +7,7 @@ from support.small_batch import batch_of
 from support.tiny_models import byte_tokenizer
 from support.zoo import WINDOW, zoo_model
 from vigneron.core.draws import Sampling, sampled_logprobs
-from vigneron.policy.attention import capped_attention
-from vigneron.policy.compiling import has_triton, set_compiling
+from vigneron.policy.compiling import set_compiling
 from vigneron.policy.load import checkpoint_activations, make_policy, speed_up
 from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy, Reference, check_head
@@ -38,47 +37,6 @@ def zoo_policy(family: str, dtype: torch.dtype = torch.float32) -> Policy:
     policy.shares_prompts = can_share_prompts(policy)
     policy.compute_dtype = dtype
     return policy
-
-
-# The last two need smaller blocks: Gemma 4's global layers have heads of 512 numbers.
-CASES = [(9, 3, 64, 200), (4, 2, 8, 7), (8, 4, 256, 90), (8, 2, 512, 90)]
-
-
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("window", [None, 5, 100])
-@pytest.mark.parametrize("with_sinks", [False, True])
-@pytest.mark.parametrize(("heads", "key_heads", "size", "slots"), CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_decode_kernel_knows_windows_caps_and_sinks(
-    softcap: float | None,
-    window: int | None,
-    with_sinks: bool,
-    heads: int,
-    key_heads: int,
-    size: int,
-    slots: int,
-    dtype: torch.dtype,
-) -> None:
-    if not has_triton():
-        pytest.skip("needs Triton")
-    from vigneron.rollout.engine.cached_attention import kernel_tiles
-    from vigneron.rollout.engine.decode_kernel import decode_attention
-
-    torch.manual_seed(0)
-    query = 3 * torch.randn(7, heads, size, device=CUDA, dtype=dtype)
-    keys, values = torch.randn(2, 8, key_heads, slots, size, device=CUDA, dtype=dtype)
-    sinks = torch.randn(heads, device=CUDA) if with_sinks else None
-    at = torch.randint(0, slots, (7,), device=CUDA)
-    first = (at - window + 1).clamp(min=0) if window else None
-    tiles = kernel_tiles(query, keys, values)
-    assert tiles is not None
-    got = decode_attention(query, keys, values, at, size**-0.5, tiles, first, softcap, sinks)
-    slot = torch.arange(slots, device=CUDA)
-    seen = (slot <= at[:, None]) & (slot >= (first[:, None] if first is not None else 0))
-    inputs = (query[:, :, None].double(), keys[:7].double(), values[:7].double(), seen[:, None, None])
-    expected = capped_attention(*inputs, size**-0.5, softcap, sinks.double() if sinks is not None else None)[:, :, 0]
-    error = (got.double() - expected).norm() / expected.norm()
-    assert error < (1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from support.tiny_models import tiny_model
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
+from vigneron.config import OptimizerConfig
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
-from vigneron.policy.compiling import has_triton, set_compiling
+from vigneron.policy.compiling import set_compiling
 from vigneron.policy.load import make_policy, speed_up
 from vigneron.policy.logprobs import reference_view, score
 from vigneron.policy.lora import Lora, add_lora
@@ -21,7 +21,7 @@ from vigneron.policy.model import Policy, Reference
 from vigneron.rollout.engine.sample import sample
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.run_store.status import status_of
-from vigneron.training.memory import find_microbatch_tokens
+from vigneron.training.memory import find_sizes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda")
@@ -35,28 +35,6 @@ def cuda_policy(kind: str, *, lora: bool = False, dtype: torch.dtype = torch.flo
     if lora:
         model = add_lora(model, Lora(rank=2))
     return make_policy(model.to(CUDA).eval(), byte_tokenizer(), device=CUDA, dtype=dtype)
-
-
-@pytest.mark.parametrize(("heads", "key_heads", "size", "slots"), [(9, 3, 64, 100), (12, 12, 64, 33), (4, 2, 8, 7)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_decode_kernel_is_attention(heads: int, key_heads: int, size: int, slots: int, dtype: torch.dtype) -> None:
-    if not has_triton():
-        pytest.skip("needs Triton")
-    from vigneron.rollout.engine.cached_attention import kernel_tiles
-    from vigneron.rollout.engine.decode_kernel import decode_attention
-
-    torch.manual_seed(0)
-    query = torch.randn(7, heads, size, device=CUDA, dtype=dtype)
-    keys, values = torch.randn(2, 8, key_heads, slots, size, device=CUDA, dtype=dtype)
-    at = torch.randint(0, slots, (7,), device=CUDA)
-    tiles = kernel_tiles(query, keys, values)
-    assert tiles is not None
-    got = decode_attention(query, keys, values, at, size**-0.5, tiles)
-    seen = (torch.arange(slots, device=CUDA) <= at[:, None])[:, None, None]
-    shared = query.double().unflatten(1, (key_heads, heads // key_heads))
-    expected = scaled_dot_product_attention(shared, keys[:7].double(), values[:7].double(), attn_mask=seen)
-    error = (got.double() - expected.flatten(1, 2)).norm() / expected.norm()
-    assert error < (1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 def test_stop_strings_end_rows_though_the_host_looks_every_few_tokens() -> None:
@@ -116,7 +94,7 @@ def test_replayed_passes_are_the_plain_ones_after_every_update(kind: str, lora: 
 
 def test_the_microbatch_that_is_found_fits() -> None:
     policy = cuda_policy("llama")
-    tokens = find_microbatch_tokens(policy, 16)
+    tokens = find_sizes(policy, 16, OptimizerConfig()).microbatch_tokens
     assert tokens >= 16
     assert all(weight.grad is None for _, weight in policy.trainable())
 

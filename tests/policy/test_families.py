@@ -23,7 +23,7 @@ from vigneron.policy.load import check_model_name
 from vigneron.policy.lora import encoder_names
 from vigneron.policy.model import check_head
 from vigneron.policy.reward_model import load_reward_model
-from vigneron.remote.vllm.sampler import merged_weights
+from vigneron.remote.vllm.weights import host_weights
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.sample import sample, sampler_of
 
@@ -158,7 +158,7 @@ def test_a_draw_from_nan_stays_inside_the_vocabulary() -> None:
 @pytest.mark.parametrize("name", ["Qwen3-MoE", "Gemma 3"])
 def test_a_vllm_server_gets_merged_weights(tmp_path: Path, name: str) -> None:
     adapted = with_random_adapter(zoo_folder(name, tmp_path))
-    merged = merged_weights(adapted)
+    merged = host_weights(adapted)
     expected = adapted.model.merge_and_unload().state_dict()
     assert merged.keys() == expected.keys()
     for key, weight in expected.items():

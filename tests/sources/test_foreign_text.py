@@ -16,7 +16,7 @@ import pytest
 
 from vigneron.errors import UserError, visible
 from vigneron.redaction import redacted
-from vigneron.remote.vllm.server_api import _parsed
+from vigneron.remote.vllm.completion import parsed_version
 from vigneron.rewards.checkers import includes, is_exact
 from vigneron.rewards.graders.checks import count_sentences, count_words
 from vigneron.rewards.sentiment import is_inverted, is_one_sentence
@@ -97,7 +97,7 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "is_one_sentence": is_one_sentence,
     "count_sentences": count_sentences,
     "count_words": count_words,
-    "vLLM's version": _parsed,
+    "vLLM's version": parsed_version,
 }
 # What was quadratic.
 KNOWN = [

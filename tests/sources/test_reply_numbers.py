@@ -8,7 +8,8 @@ import pytest
 
 from support.hostile_server import REPLIES, chat_json, hostile_server, score_json, whole
 from support.servers import vectors
-from vigneron.remote.vllm.server_api import Ends, _completion, _parsed
+from vigneron.remote.vllm.completion import Ends, parsed_version
+from vigneron.remote.vllm.server_api import _completion
 from vigneron.sources.client import ChatReply, Client, parse_reply, parse_response, parse_vectors, retry_after
 from vigneron.sources.reply_parsing import UnparsableReply, parse_answer, parse_digits, parse_score
 
@@ -92,7 +93,7 @@ def test_a_token_of_vllm_that_no_vocabulary_has(token: Any) -> None:
     choice = {"token_ids": [token], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "length"}
     with pytest.raises(ValueError, match="token ids"):
         _completion(choice, 1, Ends())
-    assert _parsed("9" * 5000 + ".1") == (0, 0)
+    assert parsed_version("9" * 5000 + ".1") == (0, 0)
 
 
 def test_an_error_of_any_shape_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

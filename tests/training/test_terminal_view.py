@@ -86,7 +86,7 @@ def test_a_pipe_gets_lines(tmp_path: Path, tiny_folder: Path) -> None:
     kinds = [line.split()[0] for line in shown.splitlines()]
     assert kinds.count("step") == 5
     assert kinds.count("warning:") == 2
-    assert set(kinds) <= {"step", "note:", "warning:"}
+    assert set(kinds) <= {"start:", "step", "note:", "warning:"}
 
 
 def test_a_resumed_run_says_each_warning_once(tmp_path: Path, tiny_folder: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_long_phase_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vigneron.report.terminal.PHASE_SHOWN_AFTER", 0.0)
     console = terminal(60)
     with TerminalView(console, "my title") as view, reporting_phases(view.phase):
-        for name, shown in (("ask the parent", "ask the parent 3/9"), ("load the model", "loading the model")):
+        for name, shown in (("ask the parent", "asking the parent 3/9"), ("load the model", "loading the model")):
             with phase(name):
                 if name == "ask the parent":
                     progress(name, 3, 9)

@@ -29,7 +29,7 @@ from vigneron.rollout.pairs import sequences_of
 from vigneron.run_data.stored import first_rows
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.metrics_file import records_of
-from vigneron.training.checkpoint.read import weights_identity
+from vigneron.training.checkpoint.base_identity import begin_identity
 from vigneron.training.model_card import Rows, model_card
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -83,7 +83,7 @@ def _write_and_verify(trained: Trained, draft: Path, dtype: torch.dtype) -> tupl
     data = folder.data(config)
     compared = first_rows(data, ("held_out", "train"), TEXTS)
     ids = comparison_ids(trained, compared)
-    base = weights_identity(config.model.name, trained.reference.policy)
+    base = begin_identity(config.model.name, trained.reference.policy)()
     to_float32(policy.model)
     policy.compute_dtype, policy.narrow = torch.float32, False
     original = model_outputs(policy, ids)

@@ -15,8 +15,12 @@ from vigneron.report.tables import short, whole_sparkline
 from vigneron.run_store.run_details import RunDetails, before_and_after
 from vigneron.run_store.series import series
 from vigneron.run_store.status import RunStatus, SavedCheckpoint, readable_size
+from vigneron.timing import TOTAL
 
 CHANGES_SHOWN = 12
+PHASES_SHOWN = 6
+PHASE_SHOWN_FROM = 0.1
+"""Seconds."""
 
 
 def print_run(console: Console, run: RunDetails) -> None:
@@ -63,6 +67,7 @@ def _head(run: RunDetails) -> Iterator[Text]:
         ("data", f"{data}: {run.rows[0]} rows, {run.rows[1]} held out"),
         ("changed", _changes_text(run.changes)),
         ("size", readable_size(run.bytes)),
+        ("start", _start_text(run.start)),
     ):
         if value:
             yield Text(f"{name:<9}{visible(value)}")
@@ -78,6 +83,16 @@ def _progress(status: RunStatus) -> str:
 def _duration(seconds: float) -> str:
     hours, rest = divmod(int(seconds), 3600)
     return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{rest} s"
+
+
+def _start_text(seconds: Mapping[str, float]) -> str:
+    """Time to the end of the first step, and the phases that took most of it."""
+    if TOTAL not in seconds:
+        return ""
+    longest = sorted((name for name in seconds if name != TOTAL), key=lambda name: -seconds[name])[:PHASES_SHOWN]
+    parts = [f"{name} {seconds[name]:.1f}" for name in longest if seconds[name] >= PHASE_SHOWN_FROM]
+    of_which = f": {', '.join(parts)}" if parts else ""
+    return f"{seconds[TOTAL]:.1f} s to the end of the first step{of_which}"
 
 
 def _model_text(name: str) -> str:

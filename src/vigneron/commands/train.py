@@ -2,23 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from vigneron import api
-from vigneron.config import Config
-from vigneron.report.html import write_report
 from vigneron.report.terminal import TerminalView, profile_table, say
-from vigneron.timing import recording_timings
+from vigneron.timing import phase, recording_timings, reporting_phases
 from vigneron.training.signals import Stopped
+
+if TYPE_CHECKING:
+    from vigneron.api import Trained
+    from vigneron.config import Config
 
 
 def train_run(
-    console: Console, config: Config, *, name: str | None, runs: Path | None, profile: bool, is_main: bool
+    console: Console, config: "Config", *, name: str | None, runs: Path | None, profile: bool, is_main: bool
 ) -> None:
     with _profiled(console, profile):
-        with _report_if_finished(console, is_main), TerminalView(console, config.recipe) as view:
+        with _report_if_finished(console, is_main), _view(console, config.recipe) as view:
+            from vigneron import api
+
             trained = api.train(config, name=name, runs=runs, view=view)
         if is_main:
             _print_next_steps(console, trained)
@@ -36,7 +41,9 @@ def resume_run(
     allow_changes: bool,
     is_main: bool,
 ) -> None:
-    with _report_if_finished(console, is_main), TerminalView(console, recipe) as view:
+    with _report_if_finished(console, is_main), _view(console, recipe) as view:
+        from vigneron import api
+
         trained = api.resume(
             run,
             *overrides,
@@ -48,6 +55,15 @@ def resume_run(
         )
     if is_main:
         _print_next_steps(console, trained)
+
+
+@contextmanager
+def _view(console: Console, title: str) -> Iterator[TerminalView]:
+    """The view of a run, which is on the screen before the heavy imports."""
+    with TerminalView(console, title) as view, reporting_phases(view.phase):
+        with phase("import"):
+            import_module("vigneron.api")
+        yield view
 
 
 @contextmanager
@@ -70,11 +86,15 @@ def _report_if_finished(console: Console, is_main: bool) -> Iterator[None]:
         yield
     except Stopped as stopped:
         if stopped.finished is not None and is_main:
+            from vigneron.report.html import write_report
+
             say(console, f"report  {write_report([stopped.finished])}")
         raise
 
 
-def _print_next_steps(console: Console, trained: api.Trained) -> None:
+def _print_next_steps(console: Console, trained: "Trained") -> None:
+    from vigneron.report.html import write_report
+
     path = write_report([trained.folder])
     say(console, f"run     {trained.folder}")
     say(console, f"report  {path}")

@@ -81,6 +81,9 @@ class ModelConfig(Strict):
     NF4 with double quantisation, by bitsandbytes (`pip install 'vigneron[quant]'`)."""
     memory_gb: Annotated[float, Field(gt=0)] | None = None
     """GPU memory that the run may take, in GB of 2³⁰ bytes. null: all of it."""
+    cache_gb: Annotated[float, Field(gt=0)] | None = None
+    """GPU memory for keys and values while completions are sampled; the update has it back. null: what is free, which
+    is found at the run's start."""
     chat: Literal["auto", "minted"] = "auto"
     """Chat template. auto: the model's own. minted: two new tokens, one before each user turn and one before each
     assistant turn; not with `lora`."""
@@ -94,8 +97,8 @@ class ModelConfig(Strict):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile for layers and losses, on CUDA with Triton: adds half a minute at the start. auto: for runs of
-    200 steps or more."""
+    """torch.compile for layers and losses, on CUDA with Triton: adds half a minute to the first run of a model's shape;
+    later ones find the code in the cache folder (VIGNERON_CACHE). auto: for runs of 200 steps or more."""
     graphs: bool = True
     """Replay passes of repeated shapes as CUDA graphs, on CUDA; not with activation checkpointing."""
     allow_pickle: bool = False

@@ -33,22 +33,35 @@ class RaySamplingConfig(PoolConfig):
 
 
 class VllmSamplingConfig(Strict):
-    """A vLLM server samples, for long completions and large models. Importance weights correct for its log-probs."""
+    """vLLM samples, for long completions and large models: a server with `url`, else an engine in the training process.
+    Importance weights correct for its log-probs."""
 
     kind: Literal["vllm"]
-    url: Url
-    """Root URL of the server, as `http://127.0.0.1:8000`."""
+    url: Url | None = None
+    """Root URL of a server, as `http://127.0.0.1:8000`. null: vLLM runs in the training process, on its GPU, and sleeps
+    during the update."""
+    memory_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the GPU's memory for vLLM while it samples; without `url`. null: half of what training leaves free."""
     model: str | None = None
-    """Name under which it serves the model. null: its only model."""
+    """Name under which the server has the model. null: its only model."""
     weights: str | None = None
     """Folder for each step's weights, which the server must be able to read. null: the run's folder."""
     concurrency: Annotated[int, Field(gt=0, le=4096)] = 256
-    """Requests in flight."""
+    """Requests in flight to the server."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Timeout of one completion, or of one weight update, in seconds."""
-    probe_limit: Annotated[float, Field(gt=0)] = 0.1
-    """Largest mean difference, in nats, between the server's and the policy's log-probs of a fixed text; a larger one
-    means that it serves another model, and is an error."""
+    """Timeout of one completion of the server, or of one weight update, in seconds."""
+    probe_limit: Annotated[float, Field(gt=0)] | None = None
+    """Largest mean difference, in nats, between vLLM's and the policy's log-probs of a fixed text; a larger one means
+    other weights, and is an error. null: 0.15 if `model.dtype` is bfloat16, else 0.01."""
+
+    @model_validator(mode="after")
+    def keys_have_an_effect(self) -> "VllmSamplingConfig":
+        if self.url is not None and self.memory_share is not None:
+            raise ValueError("`memory_share` has no effect with `url`: the server has its own --gpu-memory-utilization")
+        for key in ("model", "weights", "concurrency", "timeout_s"):
+            if self.url is None and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"`{key}` has no effect without `url`: vLLM then runs in the training process")
+        return self
 
 
 ScaledSampling = Annotated[HereSamplingConfig | RaySamplingConfig | VllmSamplingConfig, Field(discriminator="kind")]
@@ -82,6 +95,8 @@ class ScaleConfig(Strict):
     def staleness_needs_a_sampler(self) -> "ScaleConfig":
         if self.staleness and self.sampling.kind == "here":
             raise ValueError("`staleness` needs a separate sampler: set `sampling.kind` to ray or vllm")
+        if self.staleness and isinstance(self.sampling, VllmSamplingConfig) and self.sampling.url is None:
+            raise ValueError("`staleness` needs a separate sampler: set `sampling.url` to a vLLM server")
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,8 @@
 """Attention with what a model's layers add to it: a window, a cap on the scores, sinks.
 
-transformers passes queries, keys and values, and what a layer adds, to a registered attention function. The mask is
-ours: causal, or the one of a packed row; for local layers that a row is long enough for, a second mask.
+transformers passes queries, keys and values, and what a layer adds, to a registered attention function. It attends
+causally, in rows of one sequence each: packed samples are unpacked before and packed again afterwards. The rows of
+local layers that are long enough have a mask.
 
     window of W    a token sees itself and the W − 1 tokens before it
     chunks of C    a token sees those before it in its own chunk (Llama 4)
@@ -12,7 +13,7 @@ ours: causal, or the one of a packed row; for local layers that a row is long en
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -91,6 +92,56 @@ def local_mask(
     return ((at_S[:, None] >= at_S) & local.sees(at_S[:, None], at_S))[None, None]
 
 
+class Unpacked(NamedTuple):
+    """Packed samples in rows of their own, a prompt and one of its completions each, which attention sees. Everything
+    else in a layer is computed once for a prompt that several samples share, and without padding."""
+
+    token_BW: Int[Tensor, "B W"]
+    """The packed token at each place of the rows."""
+    place_N: Int[Tensor, " N"]
+    """The place, in B · W, of each packed token: the first one of a shared prompt's."""
+    prompt_M: Int[Tensor, " M"]
+    """The packed tokens that have several places."""
+    places_MG: Int[Tensor, "M G"]
+    """All places of each of them; −1 where it has fewer."""
+
+
+class _Spread(torch.autograd.Function):
+    """Packed tokens to rows. Gradients are gathered, not scattered: the same sums in every run."""
+
+    @staticmethod
+    def forward(ctx: Any, x_N: Tensor, at: Unpacked) -> Tensor:
+        ctx.at = at
+        return x_N.index_select(0, at.token_BW.flatten()).unflatten(0, at.token_BW.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        at, grad = ctx.at, grads[0].flatten(0, 1)
+        out = grad.index_select(0, at.place_N)
+        if at.prompt_M.numel():
+            every = grad.index_select(0, at.places_MG.clamp(min=0).flatten()).unflatten(0, at.places_MG.shape)
+            real = (at.places_MG >= 0).view(*at.places_MG.shape, *[1] * (grad.dim() - 1))
+            precise = torch.promote_types(grad.dtype, torch.float32)
+            total = torch.where(real, every, 0).sum(1, dtype=precise)
+            out = out.index_copy(0, at.prompt_M, total.to(grad.dtype))
+        return out, None
+
+
+class _Collect(torch.autograd.Function):
+    """Rows to packed tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_BW: Tensor, at: Unpacked) -> Tensor:
+        ctx.at = at
+        return rows_BW.flatten(0, 1).index_select(0, at.place_N)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        at, grad = ctx.at, grads[0]
+        blank = grad.new_zeros(at.token_BW.numel(), *grad.shape[1:])
+        return blank.index_copy(0, at.place_N, grad).unflatten(0, at.token_BW.shape), None
+
+
 _callers: list[Any] | None = None
 
 
@@ -117,23 +168,36 @@ def attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     local_allowed: Tensor | None = None,
+    unpacked: Unpacked | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a training pass, causal without a mask. `local_allowed` is the mask of local layers."""
+    """Attention of a training pass, causal without a mask. `local_allowed` is the mask of local layers. `unpacked`: of
+    one row of packed samples, each in a row of its own."""
     if others.get("position_bias") is not None:
         raise Unsupported("a position bias")
     if _callers is not None:
         _callers.append(module)
     if is_local(module, sliding_window) and local_allowed is not None:
         attention_mask = local_allowed
+    query, key, value = query_RHSD, key_RKSD, value_RKSE
+    if unpacked is not None:
+        query, key, value = (_unpack(part, unpacked) for part in (query, key, value))
     if softcap is None and s_aux is None:
         out, _ = sdpa_attention_forward(
-            module, query_RHSD, key_RKSD, value_RKSE, attention_mask, scaling=scaling, is_causal=others.get("is_causal")
+            module, query, key, value, attention_mask, scaling=scaling, is_causal=others.get("is_causal")
         )
-        return out, None
-    scale = scaling if scaling is not None else query_RHSD.shape[-1] ** -0.5
-    out = capped_attention(query_RHSD, key_RKSD, value_RKSE, attention_mask, scale, softcap, s_aux)
-    return out.transpose(1, 2), None
+    else:
+        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+        out = capped_attention(query, key, value, attention_mask, scale, softcap, s_aux).transpose(1, 2)
+    return (out if unpacked is None else _Collect.apply(out, unpacked)[None]), None  # type: ignore[no-untyped-call]
+
+
+def _unpack(x_1HND: Tensor, at: Unpacked) -> Tensor:
+    """[1, heads, tokens, size] to [rows, heads, width, size], in the dtype that attention has."""
+    device = x_1HND.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_1HND.dtype
+    rows: Tensor = _Spread.apply(x_1HND[0].transpose(0, 1).to(dtype), at)  # type: ignore[no-untyped-call]
+    return rows.transpose(1, 2)
 
 
 def capped_attention(

@@ -1,6 +1,9 @@
 """torch.compile for functions and decoder layers on a CUDA device with Triton."""
 
+import os
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, wraps
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -8,9 +11,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vigneron.policy.bundled import cache_folder
+from vigneron.timing import phase_hooks
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
 _state = {"enabled": False}
+_hooks: list[tuple[Callable[..., None], Callable[..., None]]] = []
 
 
 def can_compile(device: torch.device) -> bool:
@@ -30,6 +39,39 @@ def set_compiling(enabled: bool) -> None:
 
         # Layers share one code object, compiled separately for sampling, training and the reference.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        keep_compiled_code()
+        report_compiling()
+
+
+def keep_compiled_code() -> None:
+    """Let torch keep compiled code in Vigneron's cache: the next run of the same shapes does not compile them again.
+
+    Not if the user has chosen a folder, nor if the cache cannot be written: torch then uses a temporary one.
+    """
+    if CACHE in os.environ:
+        return
+    folder = cache_folder() / "compiled"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return
+    os.environ[CACHE] = str(folder.resolve())
+
+
+def report_compiling() -> None:
+    """Report the phase `compile` while torch compiles, within whatever phase it happens."""
+    from torch._dynamo.callback import callback_handler
+
+    while _hooks:  # of an earlier run of this process
+        begin, end = _hooks.pop()
+        with suppress(ValueError):  # torch.compiler.reset() has removed them
+            callback_handler.remove_start_callback(begin)
+            callback_handler.remove_end_callback(end)
+    begin, end = phase_hooks("compile")
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
+    _hooks.append((begin, end))
 
 
 def compiled_on_gpu(function: Function) -> Function:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vigneron.timing import inner_phase
+
 # Each shape keeps its inputs and its result in memory: the least recently used one is dropped beyond this number.
 MAX_SHAPES = 24
 
@@ -77,8 +79,7 @@ class GraphedTrunk:
     weights' memory, because the autograd state of the weights themselves belongs to another stream.
     """
 
-    def __init__(self, forward: Callable[..., Tensor], weights: dict[str, nn.Parameter]) -> None:
-        self._forward = forward
+    def __init__(self, weights: dict[str, nn.Parameter]) -> None:
         self._weights = list(weights.values())
         self.stand_ins = {name: nn.Parameter(weight.detach()) for name, weight in weights.items()}
         self.buffers: list[Tensor] = []
@@ -86,14 +87,15 @@ class GraphedTrunk:
         self._seen: set[Hashable] = set()
         self._hook = torch.zeros((), device=self._weights[0].device, requires_grad=True)
 
-    def __call__(self, key: Hashable, inputs: Sequence[Tensor]) -> Tensor:
+    def __call__(self, key: Hashable, inputs: Sequence[Tensor], forward: Callable[..., Tensor]) -> Tensor:
+        """`forward(*inputs)`, which takes other `weights` by keyword."""
         if key not in self._seen:
             self._seen.add(key)
-            return self._forward(*inputs)
+            return forward(*inputs)
         if not self.buffers:
             self.buffers = [torch.zeros_like(weight) for weight in self._weights]
         if key not in self._shapes:
-            _keep(self._shapes, key, _Shape(self, self._forward, inputs))
+            _keep(self._shapes, key, _Shape(self, forward, inputs))
         self._shapes.move_to_end(key)
         shape = self._shapes[key]
         _fill(shape.inputs, inputs)
@@ -171,7 +173,8 @@ def warm_up(function: Callable[[], Any], device: torch.device) -> None:
 
 def capture(function: Callable[[], Any], device: torch.device) -> tuple[Any, Any]:
     pool, _ = _pool(device)
-    return _capture(function, device, pool)
+    with inner_phase("capture"):
+        return _capture(function, device, pool)
 
 
 def _capture(function: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Any, Any]:

@@ -63,7 +63,7 @@ def _part_product(
 
 def _trained_logits(policy: Policy, part: Batch, sampling: Sampling) -> Float[Tensor, "N V"]:
     """Logits / temperature at the trained tokens, in a graph that can be differentiated twice."""
-    layout = lay_out(part, policy.pad_id, policy.device, long_rope=policy.long_rope)
-    hidden_RSH = policy.trunk(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS)
+    layout = lay_out(part, policy, graphs=False)
+    hidden_RSH = policy.trunk(layout.ids_RS, layout.positions_RS, layout.apart)
     trained_N = part.trained_BT.flatten()[layout.into_N]
     return policy.logits(hidden_RSH.flatten(0, 1)[layout.predicts_N][trained_N]) / sampling.temperature

@@ -69,15 +69,8 @@ class Scores:
 
 def forward(policy: Policy, batch: Batch, *, with_last: bool = False) -> tuple[Layout, Float[Tensor, "M H"]]:
     """The layout of the samples, and all hidden states."""
-    layout = lay_out(
-        batch,
-        policy.pad_id,
-        policy.device,
-        with_last=with_last,
-        for_graphs=policy.graphed,
-        long_rope=policy.long_rope,
-    )
-    return layout, policy.hidden(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS).flatten(0, 1)
+    layout = lay_out(batch, policy, with_last=with_last)
+    return layout, policy.hidden(layout.ids_RS, layout.positions_RS, layout.apart).flatten(0, 1)
 
 
 def critic_values(critic: Critic, layout: Layout, hidden_MH: Float[Tensor, "M H"], batch: Batch) -> dict[str, Tensor]:
@@ -85,7 +78,7 @@ def critic_values(critic: Critic, layout: Layout, hidden_MH: Float[Tensor, "M H"
     # The value loss does not train the policy's trunk (Algorithm 1, line 18: a step on φ).
     states_MH = hidden_MH.detach()
     if critic.network is not None:
-        states_MH = critic.network.hidden(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS).flatten(0, 1)
+        states_MH = critic.network.hidden(layout.ids_RS, layout.positions_RS, layout.apart).flatten(0, 1)
     if critic.position == "every_token":
         return {"values_BT": _spread(critic.head(states_MH[layout.predicts_N]), layout, batch)}
     after_last = critic.position == "last_completion"

@@ -23,8 +23,44 @@ def length_buckets(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def microbatches(batch: Batch, budget: int) -> list[Batch]:
-    """Parts of at most `budget` tokens, padding counted; completions of a prompt stay together where it pays, the two
-    texts of a pair always."""
+    """Parts of at most `budget` tokens; completions of a prompt stay together where it pays, the two texts of a pair
+    always."""
+    if batch.packing.masked or not batch.packing.share_prompts:
+        return _padded_microbatches(batch, budget)
+    batch = batch.with_packing(per_row=_most_per_row(batch, budget))
+    units = _pairs(batch) if batch.packing.paired else [[bundle] for bundle in bundles(batch)]
+    longest = [max(sample_width(batch, i) for bundle in unit for i in bundle) for unit in units]
+    widths = [sum(bundle_width(batch, bundle) for bundle in unit) for unit in units]
+    parts: list[list[int]] = []
+    tokens = samples = widest = 0
+    for number in sorted(range(len(units)), key=lambda number: (-longest[number], number)):
+        size = sum(map(len, units[number]))
+        if tokens + widths[number] > budget or (samples + size) * widest > UNPACKED * budget or not parts:
+            parts.append([])
+            tokens, samples, widest = 0, 0, longest[number]
+        parts[-1].append(number)
+        tokens, samples = tokens + widths[number], samples + size
+    return [batch.rows(sorted(i for number in part for bundle in units[number] for i in bundle)) for part in parts]
+
+
+UNPACKED = 4
+"""Tokens in the rows that attention sees, padding counted, for each packed token of the budget."""
+
+
+def _most_per_row(batch: Batch, budget: int) -> int:
+    """How many completions of a prompt fit into the budget with it."""
+    runs = samples_by_prompt(batch)
+    most = max((len(run) for run in runs), default=1)
+    while most > 1:
+        rows = [run[at : at + most] for run in runs for at in range(0, len(run), most)]
+        if max(bundle_width(batch, row) for row in rows) <= budget:
+            break
+        most = -(-most // 2)
+    return most
+
+
+def _padded_microbatches(batch: Batch, budget: int) -> list[Batch]:
+    """For rows of equal width, padding counted."""
     batch = batch.with_packing(per_row=completions_per_row(batch, budget))
     if batch.packing.pack:  # rows as long as the longest sample: packing fills what was padding beside it
         longest = max(bundle_width(batch, bundle) for bundle in bundles(batch))
@@ -79,8 +115,8 @@ def samples_by_prompt(batch: Batch) -> list[list[int]]:
 def completions_per_row(batch: Batch, budget: int) -> int:
     """Of 1, 2, 4 … completions behind one copy of a prompt, the number that costs least and fits the budget.
 
-    A row of width W costs W token passes, and W² pairs of attention: some 3,000 pairs cost as much as a token in the
-    small models this is for, a third of that with a mask, which the fast kernels cannot take.
+    For models that need a mask. A row of width W costs W token passes, and W² pairs of attention: some 3,000 pairs cost
+    as much as a token in small models, a third of that with a mask, which the fast kernels cannot take.
     """
     if not batch.packing.share_prompts:
         return 1
@@ -102,6 +138,11 @@ def bundle_width(batch: Batch, bundle: Sequence[int]) -> int:
     """Tokens of a prompt and its completions."""
     spans = batch.samples.spans
     return len(batch.samples.prompt_ids[bundle[0]]) + sum(spans[i][-1][1] - spans[i][0][0] for i in bundle)
+
+
+def sample_width(batch: Batch, i: int) -> int:
+    """Tokens of a sample with its prompt."""
+    return bundle_width(batch, [i])
 
 
 def _pairs(batch: Batch) -> list[list[list[int]]]:

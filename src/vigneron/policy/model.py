@@ -15,13 +15,24 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from vigneron.batch import Packing
 from vigneron.errors import UserError, first_line
 from vigneron.policy import attention
-from vigneron.policy.attention import local_attention, local_mask, recorded_callers, shrunken_windows, text_config
+from vigneron.policy.attention import (
+    Unpacked,
+    local_attention,
+    local_mask,
+    recorded_callers,
+    shrunken_windows,
+    text_config,
+)
 from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk, capture, warm_up
 from vigneron.policy.frozen import is_narrow, round_matrices, upcast
 from vigneron.policy.fused_head import Head, matmul_fp32
 from vigneron.policy.longrope import LongRope
+
+MOST_GRAPHED = 4e12
+"""Tokens times weights of the largest pass that is a CUDA graph: some 10 ms on a large GPU."""
 
 
 @dataclass
@@ -53,6 +64,8 @@ class Policy:
     """A `policy.sharding.Sharding`; None if this rank has all weights."""
     version: int = 0
     """Version of the weights: the number of steps that have changed them. Holders of a copy compare it."""
+    cache_bytes: int | None = None
+    """Bytes of memory for the keys and values of sampling. None: the engine's default."""
     sampler: Any = field(default=None, repr=False, compare=False)
     """The sampler of completions, created on first use by `rollout.engine.sample`."""
 
@@ -85,16 +98,52 @@ class Policy:
         self,
         ids_RS: Int[Tensor, "R S"],
         positions_RS: Int[Tensor, "R S"],
-        allowed_R1SS: Bool[Tensor, "R 1 S S"] | None = None,
+        apart: Bool[Tensor, "R 1 S S"] | Unpacked | None = None,
     ) -> Float[Tensor, "R S H"]:
-        """Last hidden states, after the final norm. `allowed` is the attention mask; without it attention is causal."""
-        if not self.graphed:
-            return self.trunk(ids_RS, positions_RS, allowed_R1SS)
-        inputs = [ids_RS, positions_RS] if allowed_R1SS is None else [ids_RS, positions_RS, allowed_R1SS]
-        key = (ids_RS.shape, allowed_R1SS is not None, self.adapter_off)
+        """Last hidden states, after the final norm. `apart` keeps packed samples apart: an attention mask, or their
+        places in rows of their own. Without it attention is causal."""
+        if not self.uses_graphs(ids_RS.numel()):
+            return self.trunk(ids_RS, positions_RS, apart)
+        more = [] if apart is None else [apart] if isinstance(apart, Tensor) else list(apart)
+        inputs = [ids_RS, positions_RS, *more]
+        key = (*(tensor.shape for tensor in inputs), self.adapter_off)
+
+        def trunk(ids_RS: Tensor, positions_RS: Tensor, *more: Tensor, weights: Any = None) -> Tensor:
+            apart = None if not more else more[0] if len(more) == 1 else Unpacked(*more)
+            return self.trunk(ids_RS, positions_RS, apart, weights)
+
         if not torch.is_grad_enabled():
-            return self._inference_graphs.run(key, self.trunk, inputs)
-        return self._training_graphs(key, inputs)
+            return self._inference_graphs.run(key, trunk, inputs)
+        return self._training_graphs(key, inputs, trunk)
+
+    def uses_graphs(self, tokens: int) -> bool:
+        """Whether a pass over so many tokens is replayed as a CUDA graph: not if its kernels take longer than their
+        launches, since a graph keeps the memory of its pass."""
+        return self.graphed and tokens * self.size <= MOST_GRAPHED
+
+    @cached_property
+    def size(self) -> int:
+        """The number of weights."""
+        return sum(weight.numel() for weight in self.causal.parameters())
+
+    def packing(self) -> Packing:
+        """How samples are packed for this model."""
+        return Packing(share_prompts=self.shares_prompts, masked=not self.unpacks())
+
+    def unpacks(self) -> bool:
+        """Whether packed samples are kept apart by unpacking them for attention; recurrent layers mix them all the
+        same."""
+        return self.shares_prompts and self.uses_own_attention()
+
+    def uses_own_attention(self) -> bool:
+        if self.own_attention is None:
+            self.own_attention = attention_fits(self)
+        return self.own_attention
+
+    def drop_graphs(self) -> None:
+        """Forget all CUDA graphs: weights have moved."""
+        for name in ("_inference_graphs", "_training_graphs"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def _inference_graphs(self) -> CudaGraphs:
@@ -103,25 +152,27 @@ class Policy:
     @cached_property
     def _training_graphs(self) -> GraphedTrunk:
         named = trunk_of(self.causal).named_parameters()
-        return GraphedTrunk(self.trunk, {name: weight for name, weight in named if weight.requires_grad})
+        return GraphedTrunk({name: weight for name, weight in named if weight.requires_grad})
 
     def trunk(
         self,
         ids_RS: Tensor,
         positions_RS: Tensor,
-        allowed_R1SS: Tensor | None = None,
+        apart: Tensor | Unpacked | None = None,
         weights: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Last hidden states without CUDA graphs. `weights` replace the trunk's own by name."""
-        if self.own_attention is None:
-            self.own_attention = attention_fits(self)
-        inputs: dict[str, Any] = {"input_ids": ids_RS, "position_ids": positions_RS, "attention_mask": allowed_R1SS}
-        if self.own_attention:
-            local_allowed = local_mask(local_attention(self.text_config), positions_RS, allowed_R1SS)
+        inputs: dict[str, Any] = {"input_ids": ids_RS, "position_ids": positions_RS, "attention_mask": None}
+        if isinstance(apart, Unpacked):
+            positions_RS = torch.arange(apart.token_BW.shape[1], device=ids_RS.device)[None]
+            inputs["unpacked"], apart = apart, None
+        inputs["attention_mask"] = apart
+        if self.uses_own_attention():
+            local_allowed = local_mask(local_attention(self.text_config), positions_RS, apart)
             inputs |= {"local_allowed": local_allowed} if local_allowed is not None else {}
-        elif allowed_R1SS is not None and self.text_config._attn_implementation == "eager":  # added to the scores there
+        elif apart is not None and self.text_config._attn_implementation == "eager":  # added to the scores there
             dtype = torch.float32 if self.narrow else self.causal.dtype
-            inputs["attention_mask"] = torch.where(allowed_R1SS, 0.0, torch.finfo(dtype).min).to(dtype)
+            inputs["attention_mask"] = torch.where(apart, 0.0, torch.finfo(dtype).min).to(dtype)
         with self._precision(), attention_function(self.causal.config, attention.NAME if self.own_attention else None):
             out = functional_call(trunk_of(self.causal), weights or {}, kwargs={**inputs, "use_cache": False})
         return out.last_hidden_state

@@ -163,10 +163,8 @@ def step_separator(policy: Policy) -> str | None:
 
 def scores(policy: Policy, batch: Batch) -> Float[Tensor, " B"]:
     """The score of each sample at its last token, found by its length rather than by padding."""
-    layout = lay_out(
-        batch, policy.pad_id, policy.device, with_last=True, for_graphs=policy.graphed, long_rope=policy.long_rope
-    )
-    hidden_MH = policy.hidden(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS).flatten(0, 1)
+    layout = lay_out(batch, policy, with_last=True)
+    hidden_MH = policy.hidden(layout.ids_RS, layout.positions_RS, layout.apart).flatten(0, 1)
     head = getattr(policy.causal, HEAD)
     # In the weights' dtype: differences between two scores are small.
     return head(hidden_MH[layout.completion_end_B].to(head.weight.dtype)).squeeze(-1)
@@ -174,10 +172,8 @@ def scores(policy: Policy, batch: Batch) -> Float[Tensor, " B"]:
 
 def scores_at(policy: Policy, batch: Batch, at_BT: Bool[Tensor, "B T"]) -> Float[Tensor, " N"]:
     """The scores at the marked tokens, sample by sample; the score at a token has read it."""
-    layout = lay_out(
-        batch, policy.pad_id, policy.device, with_last=True, for_graphs=policy.graphed, long_rope=policy.long_rope
-    )
-    hidden_MH = policy.hidden(layout.ids_RS, layout.positions_RS, layout.allowed_R1SS).flatten(0, 1)
+    layout = lay_out(batch, policy, with_last=True)
+    hidden_MH = policy.hidden(layout.ids_RS, layout.positions_RS, layout.apart).flatten(0, 1)
     first_B = layout.completion_end_B - batch.samples.lengths_B + 1
     index_BT = first_B[:, None] + torch.arange(at_BT.shape[1], device=first_B.device)
     head = getattr(policy.causal, HEAD)

@@ -1,4 +1,4 @@
-"""The Ray cluster, actor pools and vLLM server of a run, as its config's `scale` section asks for."""
+"""The Ray cluster, actor pools and vLLM engine of a run, as its config's `scale` section asks for."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,6 +14,8 @@ from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.remote.ray.cluster import Cluster, PoolSpec, check_installed
+from vigneron.remote.vllm.completion import Engine
+from vigneron.remote.vllm.in_process import InProcessEngine, check_in_process
 from vigneron.remote.vllm.server_api import VllmServer, connect
 from vigneron.rollout.engine.request import Completions, Request, Sampler
 from vigneron.run_store.folder import RunFolder
@@ -78,6 +80,13 @@ def _moved(done: Completions, device: torch.device) -> Completions:
 def check_scale(config: Config) -> None:
     """Check the `scale` section before anything is loaded. The config's devices are resolved."""
     scale, device = config.scale, config.model.device
+    if isinstance(scale.sampling, VllmSamplingConfig):
+        if config.model.weights == "4bit":
+            raise UserError(
+                "scale.sampling: vLLM cannot take 4-bit weights: set model.weights to another, or sample here"
+            )
+        if scale.sampling.url is None:
+            check_in_process(scale.sampling, device)
     if not scale.uses_ray:
         return
     check_installed()
@@ -103,11 +112,11 @@ class RemoteWorkers:
         self._cluster: Cluster | None = None
         self._used: dict[str, Callable[[], Any]] = {}
         scale = config.scale
-        if here and scale.sampling.kind == "vllm":
+        check_scale(config)
+        if here and isinstance(scale.sampling, VllmSamplingConfig) and scale.sampling.url is not None:
             self._server = connect(scale.sampling)
         if not here or not scale.uses_ray:
             return
-        check_scale(config)
         pools = {"sampling": scale.sampling if scale.sampling.kind == "ray" else None}
         requested: dict[str, Any] = {**pools, "embedding": scale.embedding, "judging": scale.judging}
         self._cluster = Cluster(scale.ray_address)
@@ -157,7 +166,7 @@ class RemoteWorkers:
                 raise UserError(f"{line}: leave it out")
 
     def attach_sampler(self, policy: Policy, folder: RunFolder) -> None:
-        """Make the policy sample by actors or by a server, if the config says so, until this is closed."""
+        """Make the policy sample by actors or by vLLM, if the config says so, until this is closed."""
         kind = self._config.scale.sampling.kind
         if kind == "here" or self._config.method.reads == "pairs":
             return
@@ -180,9 +189,14 @@ class RemoteWorkers:
         options = self._config.scale.sampling
         if isinstance(options, VllmSamplingConfig):
             from vigneron.remote.vllm.sampler import VllmSampler
+            from vigneron.remote.vllm.server import ServerEngine
 
-            assert self._server is not None
-            return VllmSampler(policy, self._server, options, folder.path)
+            engine: Engine
+            if self._server is not None:
+                engine = ServerEngine(policy, self._server, options, folder.path)
+            else:
+                engine = InProcessEngine(policy, options, folder.path, graphs=self._config.model.graphs)
+            return VllmSampler(policy, engine, options.probe_limit)
         from vigneron.remote.ray.sampler import RaySampler
 
         assert self._cluster is not None

@@ -1,10 +1,14 @@
-"""The terminal view of a run: a live panel, or one line per step when piped. The same for every method."""
+"""The terminal view of a run: a live panel, or one line per step when piped. The same for every method.
 
+It is shown before torch is imported, and imports nothing that does.
+"""
+
+import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,10 +18,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from vigneron.batch import Batch
-from vigneron.config import Config
 from vigneron.errors import visible
 from vigneron.redaction import redacted
+from vigneron.report.phase_names import QUICK_PHASES, shown_phase
 from vigneron.report.tables import NARROW, samples_lines, samples_table, short, sparkline
 from vigneron.run_store.headline_metrics import headline_metrics
 from vigneron.run_store.metric_table import in_order
@@ -25,10 +28,13 @@ from vigneron.run_store.metrics_file import records_of
 from vigneron.run_store.rubric_items import category_rewards
 from vigneron.run_store.samples import Sample
 from vigneron.timing import WHOLE
-from vigneron.training.callbacks import RunInfo
-from vigneron.training.method import Metrics
-from vigneron.training.output import samples_of
 from vigneron.values import is_number
+
+if TYPE_CHECKING:
+    from vigneron.batch import Batch
+    from vigneron.config import Config
+    from vigneron.training.callbacks import RunInfo
+    from vigneron.training.method import Metrics
 
 WEAKEST_SHOWN = 3
 WEAKEST_WIDTH = 60
@@ -40,17 +46,6 @@ PACE_OVER = 10
 """Steps over which the pace is a mean, with their evaluations."""
 PHASE_SHOWN_AFTER = 1.0
 """Seconds before a phase is named: a shorter one would only flicker."""
-PHASES = {
-    "rollout": "sampling",
-    "reward": "waiting for rewards",
-    "advantage": "computing advantages",
-    "update": "updating",
-    "keep samples": "writing samples",
-    "evaluate": "evaluating",
-    "save": "saving",
-    "load the model": "loading the model",
-    "see what fits into memory": "measuring memory",
-}
 
 
 class TerminalView:
@@ -65,7 +60,9 @@ class TerminalView:
         self._labels: dict[str, str] = {}
         self._recent: deque[tuple[int, float, float]] = deque(maxlen=PACE_OVER)
         self._last_step: float | None = None
-        self._phase: tuple[str, float] | None = ("start", time.monotonic())
+        self._began = time.monotonic()
+        self._phase: tuple[str, float] | None = ("start", self._began)
+        self._started: set[str] = set()
         self._warnings: list[tuple[int, str]] = []
         self._samples: list[Sample] = []
         self._rewarded = True
@@ -94,9 +91,19 @@ class TerminalView:
             say(self._console, f"warning: {text}")
 
     def phase(self, text: str | None) -> None:
-        self._phase = None if text is None else (text, time.monotonic())
+        now = time.monotonic()
+        self._phase = None if text is None else (text, now)
+        if text is not None and self._live is None and self._at is None:
+            self._start_line(text, now - self._began)
 
-    def step(self, run: RunInfo, metrics: Metrics, batch: Batch, seconds: float) -> None:
+    def _start_line(self, text: str, seconds: float) -> None:
+        """A line for each phase before the end of the first step, when it begins for the first time."""
+        name = re.sub(r" \d+/\d+$", "", text)
+        if name not in self._started and name not in QUICK_PHASES:
+            self._started.add(name)
+            say(self._console, f"start: {seconds:.1f} s, {shown_phase(name)}")
+
+    def step(self, run: "RunInfo", metrics: "Metrics", batch: "Batch", seconds: float) -> None:
         self._update_pace(len(batch), seconds)
         if not self._labels:
             for record in records_of(run.folder.path):
@@ -109,10 +116,12 @@ class TerminalView:
             say(self._console, self._line(metrics))
             return
         self._rewarded = batch.signals.rewards_B is not None
+        from vigneron.training.output import samples_of  # imported by the run already
+
         self._samples = samples_of(batch.rows(range(min(SAMPLES_SHOWN, len(batch)))), run.step, "train")
         self._live.refresh()
 
-    def _add_history(self, config: Config, metrics: Metrics) -> None:
+    def _add_history(self, config: "Config", metrics: "Metrics") -> None:
         """A metric that was shown once stays shown."""
         shown = headline_metrics(config.model_dump(mode="json"), [metrics], config.method)
         self._labels |= {one.key: one.label for one in shown}
@@ -138,7 +147,7 @@ class TerminalView:
         )
         return rate, f"{minutes} left"
 
-    def _line(self, metrics: Metrics) -> str:
+    def _line(self, metrics: "Metrics") -> str:
         assert self._at is not None
         rate, left = self._pace()
         keys = [key for key in in_order(self._labels) if key in metrics]
@@ -157,7 +166,7 @@ class TerminalView:
         if current is None or time.monotonic() - current[1] < PHASE_SHOWN_AFTER:
             return None
         phase, began = current
-        name = PHASES.get(phase, phase)
+        name = shown_phase(phase)
         what = f"{self._title}: {'starting' if name == 'start' else name}" if self._at is None else name
         self._spinner.update(text=Text(f"{what}, {time.monotonic() - began:.0f} s", style="dim"))
         return self._spinner
@@ -196,7 +205,7 @@ class TerminalView:
         return [Text(), *(Text(f"step {step}: {text}", style="yellow") for step, text in last)] if last else []
 
 
-def weakest(metrics: Metrics) -> str:
+def weakest(metrics: "Metrics") -> str:
     """The categories of a rubric with the lowest rewards, as many as fit; empty for a single category."""
     rewards = {name: metrics[key] for name, key in category_rewards(metrics).items()}
     if len(rewards) < 2:

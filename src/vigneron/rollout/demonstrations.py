@@ -1,13 +1,13 @@
 """The rollout of methods that train on given answers (SFT): prompts with their answers, as a batch of samples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 
-from vigneron.batch import Batch, Packing, Samples, Span
+from vigneron.batch import Batch, Samples, Span
 from vigneron.data.formats import conversation_of
 from vigneron.data.prompts import Row, columns_of, completion_text, in_row, numbered
 from vigneron.errors import UserError
@@ -77,7 +77,7 @@ def batch_of_texts(
             completions=tuple(completions),
             columns=columns_of(rows),
         ),
-        packing=Packing(share_prompts=policy.shares_prompts, pack=packing and policy.shares_prompts),
+        packing=replace(policy.packing(), pack=packing and policy.shares_prompts),
     )
 
 

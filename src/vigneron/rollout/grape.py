@@ -154,7 +154,7 @@ class GrapeRollout:
             places = drawn + shown
             whole = whole.rows(sorted(range(len(places)), key=places.__getitem__))
         return (
-            whole.with_packing(share_prompts=policy.shares_prompts)
+            whole.with_packing(share_prompts=policy.shares_prompts, masked=not policy.unpacks())
             .with_samples(
                 extras={
                     **whole.samples.extras,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vigneron.batch import Batch, Packing, Samples, Signals, to_device
+from vigneron.batch import Batch, Samples, Signals, to_device
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import Row, columns_of, row_prompts_token_ids, texts_of
@@ -95,7 +95,7 @@ class OnPolicy:
                 columns=columns_of(rows),
             ),
             signals=Signals(excluded_B=done.truncated_B if self.mask_truncated else None, metrics=done.metrics),
-            packing=Packing(share_prompts=self.policy.shares_prompts),
+            packing=self.policy.packing(),
         )
 
 

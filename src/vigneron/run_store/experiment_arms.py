@@ -79,7 +79,11 @@ def identity(config: Config) -> dict[str, Any]:
     """The keys that tell arms apart: all but names, the seed, and keys that only bound memory or log."""
     flat = flatten(config.model_dump(mode="json"))
     flat["model.device"] = str(flat["model.device"]).split(":")[0]
-    return {key: value for key, value in flat.items() if key not in (*NAMES, "seed", "microbatch_tokens", "trackers")}
+    return {
+        key: value
+        for key, value in flat.items()
+        if key not in (*NAMES, "seed", "microbatch_tokens", "model.cache_gb", "trackers")
+    }
 
 
 def differences(arms: Sequence[Arm]) -> list[tuple[str, list[Any]]]:

@@ -47,6 +47,8 @@ class RunDetails:
     saved: list[SavedCheckpoint]
     best: int | None
     bytes: int
+    start: dict[str, float]
+    """Seconds from its newest start to the end of the step after it, by phase."""
 
 
 def run_details(path: Path) -> RunDetails:
@@ -65,7 +67,14 @@ def run_details(path: Path) -> RunDetails:
         saved=saved,
         best=best_step(config.keep_best, metrics, records, [one.step for one in saved]),
         bytes=bytes_in(folder.path),
+        start=start_seconds(folder),
     )
+
+
+def start_seconds(folder: RunFolder) -> dict[str, float]:
+    """Of the newest start of the run; empty for runs of earlier versions."""
+    starts = [record["start"] for record in folder.records("timings.jsonl") if isinstance(record.get("start"), dict)]
+    return {str(name): float(value) for name, value in starts[-1].items() if is_number(value)} if starts else {}
 
 
 def changed_keys(config: Config) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from vigneron.files import full_disk_errors
 from vigneron.policy.rank_batches import assign_ranks
 from vigneron.run_store.curves import CurveIndex
 from vigneron.run_store.status import State, write_status
-from vigneron.timing import end_timed_step, phase, start_timing
+from vigneron.timing import end_timed_step, phase, start_timing, take_start
 from vigneron.training.callbacks import View
 from vigneron.training.memory import explained_memory
 from vigneron.training.method import Metrics
@@ -114,7 +114,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                     metrics |= run.evaluate()
             output.log(run.step, metrics)
             curves.add({"step": run.step, **metrics})
-            run.folder.append("timings.jsonl", {"step": run.step, "seconds": round(seconds, 4)})
+            run.folder.append("timings.jsonl", {"step": run.step, "seconds": round(seconds, 4), **_start_seconds()})
             view.step(run, metrics, batch, seconds)
             output.alert(run.step, metrics, run.warnings(metrics), view)
             output.saver.check()
@@ -132,3 +132,9 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                 how = "it was the last step" if last else f"resume with `{resume}`"
                 view.notice(f"saved after step {run.step}: {how}")
                 stop.leave(stopping)
+
+
+def _start_seconds() -> dict[str, dict[str, float]]:
+    """With the first step of a process: the seconds until its end, by phase."""
+    start = take_start()
+    return {} if start is None else {"start": {name: round(value, 2) for name, value in start.items()}}

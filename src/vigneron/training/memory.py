@@ -2,49 +2,99 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vigneron.batch import Batch, Samples
-from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config
+from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config, OptimizerConfig
 from vigneron.core.draws import Sampling
+from vigneron.core.moments import state_bytes
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
+from vigneron.policy.frozen import MATRICES
 from vigneron.policy.fused_head import HEAD_CHUNK
 from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import scores
-from vigneron.rollout.engine.engine import cache_bytes
+from vigneron.rollout.engine import cuda_memory
 
-# Share of the memory left after optimizer, gradients and sampler that a pass may take.
-SHARE = 0.7
+# Share of the memory left after everything that stays that a pass, or the cache, may take.
+SHARE = 0.8
 # Tokens of the smaller of the two measured passes: more than a chunk of the head, so that both include its cost.
 PROBE_TOKENS = 2 * HEAD_CHUNK
+# Bytes for what sampling needs beside weights and cache: prompts in flight, logits.
+BESIDE_CACHE = 2**30
 
 
-def find_microbatch_tokens(policy: Policy, longest: int) -> int:
-    """The number of tokens that safely fit into a pass, up to a size beyond which speed hardly improves.
+@dataclass(frozen=True)
+class Sizes:
+    """What fits into memory: the tokens of a forward and backward pass, and the bytes of the cache of sampling. None:
+    the engine's default."""
+
+    microbatch_tokens: int
+    cache_bytes: int | None
+
+
+def limit_memory(config: Config, device: torch.device) -> None:
+    """Apply `model.memory_gb`."""
+    if config.model.memory_gb is None or device.type != "cuda":
+        return
+    wanted, total = int(config.model.memory_gb * 2**30), torch.cuda.get_device_properties(device).total_memory
+    if wanted > total:
+        raise UserError(
+            f"model.memory_gb: {config.model.memory_gb:g} GB, and {torch.cuda.get_device_name(device)} has "
+            f"{total / 2**30:.1f} GB"
+        )
+    torch.cuda.set_per_process_memory_fraction(wanted / total, device)
+    cuda_memory.set_limit(wanted)
+
+
+def find_sizes(policy: Policy, longest: int, optimizer: OptimizerConfig) -> Sizes:
+    """The sizes that safely fit into memory, the tokens up to a size beyond which speed hardly improves.
 
     On a CUDA device, the peak memory of two small forward and backward passes gives the bytes per token.
     """
-    if policy.device.type != "cuda":
-        return DEFAULT_MICROBATCH_TOKENS
+    device = policy.device
+    if device.type != "cuda":
+        return Sizes(DEFAULT_MICROBATCH_TOKENS, None)
     rows = -(-PROBE_TOKENS // longest)
     try:
         fewer, more = (_peak_bytes(policy, longest, count) for count in (rows, 2 * rows))
     except torch.OutOfMemoryError:
-        return longest
+        return Sizes(longest, None)
+    gradients = sum(ranks.local_tensor(parameter).nbytes for _, parameter in policy.trainable())
     per_token = max(1, more - fewer) / (rows * longest)
-    fixed = max(0, fewer - per_token * rows * longest)
+    fixed = max(0, fewer - per_token * rows * longest - gradients)
     torch.cuda.empty_cache()
-    trained = sum(ranks.local_tensor(parameter).nbytes for _, parameter in policy.trainable())
-    free, _ = torch.cuda.mem_get_info(policy.device)
-    reserved = 3 * trained + 1.5 * cache_bytes(policy.device)  # gradients and AdamW's two moments; the sampler
-    room = SHARE * (free - reserved - fixed)
-    fits = int(room / per_token) // 256 * 256
-    return max(longest, min(DEFAULT_MICROBATCH_TOKENS, fits))
+    free = _free_bytes(device) - _copied_bytes(policy) - _moment_bytes(policy, optimizer)
+    fits = int(SHARE * (free - gradients - fixed) / per_token) // 256 * 256
+    cache_bytes = int(SHARE * (free - (gradients if policy.graphed else 0) - BESIDE_CACHE))
+    return Sizes(max(longest, min(DEFAULT_MICROBATCH_TOKENS, fits)), max(2**28, cache_bytes))
+
+
+def _free_bytes(device: torch.device) -> int:
+    free, _ = torch.cuda.mem_get_info(device)
+    limit = cuda_memory.limit()
+    return free if limit is None else min(free, limit - torch.cuda.memory_allocated(device))
+
+
+def _moment_bytes(policy: Policy, optimizer: OptimizerConfig) -> int:
+    """AdamW's moments, which come with the first update."""
+    if optimizer.offload:
+        return 0
+    return sum(state_bytes(optimizer.kind, ranks.local_tensor(weight).numel()) for _, weight in policy.trainable())
+
+
+def _copied_bytes(policy: Policy) -> int:
+    """The engine's copies of matrices in the compute dtype."""
+    if policy.compute_dtype != torch.bfloat16:
+        return 0
+    matrices = [module for module in policy.causal.modules() if isinstance(module, MATRICES)]
+    weights = [module.weight for module in matrices if module.weight.dtype == torch.float32]
+    return sum(2 * weight.numel() for weight in weights)
 
 
 def _peak_bytes(policy: Policy, width: int, rows: int) -> int:

@@ -22,7 +22,9 @@ from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
-from vigneron.remote.vllm.sampler import CHANGED, VllmSampler, _mean_gap, request_seeds
+from vigneron.remote.vllm.completion import mean_gap
+from vigneron.remote.vllm.sampler import CHANGED, VllmSampler, request_seeds
+from vigneron.remote.vllm.server import ServerEngine
 from vigneron.remote.vllm.server_api import VllmServer, connect
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rollout.engine.request import Completions, Request
@@ -64,7 +66,7 @@ def child(folder: Path) -> Policy:
 
 def sampler_for(policy: Policy, served: Served, folder: Path, **keys: Any) -> VllmSampler:
     config = settings(served.url, **keys)
-    policy.sampler = VllmSampler(policy, connect(config), config, folder)
+    policy.sampler = VllmSampler(policy, ServerEngine(policy, connect(config), config, folder), config.probe_limit)
     return policy.sampler
 
 
@@ -297,7 +299,7 @@ def test_a_server_that_misbehaves_is_a_clear_line(tiny_folder: Path, served: Ser
 def test_a_server_that_ignored_an_update_is_refused(tiny_folder: Path, served: Served, tmp_path: Path) -> None:
     """Small ones too, of which each might have rounded away, and which no tolerance would find."""
     policy = child(tiny_folder)
-    sampler = sampler_for(policy, served, tmp_path)
+    sampler = sampler_for(policy, served, tmp_path, probe_limit=0.15)  # as in bfloat16
     sampler.update_weights()
     first = sampler._own_logprobs()
     served.misbehave("ignore update", times=100)
@@ -308,14 +310,14 @@ def test_a_server_that_ignored_an_update_is_refused(tiny_folder: Path, served: S
         policy.version += 1
         with torch.no_grad():
             policy.causal.lm_head.weight.add_(5e-4 * direction)
-        return _mean_gap(sampler._own_logprobs(), first)
+        return mean_gap(sampler._own_logprobs(), first)
 
     while changed() <= CHANGED:
         sampler.update_weights()  # it goes on while it cannot know
     with pytest.raises(UserError, match=r"not have the weights of version \d+.*did not change, while the policy"):
         sampler.update_weights()
     assert policy.version > 2
-    assert CHANGED < _mean_gap(sampler._own_logprobs(), first) < sampler._config.probe_limit
+    assert CHANGED < mean_gap(sampler._own_logprobs(), first) < sampler.probe_limit
     served.misbehave("ignore update")
     with torch.no_grad():
         policy.causal.lm_head.weight.mul_(20)

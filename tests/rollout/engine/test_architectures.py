@@ -14,9 +14,9 @@ from vigneron.policy.logprobs import score
 from vigneron.policy.microbatches import microbatches
 from vigneron.policy.model import Policy, check_head
 from vigneron.policy.packing import can_share_prompts
-from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
+from vigneron.rollout.engine.key_value_cache import KeyValueCache
 from vigneron.rollout.engine.sample import sample, sampler_of
 
 FAST = ["Mistral v0.1 (window)", "Gemma 2", "gpt-oss", "BLOOM"]
@@ -54,7 +54,8 @@ def test_what_is_sampled_and_scored_is_transformers(family: str, tokens: int, mo
     prompts = [
         [(7 * i + j) % 250 + 1 for j in range(size)] for i, size in enumerate((tokens // 2 + 1, 3, 1)) for _ in range(2)
     ]
-    monkeypatch.setattr(Engine, "_rows_at_once", lambda self, slots: 3)  # rows are refilled
+    # Rows are refilled.
+    monkeypatch.setattr(KeyValueCache, "_rows_at_once", lambda self, samples, tokens: min(3, samples))
     sampled = sample(policy, prompts, max_new_tokens=tokens // 2, sampling=SAMPLING, seed=1)
     greedy = sample(policy, prompts, max_new_tokens=tokens // 2)
     pairs = [(prompt, sampled.ids_BT[row].tolist()) for row, prompt in enumerate(prompts)]
@@ -134,10 +135,8 @@ def test_windows_are_as_they_were_after_the_check() -> None:
     assert all(module.sliding_window == window for module, window in before)
 
 
-def test_a_cache_is_as_large_as_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_is_as_large_as_its_layers() -> None:
     """DeepSeek's values are smaller than its keys: rows at once are counted with both."""
     policy = zoo_policy("DeepSeek V3")
-    engine = sampler_of(policy)
-    assert isinstance(engine, Engine)
-    monkeypatch.setitem(engine_module.CACHE_BYTES, "cpu", 10 * 2 * 4 * (12 + 8) * 32 * 4)
-    assert engine._rows_at_once(32) == 10
+    policy.cache_bytes = 10 * 2 * 4 * (12 + 8) * 32 * 4
+    assert Engine(policy)._cache.room_for([(20, 1)] * 50, 12).rows == 10

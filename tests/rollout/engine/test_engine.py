@@ -11,7 +11,6 @@ from vigneron.core.draws import Sampling
 from vigneron.policy.load import make_policy
 from vigneron.policy.lora import Lora, add_lora
 from vigneron.policy.model import Policy
-from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
 from vigneron.rollout.engine.sample import sample, sampler_of
@@ -57,14 +56,10 @@ def test_refills_and_compactions_change_nothing(
     ]
     assert isinstance(sampler_of(policy), Engine)
     wide = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
-    bytes_before = dict(engine_module.CACHE_BYTES)
-    slots = max(map(len, prompts)) + 7
-    layer = policy.sampler._model.attentions[0]
-    engine_module.CACHE_BYTES["cpu"] = rows * 2 * 2 * layer.heads * layer.key_size * slots * 4  # room for so many rows
-    try:
-        narrow = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
-    finally:
-        engine_module.CACHE_BYTES.update(bytes_before)
+    cache = policy.sampler._cache
+    cache._limit = rows * cache.token_bytes * (max(map(len, prompts)) + 7)  # room for so many rows
+    narrow = sample(policy, prompts, max_new_tokens=7, sampling=sampling, seed=3, step=2)
+    assert cache.room.rows == min(rows, len(prompts))
     assert wide.lengths_B.tolist() == narrow.lengths_B.tolist()
     assert wide.ids_BT.tolist() == narrow.ids_BT.tolist()
     torch.testing.assert_close(wide.behaviour_BT, narrow.behaviour_BT, atol=1e-5, rtol=0)

@@ -14,7 +14,6 @@ from support.tiny_models import byte_tokenizer, smollm2_tokenizer, tiny_policy
 from support.zoo import zoo_model
 from vigneron.core.draws import Sampling
 from vigneron.policy.load import make_policy
-from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine import schedule
 from vigneron.rollout.engine import stop_strings as stop_strings_module
 from vigneron.rollout.engine.engine import Engine
@@ -171,17 +170,15 @@ def test_a_sample_is_the_untruncated_one_up_to_its_stop_string(
     assert isinstance(sampler_of(policy), Engine if kind == "llama" else GenerateSampler)
     options: dict[str, Any] = {"max_new_tokens": 12, "sampling": None if greedy else Sampling(), "seed": 3, "step": 2}
     whole = sample(policy, prompts, **options)
-    before = dict(schedule.CHECK_EVERY), dict(engine_module.CACHE_BYTES)
+    before = dict(schedule.CHECK_EVERY)
     schedule.CHECK_EVERY["cpu"] = every
     if kind == "llama":
-        layer = policy.sampler._model.attentions[0]  # type: ignore[attr-defined]
-        slots = max(map(len, prompts)) + 12
-        engine_module.CACHE_BYTES["cpu"] = rows * 2 * layer.heads * (layer.key_size + layer.value_size) * slots * 4
+        cache = policy.sampler._cache  # type: ignore[attr-defined]
+        cache._limit = rows * cache.token_bytes * (max(map(len, prompts)) + 12)
     try:
         done = sample(policy, prompts, **options, stop=strings)
     finally:
-        schedule.CHECK_EVERY.update(before[0])
-        engine_module.CACHE_BYTES.update(before[1])
+        schedule.CHECK_EVERY.update(before)
     for row in range(len(prompts)):
         ids = whole.ids_BT[row, : int(whole.lengths_B[row])].tolist()
         end = end_by_hand(policy.tokenizer, ids, tuple(strings))

@@ -5,7 +5,6 @@ weights) and `--logprobs-mode processed_logprobs`. See docs/guides/vllm.md.
 """
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,32 +14,20 @@ from urllib.parse import urlencode
 from vigneron.config.scale import VllmSamplingConfig
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError, did_you_mean
+from vigneron.remote.vllm.completion import (
+    OLDEST,
+    PROBE_OPTIONS,
+    WHERE,
+    Completion,
+    Ends,
+    checked_completion,
+    number,
+    parsed_version,
+    sampling_options,
+)
 from vigneron.remote.vllm.json_server import HttpError, JsonServer
-from vigneron.rollout.engine.stop_strings import StopStrings
-from vigneron.values import is_number
 
-WHERE = "scale.sampling"
-OLDEST = (0, 20)
-LARGEST_TOKEN = 2**31
 GUIDE = "docs/guides/vllm.md has the command that starts it"
-
-
-@dataclass(frozen=True)
-class Ends:
-    """What ends a completion: end tokens, and stop strings."""
-
-    tokens: Sequence[int] = ()
-    strings: Sequence[str] = ()
-    stops: StopStrings | None = None
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The sample of one prompt. `ended`: its last token is an end token, or completes a stop string."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    ended: bool
 
 
 @dataclass(frozen=True)
@@ -59,27 +46,11 @@ class VllmServer:
     def complete(
         self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None, seed: int, ends: Ends
     ) -> Completion:
-        """Sample one completion. Sets every option: vLLM takes defaults from the model's generation config."""
-        drawn = sampling or Sampling(temperature=0.0)
+        """Sample one completion."""
         body = {
             "model": self.model,
             "prompt": list(prompt),
-            "max_tokens": max_new_tokens,
-            "n": 1,
-            "temperature": drawn.temperature,
-            "top_k": drawn.top_k or -1,
-            "top_p": drawn.top_p,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "seed": seed,
-            # Only our end tokens and stop strings stop a completion, and they stay in it.
-            "ignore_eos": True,
-            "stop_token_ids": list(ends.tokens),
-            **({"stop": list(ends.strings)} if ends.strings else {}),
-            "include_stop_str_in_output": True,
-            "skip_special_tokens": False,
+            **sampling_options(max_new_tokens, sampling, seed, ends),
             "logprobs": 1,
             "return_token_ids": True,
         }
@@ -87,24 +58,13 @@ class VllmServer:
 
     def logprobs_of(self, ids: Sequence[int]) -> list[float]:
         """The log-prob of each token of a text but the first, given the tokens before it."""
-        choice = self._first_choice(
-            {
-                "model": self.model,
-                "prompt": list(ids),
-                "max_tokens": 1,
-                "temperature": 1.0,
-                "top_k": -1,
-                "top_p": 1.0,
-                "repetition_penalty": 1.0,
-                "prompt_logprobs": 1,
-            }
-        )
+        choice = self._first_choice({"model": self.model, "prompt": list(ids), **PROBE_OPTIONS})
 
         def read() -> list[float]:
             rows = choice["prompt_logprobs"]
             if len(rows) != len(ids):
                 raise ValueError(f"log-probs of {len(rows)} tokens for a text of {len(ids)}")
-            return [_number(row[str(one)]["logprob"]) for one, row in zip(ids[1:], rows[1:], strict=True)]
+            return [number(row[str(one)]["logprob"]) for one, row in zip(ids[1:], rows[1:], strict=True)]
 
         return self._parse(read)
 
@@ -164,32 +124,9 @@ class VllmServer:
 
 
 def _completion(choice: Any, max_new_tokens: int, ends: Ends) -> Completion:
-    ids = tuple(choice["token_ids"])
-    logprobs = tuple(_number(value) for value in choice["logprobs"]["token_logprobs"])
-    reason = choice["finish_reason"]
-    if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < LARGEST_TOKEN for one in ids):
-        raise ValueError("token ids that are not integers of a vocabulary")
-    if len(ids) != len(logprobs):
-        raise ValueError(f"{len(ids)} tokens and {len(logprobs)} log-probs")
-    stop = ends.stops.end(ids) if ends.stops is not None else None
-    if stop is not None:  # the server may have sampled several tokens before it looked
-        ids, logprobs, reason = ids[:stop], logprobs[:stop], "stop"
-    by_string = stop is not None or choice.get("stop_reason") in ends.strings  # its detokenizer may see other spaces
-    if reason == "stop" and not by_string and (not ids or ids[-1] not in ends.tokens):
-        raise ValueError("a completion without the end token or stop string that ended it")
-    if reason == "length" and len(ids) != max_new_tokens:
-        raise ValueError(f"{len(ids)} tokens cut by the length limit of {max_new_tokens}")
-    if reason not in ("stop", "length") or not 0 < len(ids) <= max_new_tokens:
-        raise ValueError(f"a completion of {len(ids)} tokens that ended by '{reason}'")
-    if any(one in ends.tokens for one in ids[:-1]):
-        raise ValueError("a completion that continues after its end token")
-    return Completion(ids, logprobs, reason == "stop")
-
-
-def _number(value: Any) -> float:
-    if not is_number(value):
-        raise ValueError(f"the log-prob {value!r}")
-    return float(value)
+    ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    reason, stop_reason = choice["finish_reason"], choice.get("stop_reason")
+    return checked_completion(ids, logprobs, reason, stop_reason, max_new_tokens, ends)
 
 
 # ------------------------------------------------------------------------------------------------ before a run
@@ -197,6 +134,7 @@ def _number(value: Any) -> float:
 
 def connect(config: VllmSamplingConfig) -> VllmServer:
     """Connect to the recipe's server and check that it can be trained with."""
+    assert config.url is not None
     url = config.url.rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         http = JsonServer(url, config.timeout_s, os.environ.get("VLLM_API_KEY", "").strip())
@@ -207,7 +145,7 @@ def connect(config: VllmSamplingConfig) -> VllmServer:
     except HttpError as error:
         raise UserError(f"{WHERE}.url: no vLLM server at '{url}': it {error}; {GUIDE}") from None
     version = _version(http)
-    if _parsed(version) < OLDEST:
+    if parsed_version(version) < OLDEST:
         oldest = ".".join(str(part) for part in OLDEST)
         raise UserError(f"{WHERE}.url: '{url}' runs vLLM {version}: {oldest} or newer is required")
     model, longest = _served(http, config.model)
@@ -220,11 +158,6 @@ def _version(http: JsonServer) -> str:
         return str(http.request("/version")["version"])
     except (HttpError, KeyError, TypeError):
         raise UserError(f"{WHERE}.url: '{http.url}' answers, but is not a vLLM server; {GUIDE}") from None
-
-
-def _parsed(version: str) -> tuple[int, int]:
-    numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", version)
-    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def _served(http: JsonServer, wanted: str | None) -> tuple[str, int | None]:

@@ -2,7 +2,9 @@
 
 transformers passes queries, keys and values to a registered attention function; this one keeps the cache itself. A
 row's token at position p is in slot p, so rows may have any length, a finished row is overwritten by a new prompt, and
-addresses never change (a CUDA graph stays valid). `policy.attention` has the windows, caps and sinks.
+addresses never change (a CUDA graph stays valid). Where the decode kernel runs, prompts have a cache of their own that
+the rows of a group share, and a row's first slot is that of its first new token. `policy.attention` has the windows,
+caps and sinks.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from transformers import AttentionInterface
 
 from vigneron.policy.attention import Unsupported, capped_attention, is_local, local_attention, local_mask
 from vigneron.policy.compiling import has_triton
-from vigneron.rollout.engine.decode_tiles import Tiles, choose_tiles, shared_memory
+from vigneron.rollout.engine.decode_tiles import Slots, Tiles, choose_tiles, shared_memory
 
 NAME = "vigneron_cached"
 
@@ -26,16 +28,19 @@ SCORE_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Layer:
-    """An attention module with the shape of its cache: key heads, and sizes of keys and values."""
+    """An attention module with the shape of its cache: key heads, and sizes of keys and values. `sharing` query heads
+    have one key head."""
 
     module: Any
     heads: int
     key_size: int
     value_size: int
+    sharing: int = 1
 
     @classmethod
-    def of(cls, module: Any, key_RKSD: Tensor, value_RKSE: Tensor) -> "Layer":
-        return cls(module, key_RKSD.shape[1], key_RKSD.shape[3], value_RKSE.shape[3])
+    def of(cls, module: Any, query_RHSD: Tensor, key_RKSD: Tensor, value_RKSE: Tensor) -> "Layer":
+        heads = key_RKSD.shape[1]
+        return cls(module, heads, key_RKSD.shape[3], value_RKSE.shape[3], query_RHSD.shape[1] // heads)
 
 
 @dataclass(frozen=True)
@@ -64,47 +69,57 @@ def cached_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     cache_rows: Int[Tensor, " R"] | None = None,
-    cache_slots: Int[Tensor, " R"] | None = None,
+    cache_first: int = 0,
+    cache_slots: Slots | None = None,
     discover: list[Layer] | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention that updates the cache: with `cache_slots`, one new token per row at its slot; with `cache_rows`, whole
-    prompts for those rows. `discover` collects the calling modules.
+    """Attention that updates the cache: with `cache_slots`, one new token per row at its slot; with `cache_rows`, the
+    tokens of prompts for those rows, from slot `cache_first` on. `discover` collects the calling modules.
     """
     if others.get("position_bias") is not None:
         raise Unsupported("a position bias")
     if discover is not None:
-        discover.append(Layer.of(module, key_RKSD, value_RKSE))
+        discover.append(Layer.of(module, query_RHSD, key_RKSD, value_RKSE))
         return value_RKSE.repeat_interleave(query_RHSD.shape[1] // key_RKSD.shape[1], 1).transpose(1, 2), None
     local = local_attention(module.config) if is_local(module, sliding_window) else None
     modifiers = AttentionModifiers(local, softcap, s_aux)
-    dtype = module.vigneron_keys.dtype
+    cache = module.vigneron_cache
+    dtype = cache[0].dtype
     query, key, value = query_RHSD.to(dtype), key_RKSD.to(dtype), value_RKSE.to(dtype)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    write_cache(module, key, value, cache_rows, cache_slots)
     if cache_slots is not None:
-        keys, values = module.vigneron_keys, module.vigneron_values
-        return attend_to_cache(query[:, :, 0], keys, values, cache_slots, scale, modifiers)[:, None], None
+        new = query[:, :, 0], key[:, :, 0], value[:, :, 0]
+        return attend_to_cache(*new, cache, module.vigneron_prompt_cache, cache_slots, scale, modifiers)[:, None], None
+    cache = module.vigneron_prompt_cache or cache
+    write_prompts(cache, key, value, cache_rows, cache_first)
+    if cache_first:  # the tokens before these are in the cache
+        key, value = (part[cache_rows, :, : cache_first + key.shape[2]] for part in cache)
     return attend_to_prompt(query, key, value, scale, modifiers).transpose(1, 2), None
 
 
-def write_cache(module: Any, key: Tensor, value: Tensor, rows: Tensor | None, slots: Tensor | None) -> None:
-    """Write one token per row at its slot, or whole prompts into `rows`."""
-    keys, values = module.vigneron_keys, module.vigneron_values
-    if slots is not None:
-        at = torch.arange(key.shape[0], device=key.device)
-        keys[at, :, slots] = key[:, :, 0]
-        values[at, :, slots] = value[:, :, 0]
-    else:
-        keys[rows, :, : key.shape[2]] = key
-        values[rows, :, : key.shape[2]] = value
+Cache = tuple[Tensor, Tensor]
+"""Keys and values of a layer, [rows, key heads, slots, size] each."""
+
+
+def write_prompts(cache: Cache, key: Tensor, value: Tensor, rows: Tensor | None, first: int = 0) -> None:
+    """Write the tokens of prompts into `rows`, from slot `first` on."""
+    for part, new in zip(cache, (key, value), strict=True):
+        part[rows, :, first : first + new.shape[2]] = new
+
+
+def write_tokens(cache: Cache, key_RKD: Tensor, value_RKE: Tensor, slots_R: Tensor) -> None:
+    """Write one token per row at its slot."""
+    at = torch.arange(len(slots_R), device=slots_R.device)
+    for part, new in zip(cache, (key_RKD, value_RKE), strict=True):
+        part[at, :, slots_R] = new
 
 
 def attend_to_prompt(query: Tensor, key: Tensor, value: Tensor, scale: float, modifiers: AttentionModifiers) -> Tensor:
-    """Causal attention of whole prompts, from slot 0."""
+    """Causal attention of the last tokens of prompts, in slots from 0."""
     count, heads, width, _ = query.shape
-    at_1S = torch.arange(width, device=query.device)[None]
-    allowed = local_mask(modifiers.local, at_1S, None)
+    before = key.shape[2] - width
+    allowed = _prompt_mask(modifiers.local, before, width, query.device)
     if modifiers.plain:
         return scaled_dot_product_attention(
             query,
@@ -115,7 +130,7 @@ def attend_to_prompt(query: Tensor, key: Tensor, value: Tensor, scale: float, mo
             scale=scale,
             enable_gqa=heads != key.shape[1],
         )
-    size = max(1, SCORE_BYTES // (4 * heads * width * width))
+    size = max(1, SCORE_BYTES // (4 * heads * width * key.shape[2]))
     parts = [
         capped_attention(
             query[i : i + size], key[i : i + size], value[i : i + size], allowed, scale, *_capped(modifiers)
@@ -125,23 +140,40 @@ def attend_to_prompt(query: Tensor, key: Tensor, value: Tensor, scale: float, mo
     return torch.cat(parts)
 
 
+def _prompt_mask(local: Any, before: int, width: int, device: torch.device) -> Tensor | None:
+    """What the last `width` of `before` + `width` tokens see; None: all tokens from the first to their own."""
+    if not before:
+        return local_mask(local, torch.arange(width, device=device)[None], None)
+    query, key = (
+        torch.arange(before, before + width, device=device)[:, None],
+        torch.arange(before + width, device=device),
+    )
+    allowed = key <= query
+    return (allowed if local is None else allowed & local.sees(query, key))[None, None]
+
+
 def attend_to_cache(
     query_RHD: Float[Tensor, "R H D"],
-    keys: Float[Tensor, "C K S D"],
-    values: Float[Tensor, "C K S E"],
-    slots_R: Int[Tensor, " R"],
+    key_RKD: Float[Tensor, "R K D"],
+    value_RKE: Float[Tensor, "R K E"],
+    cache: Cache,
+    prompt_cache: Cache | None,
+    slots: Slots,
     scale: float,
     modifiers: AttentionModifiers,
 ) -> Float[Tensor, "R H E"]:
-    """Attention of each row's query over its slots up to its own, or over a local layer's last ones; the rows are the
-    first R of the cache."""
-    first_R = (
-        modifiers.local.first(slots_R) if modifiers.local is not None and keys.shape[2] > modifiers.local.size else None
-    )
-    if (tiles := kernel_tiles(query_RHD, keys, values)) is not None:
+    """Write each row's new key and value, and attend to its slots up to its own, or to a local layer's last ones; the
+    rows are the first R of the cache."""
+    keys, values = cache
+    slots_R = slots.slot_R
+    first_R = modifiers.local.first(slots_R) if modifiers.local is not None else None
+    tiles = kernel_tiles(query_RHD, Layer.of(None, query_RHD[:, :, None], key_RKD[:, :, None], value_RKE[:, :, None]))
+    if tiles is not None:
         from vigneron.rollout.engine.decode_kernel import decode_attention
 
-        return decode_attention(query_RHD, keys, values, slots_R, scale, tiles, first_R, *_capped(modifiers))
+        new = query_RHD, key_RKD, value_RKE
+        return decode_attention(*new, cache, prompt_cache, slots, scale, tiles, first_R, *_capped(modifiers))
+    write_tokens(cache, key_RKD, value_RKE, slots_R)
     count, heads, _ = query_RHD.shape
     at_S = torch.arange(keys.shape[2], device=slots_R.device)
     seen_R11S = (at_S <= slots_R[:, None])[:, None, None]
@@ -158,13 +190,12 @@ def attend_to_cache(
     return out.flatten(1, 2)
 
 
-def kernel_tiles(query_RHD: Tensor, keys: Tensor, values: Tensor) -> Tiles | None:
-    """The sizes with which the decode kernel computes this; None: it cannot. It sums in float32, has one size for keys
-    and values, and needs shared memory."""
-    if not query_RHD.is_cuda or query_RHD.dtype == torch.float64 or keys.shape != values.shape or not has_triton():
+def kernel_tiles(like: Tensor, layer: Layer) -> Tiles | None:
+    """The sizes with which the decode kernel computes a layer, for tensors like this; None: it cannot. It sums in
+    float32, has one size for keys and values, and needs shared memory."""
+    if not like.is_cuda or like.dtype == torch.float64 or layer.key_size != layer.value_size or not has_triton():
         return None
-    _, heads, size = query_RHD.shape
-    return choose_tiles(heads // keys.shape[1], size, keys.dtype.itemsize, shared_memory(query_RHD.device))
+    return choose_tiles(layer.sharing, layer.key_size, like.dtype.itemsize, shared_memory(like.device))
 
 
 def _capped(modifiers: AttentionModifiers) -> tuple[float | None, Tensor | None]:

@@ -13,7 +13,8 @@ from vigneron.policy.compiling import compiled_on_gpu
 @dataclass
 class DecodeState:
     """One entry per row. `ids` holds `written` tokens; the `last` of them goes into the cache next, at `slot`. Its
-    position is `slot` + `offset`, which marks long sequences (see `policy.longrope`)."""
+    position is `slot` + `offset`, which marks long sequences (see `policy.longrope`). `prompt` is the row's prompt of
+    `start` tokens among the shared ones."""
 
     last: Int[Tensor, " R"]
     slot: Int[Tensor, " R"]
@@ -21,6 +22,8 @@ class DecodeState:
     written: Int[Tensor, " R"]
     limit: Int[Tensor, " R"]
     key: Int[Tensor, " R"]
+    prompt: Int[Tensor, " R"]
+    start: Int[Tensor, " R"]
     running: Bool[Tensor, " R"]
     ended: Bool[Tensor, " R"]
     ids: Int[Tensor, "R T"]
@@ -33,10 +36,10 @@ class DecodeState:
         def blank(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=device)
 
-        last, slot, offset, written, limit, key = (blank(torch.long) for _ in range(6))
+        last, slot, offset, written, limit, key, prompt, start = (blank(torch.long) for _ in range(8))
         running, ended = blank(torch.bool), blank(torch.bool)
         ids, logprobs = blank(torch.long, tokens + 1), blank(dtype, tokens + 1)
-        return cls(last, slot, offset, written, limit, key, running, ended, ids, logprobs)
+        return cls(last, slot, offset, written, limit, key, prompt, start, running, ended, ids, logprobs)
 
     def tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in fields(self)]
@@ -50,9 +53,12 @@ class DecodeState:
         for tensor in self.tensors():
             tensor[: len(source)] = tensor[source]
 
-    def start(self, at: Int[Tensor, " N"], *, slot: Tensor, offset: Tensor, key: Tensor, limit: Tensor) -> None:
-        """Start new samples in rows `at`, before their first token."""
-        self.slot[at], self.offset[at], self.key[at], self.limit[at] = slot - 1, offset, key, limit
+    def begin(
+        self, at: Int[Tensor, " N"], *, length: Tensor, offset: Tensor, key: Tensor, limit: Tensor, prompt: Tensor
+    ) -> None:
+        """Start new samples in rows `at`, before their first token, behind prompts of `length` tokens."""
+        self.slot[at], self.offset[at], self.key[at], self.limit[at] = length - 1, offset, key, limit
+        self.prompt[at], self.start[at] = prompt, length
         self.written[at] = 0
         self.running[at] = True
         self.ended[at] = False

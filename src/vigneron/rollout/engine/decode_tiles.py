@@ -1,4 +1,4 @@
-"""How many slots the decode kernel reads at a time: as many as fit into a GPU's shared memory.
+"""What the decode kernel reads, and how many slots at a time: as many as fit into a GPU's shared memory.
 
 With three stages, the keys and values of two blocks are in shared memory while the next ones are loaded. These are the
 sizes that Triton reports for the kernel, up to a few bytes.
@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 SMALLEST = 16
 """Rows of a matrix product in a kernel."""
@@ -26,6 +27,15 @@ class Tiles(NamedTuple):
         blocks = {1: 1, 2: 2, 3: 4}[self.stages]
         numbers = self.sharing * self.size + blocks * self.block * self.size + self.sharing * self.block
         return numbers * itemsize + SPARE
+
+
+class Slots(NamedTuple):
+    """Where rows are: the slot of each one's new token, and with shared prompts the prompt and its length, which is
+    subtracted from slots in the row's own cache."""
+
+    slot_R: Tensor
+    prompt_R: Tensor | None = None
+    start_R: Tensor | None = None
 
 
 CHOICES = ((64, 3), (32, 3), (16, 3), (16, 2), (16, 1))

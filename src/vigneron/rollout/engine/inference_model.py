@@ -1,10 +1,13 @@
-"""The model that samples: the policy's own weights, or bfloat16 copies of its matrices, with adapters merged.
+"""The model that samples: the policy's own weights where they are frozen or in the compute dtype, and bfloat16 copies
+of its other matrices.
 
-The master weights are never changed. `refresh` updates the copies in place.
+Adapters are merged into copies in float32. On a base in bfloat16 or 4 bits they stay beside it, as in training: a
+merged weight would be a second one, and round small changes away. The master weights are never changed. `refresh`
+updates the copies in place.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -15,10 +18,11 @@ from torch import Tensor, nn
 
 from vigneron.distributed import ranks
 from vigneron.policy.attention import Unsupported, may_have_windows, text_config
-from vigneron.policy.frozen import MATRICES
+from vigneron.policy.compiling import has_triton
+from vigneron.policy.frozen import MATRICES, upcast
 from vigneron.policy.model import Policy, model_logits, precision, trunk_of
 from vigneron.rollout.engine import cached_attention
-from vigneron.rollout.engine.cached_attention import Layer
+from vigneron.rollout.engine.cached_attention import Cache, Layer
 from vigneron.rollout.engine.slot_cache import SlotCache
 
 Source = Callable[[], Tensor]
@@ -28,7 +32,7 @@ class InferenceModel:
     """A copy of the model's structure with cached attention; see `cached_attention`, and `slot_cache` for models that
     have only their own."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, *, fused: bool = True) -> None:
         self.dtype = policy.compute_dtype
         self.device = policy.device
         self._copies: list[tuple[nn.Parameter, Source]] = []
@@ -37,19 +41,25 @@ class InferenceModel:
         self._policy, self._version = policy, policy.version
         self.model = deepcopy(causal, {id(p): p for p in causal.parameters()}).eval()
         self.own_attention = True
-        self._merge_adapters(causal)
+        self._place_adapters(causal)
         if self.dtype == torch.bfloat16:
             self._copy_matrices()
         self.refresh()
+        self.fused = fused and self.dtype == torch.bfloat16 and self.device.type == "cuda" and has_triton()
+        if self.fused:
+            self._fuse()
         self.attentions: list[Layer] = []
         self.attentions = self._find_attentions()
 
-    def _merge_adapters(self, causal: Any) -> None:
-        """Replace each adapted layer by a plain one with the weight base + delta. Of a layer with several adapted
-        parameters, such as experts, peft's wrappers contain each other."""
+    def _place_adapters(self, causal: Any) -> None:
+        """Replace each adapted layer by a plain one with the weight base + delta, or keep its adapters beside it. Of a
+        layer with several adapted parameters, such as experts, peft's wrappers contain each other."""
         merged: tuple[str, ...] = ()
         for name, module in list(causal.named_modules()):
             if not hasattr(module, "get_delta_weight") or name.startswith(merged):
+                continue
+            if keeps_adapters(module):
+                self._keep_adapters(module, self.model.get_submodule(name))
                 continue
             merged = (*merged, f"{name}.")
             owner, _, attribute = name.rpartition(".")
@@ -60,6 +70,20 @@ class InferenceModel:
                 setattr(plain, parameter, copy)
             setattr(self.model.get_submodule(owner), attribute, plain)
 
+    def _fuse(self) -> None:
+        from vigneron.rollout.engine.fused_layers import fuse_layers
+
+        with precision(self.device, self.dtype):
+            fuse_layers(self.model)
+        self._policy.drop_graphs()  # frozen weights lie at other addresses
+
+    def _keep_adapters(self, adapted: Any, kept: Any) -> None:
+        """Copy the second matrix of each adapter, which is 0 while adapters are off."""
+        kept._disable_adapters = False
+        for adapter in adapted.lora_B:
+            master = adapted.lora_B[adapter].weight
+            kept.lora_B[adapter].weight = self._copy_of(master, partial(_switched, adapted, adapter, master))
+
     def _copy_matrices(self) -> None:
         """Cast once what autocast would cast at every call; embeddings and norms stay the float32 master weights."""
         merged = {id(copy): (copy, source) for copy, source in self._copies}
@@ -67,7 +91,7 @@ class InferenceModel:
         for module in self.model.modules():
             if isinstance(module, MATRICES):
                 for name, master in list(module.named_parameters(recurse=False)):
-                    if master.dtype == self.dtype:  # gathered in this dtype
+                    if master.dtype == self.dtype or not master.is_floating_point():  # used as they are
                         continue
                     _, source = merged.pop(id(master), (master, partial(_itself, master)))
                     setattr(module, name, self._copy_of(master, source))
@@ -113,22 +137,31 @@ class InferenceModel:
             chunk = copies[start : start + 32]
             torch._foreach_copy_([copy for copy, _ in chunk], [source() for _, source in chunk])
 
-    def attach(self, planes: Sequence[Tensor]) -> None:
-        """Give each layer its part of the cache, as keys and values [rows, key heads, slots, size] in turn."""
-        for number, layer in enumerate(self.attentions):
-            layer.module.vigneron_keys, layer.module.vigneron_values = planes[2 * number : 2 * number + 2]
+    def attach(self, caches: Sequence[Cache], prompt_caches: Sequence[Cache | None]) -> None:
+        """Give each layer its keys and values, and those of the prompts if rows share them."""
+        for layer, cache, prompt_cache in zip(self.attentions, caches, prompt_caches, strict=True):
+            layer.module.vigneron_cache, layer.module.vigneron_prompt_cache = cache, prompt_cache
 
     def hidden(self, ids_RS: Int[Tensor, "R S"], positions_RS: Int[Tensor, "R S"], **cache: Any) -> Tensor:
         options: dict[str, Any] = {"use_cache": False, "attention_mask": None, **cache}
         if not self.own_attention:
+            cache.pop("cache_first", None)  # prompts come whole
             slots = SlotCache([layer.module for layer in self.attentions], **cache)
             options = {"use_cache": True, "attention_mask": slots.mask(), "past_key_values": slots}
-        with precision(self.device, self.dtype):
+        with self._precision():
             out = trunk_of(self.model)(input_ids=ids_RS, position_ids=positions_RS, **options)
         return out.last_hidden_state
 
     def logits(self, hidden_NH: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        return model_logits(self.model, hidden_NH, self.dtype)
+        with upcast(self.model) if self._upcasts else nullcontext():
+            return model_logits(self.model, hidden_NH, self.dtype)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return upcast(self.model) if self._upcasts else precision(self.device, self.dtype)
+
+    @property
+    def _upcasts(self) -> bool:
+        return self._policy.narrow and self.dtype == torch.float32
 
 
 def _unsharded(policy: Policy) -> tuple[Any, list[tuple[nn.Parameter, Source]]]:
@@ -151,6 +184,19 @@ def _unsharded(policy: Policy) -> tuple[Any, list[tuple[nn.Parameter, Source]]]:
 
 def _itself(master: Tensor) -> Tensor:
     return master
+
+
+def _switched(adapted: Any, adapter: str, master: Tensor) -> Tensor:
+    on = not adapted.disable_adapters and adapter in adapted.active_adapters
+    return master if on else torch.zeros_like(master)
+
+
+def keeps_adapters(adapted: Any) -> bool:
+    """Whether the adapters of a layer stay beside its matrix: one in bfloat16 or 4 bits."""
+    base = adapted.get_base_layer()
+    return (
+        isinstance(base, MATRICES) and adapted.base_layer is base and base.weight.dtype in (torch.bfloat16, torch.uint8)
+    )
 
 
 def wrappers_of(adapted: Any) -> list[Any]:

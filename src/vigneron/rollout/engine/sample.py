@@ -127,18 +127,12 @@ def _make_sampler(policy: Policy) -> Sampler:
         if policy.own_attention is None:
             policy.own_attention = attention_fits(policy)
         engine = Engine(policy)
-        with shrunken_windows(policy.causal, engine.model):
-            try:
-                agrees = _agrees(policy, engine)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:  # layers that wait for the device, such as experts in float32
-                if not engine.graphed:
-                    raise
-                engine.stop_using_graphs(first_line(error))
-                agrees = _agrees(policy, engine)
-            if not agrees:
-                raise Unsupported("layers that the engine does not reproduce")
+        agrees = _engine_agrees(policy, engine)
+        if not agrees and engine.fused:
+            engine = Engine(policy, fused=False)
+            agrees = _engine_agrees(policy, engine)
+        if not agrees:
+            raise Unsupported("layers that the engine does not reproduce")
         engine.clear_graphs()  # of the small windows
     except (torch.OutOfMemoryError, UserError):
         raise
@@ -155,9 +149,22 @@ def _make_sampler(policy: Policy) -> Sampler:
         except Exception as error:  # a model that `generate` cannot run either
             kind = policy.causal.config.model_type
             raise UserError(f"model: transformers' generate fails for '{kind}': {first_line(error)}") from error
-    if policy.compiled:
+    if policy.compiled and not engine.fused:
         engine.compile()
     return engine
+
+
+def _engine_agrees(policy: Policy, engine: Engine) -> bool:
+    with shrunken_windows(policy.causal, engine.model):
+        try:
+            return _agrees(policy, engine)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # layers that wait for the device, such as experts in float32
+            if not engine.graphed:
+                raise
+            engine.stop_using_graphs(first_line(error))
+            return _agrees(policy, engine)
 
 
 def _fallback(policy: Policy, why: str) -> GenerateSampler:
@@ -185,7 +192,8 @@ def _agrees(policy: Policy, sampler: Sampler) -> bool:
         completion = done.ids_BT[row, : int(done.lengths_B[row])]
         ids = torch.cat([torch.tensor(prompt, device=policy.device), completion])[None]
         positions = torch.arange(ids.shape[1], device=policy.device)[None] + policy.position_offset(len(prompt), 6)
-        logprobs = policy.logits(policy.trunk(ids, positions))[0].log_softmax(-1)
+        with torch.compiler.set_stance("force_eager"):  # rows of one: no later pass would use what is compiled for them
+            logprobs = policy.logits(policy.trunk(ids, positions))[0].log_softmax(-1)
         expected = logprobs[len(prompt) - 1 : -1].gather(1, completion[:, None])[:, 0]
         gap_T = (done.behaviour_BT[row, : len(completion)] - expected).abs()
         # Rounding to bfloat16 may send a token to other experts: of a few tokens, that changes one by much.

@@ -36,9 +36,11 @@ class Decoder(Protocol):
     pad_id: int
     graphed: bool
 
+    @property
+    def prompts(self) -> int: ...
     def rows_for(self, count: int) -> int: ...
     def position_offset(self, prompt: int) -> int: ...
-    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor: ...
+    def prefill(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> Tensor: ...
     def share_prompt(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None: ...
     def logits(self, hidden_NH: Tensor) -> Tensor: ...
     def decode(self, count: int, sampling: Sampling | None) -> None: ...
@@ -60,6 +62,10 @@ class Schedule:
         self.keys = draw_keys(request.seed, request.step, names)
         self.owner: list[int | None] = [None] * self.size  # the sample in each row
         self.left = [0] * self.size  # tokens left for the sample in each row
+        self.shares = engine.prompts > 0
+        self.prompt: list[int] = [0] * self.size  # with shared prompts, the one of each row
+        self.unused = list(range(engine.prompts))  # prompts of the cache
+        self.users = [0] * engine.prompts  # samples of each prompt that have not ended
         self.stopped: set[int | None] = set()  # samples that a stop string has ended
 
     def run(self) -> Completions:
@@ -116,6 +122,7 @@ class Schedule:
             spare = smaller - live
             self.owner = [*(self.owner[row] for row in rows), *[None] * spare]
             self.left = [*(self.left[row] for row in rows), *[0] * spare]
+            self.prompt = [*(self.prompt[row] for row in rows), *[0] * spare]
             self.state.running[live:smaller] = False
             self.size = smaller
 
@@ -131,9 +138,11 @@ class Schedule:
     def _admit(self, free: list[int]) -> None:
         """Start as many groups as fit: prefill their prompts and sample each first token."""
         groups: list[tuple[Group, list[int]]] = []
-        while self.waiting and len(self.waiting[-1].samples) <= len(free):
+        prompts = len(self.unused)
+        while self.waiting and len(self.waiting[-1].samples) <= len(free) and (prompts or not self.shares):
             group = self.waiting.pop()
             size = len(group.samples)
+            prompts -= 1
             if groups and not self._fits_beside(group, [group for group, _ in groups]):
                 self._start(groups)
                 groups = []
@@ -150,31 +159,35 @@ class Schedule:
     def _start(self, groups: list[tuple[Group, list[int]]]) -> None:
         request, device = self.request, self.device
         with phase("prefill"):
-            leaders = [rows[0] for _, rows in groups]
-            hidden_PH = self.engine.prefill([group.prompt for group, _ in groups], leaders)
-            followers = [(rows[0], row) for _, rows in groups for row in rows[1:]]
-            self.engine.share_prompt(
-                [source for source, _ in followers],
-                [target for _, target in followers],
-                max(len(group.prompt) for group, _ in groups),
-            )
+            places = [self.unused.pop() if self.shares else rows[0] for _, rows in groups]
+            hidden_PH = self.engine.prefill([group.prompt for group, _ in groups], places)
+            if not self.shares:
+                followers = [(rows[0], row) for _, rows in groups for row in rows[1:]]
+                self.engine.share_prompt(
+                    [source for source, _ in followers],
+                    [target for _, target in followers],
+                    max(len(group.prompt) for group, _ in groups),
+                )
             logits_PV = self.engine.logits(hidden_PH)
             samples = [sample for group, _ in groups for sample in group.samples]
             rows = [row for _, rows in groups for row in rows]
             lengths = [len(group.prompt) for group, _ in groups for _ in group.samples]
             of_prompt = [p for p, (group, _) in enumerate(groups) for _ in group.samples]
             offsets = [self.engine.position_offset(length) for length in lengths]
-            at, sample, length, prompt, offset = to_device(
-                [rows, samples, lengths, of_prompt, offsets], device
+            shared = [places[p] if self.shares else 0 for p in of_prompt]
+            at, sample, length, prompt, offset, place = to_device(
+                [rows, samples, lengths, of_prompt, offsets, shared], device
             ).unbind()
             key = self.keys[sample]
             limit = torch.full_like(at, request.max_new_tokens)
-            self.state.start(at, slot=length, offset=offset, key=key, limit=limit)
+            self.state.begin(at, length=length, offset=offset, key=key, limit=limit, prompt=place)
             token, logprob = choose(logits_PV[prompt], key, torch.zeros_like(key), request.sampling)
             self.state.write(at, token, logprob, self.engine.ends)
             self.done.prompt_hidden_BH[sample] = hidden_PH[prompt].to(self.done.prompt_hidden_BH.dtype)
-        for row, owner in zip(rows, samples, strict=True):
-            self.owner[row], self.left[row] = owner, request.max_new_tokens - 1
+        for row, owner, place in zip(rows, samples, shared, strict=True):
+            self.owner[row], self.left[row], self.prompt[row] = owner, request.max_new_tokens - 1, place
+            if self.shares:
+                self.users[place] += 1
 
     def _collect_ended(self, ended: list[int]) -> None:
         if not ended:
@@ -190,6 +203,16 @@ class Schedule:
         self.done.truncated_B[sample] = ~self.state.ended[row]
         for ended_row in ended:
             self.owner[ended_row] = None
+            if self.shares:
+                place = self.prompt[ended_row]
+                self.users[place] -= 1
+                if not self.users[place]:
+                    self.unused.append(place)
+
+
+def prompt_groups(prompt_ids: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """The tokens of the prompt and the samples of each group."""
+    return [(len(group.prompt), len(group.samples)) for group in _groups(prompt_ids, len(prompt_ids))]
 
 
 def _groups(prompt_ids: Sequence[Sequence[int]], largest: int) -> list[Group]:

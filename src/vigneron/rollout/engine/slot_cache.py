@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from vigneron.rollout.engine.cached_attention import Layer, write_cache
+from vigneron.rollout.engine.cached_attention import Layer, write_prompts, write_tokens
+from vigneron.rollout.engine.decode_tiles import Slots
 
 
 class SlotCache(Cache):
@@ -19,12 +20,13 @@ class SlotCache(Cache):
         holders: list[Any],
         *,
         cache_rows: Tensor | None = None,
-        cache_slots: Tensor | None = None,
+        cache_slots: Slots | None = None,
         discover: list[Layer] | None = None,
     ) -> None:
-        self._holders, self._rows, self._slots, self._discover = holders, cache_rows, cache_slots, discover
+        self._holders, self._rows, self._discover = holders, cache_rows, discover
+        self._slots = cache_slots.slot_R if cache_slots is not None else None
         self.layers: list[Any] = []
-        width = holders[0].vigneron_keys.shape[2] if cache_slots is not None else 0
+        width = holders[0].vigneron_cache[0].shape[2] if cache_slots is not None else 0
         self._before = max(0, width - 1)
 
     def mask(self) -> Tensor | None:
@@ -37,18 +39,16 @@ class SlotCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         if self._discover is not None:
-            self._discover.append(Layer.of(nn.Module(), key_states, value_states))
+            self._discover.append(Layer.of(nn.Module(), key_states, key_states, value_states))
             return key_states, value_states
-        holder = self._holders[layer_idx]
-        dtype = holder.vigneron_keys.dtype
-        write_cache(holder, key_states.to(dtype), value_states.to(dtype), self._rows, self._slots)
+        cache = self._holders[layer_idx].vigneron_cache
+        key, value = (new.to(cache[0].dtype) for new in (key_states, value_states))
         if self._slots is None:
+            write_prompts(cache, key, value, self._rows)
             return key_states, value_states
-        count = len(self._slots)
-        return (
-            holder.vigneron_keys[:count].to(key_states.dtype),
-            holder.vigneron_values[:count].to(value_states.dtype),
-        )
+        write_tokens(cache, key[:, :, 0], value[:, :, 0], self._slots)
+        keys, values = (part[: len(self._slots)].to(key_states.dtype) for part in cache)
+        return keys, values
 
     # What transformers needs to make a mask: all slots before the last one are in the past.
 

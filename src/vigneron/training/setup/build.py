@@ -18,9 +18,10 @@ from vigneron.policy.architecture import NO_ENCODERS, leaves_out_encoders
 from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.chat_template import set_date, today, writes_date
 from vigneron.policy.from_config import policy_from_config, seed_everything
-from vigneron.policy.load import local_config, speed_up
+from vigneron.policy.load import local_config, resolve_device, speed_up
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.sharding import shard_policy
+from vigneron.policy.weight_files import readable_weights
 from vigneron.remote.setup import RemoteWorkers
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
@@ -42,11 +43,11 @@ from vigneron.run_store.samples import SampleStore
 from vigneron.timing import phase
 from vigneron.training.async_rollout import AsyncRollout
 from vigneron.training.callbacks import View
-from vigneron.training.checkpoint.read import weights_identity
+from vigneron.training.checkpoint.base_identity import Identity, begin_identity
 from vigneron.training.checkpoint.write import Retention, Saver
 from vigneron.training.collect import collecting, rewarding
 from vigneron.training.importance_weights import WeightedAdvantage
-from vigneron.training.memory import explained_memory, find_microbatch_tokens
+from vigneron.training.memory import explained_memory, find_sizes, limit_memory
 from vigneron.training.method import Method, unchanged
 from vigneron.training.mismatch import mismatch_limits
 from vigneron.training.output import RunOutput
@@ -118,44 +119,58 @@ NOTED_ROWS = 100
 """Rows whose trained text is compared with their answers."""
 
 
-def build_run(config: Config, folder: RunFolder, data: Data, build: Build, view: View) -> Run:
+def build_run(
+    config: Config, folder: RunFolder, data: Data, build: Build, view: View, recorded: Identity | None = None
+) -> Run:
+    """`recorded`: the base model of the checkpoint to resume."""
     with explained_memory(config):
         remote = ranks.run_on_all_ranks(lambda: RemoteWorkers(config, here=ranks.is_rank0()))
         try:
-            return _build(config, folder, data, build, view, remote)
+            return _build(config, folder, data, build, view, remote, recorded)
         except BaseException:  # Ctrl-C too
             remote.close()
             raise
 
 
-def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: View, remote: RemoteWorkers) -> Run:
+def _build(
+    config: Config,
+    folder: RunFolder,
+    data: Data,
+    build: Build,
+    view: View,
+    remote: RemoteWorkers,
+    recorded: Identity | None,
+) -> Run:
     function, audit, policy = ranks.run_on_all_ranks(lambda: _load(config, folder, data, view, remote))
     stop_at_turn_end(policy, [row["prompt"] for row in data.train[:1]])
     config = _with_chat_date(config, policy, folder)
     local_reward = ApplyReward.of(config, function)
     reward = local_reward if ranks.world_size() == 1 else Rank0Reward(local_reward)
-    origin = Origin(_base_identity(config, policy), data_record(data))
+    has_weights = config.scale.shard == 1 or ranks.is_rank0()
+    identity = begin_identity(config.model.name, policy, recorded) if has_weights else None
     shard_policy(policy, config.scale.shard)
     # Rank 0 alone may have drawn initial weights.
     torch.set_rng_state(ranks.run_on_rank0(torch.get_rng_state))
-    reference = Reference.of(policy)
+    with phase("copy the reference"):
+        reference = Reference.of(policy)
     # Sharded weights are gathered at changing addresses during a pass, which a CUDA graph cannot follow.
     unsharded = config.scale.shard == 1
     graphs, compiled = config.model.graphs and unsharded, config.model.compile is True and unsharded
-    slower = speed_up(policy, reference, graphs=graphs, compiled=compiled)
+    with phase("prepare the model"):
+        slower = speed_up(policy, reference, graphs=graphs, compiled=compiled)
     remote.attach_sampler(policy, folder)
-    longest, truncation = check_data_lengths(config, policy, data, function)
-    if config.microbatch_tokens == "auto":
-        with phase("see what fits into memory"):
-            microbatch_tokens = -int(ranks.all_reduce_max(-find_microbatch_tokens(policy, longest)))
-        config = config.model_copy(update={"microbatch_tokens": microbatch_tokens})
-        folder.write_config(config)
+    with phase("check the data"):
+        longest, truncation = check_data_lengths(config, policy, data, function)
+    config = _with_sizes(config, policy, folder, longest)
     parts = Parts.of(config, policy, reference, reward, data.train, folder.path)
     built = build(parts)
     if isinstance(parts.curriculum, ByLoss):
         parts.curriculum.measure = row_losses(parts, built)
-    method, async_rollout = wrap_method(built, parts)
     samples = config.method.trains == "policy" and config.method.reads != "pairs"
+    if samples:
+        with phase("prepare the sampler"):
+            sampler_of(policy)
+    method, async_rollout = wrap_method(built, parts)
     known = {notice.key for notice in kept_notices(folder.path)}
     notices = (
         truncation,
@@ -180,7 +195,7 @@ def _build(config: Config, folder: RunFolder, data: Data, build: Build, view: Vi
         reward=reward,
         check=build_check(checker_name(config)),
         output=RunOutput(folder, config, SampleStore(folder.path), saver, mismatch=mismatch_limits(config, policy)),
-        origin=origin,
+        origin=Origin(_base_identity(config, identity), data_record(data)),
         audit=audit,
         remote=remote,
         async_rollout=async_rollout,
@@ -215,6 +230,24 @@ def _with_chat_date(config: Config, policy: Policy, folder: RunFolder) -> Config
     set_date(day)
     config = config.model_copy(update={"model": config.model.model_copy(update={"chat_date": day})})
     folder.write_config(config)
+    return config
+
+
+def _with_sizes(config: Config, policy: Policy, folder: RunFolder, longest: int) -> Config:
+    """With the sizes that fit into memory, where they are not given: a resumed run keeps them."""
+    if config.microbatch_tokens == "auto" or (config.model.cache_gb is None and policy.device.type == "cuda"):
+        with phase("see what fits into memory"):
+            sizes = find_sizes(policy, longest, config.optimizer)
+        changes: dict[str, Any] = {}
+        if config.microbatch_tokens == "auto":
+            changes["microbatch_tokens"] = -int(ranks.all_reduce_max(-sizes.microbatch_tokens))
+        if config.model.cache_gb is None and sizes.cache_bytes is not None:
+            cache_gb = -ranks.all_reduce_max(-sizes.cache_bytes) / 2**30
+            changes["model"] = config.model.model_copy(update={"cache_gb": round(cache_gb, 3)})
+        config = config.model_copy(update=changes)
+        folder.write_config(config)
+    if config.model.cache_gb is not None:
+        policy.cache_bytes = int(config.model.cache_gb * 2**30)
     return config
 
 
@@ -253,13 +286,14 @@ def _load(
     audit = build_rubric_audit(config, reward, data, folder, notice=view.notice, placement=remote.placement)
     remote.check_used()
     seed_everything(config.seed)
-    with phase("load the model"):
+    limit_memory(config, resolve_device(config.model.device))
+    with phase("load the model", readable_weights(config.model.name)):
         return reward, audit, policy_from_config(config, shared=config.scale.shard > 1, notice=view.notice)
 
 
-def _base_identity(config: Config, policy: Policy) -> dict[str, str]:
+def _base_identity(config: Config, identity: Callable[[], Identity] | None) -> Identity:
     """Name and hash of the base weights. Raises if they differ between ranks."""
-    own = weights_identity(config.model.name, policy) if config.scale.shard == 1 or ranks.is_rank0() else None
+    own = ranks.run_on_all_ranks(identity or (lambda: None))
     first = ranks.run_on_rank0(lambda: own)
     assert first is not None
 

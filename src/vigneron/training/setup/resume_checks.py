@@ -37,6 +37,8 @@ FREE = (
     "model.compile",
     "model.graphs",
     "model.activation_checkpointing",
+    "model.memory_gb",
+    "model.cache_gb",
     "optimizer.offload",
     "reward.missing_limit",
 )

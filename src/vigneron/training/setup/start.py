@@ -1,6 +1,7 @@
 """Start a new run, or resume one from its newest intact checkpoint."""
 
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from vigneron.trackers.tracking import check_trackers, missing_trackers
 from vigneron.training.alerts import History
 from vigneron.training.async_rollout import check_staleness
 from vigneron.training.callbacks import View
+from vigneron.training.checkpoint.base_identity import Identity
 from vigneron.training.checkpoint.manifest import explain_damage
 from vigneron.training.checkpoint.read import (
     SCALARS,
@@ -69,6 +71,8 @@ class ResumePlan:
     saved: Path | None
     """The checkpoint; None if there is none yet."""
     notices: tuple[str, ...]
+    base: Identity | None = None
+    """The base model that the checkpoint records."""
 
 
 def start_run(config: Config, runs: Path, build: Build, *, name: str | None = None, view: View) -> Run:
@@ -187,13 +191,14 @@ def _prepare(config: Config, runs: Path, name: str | None, view: View) -> tuple[
     check_trackers(config.trackers)
     config = resolved(config)
     check_scale(config)
-    data = load_data(config)
+    with phase("read the data"):
+        data = load_data(config)
     check_chat_date(config.model)
     check_held_out(config, data)
     RunFolder.check_can_be_created(runs)  # before minutes of requests to the parent
     if name is not None:
         RunFolder.refuse_taken(runs, name)
-    with phase("ask the parent"):
+    with phase("ask the parent") if config.parent is not None else nullcontext():
         return config, with_parent_answers(config, data, view.notice)
 
 
@@ -220,7 +225,8 @@ def _prepare_resume(
         )
     data = folder.data(config)
     check_held_out(config, data)
-    saved, notices = checkpoint_to_resume(folder.path, weights_only=weights_only)
+    with phase("check the checkpoint"):
+        saved, notices = checkpoint_to_resume(folder.path, weights_only=weights_only)
     notices += damage_of(folder.path)
     scalars = saved_scalars(folder, saved, weights_only=weights_only)
     with explain_damage(saved or folder.path):
@@ -241,7 +247,7 @@ def _prepare_resume(
         notices.append("weights only: optimizers and all other state of the checkpoint start fresh")
     for text in notices:
         view.notice(text)
-    return ResumePlan(config, saved, tuple(notices)), data
+    return ResumePlan(config, saved, tuple(notices), scalars.get("base")), data
 
 
 def _rebuild(
@@ -250,10 +256,11 @@ def _rebuild(
     files = ranks.run_on_rank0(lambda: files_of(folder)) if ranks.world_size() > 1 else {}
     own = folder if ranks.is_rank0() else scratch_folder(files)
     rows = ranks.run_on_all_ranks(lambda: open_rank_data(own.path / "data", plan.config) if data is None else data)
-    run = build_run(plan.config, own, rows, build, view)
+    run = build_run(plan.config, own, rows, build, view, plan.base)
     try:
         if (saved := plan.saved) is not None:
-            ranks.run_on_all_ranks(lambda: run.restore(saved, weights_only=weights_only))
+            with phase("restore the checkpoint"):
+                ranks.run_on_all_ranks(lambda: run.restore(saved, weights_only=weights_only))
             run.policy.version = run.step
     except BaseException:  # close and re-raise
         run.close()

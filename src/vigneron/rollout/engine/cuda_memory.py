@@ -1,0 +1,140 @@
+"""GPU memory that keeps its address while it is given back: the engine's cache between two calls.
+
+A CUDA graph contains addresses. The driver's virtual memory functions separate them from memory: `release` returns the
+memory to the device, `restore` puts other memory, with undefined contents, under the same addresses.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DEVICE, PINNED, READ_AND_WRITE = 1, 1, 3
+
+_limit: list[int] = []
+
+
+def set_limit(size: int) -> None:
+    """The bytes that this process may have, torch's and these together."""
+    _limit[:] = [size]
+
+
+def limit() -> int | None:
+    return _limit[0] if _limit else None
+
+
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _Properties(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("metadata", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    ]
+
+
+class _Access(ctypes.Structure):
+    _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
+
+
+class _Typed:
+    """What torch needs to make a tensor of bytes at an address."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 2,
+        }
+
+
+class ReleasableMemory:
+    """Bytes on a CUDA device. Create it, call it and drop it while no kernel uses the memory."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._device = device
+        self._location = _Location(DEVICE, device.index if device.index is not None else torch.cuda.current_device())
+        step = ctypes.c_size_t()
+        _call("cuMemGetAllocationGranularity", ctypes.byref(step), ctypes.byref(self._properties()), 0)
+        self.size = -(-size // step.value) * step.value
+        self._address = ctypes.c_uint64()
+        anywhere = ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0)
+        _call("cuMemAddressReserve", ctypes.byref(self._address), ctypes.c_size_t(self.size), *anywhere)
+        self._handle: ctypes.c_uint64 | None = None
+        self.restore()
+        with torch.cuda.device(self._location.id):
+            self.bytes: Tensor = torch.as_tensor(_Typed(self._address.value, self.size), device=device)
+
+    def _properties(self) -> _Properties:
+        return _Properties(PINNED, 0, self._location, None, (ctypes.c_ubyte * 8)())
+
+    @property
+    def held(self) -> bool:
+        return self._handle is not None
+
+    def restore(self) -> None:
+        """Have memory under the addresses again. Raises torch.OutOfMemoryError if there is not enough."""
+        if self.held:
+            return
+        if (most := limit()) is not None and torch.cuda.memory_reserved(self._device) + self.size > most:
+            torch.cuda.empty_cache()
+        handle = ctypes.c_uint64()
+        arguments = (ctypes.c_size_t(self.size), ctypes.byref(self._properties()), ctypes.c_uint64(0))
+        code = _driver().cuMemCreate(ctypes.byref(handle), *arguments)
+        if code == 2:  # out of memory: torch may hold free blocks
+            torch.cuda.empty_cache()
+            code = _driver().cuMemCreate(ctypes.byref(handle), *arguments)
+        if code == 2:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {self.size / 2**30:.1f} GiB for the sampler's cache")
+        _check("cuMemCreate", code)
+        _call("cuMemMap", self._address, ctypes.c_size_t(self.size), ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+        access = _Access(self._location, READ_AND_WRITE)
+        _call("cuMemSetAccess", self._address, ctypes.c_size_t(self.size), ctypes.byref(access), ctypes.c_size_t(1))
+        self._handle = handle
+
+    def release(self) -> None:
+        """Give the memory back. What was in it is lost."""
+        if self._handle is None:
+            return
+        torch.cuda.synchronize(self._device)
+        _call("cuMemUnmap", self._address, ctypes.c_size_t(self.size))
+        _call("cuMemRelease", self._handle)
+        self._handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_address", None) is not None and self._address.value:
+            self.release()
+            _call("cuMemAddressFree", self._address, ctypes.c_size_t(self.size))
+
+
+def cut(memory: Tensor, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:
+    """Tensors of these shapes, one after another in the bytes of `memory`."""
+    parts, at = [], 0
+    for shape in shapes:
+        size = dtype.itemsize * torch.Size(shape).numel()
+        parts.append(memory[at : at + size].view(dtype).view(shape))
+        at += -(-size // 256) * 256
+    return parts
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    _check(name, getattr(_driver(), name)(*arguments))
+
+
+def _check(name: str, code: int) -> None:
+    if code:
+        raise RuntimeError(f"{name} failed with CUDA error {code}")

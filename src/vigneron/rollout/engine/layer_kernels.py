@@ -1,0 +1,156 @@
+"""Triton kernels for what a decoder layer does between its matrix products: one launch each, where torch makes several.
+
+They compute in float32 and round where transformers' modules round under autocast.
+"""
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@triton.jit
+def _rms_norm(  # type: ignore[no-untyped-def]
+    x, weight, out, outer_stride, inner_stride, inner, SIZE: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr,
+    ADDED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    real = at < SIZE
+    given = tl.load(x + row // inner * outer_stride + row % inner * inner_stride + at, mask=real, other=0.0)
+    numbers = given.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(numbers * numbers) / SIZE + EPS)
+    numbers = (numbers * scale).to(given.dtype).to(tl.float32)
+    weights = tl.load(weight + at, mask=real, other=0.0).to(tl.float32) + ADDED
+    tl.store(out + row * SIZE + at, (numbers * weights).to(out.dtype.element_ty), mask=real)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, added: float, dtype: torch.dtype) -> Tensor:
+    """x / √(mean x² + eps) · (weight + added) over the last dimension, in `dtype`."""
+    size, inner = x.shape[-1], x.shape[-2] if x.dim() > 2 else 1
+    x = x if x.stride(-1) == 1 and _is_two_level(x) else x.contiguous()
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    outer_stride, inner_stride = (x.stride(-3), x.stride(-2)) if x.dim() > 2 else (x.stride(0), 0)
+    _rms_norm[(x.numel() // size,)](
+        x, weight, out, outer_stride, inner_stride, inner, SIZE=size, BLOCK=triton.next_power_of_2(size), EPS=eps,
+        ADDED=added, num_warps=8 if size > 2048 else 4,
+    )  # fmt: skip
+    return out
+
+
+def _is_two_level(x: Tensor) -> bool:
+    """Whether all dimensions before the last two have one common stride."""
+    return all(x.stride(d) == x.stride(d + 1) * x.shape[d + 1] for d in range(x.dim() - 3))
+
+
+@triton.jit
+def _rotate(  # type: ignore[no-untyped-def]
+    query, key, cos, sin, query_out, key_out, tokens,
+    query_row, query_head, query_token, key_row, key_head, key_token, angle_row, angle_token,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    row, token = at // tokens, at % tokens
+    d = tl.arange(0, BLOCK)
+    real = d < HALF
+    angles = row * angle_row + token * angle_token + d
+    low_cos = tl.load(cos + angles, mask=real, other=0.0).to(tl.float32)
+    high_cos = tl.load(cos + angles + HALF, mask=real, other=0.0).to(tl.float32)
+    low_sin = tl.load(sin + angles, mask=real, other=0.0).to(tl.float32)
+    high_sin = tl.load(sin + angles + HALF, mask=real, other=0.0).to(tl.float32)
+    if head < HEADS:
+        source = query + row * query_row + token * query_token + head * query_head + d
+        target = query_out + (at * HEADS + head) * (2 * HALF) + d
+    else:
+        source = key + row * key_row + token * key_token + (head - HEADS) * key_head + d
+        target = key_out + (at * KEY_HEADS + head - HEADS) * (2 * HALF) + d
+    low = tl.load(source, mask=real, other=0.0).to(tl.float32)
+    high = tl.load(source + HALF, mask=real, other=0.0).to(tl.float32)
+    tl.store(target, (low * low_cos - high * low_sin).to(query_out.dtype.element_ty), mask=real)
+    tl.store(target + HALF, (high * high_cos + low * high_sin).to(query_out.dtype.element_ty), mask=real)
+
+
+def rotate(
+    query_RHSD: Tensor, key_RKSD: Tensor, cos_RSD: Tensor, sin_RSD: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Rotary positions of queries and keys, where dimension d turns with d + D/2, in `dtype`."""
+    rows, heads, tokens, size = query_RHSD.shape
+    key_heads = key_RKSD.shape[1]
+    query = query_RHSD if query_RHSD.stride(-1) == 1 else query_RHSD.contiguous()
+    key = key_RKSD if key_RKSD.stride(-1) == 1 else key_RKSD.contiguous()
+    cos, sin = (angle.expand(rows, tokens, size) for angle in (cos_RSD.contiguous(), sin_RSD.contiguous()))
+    query_out, key_out = (
+        torch.empty(rows, tokens, count, size, dtype=dtype, device=query.device) for count in (heads, key_heads)
+    )
+    _rotate[(rows * tokens, heads + key_heads)](
+        query, key, cos, sin, query_out, key_out, tokens,
+        query.stride(0), query.stride(1), query.stride(2), key.stride(0), key.stride(1), key.stride(2),
+        cos.stride(0), cos.stride(1),
+        HEADS=heads, KEY_HEADS=key_heads, HALF=size // 2, BLOCK=triton.next_power_of_2(size // 2), num_warps=1,
+    )  # fmt: skip
+    return query_out.transpose(1, 2), key_out.transpose(1, 2)
+
+
+@triton.jit
+def _gated(gate, up, out, gate_row, up_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = at < SIZE
+    given = tl.load(gate + row * gate_row + at, mask=real, other=0.0)
+    g = given.to(tl.float32)
+    if GELU:
+        inner = 0.7978845608028654 * (g + 0.044715 * g * g * g)
+        active = g * tl.sigmoid(2 * inner)  # 0.5 (1 + tanh z) = sigmoid(2 z)
+    else:
+        active = g * tl.sigmoid(g)
+    active = active.to(given.dtype).to(tl.float32)
+    u = tl.load(up + row * up_row + at, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + row * SIZE + at, (active * u).to(out.dtype.element_ty), mask=real)
+
+
+def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) · up, for two tensors whose rows may be parts of longer ones."""
+    shape, size = gate.shape, gate.shape[-1]
+    gate, up = (part.reshape(-1, size) for part in (gate, up))
+    out = torch.empty(shape, dtype=gate.dtype, device=gate.device)
+    block = min(1024, triton.next_power_of_2(size))
+    _gated[(gate.shape[0], triton.cdiv(size, block))](
+        gate, up, out, gate.stride(0), up.stride(0), SIZE=size, BLOCK=block, GELU=activation == "gelu_tanh", num_warps=4
+    )
+    return out
+
+
+@triton.jit
+def _add_adapters(  # type: ignore[no-untyped-def]
+    y, second, starts, scales, rows, y_row,
+    RANK: tl.constexpr, RANK_PADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    rank = tl.arange(0, RANK_PADDED)
+    start = tl.load(starts + tl.program_id(1))
+    scale = tl.load(scales + tl.program_id(1))
+    inside = row[:, None] < rows
+    at_row = row.to(tl.int64)[:, None] * y_row
+    first = tl.load(y + at_row + start + rank[None, :], mask=inside & (rank[None, :] < RANK), other=0.0)
+    weights = tl.load(second + column[None, :] * RANK + rank[:, None], mask=rank[:, None] < RANK, other=0.0)
+    added = tl.dot(first, weights) * scale
+    to = y + at_row + column[None, :]
+    base = tl.load(to, mask=inside, other=0.0).to(tl.float32)
+    tl.store(to, (base + added).to(y.dtype.element_ty), mask=inside)
+
+
+def add_adapters(y_NC: Tensor, second_CR: Tensor, starts: Tensor, scales: Tensor, block: int) -> None:
+    """Add each column's adapter in place: scale · (A x) Bᵀ, where A x are columns of `y_NC` itself. The columns of
+    `second_CR` come in blocks; `starts` and `scales` have each block's first column of A x and its scale."""
+    columns, rank = second_CR.shape
+    rows = 16 if y_NC.shape[0] <= 16 else 32 if y_NC.shape[0] <= 32 else 64
+    _add_adapters[(triton.cdiv(y_NC.shape[0], rows), columns // block)](
+        y_NC, second_CR, starts, scales, y_NC.shape[0], y_NC.stride(0),
+        RANK=rank, RANK_PADDED=max(16, triton.next_power_of_2(rank)), ROWS=rows, COLUMNS=block, num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,196 @@
+"""The benchmarks of real model sizes: shapes, recipes, the floor, ratios, and results that come in pieces."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.__main__ import possible, run_contestants
+from benchmarks.comparison import Comparison
+from benchmarks.floor import Ceilings, Shape, adamw_bytes, floor_seconds
+from benchmarks.measure import Measurement
+from benchmarks.models import model_folder, shape_config
+from benchmarks.ours import measure, measure_sampling, recipe
+from benchmarks.parity import Parity
+from benchmarks.processes import Budget
+from benchmarks.records import Records
+from benchmarks.report import filled
+from benchmarks.work import REAL_SIZES, TINY, WORKS, Work
+
+from vigneron.recipe import check_config
+
+LORA = WORKS["smoke-lora"]
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "performance.md"
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("qwen2.5-0.5b-shape", 494_032_768),
+        ("qwen2.5-1.5b-shape", 1_543_714_304),
+        ("llama-3.1-8b-shape", 8_030_261_248),
+    ],
+)
+def test_shapes_have_the_published_number_of_parameters(name: str, published: int) -> None:
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        assert AutoModelForCausalLM.from_config(shape_config(name)).num_parameters() == published
+
+
+@pytest.mark.parametrize("work", REAL_SIZES, ids=lambda work: work.name)
+def test_recipes_are_accepted(work: Work, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "a"}\n')
+    config = check_config({**recipe(work, tmp_path, data)}, work.name)
+    assert (config.model.lora is None) == (work.lora_rank is None)
+    assert (config.model.weights, config.optimizer.kind) == (work.weights, work.optimizer)
+
+
+def test_memory_limits_are_in_gb_of_a_billion_bytes(tmp_path: Path) -> None:
+    limit = recipe(WORKS["mem-8b-lora-16x8x256"], tmp_path, tmp_path)["model"]["memory_gb"]
+    assert limit * 2**30 == pytest.approx(32e9, rel=1e-4)
+    assert "memory_gb" not in recipe(WORKS["mem-8b-full-16x8x256"], tmp_path, tmp_path)["model"]
+
+
+def test_the_floor_of_an_adapter_counts_its_own_parameters() -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    config = shape_config("tiny-shape")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    shape = Shape.of(config)
+    trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert 4 * shape.layers * shape.adapter_width == trained
+
+    # So slow a memory that AdamW's traffic is all there is to see beside one reading of the weights a pass.
+    ceilings = Ceilings(bytes_per_s=1.0, flops_per_s=1e30)
+    assert floor_seconds(LORA, shape, ceilings, 8)["update"] == 2 * 4 * shape.weights + 28 * trained
+    whole = floor_seconds(TINY, shape, ceilings, 8)["update"]
+    assert whole == 3 * 4 * shape.weights + 28 * shape.weights
+    assert adamw_bytes(replace(TINY, weights="bfloat16", optimizer="adamw_8bit")) == 10
+
+
+def _measured(contestant: str, seconds: float, update: float, **memory: int) -> Measurement:
+    phases = {"sampling": (seconds - update,), "reference+reward": (0.0,), "update": (update,)}
+    return Measurement("w", contestant, 256, 65536, (seconds,), phases, 10**9, {}, memory)
+
+
+PARITY = Parity("TRL", 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0)
+
+
+def _compared(work: Work, *found: Measurement, parity: Parity | None = PARITY) -> Comparison:
+    floor = {"sampling": 0.2, "reference+reward": 0.1, "update": 0.7}
+    return Comparison(work, "H200", Ceilings(1.0, 1.0), floor, parity, 1000, found, {})
+
+
+def test_ratios_of_whole_steps_and_of_sampling_alone() -> None:
+    work = WORKS["gpu-1.5b-32x8x256"]
+    found = _compared(
+        work,
+        _measured("ours", 4.0, 2.0, reserved=30 * 10**9, device=32 * 10**9),
+        _measured("trl-vllm", 10.0, 3.0, reserved=50 * 10**9, device=96 * 10**9),
+        _measured("ours-sampling", 1.0, 0.0),
+        _measured("vllm-sampling", 3.0, 0.0),
+        _measured("vllm-sampling-logprobs", 4.0, 0.0),
+    )
+    ratios = {name.removeprefix("gpu-1.5b-32x8x256/"): value for name, value in found.ratios()}
+    assert ratios == pytest.approx(
+        {
+            "trl-vllm": 2.5,
+            "update/trl-vllm": 1.5,
+            "memory": 30.0,
+            "reserved-memory": 0.6,
+            "process-memory": 1 / 3,
+            "floor": 0.25,
+            "sampling/vllm-sampling": 3.0,
+            "sampling/vllm-sampling-logprobs": 4.0,
+            "sampling/floor": 0.2,
+        }
+    )
+    assert [row[0] for row in found.rows()] == ["ours", "trl-vllm"]
+    without = _compared(work, *found.measurements, parity=None)
+    assert not any("trl" in name for name, _ in without.ratios())  # no speed is compared without parity
+
+
+def test_memory_works_are_held_against_their_bars(tmp_path: Path) -> None:
+    work = WORKS["mem-8b-qlora-8x8x256"]
+    found = _compared(work, _measured("ours", 4.0, 2.0, reserved=12 * 10**9), parity=None)
+    ratios = dict(found.ratios())
+    assert ratios[f"{work.name}/reserved-gb"] == 12.0
+    assert ratios[f"{work.name}/reserved-over-must"] == 0.75
+    assert ratios[f"{work.name}/reserved-over-aim"] == 1.2
+    found.save(tmp_path / "kept.json")
+    assert Comparison.load(tmp_path / "kept.json") == found
+
+    page = filled(PAGE.read_text(), [found], Records())
+    assert f"`{work.name}/reserved-gb` | 16 |  | 12.00 |" in page
+    assert f"### {work.name}" in page
+    assert filled(page, [found], Records()) == page
+
+
+def test_records_survive_a_cut_line_and_a_later_success(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    first = Records(path)
+    first.add("measurement", "w", "ours", {"x": 1})
+    first.add("failure", "w", "trl-vllm", {"why": "slow"})
+    with path.open("a") as file:
+        file.write('{"kind": "measurement", "work": "w", "na')
+
+    second = Records(path)
+    assert second.get("measurement", "w", "ours") == {"x": 1}
+    second.add("measurement", "w", "trl-vllm", {"x": 2})
+    third = Records(path)
+    assert dict(third.of("measurement", "w")) == {"ours": {"x": 1}, "trl-vllm": {"x": 2}}
+    assert third.get("failure", "w", "trl-vllm") is None
+
+
+def test_a_slow_contestant_is_a_failure_but_not_if_all_time_is_over() -> None:
+    records = Records()
+    run_contestants(TINY, ["ours"], records, Budget(each_s=0.1))
+    failure = records.get("failure", TINY.name, "ours")
+    assert failure is not None
+    assert failure["why"].startswith("not done after")
+
+    records = Records()
+    run_contestants(TINY, ["ours", "ours-sampling"], records, Budget(all_s=0.1))
+    assert not list(records.of("failure", TINY.name))
+
+
+def test_recorded_results_are_not_run_again() -> None:
+    records = Records()
+    records.add("measurement", TINY.name, "ours", {"kept": 1})
+    records.add("failure", TINY.name, "ours-sampling", {"why": "kept"})
+    run_contestants(TINY, ["ours", "ours-sampling"], records, Budget(each_s=0.0))
+    assert records.get("measurement", TINY.name, "ours") == {"kept": 1}
+    assert records.get("failure", TINY.name, "ours-sampling") == {"why": "kept"}
+
+
+def test_unknown_and_uninstalled_contestants() -> None:
+    with pytest.raises(SystemExit, match="has no contestant released-shape"):
+        possible(TINY, ["released-shape"])
+    with pytest.raises(SystemExit, match=r"needs a CUDA device|vllm is not installed"):
+        possible(WORKS["smoke-gpu"], ["vllm-sampling"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [TINY, LORA], ids=lambda work: work.name)
+def test_ours_and_its_engine_alone(work: Work) -> None:
+    model_folder("tiny-shape")
+    for found in (measure(work), measure_sampling(work)):
+        assert len(found.step_seconds) == work.steps
+        assert min(found.step_seconds) > 0 < sum(found.phase_seconds["sampling"])
+
+
+@pytest.mark.slow
+def test_trl_accepts_the_settings_of_each_variant(tmp_path: Path) -> None:
+    from benchmarks.peer_trl import VARIANTS, settings
+    from trl import GRPOConfig
+
+    for work in (TINY, LORA):
+        for variant in VARIANTS:
+            config = GRPOConfig(output_dir=str(tmp_path), **settings(work, variant))
+            assert config.use_vllm == variant.startswith("trl-vllm")
+            assert config.vllm_enable_sleep_mode == (variant == "trl-vllm-sleep")

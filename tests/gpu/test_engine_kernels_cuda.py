@@ -1,0 +1,183 @@
+"""The engine's kernels, fused layers and releasable cache on a CUDA device, against torch in double precision and the
+passes of training."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import gelu, silu
+
+from support.small_batch import batch_of
+from support.tiny_models import byte_tokenizer
+from support.zoo import zoo_model
+from vigneron.core.draws import Sampling
+from vigneron.policy.attention import capped_attention
+from vigneron.policy.compiling import has_triton
+from vigneron.policy.frozen import hold_in_bfloat16
+from vigneron.policy.load import make_policy
+from vigneron.policy.logprobs import score
+from vigneron.policy.lora import Lora, add_lora
+from vigneron.policy.model import Policy
+from vigneron.rollout.engine import engine as engine_module
+from vigneron.rollout.engine import key_value_cache
+from vigneron.rollout.engine.engine import Engine
+from vigneron.rollout.engine.sample import sample, sampler_of
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available() or not has_triton(), reason="needs CUDA and Triton")
+CUDA = torch.device("cuda")
+# The last two need smaller blocks: Gemma 4's global layers have heads of 512 numbers.
+CASES = [(9, 3, 64, 200), (4, 2, 8, 7), (8, 4, 256, 90), (8, 2, 512, 90)]
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "size", "slots"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_decode_kernel_is_attention_over_prompt_and_row(
+    heads: int, key_heads: int, size: int, slots: int, dtype: torch.dtype, shared: bool
+) -> None:
+    from vigneron.rollout.engine.cached_attention import Layer, kernel_tiles
+    from vigneron.rollout.engine.decode_kernel import decode_attention
+    from vigneron.rollout.engine.decode_tiles import Slots
+
+    torch.manual_seed(0)
+    query = 3 * torch.randn(7, heads, size, device=CUDA, dtype=dtype)
+    new_key, new_value = torch.randn(2, 7, key_heads, size, device=CUDA, dtype=dtype)
+    keys, values = torch.randn(2, 8, key_heads, slots, size, device=CUDA, dtype=dtype)
+    at = torch.tensor([0, slots - 1, 3, 4, 5, slots // 2, 1], device=CUDA)
+    full_keys, full_values = keys.clone(), values.clone()
+    row_slots = Slots(at)
+    prompt_cache = None
+    if shared:  # the first slots of rows, in a cache of prompts: two of its five are used by several rows
+        prompt = torch.tensor([4, 1, 1, 2, 3, 1, 2], device=CUDA)
+        start = torch.minimum(at, torch.tensor([0, 5, 3, 4, 2, 5, 1], device=CUDA))
+        prompt_cache = tuple(torch.randn(2, 5, key_heads, 6, size, device=CUDA, dtype=dtype))
+        for row in range(7):
+            n, own = int(start[row]), int(at[row] - start[row])
+            for full, part, shared_part in zip((full_keys, full_values), (keys, values), prompt_cache, strict=True):
+                full[row, :, :n] = shared_part[prompt[row], :, :n]
+                full[row, :, n : n + own] = part[row, :, :own]
+        row_slots = Slots(at, prompt, start)
+    for row in range(7):
+        full_keys[row, :, at[row]], full_values[row, :, at[row]] = new_key[row], new_value[row]
+    tiles = kernel_tiles(query, Layer(None, key_heads, size, size, heads // key_heads))
+    assert tiles is not None
+    slot = torch.arange(slots, device=CUDA)
+    for softcap, window, with_sinks in product((None, 2.0), (None, 5, 100), (False, True)):
+        sinks = torch.randn(heads, device=CUDA) if with_sinks else None
+        first = (at - window + 1).clamp(min=0) if window else None
+        cache = keys.clone(), values.clone()
+        got = decode_attention(
+            query, new_key, new_value, cache, prompt_cache, row_slots, size**-0.5, tiles, first, softcap, sinks
+        )
+        seen = (slot <= at[:, None]) & (slot >= (first[:, None] if first is not None else 0))
+        inputs = (query[:, :, None].double(), full_keys[:7].double(), full_values[:7].double(), seen[:, None, None])
+        wanted = capped_attention(*inputs, size**-0.5, softcap, sinks.double() if sinks is not None else None)[:, :, 0]
+        error = (got.double() - wanted).norm() / wanted.norm()
+        assert error < (1e-2 if dtype == torch.bfloat16 else 1e-5), (softcap, window, with_sinks)
+        own = at - row_slots.start_R if row_slots.start_R is not None else at
+        assert torch.equal(cache[0][torch.arange(7, device=CUDA), :, own], new_key)
+
+
+def test_the_layer_kernels_are_torch() -> None:
+    from vigneron.rollout.engine.layer_kernels import add_adapters, gated, rms_norm, rotate
+
+    torch.manual_seed(0)
+    y = torch.randn(3, 5, 4 * 24 + 20, device=CUDA)
+    heads, weight = y[..., :96].view(3, 5, 4, 24), torch.randn(24, device=CUDA)
+    normed = heads * (heads.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 + weight)
+    torch.testing.assert_close(rms_norm(heads, weight, 1e-6, 1.0, torch.float32), normed, atol=1e-5, rtol=1e-5)
+    query, key = heads.transpose(1, 2), y[..., 48:96].view(3, 5, 2, 24).transpose(1, 2)
+    cos, sin = torch.randn(2, 3, 5, 24, device=CUDA)
+    for got, given in zip(rotate(query, key, cos, sin, torch.float32), (query, key), strict=True):
+        half = torch.cat((-given[..., 12:], given[..., :12]), -1)
+        torch.testing.assert_close(got, given * cos[:, None] + half * sin[:, None], atol=1e-5, rtol=1e-5)
+    gate, up = y[..., :40], y[..., 40:80]
+    torch.testing.assert_close(gated(gate, up, "silu"), silu(gate) * up, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gated(gate, up, "gelu_tanh"), gelu(gate, approximate="tanh") * up, atol=1e-5, rtol=1e-5)
+    x, base = torch.randn(70, 32, device=CUDA), torch.randn(96, 32, device=CUDA)
+    first, second = torch.randn(2, 8, 32, device=CUDA), torch.randn(96, 8, device=CUDA)
+    products = (x @ torch.cat([base, *first]).T).bfloat16()
+    wanted = x @ base.T
+    wanted[:, :64] += 2 * (x @ first[0].T) @ second[:64].T
+    wanted[:, 64:] += 0.5 * (x @ first[1].T) @ second[64:].T
+    starts = torch.tensor([96, 96, 104], dtype=torch.int32, device=CUDA)
+    add_adapters(products, second.bfloat16(), starts, torch.tensor([2.0, 2.0, 0.5], device=CUDA), 32)
+    assert (products[:, :96].float() - wanted).norm() < 1e-2 * wanted.norm()
+
+
+FAMILIES = [
+    "Llama",
+    "Qwen2",
+    "Qwen3",
+    "Gemma",
+    "Gemma 2",
+    "Gemma 3 text",
+    "Mistral v0.1 (window)",
+    "Phi-3",
+    "SmolLM3",
+]
+
+
+def bfloat16_policy(family: str, *, lora: bool, narrow: bool) -> Policy:
+    model: Any = zoo_model(family)
+    if narrow:
+        hold_in_bfloat16(model, rounding=True)
+    if lora:
+        model = add_lora(model, Lora(rank=4))
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.2)
+    policy = make_policy(model.to(CUDA).eval(), byte_tokenizer(), device=CUDA, dtype=torch.bfloat16)
+    policy.narrow, policy.eos_ids = narrow, frozenset()
+    return policy
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("lora", "narrow"), [(False, False), (True, True), (False, True)])
+def test_fused_layers_sample_what_training_scores(family: str, lora: bool, narrow: bool) -> None:
+    """Log-probs of sampling against those of a training pass, and of layers that are not fused; then after an update of
+    the weights, which lie in the joined matrices."""
+    policy = bfloat16_policy(family, lora=lora, narrow=narrow)
+    engine = sampler_of(policy)
+    assert isinstance(engine, Engine)
+    assert engine.fused
+    prompts = [[5, 6, 7, 8]] * 3 + [[9]] * 2
+    for step in range(2):
+        done = sample(policy, prompts, max_new_tokens=12, sampling=Sampling(), seed=3, step=step)
+        batch = batch_of([(prompt, done.ids_BT[row].tolist()) for row, prompt in enumerate(prompts)])
+        with torch.no_grad():
+            scored = score(policy, batch, Sampling()).logprobs_BT
+        gap = (done.behaviour_BT - scored).abs()
+        assert gap.mean() < 0.03, (float(gap.mean()), float(gap.max()))
+        with torch.no_grad():
+            for _, weight in policy.trainable():
+                weight.add_(0.02 * torch.randn(weight.shape, device=CUDA).to(weight.dtype))
+        policy.version += 1
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral v0.1 (window)", "gpt-oss"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_prompts_in_parts_and_few_rows_change_only_rounding(
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts in parts of 16 tokens; a cache for five rows and their prompts, refilled; the cache given back."""
+    policy = make_policy(zoo_model(family).to(CUDA), byte_tokenizer(), device=CUDA, dtype=dtype)
+    policy.eos_ids = frozenset()
+    prompts = [[(3 * i + j) % 250 + 1 for j in range(5 + 9 * i)] for i in range(5) for _ in range(3)]
+    options: dict[str, Any] = {"max_new_tokens": 10, "sampling": Sampling(), "seed": 1}
+    whole = sample(policy, prompts, **options)
+    monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(key_value_cache, "LARGE", 0)
+    policy.sampler = None
+    engine: Any = sampler_of(policy)
+    engine._cache._limit = 5 * 64 * engine._cache.token_bytes
+    for _ in range(2):
+        parts = sample(policy, prompts, **options)
+        assert engine._cache.room.rows < len(prompts)
+        if engine._cache.room.prompts:
+            assert not engine._cache._memory.held
+        same = (whole.ids_BT == parts.ids_BT).cumprod(1).bool()  # up to the first token that rounding has changed
+        gap = (whole.behaviour_BT - parts.behaviour_BT).abs()[same]
+        assert same.float().mean() > 0.8
+        assert gap.mean() < (0.03 if dtype == torch.bfloat16 else 1e-5)
