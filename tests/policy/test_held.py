@@ -90,7 +90,9 @@ def test_a_float32_pass_upcasts_what_is_held_to_the_bit(kind: str, tmp_path: Pat
 def test_numbers_that_bfloat16_would_round_stay_unless_it_is_asked_for(tmp_path: Path, options: Any) -> None:
     folder = folder_of("llama", tmp_path, torch.float32)
     stored = dict(LlamaForCausalLM.from_pretrained(folder).named_parameters())
-    ours, rounded = loaded(folder, **options), loaded(folder, "bfloat16", **options)
+    notices: list[str] = []
+    ours, rounded = loaded(folder, **options), loaded(folder, "bfloat16", notice=notices.append, **options)
+    assert notices == [f"model: '{folder}': its weights in F32 are rounded to bfloat16"]
     assert held(ours) == {torch.float32: {1, 2}}
     assert held(rounded) == {torch.bfloat16: {2}, torch.float32: {1}}
     for name, weight in rounded.causal.named_parameters():

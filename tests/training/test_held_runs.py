@@ -78,6 +78,7 @@ def test_three_arms(tmp_path: Path, folder: Path, method: dict[str, Any], model:
     assert final_state(tmp_path / "killed") == final_state(whole)
 
 
+@pytest.mark.slow
 def test_a_run_in_4_bits_saves_its_adapter_and_exports_what_it_trained(tmp_path: Path, folder: Path) -> None:
     config = check_config(recipe_of(folder, tmp_path, SFT, FOUR_BIT, save_every=2) | {"steps": 2}, "tiny")
     trained = api.train(config, name="run", runs=tmp_path)
