@@ -164,10 +164,27 @@ def load_policy(
     if activation_checkpointing:
         checkpoint_activations(policy)
     if not blank:
-        check_head(policy)
+        _check_held(policy, weights, notice)
         policy.shares_prompts = can_share_prompts(policy)
     policy.device, policy.compute_dtype = where, compute_dtype
     return policy
+
+
+def _check_held(policy: Policy, weights: Weights, notice: Callable[[str], None]) -> None:
+    """`check_head`. A model that needs float32 weights, as Mamba, which casts states to their dtype, gets them unless
+    another way was chosen."""
+    try:
+        check_head(policy)
+    except UserError as error:
+        if not policy.narrow:
+            raise
+        if weights != "auto":
+            raise UserError(f"{error}; `model.weights: {weights}` may be the reason: leave it out") from error
+        policy.model.float()
+        policy.narrow = is_narrow(policy.model)
+        check_head(policy)
+        kind = policy.causal.config.model_type
+        notice(f"the frozen weights are held in float32: '{kind}' computes otherwise in bfloat16")
 
 
 def narrow_weights(weights: Weights, compute_dtype: torch.dtype, *, frozen: bool) -> Narrow:
