@@ -28,7 +28,7 @@ BATCH = batch_of([([1, 2, 3], [4, 5, 6]), ([7], [8, 9])])
 @pytest.fixture(autouse=True)
 def mkldnn_as_it_was() -> Any:
     """A product in bfloat16 on a CPU without it switches oneDNN off for the whole process, and changes later bits."""
-    before = torch.backends.mkldnn.enabled
+    before: Any = torch.backends.mkldnn.enabled
     torch._C._set_mkldnn_enabled(False)
     yield
     torch._C._set_mkldnn_enabled(before)
