@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """126 million weights in linear layers, 0.5 million in the embeddings."""
     place = tmp_path_factory.mktemp("larger")
-    shape = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 260}
+    shape: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 260}
     config = LlamaConfig(**shape, num_attention_heads=16, bos_token_id=0, eos_token_id=0, pad_token_id=0)
     AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(place)
     byte_tokenizer().save_pretrained(place)

@@ -10,8 +10,9 @@ from transformers import AutoConfig, LlamaForCausalLM
 
 from support.small_batch import batch_of
 from support.tiny_models import byte_tokenizer, tiny_model, tiny_scorer
-from support.zoo import zoo_folder
+from support.zoo import FAMILIES, zoo_folder, zoo_model
 from vigneron.core.draws import Sampling
+from vigneron.errors import UserError
 from vigneron.policy.frozen import built_in_bfloat16
 from vigneron.policy.load import load_policy
 from vigneron.policy.logprobs import score
@@ -27,7 +28,8 @@ BATCH = batch_of([([1, 2, 3], [4, 5, 6]), ([7], [8, 9])])
 @pytest.fixture(autouse=True)
 def mkldnn_as_it_was() -> Any:
     """A product in bfloat16 on a CPU without it switches oneDNN off for the whole process, and changes later bits."""
-    before = torch.backends.mkldnn.enabled
+    before: Any = torch.backends.mkldnn.enabled
+    torch._C._set_mkldnn_enabled(False)
     yield
     torch._C._set_mkldnn_enabled(before)
 
@@ -90,7 +92,9 @@ def test_a_float32_pass_upcasts_what_is_held_to_the_bit(kind: str, tmp_path: Pat
 def test_numbers_that_bfloat16_would_round_stay_unless_it_is_asked_for(tmp_path: Path, options: Any) -> None:
     folder = folder_of("llama", tmp_path, torch.float32)
     stored = dict(LlamaForCausalLM.from_pretrained(folder).named_parameters())
-    ours, rounded = loaded(folder, **options), loaded(folder, "bfloat16", **options)
+    notices: list[str] = []
+    ours, rounded = loaded(folder, **options), loaded(folder, "bfloat16", notice=notices.append, **options)
+    assert notices == [f"model: '{folder}': its weights in F32 are rounded to bfloat16"]
     assert held(ours) == {torch.float32: {1, 2}}
     assert held(rounded) == {torch.bfloat16: {2}, torch.float32: {1}}
     for name, weight in rounded.causal.named_parameters():
@@ -128,6 +132,31 @@ def test_an_embedding_that_computes_with_its_weights_stays_in_float32(tmp_path: 
     policy = loaded(str(zoo_folder("Gemma 2", tmp_path)), "bfloat16", lora=Lora(4))
     assert policy.causal.get_input_embeddings().weight.dtype == torch.float32
     assert policy.causal.model.layers[0].mlp.up_proj.get_base_layer().weight.dtype == torch.bfloat16
+
+
+def test_a_model_that_casts_states_to_its_weights_dtype_keeps_float32(tmp_path: Path) -> None:
+    zoo_model("Mamba").to(torch.bfloat16).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    notices: list[str] = []
+    policy = loaded(str(tmp_path), trained=False, notice=notices.append)
+    assert notices == ["the frozen weights are held in float32: 'mamba' computes otherwise in bfloat16"]
+    assert {w.dtype for w in policy.model.parameters()} == {torch.float32}
+    with pytest.raises(UserError, match=r"'mamba' is not supported: .*; `model.weights: bfloat16` may be the reason"):
+        loaded(str(tmp_path), "bfloat16")
+
+
+@pytest.mark.slow
+def test_every_family_gives_the_same_bits(tmp_path: Path) -> None:
+    """Scores under an adapter, with a base in bfloat16 and in float32."""
+    for number, family in enumerate(FAMILIES):
+        folder = tmp_path / str(number)
+        zoo_model(family).to(torch.bfloat16).save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+        ours, plain = loaded(str(folder), lora=Lora(2)), loaded(str(folder), "float32", lora=Lora(2))
+        assert ours.narrow is (family not in ("Mamba", "Mamba 2")), family
+        assert (ours.shares_prompts, ours.own_attention) == (plain.shares_prompts, plain.own_attention), family
+        with torch.no_grad():
+            assert torch.equal(*(score(each, BATCH, Sampling()).logprobs_BT for each in (ours, plain))), family
 
 
 def test_gradients_of_bfloat16_weights_are_those_of_float32_rounded_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import sys
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import bitsandbytes
 import pytest
@@ -44,7 +45,7 @@ def quantised_policy(folder: str, dtype: str = "float32", weights: str = "4bit")
     policy = load_policy(folder, device="cpu", dtype=dtype, weights=weights, lora=Lora(4))  # type: ignore[arg-type]
     with torch.no_grad():
         for _, weight in policy.trainable():
-            weight += 0.05 * torch.randn_like(weight)
+            weight.add_(torch.randn_like(weight), alpha=0.05)
     return policy
 
 
@@ -55,7 +56,7 @@ def plain_copy(policy: Policy) -> Policy:
     return copy
 
 
-def layers_of(policy: Policy) -> dict[str, torch.nn.Module]:
+def layers_of(policy: Policy) -> dict[str, Any]:
     return {n.replace(".base_layer", ""): m for n, m in policy.causal.named_modules() if is_quantised(m)}
 
 
@@ -67,7 +68,7 @@ def test_layers_hold_nf4_in_blocks_of_64(folder: str) -> None:
     for name, layer in layers.items():
         assert layer.weight.dtype == torch.uint8
         assert layer.weight.numel() == layer.in_features * layer.out_features // 2
-        blocks = stored.get_submodule(name).weight.detach().reshape(-1, 64)
+        blocks = stored.get_parameter(f"{name}.weight").detach().reshape(-1, 64)
         largest = blocks.abs().amax(1, keepdim=True)
         expected = NF4[(blocks[..., None] / largest[..., None] - NF4).abs().argmin(-1)] * largest
         assert (dequantised(layer).reshape(-1, 64) - expected).abs().max() < 0.01 * largest.max(), name
@@ -91,7 +92,7 @@ def test_scores_gradients_and_fisher_products_are_those_of_the_dequantised_model
 
 @pytest.mark.slow
 def test_in_bfloat16_layers_compute_as_autocast_does(folder: str) -> None:
-    before = torch.backends.mkldnn.enabled
+    before: Any = torch.backends.mkldnn.enabled
     ours = quantised_policy(folder, "bfloat16")
     plain = plain_copy(ours)
     with torch.no_grad():
@@ -138,7 +139,7 @@ def test_copies_share_nothing_and_critics_train(folder: str) -> None:
     with torch.no_grad():
         expected = score(policy, BATCH, Sampling()).logprobs_BT
         for _, weight in policy.trainable():
-            weight += 1
+            weight.add_(1)
         for copy in (frozen, critic):
             assert torch.equal(score(copy, BATCH, Sampling()).logprobs_BT, expected)
     assert [name for name, _ in critic.trainable()] == [name for name, _ in policy.trainable()]

@@ -39,7 +39,7 @@ WHOLE = {"dtype": "bfloat16", "weights": "bfloat16"}
 @pytest.fixture(autouse=True)
 def no_mkldnn() -> Any:
     """The first product in bfloat16 on a CPU without it switches oneDNN off, and changes later bits."""
-    before = torch.backends.mkldnn.enabled
+    before: Any = torch.backends.mkldnn.enabled
     torch._C._set_mkldnn_enabled(False)
     yield
     torch._C._set_mkldnn_enabled(before)
@@ -78,6 +78,7 @@ def test_three_arms(tmp_path: Path, folder: Path, method: dict[str, Any], model:
     assert final_state(tmp_path / "killed") == final_state(whole)
 
 
+@pytest.mark.slow
 def test_a_run_in_4_bits_saves_its_adapter_and_exports_what_it_trained(tmp_path: Path, folder: Path) -> None:
     config = check_config(recipe_of(folder, tmp_path, SFT, FOUR_BIT, save_every=2) | {"steps": 2}, "tiny")
     trained = api.train(config, name="run", runs=tmp_path)
@@ -90,7 +91,7 @@ def test_a_run_in_4_bits_saves_its_adapter_and_exports_what_it_trained(tmp_path:
         if hasattr(module, "get_delta_weight"):
             assert is_quantised(module.get_base_layer())
             expected = dequantised(module.get_base_layer()) + module.get_delta_weight("default").detach()
-            assert torch.allclose(model.get_submodule(name).weight, expected, rtol=0, atol=1e-6), name
+            assert torch.allclose(model.get_parameter(f"{name}.weight"), expected, rtol=0, atol=1e-6), name
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def round_matrices(model: nn.Module) -> None:
                     weight.data = weight.data.bfloat16()
 
 
-def _castable(model: nn.Module) -> list[nn.Parameter]:
+def _castable(model: nn.Module) -> list[Tensor]:
     """Matrices of linear layers and embeddings. An embedding that computes with its weights, as Gemma's scaled one,
     stays, and so does a head that is tied to it."""
     own = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and not _is_plain(m)}
@@ -101,7 +101,7 @@ class _Lookup(torch.autograd.Function):
         return to_weight_VH, None, None
 
 
-def built_in_bfloat16(kind: type) -> type:
+def built_in_bfloat16(kind: type) -> Any:
     """A subclass of a transformers model that is built with its matrices and embeddings in bfloat16. transformers loads
     a tensor in the dtype of its place: they are never in memory in float32."""
 

@@ -29,7 +29,7 @@ from vigneron.policy.lora import Lora, add_lora, encoder_names, not_adaptable
 from vigneron.policy.model import Policy, Reference, capture_obstacle, check_head
 from vigneron.policy.packing import can_share_prompts
 from vigneron.policy.quantised import check_library, prepare, quantise
-from vigneron.policy.stored import Narrow, check_complete, hold, is_packed, read_model
+from vigneron.policy.stored import Narrow, Stored, check_complete, hold, is_packed, read_model
 from vigneron.policy.tokenizer_trial import try_tokenizer
 
 LARGEST_CONFIG = 2**24
@@ -145,15 +145,16 @@ def load_policy(
     frozen = lora is not None or not trained
     narrow = "no" if shared else narrow_weights(weights, compute_dtype, frozen=frozen)
     blank = shared and not ranks.is_rank0()
-    model, tokenizer, packed = _load_pretrained(
+    stored, tokenizer, packed = _load_pretrained(
         name, blank, narrow, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
     )
+    model = stored.model
     _freeze_encoders(model)
     if not trained:
         model.requires_grad_(False)
     if chat == "minted":
         add_chat_tokens(model, tokenizer)
-    notices = []
+    notices = [stored.notice]
     if packed:
         if not frozen or shared or weights in ("float32", "bfloat16"):
             raise UserError(f"model: '{name}' is stored in 4 bits: set `model.lora` and `model.weights: 4bit`")
@@ -175,10 +176,27 @@ def load_policy(
     if activation_checkpointing:
         checkpoint_activations(policy)
     if not blank:
-        check_head(policy)
+        _check_held(policy, weights, notice)
         policy.shares_prompts = can_share_prompts(policy)
     policy.device, policy.compute_dtype = where, compute_dtype
     return policy
+
+
+def _check_held(policy: Policy, weights: Weights, notice: Callable[[str], None]) -> None:
+    """`check_head`. A model that needs float32 weights, as Mamba, which casts states to their dtype, gets them unless
+    another way was chosen."""
+    try:
+        check_head(policy)
+    except UserError as error:
+        if not policy.narrow:
+            raise
+        if weights != "auto":
+            raise UserError(f"{error}; `model.weights: {weights}` may be the reason: leave it out") from error
+        policy.model.float()
+        policy.narrow = is_narrow(policy.model)
+        check_head(policy)
+        kind = policy.causal.config.model_type
+        notice(f"the frozen weights are held in float32: '{kind}' computes otherwise in bfloat16")
 
 
 def narrow_weights(weights: Weights, compute_dtype: torch.dtype, *, frozen: bool) -> Narrow:
@@ -256,7 +274,7 @@ def local_config(name: str) -> Any:
 
 def _load_pretrained(
     name: str, blank: bool, narrow: Narrow, device: torch.device, *, allow_pickle: bool, trust_remote_code: bool
-) -> tuple[Any, Any, bool]:
+) -> tuple[Stored, Any, bool]:
     """The model, its tokenizer, and whether its files are 4-bit. `blank`: on the meta device, without weights."""
     from transformers import AutoConfig, AutoTokenizer
 
@@ -273,7 +291,7 @@ def _load_pretrained(
                 try_tokenizer(source, where)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             tokenizer("a")  # invalid settings fail on first use
-            model, missing = read_model(
+            stored = read_model(
                 auto_class(config),
                 language_model_class(config),
                 source,
@@ -285,12 +303,12 @@ def _load_pretrained(
                 allow_pickle=allow_pickle,
                 **options,
             )
-            check_complete(set() if blank else missing, where)
+            check_complete(set() if blank else stored.missing, where)
     except UserError:
         raise
     except Exception as error:  # external files can be broken in any way
         raise UserError(f"model: cannot load '{name}': {first_line(error)}") from error
-    return model, tokenizer, packed
+    return stored, tokenizer, packed
 
 
 def _freeze_encoders(model: Any) -> None:

@@ -107,7 +107,7 @@ def _load_pretrained(
             if name not in BUNDLED_MODELS and not trust_remote_code:
                 try_tokenizer(source, where)
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-            model, missing = read_model(
+            stored = read_model(
                 AutoModelForSequenceClassification,
                 reward_model_class(config),
                 source,
@@ -122,7 +122,7 @@ def _load_pretrained(
         raise
     except Exception as error:  # external files can be broken in any way
         raise UserError(f"{key}: cannot load '{name}': {first_line(error)}") from error
-    return model, tokenizer, missing
+    return stored.model, tokenizer, stored.missing
 
 
 def check_reward_model(config: Any, where: str, trust_remote_code: bool) -> None:

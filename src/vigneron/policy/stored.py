@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -15,6 +15,13 @@ Narrow = Literal["no", "exact", "rounded"]
 """Which matrices and embeddings are held in bfloat16: none, those whose numbers are bfloat16 numbers, all."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
+
+
+class Stored(NamedTuple):
+    model: Any
+    missing: set[str]
+    """Names of weights that the files do not have."""
+    notice: str | None
 
 
 def read_model(
@@ -29,8 +36,8 @@ def read_model(
     device: torch.device | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
-) -> tuple[Any, set[str]]:
-    """The model, and the names of weights that the files do not have.
+) -> Stored:
+    """Read a model from a folder or the hub.
 
     `auto` is transformers' auto class, `kind` the class that it would choose; `blank`: on the meta device, without
     reading weights; `device`: where 4-bit weights are put.
@@ -58,7 +65,9 @@ def read_model(
         raise UserError(f"{where}: {name} has the shape {list(stored)}, but its config.json says {list(expected)}")
     if packed:
         _forget_quantiser(model)
-    return model, set(info["missing_keys"])
+    rounded = " and ".join(sorted(dtypes - {"BF16"})) if narrow == "rounded" else ""
+    notice = f"{where}: its weights in {rounded} are rounded to bfloat16" if rounded else None
+    return Stored(model, set(info["missing_keys"]), notice)
 
 
 def check_complete(missing: set[str], where: str) -> None:
@@ -109,19 +118,24 @@ def _stored_dtypes(source: str, where: str, quantised: bool) -> set[str]:
 
 def _files(source: str, where: str) -> Iterator[Path]:
     """The safetensors files of a folder or hub id; of the hub they are downloaded."""
+    single = _found(source, SINGLE)
+    if single is not None:
+        yield single
+    elif (index := _found(source, INDEX)) is not None:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        for name in names:
+            if (file := _found(source, name)) is None:
+                raise UserError(f"{where}: {name} is missing, one of {len(names)} files of weights: download it again")
+            yield file
+
+
+def _found(source: str, name: str) -> Path | None:
     from transformers.utils import cached_file
 
-    index = cached_file(source, INDEX, _raise_exceptions_for_missing_entries=False)
-    single = cached_file(source, SINGLE, _raise_exceptions_for_missing_entries=False)
-    if single is not None:
-        yield Path(single)
-    elif index is not None:
-        names = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
-        for name in names:
-            file = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-            if file is None:
-                raise UserError(f"{where}: {name} is missing, one of {len(names)} files of weights: download it again")
-            yield Path(file)
+    file = cached_file(
+        source, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+    )
+    return None if file is None else Path(file)
 
 
 def hold(model: Any, narrow: Narrow) -> str | None:
