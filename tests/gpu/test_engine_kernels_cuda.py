@@ -1,6 +1,7 @@
 """The engine's kernels, fused layers and releasable cache on a CUDA device, against torch in double precision and the
 passes of training."""
 
+from dataclasses import fields
 from itertools import product
 from typing import Any
 
@@ -11,10 +12,12 @@ from torch.nn.functional import gelu, silu
 from support.small_batch import batch_of
 from support.tiny_models import byte_tokenizer
 from support.zoo import zoo_model
+from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.policy.attention import capped_attention
 from vigneron.policy.compiling import has_triton
 from vigneron.policy.frozen import hold_in_bfloat16
+from vigneron.policy.fused_modules import fuse_modules, plain_modules
 from vigneron.policy.load import make_policy
 from vigneron.policy.logprobs import score
 from vigneron.policy.lora import Lora, add_lora
@@ -81,7 +84,7 @@ def test_the_decode_kernel_is_attention_over_prompt_and_row(
 
 
 def test_the_layer_kernels_are_torch() -> None:
-    from vigneron.rollout.engine.layer_kernels import add_adapters, gated, rms_norm, rotate
+    from vigneron.policy.layer_kernels import add_adapters, gated, rms_norm, rotate
 
     torch.manual_seed(0)
     y = torch.randn(3, 5, 4 * 24 + 20, device=CUDA)
@@ -162,6 +165,56 @@ def test_fused_layers_sample_what_training_scores(family: str, lora: bool, narro
             for _, weight in policy.trainable():
                 weight.add_(0.02 * torch.randn(weight.shape, device=CUDA).to(weight.dtype))
         policy.version += 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("lora", "narrow"), [(False, False), (True, True)])
+def test_fused_modules_have_the_gradients_of_the_plain_ones(family: str, lora: bool, narrow: bool) -> None:
+    """Both in bfloat16, whose rounding is the difference; float32 tells how large that is."""
+    policy = bfloat16_policy(family, lora=lora, narrow=narrow)
+    batch = on_cuda(batch_of([([5, 6, 7, 8], [9, 10, 11]), ([5, 6, 7, 8], [12, 13]), ([14], [15, 16, 17, 18])]))
+
+    def gradient() -> list[torch.Tensor]:
+        policy.model.zero_grad()
+        scores = score(policy, batch, Sampling())
+        (scores.logprobs_BT.sum() + 0.1 * scores.entropy_BT.sum()).backward()
+        return [weight.grad.float().clone() for _, weight in policy.trainable()]
+
+    plain = gradient()
+    policy.compute_dtype = torch.float32
+    exact = gradient()
+    policy.compute_dtype = torch.bfloat16
+    assert fuse_modules(policy.causal)
+    fused = gradient()
+    with plain_modules():
+        again = gradient()
+    noise = [float((a - b).norm()) for a, b in zip(plain, exact, strict=True)]
+    for number, (got, wanted) in enumerate(zip(fused, exact, strict=True)):
+        assert float((got - wanted).norm()) <= 2 * noise[number] + 0.02 * float(wanted.norm()), number
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+def on_cuda(batch: Batch) -> Batch:
+    tensors = {f.name: getattr(batch.samples, f.name) for f in fields(batch.samples)}
+    return batch.with_samples(**{name: t.to(CUDA) for name, t in tensors.items() if isinstance(t, torch.Tensor)})
+
+
+def test_the_heads_kernels_are_its_formulas() -> None:
+    from vigneron.policy import head_kernels
+    from vigneron.policy.fused_head import _forward_statistics, _logit_gradient
+
+    torch.manual_seed(0)
+    logits = 5 * torch.randn(7, 9001, device=CUDA)
+    logits[3], logits[3, 17] = -30, 40  # one token has all of the probability
+    ids = torch.tensor([1, 9000, 4096, 17, 8191, 5, 6], device=CUDA)
+    for temperature in (1.0, 0.7):
+        expected = _forward_statistics(logits, ids, temperature, None, False)
+        for got, wanted in zip(head_kernels.statistics(logits, ids, temperature), expected, strict=True):
+            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+        own = (expected[2], expected[1], *torch.randn(2, 7, device=CUDA))
+        wanted = _logit_gradient(logits, ids, temperature, own, (), False, torch.float32)
+        got = head_kernels.gradient(logits, ids, temperature, own, torch.float32)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral v0.1 (window)", "gpt-oss"])

@@ -97,8 +97,9 @@ class ModelConfig(Strict):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile for layers and losses, on CUDA with Triton: adds half a minute to the first run of a model's shape;
-    later ones find the code in the cache folder (VIGNERON_CACHE). auto: for runs of 200 steps or more."""
+    """torch.compile for layers and losses of models that our own kernels do not cover, on CUDA with Triton: adds half a
+    minute or more to the first run of a model's shape; later ones find the code in the cache folder (VIGNERON_CACHE).
+    auto: for runs of 200 steps or more."""
     graphs: bool = True
     """Replay passes of repeated shapes as CUDA graphs, on CUDA; not with activation checkpointing."""
     allow_pickle: bool = False

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.distributed import ranks
+from vigneron.policy.fused_modules import plain_modules
 from vigneron.policy.model import Policy
 from vigneron.policy.packing import lay_out
 from vigneron.policy.rank_batches import rank_microbatches
@@ -32,7 +33,8 @@ def fisher_product(
     ]
     count = int(batch.trained_BT.sum())
     total_P = torch.zeros_like(vector_P)
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+    twice = plain_modules(), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager")
+    with torch.enable_grad(), twice[0], twice[1], twice[2]:
         for part in rank_microbatches(batch, min(microbatch_tokens, MAX_TOKENS)):
             total_P += _part_product(policy, part, sampling, weights, vectors, count)
     return total_P if batch.packing.owners is None else ranks.all_reduce_sum(total_P)

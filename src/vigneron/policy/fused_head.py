@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vigneron.policy.compiling import compiled_on_gpu
+from vigneron.policy.compiling import compiled_on_gpu, has_triton
 
 HEAD_CHUNK = 1024
 
@@ -101,7 +101,10 @@ class _Statistics(torch.autograd.Function):
         for at in _chunks(len(ids_N)):
             logits_NV = matmul_fp32(hidden_NH[at], cast_VH.t())
             others_NV = matmul_fp32(other_NH[at], other_VH.t()) if other_NH is not None else None  # type: ignore[union-attr]
-            parts.append(_forward_statistics(logits_NV, ids_N[at], temperature, others_NV, from_other))
+            if others_NV is None and _has_kernels(logits_NV):
+                parts.append(head_kernels().statistics(logits_NV, ids_N[at], temperature))
+            else:
+                parts.append(_forward_statistics(logits_NV, ids_N[at], temperature, others_NV, from_other))
         statistics = [torch.cat(values) for values in zip(*parts, strict=True)]
         chosen_N, entropy_N, log_sum_N = statistics[:3]
         kl_N, other_log_sum_N = statistics[3:] if other_NH is not None else (torch.zeros_like(chosen_N), None)
@@ -130,20 +133,27 @@ class _Statistics(torch.autograd.Function):
             others: tuple[Tensor, ...] = ()
             if other_NH is not None and grads[2] is not None:
                 others = (matmul_fp32(other_NH[at], other_VH.t()), other_log_sum_N[at], kl_N[at], to_kl_N[at])
-            to_logits_NV = _logit_gradient(
-                logits_NV,
-                ids_N[at],
-                ctx.temperature,
-                (log_sum_N[at], entropy_N[at], to_chosen_N[at], to_entropy_N[at]),
-                others,
-                ctx.from_other,
-                hidden_NH.dtype,
-            )
+            own = (log_sum_N[at], entropy_N[at], to_chosen_N[at], to_entropy_N[at])
+            given = logits_NV, ids_N[at], ctx.temperature, own
+            if not others and _has_kernels(logits_NV):
+                to_logits_NV = head_kernels().gradient(*given, hidden_NH.dtype)
+            else:
+                to_logits_NV = _logit_gradient(*given, others, ctx.from_other, hidden_NH.dtype)
             to_hidden_NH[at] = to_logits_NV @ cast_VH
             if to_weight_VH is not None:
                 to_weight_VH += matmul_fp32(to_logits_NV.t(), hidden_NH[at])
         to_weight_VH = to_weight_VH.to(weight_VH.dtype) if to_weight_VH is not None else None
         return to_hidden_NH, to_weight_VH, None, None, None, None, None, None
+
+
+def _has_kernels(logits_NV: Tensor) -> bool:
+    return logits_NV.is_cuda and logits_NV.dtype == torch.float32 and has_triton()
+
+
+def head_kernels() -> Any:
+    from vigneron.policy import head_kernels
+
+    return head_kernels
 
 
 def _chunks(count: int) -> list[slice]:

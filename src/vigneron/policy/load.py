@@ -24,6 +24,7 @@ from vigneron.policy.chat import add_chat_tokens
 from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
 from vigneron.policy.frozen import is_narrow
+from vigneron.policy.fused_modules import can_fuse, fuse_modules
 from vigneron.policy.longrope import install_longrope
 from vigneron.policy.lora import Lora, add_lora, encoder_names, not_adaptable
 from vigneron.policy.model import Policy, Reference, capture_obstacle, check_head
@@ -214,16 +215,20 @@ def checkpoint_activations(policy: Policy) -> None:
 
 
 def speed_up(policy: Policy, reference: Reference, *, graphs: bool, compiled: bool) -> str | None:
-    """Turn on CUDA graphs and torch.compile for a policy and its reference, if the device supports them. The result is
-    a notice if the model cannot be captured in graphs.
+    """Turn on fused modules, CUDA graphs and torch.compile for a policy and its reference, if the device supports them.
+    Layers whose parts are all fused are not compiled. The result is a notice if the model cannot be captured in graphs.
 
     No graphs with activation checkpointing: its backward pass runs in another order than recorded.
     """
+    policies = list({id(p): p for p in (policy, reference.policy)}.values())
+    if can_fuse(policy.device, policy.compute_dtype) and policy.sharding is None:
+        fused = [fuse_modules(each.causal) for each in policies]
+        compiled = compiled and not all(fused)
     graphs = graphs and policy.device.type == "cuda" and not policy.activation_checkpointing
     obstacle = capture_obstacle(policy) if graphs else None
     policy.compiled = compiled and can_compile(policy.device)
     set_compiling(policy.compiled)
-    for each in {id(p): p for p in (policy, reference.policy)}.values():
+    for each in policies:
         each.graphed = graphs and obstacle is None
         if policy.compiled:
             compile_layers(each.causal)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from vigneron.rollout.engine.layer_kernels import add_adapters
+from vigneron.policy.fused_modules import is_plain_adapter
+from vigneron.policy.layer_kernels import add_adapters
 
 BLOCKS = (128, 64, 32, 16)
 """Columns that a program of the adapters' kernel handles; all of them belong to one layer."""
@@ -101,21 +102,13 @@ def can_join(members: Sequence[Any]) -> bool:
     wrappers = [member for member in members if member is not base_of(member)]
     if not wrappers:
         return True
-    plain = all(_is_plain_adapter(wrapper) for wrapper in wrappers)
+    plain = all(is_plain_adapter(wrapper) and _is_ready(wrapper) for wrapper in wrappers)
     return plain and any(all(base.out_features % block == 0 for base in bases) for block in BLOCKS)
 
 
-def _is_plain_adapter(wrapper: Any) -> bool:
-    """One adapter that adds scale · B A x, and nothing else that peft can do."""
-    if len(getattr(wrapper, "lora_A", ())) != 1 or wrapper.merged or getattr(wrapper, "lora_variant", None):
-        return False
-    (name,) = wrapper.lora_A
-    first, second = wrapper.lora_A[name], wrapper.lora_B[name]
-    return (
-        all(type(part) is nn.Linear and part.bias is None for part in (first, second))
-        and first.weight.dtype == second.weight.dtype == torch.bfloat16
-        and first.out_features <= MOST_RANK
-    )
+def _is_ready(wrapper: Any) -> bool:
+    (first,), (second,) = wrapper.lora_A.values(), wrapper.lora_B.values()
+    return bool(first.weight.dtype == second.weight.dtype == torch.bfloat16 and first.out_features <= MOST_RANK)
 
 
 def _adapter(member: Any) -> tuple[nn.Linear, nn.Linear, float] | None:

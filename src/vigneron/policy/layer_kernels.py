@@ -1,22 +1,20 @@
 """Triton kernels for what a decoder layer does between its matrix products: one launch each, where torch makes several.
 
-They compute in float32 and round where transformers' modules round under autocast.
+They compute in float32 and round where transformers' modules round under autocast. `fused_ops` has their gradients.
 """
-
-from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-Activation = Literal["silu", "gelu_tanh"]
+from vigneron.policy.fused_modules import Activation
 
 
 @triton.jit
 def _rms_norm(  # type: ignore[no-untyped-def]
-    x, weight, out, outer_stride, inner_stride, inner, SIZE: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr,
-    ADDED: tl.constexpr,
+    x, weight, out, scales, outer_stride, inner_stride, inner,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr, ADDED: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -24,22 +22,69 @@ def _rms_norm(  # type: ignore[no-untyped-def]
     given = tl.load(x + row // inner * outer_stride + row % inner * inner_stride + at, mask=real, other=0.0)
     numbers = given.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(numbers * numbers) / SIZE + EPS)
+    if KEEP:
+        tl.store(scales + row, scale)
     numbers = (numbers * scale).to(given.dtype).to(tl.float32)
     weights = tl.load(weight + at, mask=real, other=0.0).to(tl.float32) + ADDED
     tl.store(out + row * SIZE + at, (numbers * weights).to(out.dtype.element_ty), mask=real)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, added: float, dtype: torch.dtype) -> Tensor:
-    """x / √(mean x² + eps) · (weight + added) over the last dimension, in `dtype`."""
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, added: float, dtype: torch.dtype, scales: Tensor | None = None
+) -> Tensor:
+    """x / √(mean x² + eps) · (weight + added) over the last dimension, in `dtype`. `scales` takes 1 / √(…)."""
     size, inner = x.shape[-1], x.shape[-2] if x.dim() > 2 else 1
     x = x if x.stride(-1) == 1 and _is_two_level(x) else x.contiguous()
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     outer_stride, inner_stride = (x.stride(-3), x.stride(-2)) if x.dim() > 2 else (x.stride(0), 0)
     _rms_norm[(x.numel() // size,)](
-        x, weight, out, outer_stride, inner_stride, inner, SIZE=size, BLOCK=triton.next_power_of_2(size), EPS=eps,
-        ADDED=added, num_warps=8 if size > 2048 else 4,
+        x, weight, out, out if scales is None else scales, outer_stride, inner_stride, inner,
+        SIZE=size, BLOCK=triton.next_power_of_2(size), EPS=eps, ADDED=added, KEEP=scales is not None,
+        num_warps=8 if size > 2048 else 4,
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _rms_norm_gradient(  # type: ignore[no-untyped-def]
+    to_out, x, weight, scales, to_x, sums, rows,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr, TRAINED: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, BLOCK)
+    real = at < SIZE
+    weights = tl.load(weight + at, mask=real, other=0.0).to(tl.float32) + ADDED
+    total = tl.zeros([BLOCK], tl.float32)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        place = tl.full([], SIZE, tl.int64) * row + at
+        given = tl.load(to_out + place, mask=real, other=0.0).to(tl.float32)
+        scale = tl.load(scales + row)
+        normed = tl.load(x + place, mask=real, other=0.0).to(tl.float32) * scale
+        weighted = given * weights
+        gradient = (weighted - normed * (tl.sum(weighted * normed) / SIZE)) * scale
+        tl.store(to_x + place, gradient.to(to_x.dtype.element_ty), mask=real)
+        if TRAINED:
+            total += given * normed
+    if TRAINED:
+        tl.store(sums + tl.program_id(0) * SIZE + at, total, mask=real)
+
+
+PROGRAMS = 512
+"""That sum the gradient of a norm's weights: a fixed number, so that sums are the same on every GPU."""
+
+
+def rms_norm_gradient(
+    to_out: Tensor, x: Tensor, weight: Tensor, scales: Tensor, added: float, *, trained: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of `x` and, if it is trained, of `weight`. `x` is contiguous."""
+    size, rows = x.shape[-1], x.numel() // x.shape[-1]
+    programs = min(PROGRAMS, rows)
+    to_x = torch.empty_like(x)
+    sums = torch.empty(programs if trained else 0, size, dtype=torch.float32, device=x.device)
+    _rms_norm_gradient[(programs,)](
+        to_out.contiguous(), x, weight, scales, to_x, sums, rows,
+        SIZE=size, BLOCK=triton.next_power_of_2(size), ADDED=added, TRAINED=trained, num_warps=8 if size > 2048 else 4,
+    )  # fmt: skip
+    return to_x, sums.sum(0).to(weight.dtype) if trained else None
 
 
 def _is_two_level(x: Tensor) -> bool:
@@ -51,7 +96,7 @@ def _is_two_level(x: Tensor) -> bool:
 def _rotate(  # type: ignore[no-untyped-def]
     query, key, cos, sin, query_out, key_out, tokens,
     query_row, query_head, query_token, key_row, key_head, key_token, angle_row, angle_token,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -71,14 +116,18 @@ def _rotate(  # type: ignore[no-untyped-def]
         target = key_out + (at * KEY_HEADS + head - HEADS) * (2 * HALF) + d
     low = tl.load(source, mask=real, other=0.0).to(tl.float32)
     high = tl.load(source + HALF, mask=real, other=0.0).to(tl.float32)
-    tl.store(target, (low * low_cos - high * low_sin).to(query_out.dtype.element_ty), mask=real)
-    tl.store(target + HALF, (high * high_cos + low * high_sin).to(query_out.dtype.element_ty), mask=real)
+    if BACK:
+        new_low, new_high = low * low_cos + high * high_sin, high * high_cos - low * low_sin
+    else:
+        new_low, new_high = low * low_cos - high * low_sin, high * high_cos + low * high_sin
+    tl.store(target, new_low.to(query_out.dtype.element_ty), mask=real)
+    tl.store(target + HALF, new_high.to(query_out.dtype.element_ty), mask=real)
 
 
 def rotate(
-    query_RHSD: Tensor, key_RKSD: Tensor, cos_RSD: Tensor, sin_RSD: Tensor, dtype: torch.dtype
+    query_RHSD: Tensor, key_RKSD: Tensor, cos_RSD: Tensor, sin_RSD: Tensor, dtype: torch.dtype, *, back: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Rotary positions of queries and keys, where dimension d turns with d + D/2, in `dtype`."""
+    """Rotary positions of queries and keys, where dimension d turns with d + D/2, in `dtype`; `back`: of gradients."""
     rows, heads, tokens, size = query_RHSD.shape
     key_heads = key_RKSD.shape[1]
     query = query_RHSD if query_RHSD.stride(-1) == 1 else query_RHSD.contiguous()
@@ -91,7 +140,8 @@ def rotate(
         query, key, cos, sin, query_out, key_out, tokens,
         query.stride(0), query.stride(1), query.stride(2), key.stride(0), key.stride(1), key.stride(2),
         cos.stride(0), cos.stride(1),
-        HEADS=heads, KEY_HEADS=key_heads, HALF=size // 2, BLOCK=triton.next_power_of_2(size // 2), num_warps=1,
+        HEADS=heads, KEY_HEADS=key_heads, HALF=size // 2, BLOCK=triton.next_power_of_2(size // 2), BACK=back,
+        num_warps=1,
     )  # fmt: skip
     return query_out.transpose(1, 2), key_out.transpose(1, 2)
 
@@ -123,6 +173,42 @@ def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         gate, up, out, gate.stride(0), up.stride(0), SIZE=size, BLOCK=block, GELU=activation == "gelu_tanh", num_warps=4
     )
     return out
+
+
+@triton.jit
+def _gated_gradient(  # type: ignore[no-untyped-def]
+    to_out, gate, up, to_gate, to_up, gate_row, up_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = at < SIZE
+    given = tl.load(to_out + row * SIZE + at, mask=real, other=0.0).to(tl.float32)
+    g = tl.load(gate + row * gate_row + at, mask=real, other=0.0)
+    dtype = g.dtype
+    g = g.to(tl.float32)
+    u = tl.load(up + row * up_row + at, mask=real, other=0.0).to(tl.float32)
+    if GELU:
+        s = tl.sigmoid(2 * 0.7978845608028654 * (g + 0.044715 * g * g * g))
+        slope = s + g * s * (1 - s) * 2 * 0.7978845608028654 * (1 + 3 * 0.044715 * g * g)
+    else:
+        s = tl.sigmoid(g)
+        slope = s + g * s * (1 - s)
+    active = (g * s).to(dtype).to(tl.float32)
+    tl.store(to_gate + row * SIZE + at, (given * u * slope).to(dtype), mask=real)
+    tl.store(to_up + row * SIZE + at, (given * active).to(dtype), mask=real)
+
+
+def gated_gradient(to_out: Tensor, gate: Tensor, up: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
+    """The gradients of `gate` and `up`."""
+    shape, size = gate.shape, gate.shape[-1]
+    to_out, gate, up = (part.reshape(-1, size) for part in (to_out, gate, up))
+    to_gate, to_up = (torch.empty(shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
+    block = min(1024, triton.next_power_of_2(size))
+    _gated_gradient[(gate.shape[0], triton.cdiv(size, block))](
+        to_out.contiguous(), gate, up, to_gate, to_up, gate.stride(0), up.stride(0),
+        SIZE=size, BLOCK=block, GELU=activation == "gelu_tanh", num_warps=4,
+    )  # fmt: skip
+    return to_gate, to_up
 
 
 @triton.jit
