@@ -149,6 +149,13 @@ def test_unpacked_parts_have_every_sample_once_and_keep_to_the_budget(
     assert sorted(seen) == list(range(len(pairs)))
 
 
+def test_a_group_is_split_where_that_fills_the_budget() -> None:
+    """Groups of 8 behind a prompt of 128 have 2,176 tokens: one fits into 4,096, but three halves of them do too."""
+    batch = batch_of([([g + 1] * 128, [7] * 256) for g in range(4) for _ in range(8)])
+    assert [len(part) for part in microbatches(batch, 4096)] == [12, 12, 8]
+    assert [len(part) for part in microbatches(batch, 16384)] == [32]
+
+
 @given(pairs=pairs, budget=st.integers(8, 60))
 @settings(max_examples=15, deadline=None)
 def test_any_batch_in_any_parts_has_the_unpacked_gradient(

@@ -93,35 +93,49 @@ def _is_two_level(x: Tensor) -> bool:
 
 
 @triton.jit
+def _turn(  # type: ignore[no-untyped-def]
+    source, target, row, token, at, source_row, source_head, source_token, low_cos, high_cos, low_sin, high_sin,
+    HEADS: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """All heads of a token."""
+    head, d = tl.arange(0, PADDED)[:, None], tl.arange(0, BLOCK)[None, :]
+    real = (head < HEADS) & (d < HALF)
+    place = source + row * source_row + token * source_token + head * source_head + d
+    to = target + at * (HEADS * 2 * HALF) + head * (2 * HALF) + d
+    low = tl.load(place, mask=real, other=0.0).to(tl.float32)
+    high = tl.load(place + HALF, mask=real, other=0.0).to(tl.float32)
+    if BACK:
+        new_low, new_high = low * low_cos + high * high_sin, high * high_cos - low * low_sin
+    else:
+        new_low, new_high = low * low_cos - high * low_sin, high * high_cos + low * high_sin
+    tl.store(to, new_low.to(target.dtype.element_ty), mask=real)
+    tl.store(to + HALF, new_high.to(target.dtype.element_ty), mask=real)
+
+
+@triton.jit
 def _rotate(  # type: ignore[no-untyped-def]
     query, key, cos, sin, query_out, key_out, tokens,
     query_row, query_head, query_token, key_row, key_head, key_token, angle_row, angle_token,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, PADDED: tl.constexpr, KEYS_PADDED: tl.constexpr,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
     row, token = at // tokens, at % tokens
-    d = tl.arange(0, BLOCK)
+    d = tl.arange(0, BLOCK)[None, :]
     real = d < HALF
     angles = row * angle_row + token * angle_token + d
     low_cos = tl.load(cos + angles, mask=real, other=0.0).to(tl.float32)
     high_cos = tl.load(cos + angles + HALF, mask=real, other=0.0).to(tl.float32)
     low_sin = tl.load(sin + angles, mask=real, other=0.0).to(tl.float32)
     high_sin = tl.load(sin + angles + HALF, mask=real, other=0.0).to(tl.float32)
-    if head < HEADS:
-        source = query + row * query_row + token * query_token + head * query_head + d
-        target = query_out + (at * HEADS + head) * (2 * HALF) + d
-    else:
-        source = key + row * key_row + token * key_token + (head - HEADS) * key_head + d
-        target = key_out + (at * KEY_HEADS + head - HEADS) * (2 * HALF) + d
-    low = tl.load(source, mask=real, other=0.0).to(tl.float32)
-    high = tl.load(source + HALF, mask=real, other=0.0).to(tl.float32)
-    if BACK:
-        new_low, new_high = low * low_cos + high * high_sin, high * high_cos - low * low_sin
-    else:
-        new_low, new_high = low * low_cos - high * low_sin, high * high_cos + low * high_sin
-    tl.store(target, new_low.to(query_out.dtype.element_ty), mask=real)
-    tl.store(target + HALF, new_high.to(query_out.dtype.element_ty), mask=real)
+    _turn(
+        query, query_out, row, token, at, query_row, query_head, query_token, low_cos, high_cos, low_sin, high_sin,
+        HEADS, PADDED, HALF, BLOCK, BACK,
+    )  # fmt: skip
+    _turn(
+        key, key_out, row, token, at, key_row, key_head, key_token, low_cos, high_cos, low_sin, high_sin,
+        KEY_HEADS, KEYS_PADDED, HALF, BLOCK, BACK,
+    )  # fmt: skip
 
 
 def rotate(
@@ -136,12 +150,13 @@ def rotate(
     query_out, key_out = (
         torch.empty(rows, tokens, count, size, dtype=dtype, device=query.device) for count in (heads, key_heads)
     )
-    _rotate[(rows * tokens, heads + key_heads)](
+    _rotate[(rows * tokens,)](
         query, key, cos, sin, query_out, key_out, tokens,
         query.stride(0), query.stride(1), query.stride(2), key.stride(0), key.stride(1), key.stride(2),
         cos.stride(0), cos.stride(1),
-        HEADS=heads, KEY_HEADS=key_heads, HALF=size // 2, BLOCK=triton.next_power_of_2(size // 2), BACK=back,
-        num_warps=1,
+        HEADS=heads, KEY_HEADS=key_heads, PADDED=triton.next_power_of_2(heads),
+        KEYS_PADDED=triton.next_power_of_2(key_heads), HALF=size // 2, BLOCK=triton.next_power_of_2(size // 2),
+        BACK=back, num_warps=4,
     )  # fmt: skip
     return query_out.transpose(1, 2), key_out.transpose(1, 2)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from vigneron.batch import Batch
 
@@ -27,36 +28,56 @@ def microbatches(batch: Batch, budget: int) -> list[Batch]:
     always."""
     if batch.packing.masked or not batch.packing.share_prompts:
         return _padded_microbatches(batch, budget)
-    batch = batch.with_packing(per_row=_most_per_row(batch, budget))
+    choices = [_unmasked_parts(batch.with_packing(per_row=per_row), budget) for per_row in _per_row_choices(batch)]
+
+    def cost(choice: _Parts) -> tuple[int, int]:
+        """Tokens above the budget, then tokens and passes."""
+        above = sum(max(0, tokens - budget) for _, tokens in choice.parts)
+        return above, sum(PASS_TOKENS + tokens for _, tokens in choice.parts)
+
+    best = min(choices, key=cost)
+    return [best.batch.rows(sorted(samples)) for samples, _ in best.parts]
+
+
+class _Parts(NamedTuple):
+    """Parts of a batch: their samples, and their tokens."""
+
+    batch: Batch
+    parts: list[tuple[list[int], int]]
+
+
+def _unmasked_parts(batch: Batch, budget: int) -> _Parts:
+    """The longest first; a bundle that is longer than the budget is a part of its own."""
     units = _pairs(batch) if batch.packing.paired else [[bundle] for bundle in bundles(batch)]
     longest = [max(sample_width(batch, i) for bundle in unit for i in bundle) for unit in units]
-    widths = [sum(bundle_width(batch, bundle) for bundle in unit) for unit in units]
-    parts: list[list[int]] = []
-    tokens = samples = widest = 0
+    parts: list[tuple[list[int], int]] = []
+    widest = 0
     for number in sorted(range(len(units)), key=lambda number: (-longest[number], number)):
-        size = sum(map(len, units[number]))
-        if tokens + widths[number] > budget or (samples + size) * widest > UNPACKED * budget or not parts:
-            parts.append([])
-            tokens, samples, widest = 0, 0, longest[number]
-        parts[-1].append(number)
-        tokens, samples = tokens + widths[number], samples + size
-    return [batch.rows(sorted(i for number in part for bundle in units[number] for i in bundle)) for part in parts]
+        samples = [i for bundle in units[number] for i in bundle]
+        width = sum(bundle_width(batch, bundle) for bundle in units[number])
+        together, tokens = parts[-1] if parts else ([], 0)
+        if parts and tokens + width <= budget and (len(together) + len(samples)) * widest <= UNPACKED * budget:
+            together.extend(samples)
+            parts[-1] = (together, tokens + width)
+        else:
+            parts.append((samples, width))
+            widest = longest[number]
+    return _Parts(batch, parts)
 
 
+PASS_TOKENS = 700
+"""Tokens that take as long as what every pass costs, however few tokens it has."""
 UNPACKED = 4
 """Tokens in the rows that attention sees, padding counted, for each packed token of the budget."""
 
 
-def _most_per_row(batch: Batch, budget: int) -> int:
-    """How many completions of a prompt fit into the budget with it."""
-    runs = samples_by_prompt(batch)
-    most = max((len(run) for run in runs), default=1)
-    while most > 1:
-        rows = [run[at : at + most] for run in runs for at in range(0, len(run), most)]
-        if max(bundle_width(batch, row) for row in rows) <= budget:
-            break
-        most = -(-most // 2)
-    return most
+def _per_row_choices(batch: Batch) -> list[int]:
+    """How many completions may follow one copy of their prompt: all, half of them …, one."""
+    most = max((len(run) for run in samples_by_prompt(batch)), default=1)
+    choices = [most]
+    while choices[-1] > 1:
+        choices.append(-(-choices[-1] // 2))
+    return choices
 
 
 def _padded_microbatches(batch: Batch, budget: int) -> list[Batch]:
