@@ -94,8 +94,9 @@ class ModelConfig(Strict):
     """The date that templates write as today's, as 2026-11-30. null: the date of the run's start."""
     lora: LoraConfig | None = None
     """Train a LoRA adapter; the reference is then the model with the adapter off. null: all weights are trained."""
-    activation_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+    activation_checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute activations in the backward pass: less memory, a third more time. auto: on a GPU where fewer than 4,096
+    tokens fit into a pass otherwise, which is found at the run's start."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile for layers and losses of models that our own kernels do not cover, on CUDA with Triton: adds half a
     minute or more to the first run of a model's shape; later ones find the code in the cache folder (VIGNERON_CACHE).

@@ -6,24 +6,19 @@ gets another class, so the names of weights do not change. Only what has the usu
 result is that of the module's own class.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from inspect import unwrap
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, silu
 
+from vigneron.policy.activations import activation_name
 from vigneron.policy.compiling import decoder_layers, has_triton
 
-Activation = Literal["silu", "gelu_tanh"]
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "silu": silu,
-    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
-}
 ROTARY = "apply_rotary_pos_emb"
 KINDS = (torch.float32, torch.bfloat16)
 
@@ -110,7 +105,7 @@ def _fuse_mlp(mlp: Any) -> bool:
     named = {name for name, _ in mlp.named_children()}
     two = {"gate_proj", "up_proj", "down_proj"} <= named
     known = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
-    activation = _activation(getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None)))
+    activation = activation_name(getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None)))
     if activation is None or named - known or not (two or {"gate_up_proj", "down_proj"} <= named):
         return False
     first = mlp.gate_proj if two else mlp.gate_up_proj
@@ -135,16 +130,6 @@ def _gated_mlp(kind: Any, two: bool) -> Any:
         return self.down_proj(fused_gated(gate, up, self.vigneron_activation))
 
     return _subclass(kind, forward)
-
-
-def _activation(function: Any) -> Activation | None:
-    """The name of an activation function that the kernel has."""
-    x = torch.linspace(-6, 6, 97)
-    try:
-        y = function(x)
-    except Exception:  # any model is possible
-        return None
-    return next((name for name, known in ACTIVATIONS.items() if torch.allclose(y, known(x), atol=1e-5)), None)
 
 
 # -------------------------------------------------------------------------------------------------- norms

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vigneron.policy.fused_modules import Activation
+from vigneron.policy.activations import Activation
 from vigneron.policy.layer_kernels import gated, gated_gradient, rms_norm, rms_norm_gradient, rotate
 
 

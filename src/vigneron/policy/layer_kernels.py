@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vigneron.policy.fused_modules import Activation
+from vigneron.policy.activations import Activation
 
 
 @triton.jit

@@ -31,8 +31,8 @@ def microbatches(batch: Batch, budget: int) -> list[Batch]:
     choices = [_unmasked_parts(batch.with_packing(per_row=per_row), budget) for per_row in _per_row_choices(batch)]
 
     def cost(choice: _Parts) -> tuple[int, int]:
-        """Tokens above the budget, then tokens and passes."""
-        above = sum(max(0, tokens - budget) for _, tokens in choice.parts)
+        """Parts above the budget that could be split, then tokens and passes."""
+        above = sum(tokens > budget and len(samples) > 1 for samples, tokens in choice.parts)
         return above, sum(PASS_TOKENS + tokens for _, tokens in choice.parts)
 
     best = min(choices, key=cost)

@@ -14,8 +14,10 @@ from vigneron.core.draws import Sampling
 from vigneron.core.moments import state_bytes
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
+from vigneron.policy.compiling import decoder_layers
 from vigneron.policy.frozen import MATRICES
 from vigneron.policy.fused_head import HEAD_CHUNK
+from vigneron.policy.load import checkpoint_activations
 from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import scores
@@ -29,6 +31,10 @@ PROBE_TOKENS = 2 * HEAD_CHUNK
 BESIDE_CACHE = 2**30
 
 
+FEW_TOKENS = 4096
+"""A pass over fewer tokens does not keep a large GPU busy: recomputing activations for more of them is faster."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """What fits into memory: the tokens of a forward and backward pass, and the bytes of the cache of sampling. None:
@@ -36,6 +42,8 @@ class Sizes:
 
     microbatch_tokens: int
     cache_bytes: int | None
+    checkpointing: bool = False
+    """Whether that takes activation checkpointing."""
 
 
 def limit_memory(config: Config, device: torch.device) -> None:
@@ -52,27 +60,39 @@ def limit_memory(config: Config, device: torch.device) -> None:
     cuda_memory.set_limit(wanted)
 
 
-def find_sizes(policy: Policy, longest: int, optimizer: OptimizerConfig) -> Sizes:
-    """The sizes that safely fit into memory, the tokens up to a size beyond which speed hardly improves.
+def find_sizes(policy: Policy, longest: int, optimizer: OptimizerConfig, *, may_checkpoint: bool = False) -> Sizes:
+    """The sizes that safely fit into memory, the tokens up to a size beyond which speed hardly improves. With
+    `may_checkpoint`, activation checkpointing is turned on where few tokens fit without it.
 
     On a CUDA device, the peak memory of two small forward and backward passes gives the bytes per token.
     """
-    device = policy.device
-    if device.type != "cuda":
+    if policy.device.type != "cuda":
         return Sizes(DEFAULT_MICROBATCH_TOKENS, None)
+    fits, cache_bytes = _fitting(policy, longest, optimizer)
+    checkpointing = may_checkpoint and fits < FEW_TOKENS and bool(decoder_layers(policy.causal))
+    if checkpointing:
+        checkpoint_activations(policy)
+        policy.graphed = False
+        fits, cache_bytes = _fitting(policy, longest, optimizer)
+    return Sizes(max(longest, min(DEFAULT_MICROBATCH_TOKENS, fits)), cache_bytes, checkpointing)
+
+
+def _fitting(policy: Policy, longest: int, optimizer: OptimizerConfig) -> tuple[int, int]:
+    """Tokens of a pass, and bytes of the cache."""
     rows = -(-PROBE_TOKENS // longest)
+    gradients = sum(ranks.local_tensor(parameter).nbytes for _, parameter in policy.trainable())
+    torch.cuda.empty_cache()
+    free = _free_bytes(policy.device) - _copied_bytes(policy) - _moment_bytes(policy, optimizer)
+    cache_bytes = max(2**28, int(SHARE * (free - (gradients if policy.graphed else 0) - BESIDE_CACHE)))
     try:
         fewer, more = (_peak_bytes(policy, longest, count) for count in (rows, 2 * rows))
     except torch.OutOfMemoryError:
-        return Sizes(longest, None)
-    gradients = sum(ranks.local_tensor(parameter).nbytes for _, parameter in policy.trainable())
+        return 0, cache_bytes
+    finally:
+        torch.cuda.empty_cache()
     per_token = max(1, more - fewer) / (rows * longest)
     fixed = max(0, fewer - per_token * rows * longest - gradients)
-    torch.cuda.empty_cache()
-    free = _free_bytes(device) - _copied_bytes(policy) - _moment_bytes(policy, optimizer)
-    fits = int(SHARE * (free - gradients - fixed) / per_token) // 256 * 256
-    cache_bytes = int(SHARE * (free - (gradients if policy.graphed else 0) - BESIDE_CACHE))
-    return Sizes(max(longest, min(DEFAULT_MICROBATCH_TOKENS, fits)), max(2**28, cache_bytes))
+    return int(SHARE * (free - gradients - fixed) / per_token) // 256 * 256, cache_bytes
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -159,7 +179,7 @@ def _advice(config: Config) -> str:
         f"max_new_tokens ({config.max_new_tokens})",
         f"samples per step ({samples}: prompts_per_step × group_size)",
     ]
-    switches = [] if config.model.activation_checkpointing else ["model.activation_checkpointing=true"]
+    switches = [] if config.model.activation_checkpointing is True else ["model.activation_checkpointing=true"]
     switches += [] if config.model.lora else ["model.lora={}"]
     also = f", or set {' or '.join(switches)}" if switches else ""
     return f"out of memory; earlier checkpoints are intact. Lower {', '.join(settings)}{also}"

@@ -198,7 +198,7 @@ class _Counting:
         """Whether gradients have buffers that CUDA graphs write to."""
         model = self.config.model
         small = self.config.resolved_microbatch_tokens * self.size.parameters <= MOST_GRAPHED
-        return model.graphs and small and not model.activation_checkpointing and self.config.scale.shard == 1
+        return model.graphs and small and model.activation_checkpointing is not True and self.config.scale.shard == 1
 
     @property
     def own_critic(self) -> bool:
@@ -236,7 +236,7 @@ class _Counting:
         samples *= 2 if config.method.reads == "pairs" else 1
         rows = max(1, min(tokens // width, samples))
         compute = torch.bfloat16 if self.bfloat16 else torch.float32
-        holding = Holding(compute, self.narrow, self.lora, config.model.activation_checkpointing, self.compiled)
+        holding = Holding(compute, self.narrow, self.lora, config.model.activation_checkpointing is True, self.compiled)
         passes = self.memory.passes(holding, width, self.scorer)
         trunk = passes.trunk(rows)
         share = config.max_new_tokens / width if config.method.reads == "prompts" else 1

@@ -235,16 +235,21 @@ def _with_chat_date(config: Config, policy: Policy, folder: RunFolder) -> Config
 
 def _with_sizes(config: Config, policy: Policy, folder: RunFolder, longest: int) -> Config:
     """With the sizes that fit into memory, where they are not given: a resumed run keeps them."""
-    if config.microbatch_tokens == "auto" or (config.model.cache_gb is None and policy.device.type == "cuda"):
+    model = config.model
+    if config.microbatch_tokens == "auto" or (model.cache_gb is None and policy.device.type == "cuda"):
+        # Ranks may have different memory: none decides for all that passes are recomputed.
+        may_checkpoint = model.activation_checkpointing == "auto" and ranks.world_size() == 1
         with phase("see what fits into memory"):
-            sizes = find_sizes(policy, longest, config.optimizer)
+            sizes = find_sizes(policy, longest, config.optimizer, may_checkpoint=may_checkpoint)
         changes: dict[str, Any] = {}
         if config.microbatch_tokens == "auto":
             changes["microbatch_tokens"] = -int(ranks.all_reduce_max(-sizes.microbatch_tokens))
-        if config.model.cache_gb is None and sizes.cache_bytes is not None:
-            cache_gb = -ranks.all_reduce_max(-sizes.cache_bytes) / 2**30
-            changes["model"] = config.model.model_copy(update={"cache_gb": round(cache_gb, 3)})
-        config = config.model_copy(update=changes)
+        held: dict[str, Any] = {}
+        if model.cache_gb is None and sizes.cache_bytes is not None:
+            held["cache_gb"] = round(-ranks.all_reduce_max(-sizes.cache_bytes) / 2**30, 3)
+        if model.activation_checkpointing == "auto":
+            held["activation_checkpointing"] = sizes.checkpointing
+        config = config.model_copy(update={**changes, "model": model.model_copy(update=held)})
         folder.write_config(config)
     if config.model.cache_gb is not None:
         policy.cache_bytes = int(config.model.cache_gb * 2**30)
