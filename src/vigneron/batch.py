@@ -192,7 +192,7 @@ class Batch:
         return Batch(picked(self.samples), picked(self.signals), picked(self.packing))
 
 
-def to_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
+def to_device(numbers: Sequence[Any] | np.ndarray, device: torch.device) -> Tensor:
     """Whole numbers from the host, without waiting for what the device is doing."""
     tensor = torch.from_numpy(np.array(numbers, dtype=np.int64))  # faster than torch's own reading of lists
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

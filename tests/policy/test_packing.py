@@ -7,14 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.small_batch import batch_of
-from support.tiny_models import tiny_policy
+from support.tiny_models import byte_tokenizer, tiny_policy
+from support.zoo import zoo_model
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.policy.attention import Unpacked
+from vigneron.policy.load import make_policy
 from vigneron.policy.logprobs import score
 from vigneron.policy.microbatches import UNPACKED, bundle_width, bundles, microbatches, packed_rows, sample_width
 from vigneron.policy.model import Policy
-from vigneron.policy.packing import lay_out
+from vigneron.policy.packing import can_share_prompts, lay_out
 
 PAIRS = [([3, 4, 5], [6, 7, 8, 9, 0]), ([3], [10, 0]), ([11, 12], [13, 14, 0]), ([15, 16, 17, 18, 19, 20], [21])]
 
@@ -165,3 +167,17 @@ def test_any_batch_in_any_parts_has_the_unpacked_gradient(
     apart = gradient(policy, batch_of(pairs).with_packing(share_prompts=False))
     packed = gradient(policy, batch_of(pairs).with_packing(pack=True), budget)
     assert differ(apart, packed) < 1e-11 * max(float(g.abs().max()) for g in apart)
+
+
+def test_copies_of_a_model_that_mixes_packed_samples_do_not_pack_them() -> None:
+    policy = make_policy(zoo_model("LFM2"), byte_tokenizer(), device=torch.device("cpu"))
+    policy.shares_prompts = can_share_prompts(policy)
+    assert not policy.shares_prompts
+    batch = batch_of(PAIRS).with_packing(share_prompts=False)
+    with torch.no_grad():
+        expected, *copies = (
+            score(each, batch, Sampling()).logprobs_BT
+            for each in (policy, policy.frozen_copy(), policy.trainable_copy())
+        )
+    for logprobs_BT in copies:
+        assert torch.equal(logprobs_BT, expected)

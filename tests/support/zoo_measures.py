@@ -44,7 +44,7 @@ class Measured:
     sampler: str
     shares_prompts: bool
     short: float
-    """Of sampled and of trained log-probs, where no text reaches the window."""
+    """Of sampled and of trained log-probs and those of a reference, where no text reaches the window."""
     long: float
     gradient: float
     lora: float
@@ -92,13 +92,13 @@ def logprob_difference(policy: Policy, reference: Any, longest: int) -> float:
 
 @torch.no_grad()
 def _logprob_difference(policy: Policy, batch: Batch, *references: Any) -> float:
-    trained_BT = score(policy, batch, Sampling()).logprobs_BT
+    own = [score(each, batch, Sampling()).logprobs_BT for each in (policy, policy.frozen_copy())]
     differences = []
     for i, prompt in enumerate(batch.samples.prompt_ids):
         completion = batch.samples.completion_lists()[i]
         for reference in references:
             expected = reference_logprobs(reference, prompt, completion)
-            for own_BT in (batch.samples.behaviour_BT, trained_BT):
+            for own_BT in (batch.samples.behaviour_BT, *own):
                 differences.append((own_BT[i, : len(completion)] - expected).abs().max())
     return float(torch.stack(differences).max())  # NaN if one is, which Python's max is not
 

@@ -189,14 +189,14 @@ def attention(
     else:
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         out = capped_attention(query, key, value, attention_mask, scale, softcap, s_aux).transpose(1, 2)
-    return (out if unpacked is None else _Collect.apply(out, unpacked)[None]), None  # type: ignore[no-untyped-call]
+    return (out if unpacked is None else _Collect.apply(out, unpacked)[None]), None
 
 
 def _unpack(x_1HND: Tensor, at: Unpacked) -> Tensor:
     """[1, heads, tokens, size] to [rows, heads, width, size], in the dtype that attention has."""
     device = x_1HND.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_1HND.dtype
-    rows: Tensor = _Spread.apply(x_1HND[0].transpose(0, 1).to(dtype), at)  # type: ignore[no-untyped-call]
+    rows: Tensor = _Spread.apply(x_1HND[0].transpose(0, 1).to(dtype), at)
     return rows.transpose(1, 2)
 
 

@@ -36,7 +36,7 @@ def hold_in_bfloat16(model: nn.Module, *, rounding: bool) -> int:
     """Cast float32 matrices and embeddings. Without `rounding`, only those whose numbers are bfloat16 numbers: the
     number of bytes that more would have saved is returned."""
     left = 0
-    for weight in _castable(model):
+    for weight in castable(model):
         if weight.dtype == torch.float32:
             if rounding or _is_bfloat16(weight):
                 weight.data = weight.data.bfloat16()
@@ -60,13 +60,16 @@ def round_matrices(model: nn.Module) -> None:
                     weight.data = weight.data.bfloat16()
 
 
-def _castable(model: nn.Module) -> list[Tensor]:
-    """Matrices of linear layers and embeddings. An embedding that computes with its weights, as Gemma's scaled one,
-    stays, and so does a head that is tied to it."""
+def castable(model: nn.Module) -> list[Tensor]:
+    """Weights that may be held in bfloat16: matrices of linear layers and embeddings, but adapters. An embedding that
+    computes with its weights, as Gemma's scaled one, stays, and so does a head that is tied to it."""
     own = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and not _is_plain(m)}
-    kinds = (*MATRICES, nn.Embedding)
-    modules = [module for module in model.modules() if isinstance(module, kinds) and not is_quantised(module)]
-    weights = {id(m.weight): m.weight for m in modules if id(m.weight) not in own}
+    modules = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, (*MATRICES, nn.Embedding)) and not is_quantised(module) and "lora_" not in name
+    ]
+    weights: dict[int, Any] = {id(m.weight): m.weight for m in modules if id(m.weight) not in own}
     return [weight for weight in weights.values() if min(weight.shape) > 1]  # not the head of a reward model
 
 
@@ -107,7 +110,7 @@ def built_in_bfloat16(kind: type) -> Any:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, *args, **kwargs)  # type: ignore[misc]
-        for weight in _castable(self):
+        for weight in castable(self):
             weight.data = weight.data.bfloat16()
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}

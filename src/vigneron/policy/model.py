@@ -200,6 +200,7 @@ class Policy:
             graphed=self.graphed,
             own_attention=self.own_attention,
             long_rope=self.long_rope,
+            shares_prompts=self.shares_prompts,
             narrow=is_narrow(model),
             sharding=self.sharding,
         )
@@ -219,6 +220,7 @@ class Policy:
             self.activation_checkpointing,
             own_attention=self.own_attention,
             long_rope=self.long_rope,
+            shares_prompts=self.shares_prompts,
             narrow=self.narrow,
             sharding=self.sharding,
         )

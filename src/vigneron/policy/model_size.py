@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from vigneron.policy.architecture import ATTENTION_LAYERS
-from vigneron.policy.frozen import MATRICES
+from vigneron.policy.frozen import MATRICES, castable
 from vigneron.policy.lora import Lora
-from vigneron.policy.pass_memory import meta_model, narrow_weights
+from vigneron.policy.pass_memory import meta_model
 
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 """Of a 4-bit weight: half a byte, a byte for the scale of 64, 4 for the scale of 256 scales (QLoRA)."""
@@ -52,7 +52,7 @@ class ModelSize:
 def model_size(config: Any, lora: Lora | None = None, *, scorer: bool = False) -> ModelSize:
     model = meta_model(config, lora, scorer=scorer)
     causal = model.get_base_model() if lora is not None else model
-    narrow = {id(weight) for weight in narrow_weights(causal)}
+    narrow = {id(weight) for weight in castable(causal)}
     head = causal.get_output_embeddings()
     linear = [(name, module) for name, module in causal.named_modules() if isinstance(module, MATRICES)]
     plain = [module for name, module in linear if "lora_" not in name]

@@ -20,7 +20,7 @@ from vigneron.core.draws import Sampling
 from vigneron.policy.architecture import auto_class, is_recurrent, replaces_attention
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.checkpointing import checkpoint_layers
-from vigneron.policy.frozen import MATRICES
+from vigneron.policy.frozen import castable
 from vigneron.policy.fused_head import HEAD_CHUNK
 from vigneron.policy.load import _freeze_encoders
 from vigneron.policy.logprobs import ExactKl, head_statistics
@@ -81,7 +81,7 @@ class Holding:
 
     compute: torch.dtype = torch.bfloat16
     narrow: bool = False
-    """Whether matrices and embeddings (of a base, under an adapter) are in bfloat16, as `narrow_weights`."""
+    """Whether matrices and embeddings (of a base, under an adapter) are in bfloat16, as `castable`."""
     lora: Lora | None = None
     checkpointing: bool = False
     compiled: bool = False
@@ -255,7 +255,7 @@ def fake_policy(config: Any, holding: Holding, layers: int, *, scorer: bool = Fa
         causal.config._attn_implementation = "eager"
     if holding.checkpointing:
         checkpoint_layers(causal)
-    _make_fake(model, {id(weight) for weight in narrow_weights(causal)} if holding.narrow else set())
+    _make_fake(model, {id(weight) for weight in castable(causal)} if holding.narrow else set())
     return policy
 
 
@@ -271,18 +271,6 @@ def meta_model(config: Any, lora: Lora | None = None, *, scorer: bool = False) -
         model = kind.from_config(config, dtype=torch.float32).eval()
         _freeze_encoders(model)
         return model if lora is None else add_lora(model, lora)
-
-
-def narrow_weights(model: Any) -> list[Tensor]:
-    """Those that are held in bfloat16 where a model is: matrices of linear layers and embeddings, no adapters."""
-    modules = [
-        m for name, m in model.named_modules() if isinstance(m, (*MATRICES, nn.Embedding)) and "lora_" not in name
-    ]
-    scaled = {
-        id(m.weight) for m in modules if isinstance(m, nn.Embedding) and type(m).forward is not nn.Embedding.forward
-    }
-    weights = {id(m.weight): m.weight for m in modules if id(m.weight) not in scaled}
-    return [weight for weight in weights.values() if min(weight.shape) > 1]
 
 
 def _make_fake(model: nn.Module, narrow: set[int]) -> None:

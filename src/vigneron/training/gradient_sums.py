@@ -35,7 +35,7 @@ class GradientSums:
         self._take_all()
         if self._passes == 2:  # from now on, a gradient is added and freed as soon as it is computed
             self._hooks = [
-                weight.register_post_accumulate_grad_hook(lambda weight, name=name: self._take(name, weight))  # type: ignore[misc]
+                weight.register_post_accumulate_grad_hook(lambda weight, name=name: self._take(name, weight))
                 for name, weight in self._weights
             ]
 

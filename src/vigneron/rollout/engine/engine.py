@@ -145,7 +145,8 @@ class Engine:
     def share_prompt(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         """Copy the cache of prompts to the other rows of their groups."""
         if targets:
-            self._cache.copy_prompts(*to_device([sources, targets], self.device).unbind(), width)
+            source, target = to_device([sources, targets], self.device).unbind()
+            self._cache.copy_prompts(source, target, width)
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         return self._model.logits(hidden_NH)

@@ -23,6 +23,12 @@ MOST_RANK = 128
 class JoinedLinear(nn.Module):
     """`members` are linear layers or peft's wrappers of them, that `can_join`."""
 
+    weight: Tensor
+    bias: Tensor | None
+    second: Tensor | None
+    starts: Tensor
+    scales: Tensor
+
     def __init__(self, members: Sequence[Any]) -> None:
         super().__init__()
         bases = [base_of(member) for member in members]

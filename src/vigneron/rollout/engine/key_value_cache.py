@@ -115,7 +115,8 @@ class KeyValueCache:
         tensors = self._tensors(shapes)
         pairs = list(zip(tensors[::2], tensors[1::2], strict=True))
         self._rows = pairs[: len(layers)]
-        self._model.attach(self._rows, pairs[len(layers) :] or [None] * len(layers))
+        prompts: Sequence[Cache | None] = pairs[len(layers) :] or [None] * len(layers)
+        self._model.attach(self._rows, prompts)
 
     def _tensors(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         size = sum(torch.Size(shape).numel() * self.dtype.itemsize for shape in shapes)

@@ -184,10 +184,10 @@ class Schedule:
             token, logprob = choose(logits_PV[prompt], key, torch.zeros_like(key), request.sampling)
             self.state.write(at, token, logprob, self.engine.ends)
             self.done.prompt_hidden_BH[sample] = hidden_PH[prompt].to(self.done.prompt_hidden_BH.dtype)
-        for row, owner, place in zip(rows, samples, shared, strict=True):
-            self.owner[row], self.left[row], self.prompt[row] = owner, request.max_new_tokens - 1, place
+        for row, owner, shared_place in zip(rows, samples, shared, strict=True):
+            self.owner[row], self.left[row], self.prompt[row] = owner, request.max_new_tokens - 1, shared_place
             if self.shares:
-                self.users[place] += 1
+                self.users[shared_place] += 1
 
     def _collect_ended(self, ended: list[int]) -> None:
         if not ended:
