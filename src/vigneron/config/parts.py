@@ -102,7 +102,8 @@ class ModelConfig(Strict):
     minute or more to the first run of a model's shape; later ones find the code in the cache folder (VIGNERON_CACHE).
     auto: for runs of 200 steps or more."""
     graphs: bool = True
-    """Replay passes of repeated shapes as CUDA graphs, on CUDA; not with activation checkpointing."""
+    """Replay passes of repeated shapes as CUDA graphs, on CUDA; not with activation checkpointing. Set to false at the
+    start of a run whose passes are limited by memory: graphs keep theirs."""
     allow_pickle: bool = False
     """Load weights from pickle files, which can execute code. Otherwise only safetensors."""
     trust_remote_code: bool = False

@@ -31,8 +31,9 @@ from vigneron.policy.frozen import is_narrow, round_matrices, upcast
 from vigneron.policy.fused_head import Head, matmul_fp32
 from vigneron.policy.longrope import LongRope
 
-MOST_GRAPHED = 4e12
-"""Tokens times weights of the largest pass that is a CUDA graph: some 10 ms on a large GPU."""
+MOST_GRAPHED = 1e13
+"""Tokens times weights of the largest pass that is a CUDA graph: some 50 ms on a large GPU, less than the launches of
+its kernels take."""
 
 
 @dataclass

@@ -31,6 +31,8 @@ PROBE_TOKENS = 2 * HEAD_CHUNK
 BESIDE_CACHE = 2**30
 
 
+MOST_TOKENS = 16384
+"""Of a pass on a GPU: more hardly improve speed."""
 FEW_TOKENS = 4096
 """A pass over fewer tokens does not keep a large GPU busy: recomputing activations for more of them is faster."""
 
@@ -44,6 +46,8 @@ class Sizes:
     cache_bytes: int | None
     checkpointing: bool = False
     """Whether that takes activation checkpointing."""
+    tight: bool = False
+    """Whether memory limits the tokens: CUDA graphs of passes would keep memory that sampling needs."""
 
 
 def limit_memory(config: Config, device: torch.device) -> None:
@@ -56,7 +60,8 @@ def limit_memory(config: Config, device: torch.device) -> None:
             f"model.memory_gb: {config.model.memory_gb:g} GB, and {torch.cuda.get_device_name(device)} has "
             f"{total / 2**30:.1f} GB"
         )
-    torch.cuda.set_per_process_memory_fraction(wanted / total, device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_per_process_memory_fraction(wanted / total, index)
     cuda_memory.set_limit(wanted)
 
 
@@ -69,12 +74,14 @@ def find_sizes(policy: Policy, longest: int, optimizer: OptimizerConfig, *, may_
     if policy.device.type != "cuda":
         return Sizes(DEFAULT_MICROBATCH_TOKENS, None)
     fits, cache_bytes = _fitting(policy, longest, optimizer)
+    if tight := fits < MOST_TOKENS:
+        policy.graphed = False
+        fits, cache_bytes = _fitting(policy, longest, optimizer)
     checkpointing = may_checkpoint and fits < FEW_TOKENS and bool(decoder_layers(policy.causal))
     if checkpointing:
         checkpoint_activations(policy)
-        policy.graphed = False
         fits, cache_bytes = _fitting(policy, longest, optimizer)
-    return Sizes(max(longest, min(DEFAULT_MICROBATCH_TOKENS, fits)), cache_bytes, checkpointing)
+    return Sizes(max(longest, min(MOST_TOKENS, fits)), cache_bytes, checkpointing, tight)
 
 
 def _fitting(policy: Policy, longest: int, optimizer: OptimizerConfig) -> tuple[int, int]:

@@ -161,7 +161,7 @@ def _build(
     remote.attach_sampler(policy, folder)
     with phase("check the data"):
         longest, truncation = check_data_lengths(config, policy, data, function)
-    config = _with_sizes(config, policy, folder, longest)
+    config = _with_sizes(config, policy, reference, folder, longest)
     parts = Parts.of(config, policy, reference, reward, data.train, folder.path)
     built = build(parts)
     if isinstance(parts.curriculum, ByLoss):
@@ -233,7 +233,7 @@ def _with_chat_date(config: Config, policy: Policy, folder: RunFolder) -> Config
     return config
 
 
-def _with_sizes(config: Config, policy: Policy, folder: RunFolder, longest: int) -> Config:
+def _with_sizes(config: Config, policy: Policy, reference: Reference, folder: RunFolder, longest: int) -> Config:
     """With the sizes that fit into memory, where they are not given: a resumed run keeps them."""
     model = config.model
     if config.microbatch_tokens == "auto" or (model.cache_gb is None and policy.device.type == "cuda"):
@@ -249,8 +249,11 @@ def _with_sizes(config: Config, policy: Policy, folder: RunFolder, longest: int)
             held["cache_gb"] = round(-ranks.all_reduce_max(-sizes.cache_bytes) / 2**30, 3)
         if model.activation_checkpointing == "auto":
             held["activation_checkpointing"] = sizes.checkpointing
+        if sizes.tight:
+            held["graphs"] = False
         config = config.model_copy(update={**changes, "model": model.model_copy(update=held)})
         folder.write_config(config)
+    reference.policy.graphed = policy.graphed
     if config.model.cache_gb is not None:
         policy.cache_bytes = int(config.model.cache_gb * 2**30)
     return config
