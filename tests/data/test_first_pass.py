@@ -171,7 +171,12 @@ def test_repeated_hashes_are_found_in_parts_too(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_rows_that_lack_a_column_are_counted_in_one_way(tmp_path: Path) -> None:
-    rows: list[Row] = [{"prompt": "p"}, {}, {"prompt": "p", "chosen": [{"role": "usr", "content": ""}]}, {"prompt": ""}]
+    rows: list[Row] = [
+        {"prompt": "p"},
+        {},
+        {"prompt": "p", "chosen": [{"role": "usr", "content": ""}]},
+        {"prompt": None},
+    ]
     line = "row 2 has no 'prompt', nor do 1 other rows$"
     with pytest.raises(UserError, match=line):
         check_rows(rows, ["prompt"], "'a'")

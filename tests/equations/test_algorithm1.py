@@ -276,8 +276,9 @@ def test_the_end_token_is_trained_though_it_is_also_the_padding_and_nothing_else
     (states,) = seen
     assert states.grad is not None
     touched = states.grad.abs().sum(-1) > 0
-    order = [0, 1, 2]
-    for row, which in enumerate(order):
-        prompt, completion = PROMPTS[which], COMPLETIONS[which]
-        expected = [len(prompt) - 1 <= at < len(prompt) + len(completion) - 1 for at in range(touched.shape[1])]
-        assert touched[row].tolist() == expected
+    expected = [
+        len(prompt) - 1 <= at < len(prompt) + len(completion) - 1
+        for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True)
+        for at in range(len(prompt) + len(completion) - 1)  # the last token is not fed
+    ]
+    assert touched.tolist() == [expected]  # one row, in which the samples stand one behind the other

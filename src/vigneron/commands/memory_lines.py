@@ -69,7 +69,8 @@ def longest_text(config: Config, data: Data) -> int:
     rows: Sequence[Row] = data.train
     columns = measured_columns(config, "train")
     some = [rows[int(index)] for index in longest_of(rows, columns)] if rows else []
-    tokenizer = local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    model = config.model
+    tokenizer = local_tokenizer(model.name, trust_remote_code=model.trust_remote_code, convert=False)
     longest = 1
     for row in some:
         texts = [row["prompt"], *(row[name] for name in columns if name != "prompt" and row.get(name))]

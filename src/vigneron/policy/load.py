@@ -18,6 +18,7 @@ from vigneron.policy.bundled import (
     BUNDLED_TYPE,
     bundled_model_folder,
     bundled_weights,
+    is_converted,
     quiet_transformers,
 )
 from vigneron.policy.chat import add_chat_tokens
@@ -321,12 +322,15 @@ def _freeze_encoders(model: Any) -> None:
         model.get_submodule(name).requires_grad_(False)
 
 
-def local_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any | None:
-    """A model's tokenizer, if its files are on this machine."""
+def local_tokenizer(name: str, *, trust_remote_code: bool = False, convert: bool = True) -> Any | None:
+    """A model's tokenizer, if its files are on this machine. Without `convert`, the bundled model's only if the cache
+    has it: converting it takes half a minute."""
     from transformers import AutoTokenizer
 
     try:
         with quiet_transformers():
+            if name in BUNDLED_MODELS and not convert and not is_converted(name):
+                return None
             source = model_source(name)
             if Path(source).is_dir() and name not in BUNDLED_MODELS and not trust_remote_code:
                 try_tokenizer(source, f"model: '{name}'")

@@ -42,22 +42,23 @@ class JoinedLinear(nn.Module):
         self.ends = torch.tensor(sizes).cumsum(0).tolist()
         self.register_buffer("weight", like.new_zeros(self.width + adapted * rank, like.shape[1]), persistent=False)
         biased = any(base.bias is not None for base in bases)
-        self.register_buffer("bias", like.new_zeros(len(self.weight)) if biased else None, persistent=False)
-        self.register_buffer("second", like.new_zeros(self.width, rank) if rank else None, persistent=False)
+        bias, second = like.new_zeros(len(self.weight)), like.new_zeros(self.width, rank)
+        self.register_buffer("bias", bias if biased else None, persistent=False)
+        self.register_buffer("second", second if rank else None, persistent=False)
         self.block = next(block for block in BLOCKS if all(size % block == 0 for size in sizes)) if rank else 0
         starts, scales = [], []
         for number, (base, adapter, end) in enumerate(zip(bases, adapters, self.ends, strict=True)):
             begin = end - base.out_features
             _move(base.weight, self.weight[begin:end])
             if base.bias is not None:
-                _move(base.bias, self.bias[begin:end])
+                _move(base.bias, bias[begin:end])
             if rank:
                 start = self.width + number * rank
                 starts += [start] * (base.out_features // self.block)
                 scales += [0.0 if adapter is None else adapter[2]] * (base.out_features // self.block)
                 if adapter is not None:
                     _move(adapter[0].weight, self.weight[start : start + adapter[0].out_features])
-                    _move(adapter[1].weight, self.second[begin:end, : adapter[0].out_features])
+                    _move(adapter[1].weight, second[begin:end, : adapter[0].out_features])
         self.register_buffer("starts", torch.tensor(starts, dtype=torch.int32, device=like.device), persistent=False)
         self.register_buffer("scales", torch.tensor(scales, dtype=torch.float32, device=like.device), persistent=False)
         self._input: Tensor | None = None
