@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vigneron.policy import kernel_shapes
 from vigneron.policy.compiling import compiled_on_gpu, has_triton
 
 HEAD_CHUNK = 1024
@@ -74,6 +75,8 @@ class _MatmulFp32(torch.autograd.Function):
 
 def _matmul_fp32(left: Tensor, right: Tensor) -> Tensor:
     if left.dtype in (torch.bfloat16, torch.float16):
+        if kernel_shapes.is_shapes_only():
+            return torch.empty(left.shape[0], right.shape[1], device=left.device)
         if left.is_cuda:
             return torch.mm(left, right, out_dtype=torch.float32)
         return left.float() @ right.float()
@@ -147,10 +150,13 @@ class _Statistics(torch.autograd.Function):
 
 
 def _has_kernels(logits_NV: Tensor) -> bool:
-    return logits_NV.is_cuda and logits_NV.dtype == torch.float32 and has_triton()
+    on_gpu = (logits_NV.is_cuda and has_triton()) or kernel_shapes.is_shapes_only()
+    return on_gpu and logits_NV.dtype == torch.float32
 
 
 def head_kernels() -> Any:
+    if kernel_shapes.is_shapes_only():
+        return kernel_shapes
     from vigneron.policy import head_kernels
 
     return head_kernels

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from vigneron.policy.activations import activation_name
 from vigneron.policy.compiling import decoder_layers, has_triton
+from vigneron.policy.kernel_shapes import is_shapes_only
 
 ROTARY = "apply_rotary_pos_emb"
 KINDS = (torch.float32, torch.bfloat16)
@@ -90,7 +91,9 @@ def _try(module: Any, kind: Any, inputs: Sequence[tuple[Tensor, ...]], expected:
 
 
 def close(got: Tensor, expected: Tensor) -> bool:
-    """Equal up to rounding to bfloat16."""
+    """Equal up to rounding to bfloat16. Tensors without values are, if their shapes are."""
+    if is_shapes_only():
+        return got.shape == expected.shape
     got, expected = got.float(), expected.float()
     return got.shape == expected.shape and bool((got - expected).norm() <= 2e-2 * expected.norm() + 1e-6)
 

@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from vigneron.policy import kernel_shapes
 from vigneron.policy.activations import Activation
-from vigneron.policy.layer_kernels import gated, gated_gradient, rms_norm, rms_norm_gradient, rotate
+
+
+def kernels() -> Any:
+    """Those of `layer_kernels`, or functions that only make results of the same shapes."""
+    if kernel_shapes.is_shapes_only():
+        return kernel_shapes
+    from vigneron.policy import layer_kernels
+
+    return layer_kernels
 
 
 class RmsNorm(torch.autograd.Function):
@@ -20,20 +29,20 @@ class RmsNorm(torch.autograd.Function):
         scales = torch.empty(x.numel() // x.shape[-1], dtype=torch.float32, device=x.device)
         ctx.save_for_backward(x, weight, scales)
         ctx.added = added
-        return rms_norm(x, weight, eps, added, dtype, scales)
+        return kernels().rms_norm(x, weight, eps, added, dtype, scales)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scales = ctx.saved_tensors
-        to_x, to_weight = rms_norm_gradient(grads[0], x, weight, scales, ctx.added, trained=ctx.needs_input_grad[1])
+        to_x, to_weight = kernels().rms_norm_gradient(grads[0], x, weight, scales, ctx.added, trained=ctx.needs_input_grad[1])
         return to_x, to_weight, None, None, None
 
 
 def fused_norm(x: Tensor, weight: Tensor, eps: float, added: float, dtype: torch.dtype) -> Tensor:
     """x / √(mean x² + eps) · (weight + added) over the last dimension, in `dtype`."""
     if not torch.is_grad_enabled():
-        return rms_norm(x, weight, eps, added, dtype)
+        return kernels().rms_norm(x, weight, eps, added, dtype)
     out: Tensor = RmsNorm.apply(x, weight, eps, added, dtype)  # type: ignore[no-untyped-call]
     return out
 
@@ -43,19 +52,19 @@ class Rotate(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
         ctx.dtypes = query.dtype, key.dtype
-        return rotate(query, key, cos, sin, torch.bfloat16)
+        return kernels().rotate(query, key, cos, sin, torch.bfloat16)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        to_query, to_key = rotate(*grads, *ctx.saved_tensors, torch.bfloat16, back=True)
+        to_query, to_key = kernels().rotate(*grads, *ctx.saved_tensors, torch.bfloat16, back=True)
         return to_query.to(ctx.dtypes[0]), to_key.to(ctx.dtypes[1]), None, None
 
 
 def fused_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotary positions of queries and keys [R, H, S, D], in bfloat16."""
     if not torch.is_grad_enabled():
-        return rotate(query, key, cos, sin, torch.bfloat16)
+        return kernels().rotate(query, key, cos, sin, torch.bfloat16)
     turned: tuple[Tensor, Tensor] = Rotate.apply(query, key, cos, sin)  # type: ignore[no-untyped-call]
     return turned
 
@@ -65,18 +74,18 @@ class Gated(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         ctx.save_for_backward(gate, up)
         ctx.activation = activation
-        return gated(gate, up, activation)
+        return kernels().gated(gate, up, activation)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *gated_gradient(grads[0], *ctx.saved_tensors, ctx.activation), None
+        return *kernels().gated_gradient(grads[0], *ctx.saved_tensors, ctx.activation), None
 
 
 def fused_gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """activation(gate) · up."""
     if not torch.is_grad_enabled():
-        return gated(gate, up, activation)
+        return kernels().gated(gate, up, activation)
     out: Tensor = Gated.apply(gate, up, activation)  # type: ignore[no-untyped-call]
     return out
 

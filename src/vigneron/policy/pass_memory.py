@@ -1,9 +1,11 @@
 """The memory of a model's passes, by running one on fake tensors: of any architecture, at its real size, in no memory.
 
-A model of one layer and one of two give what a layer adds; rows are all alike, so two numbers of rows give the rest.
+A model of one layer and one of two give what a layer adds. Bytes are linear in the packed tokens and in those that
+attention sees, so passes of three sizes give all others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
@@ -18,10 +20,13 @@ from torch.utils._pytree import tree_leaves
 
 from vigneron.core.draws import Sampling
 from vigneron.policy.architecture import auto_class, is_recurrent, replaces_attention
+from vigneron.policy.attention import Unpacked
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.frozen import castable
 from vigneron.policy.fused_head import HEAD_CHUNK
+from vigneron.policy.fused_modules import fuse_modules
+from vigneron.policy.kernel_shapes import shapes_only
 from vigneron.policy.load import _freeze_encoders
 from vigneron.policy.logprobs import ExactKl, head_statistics
 from vigneron.policy.lora import Lora, add_lora
@@ -33,6 +38,8 @@ COMPILED_SHARE = 0.65
 measured on a GPU; AOTAutograd's partition of small Qwen2 and Llama layers on a CPU leaves 0.72."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Config keys of models with experts, whose passes depend on values."""
+RUN_TOKENS = 1024
+"""Of the smallest pass on fake tensors."""
 BLOCK = 512
 """torch's CUDA allocator rounds up to this number of bytes."""
 
@@ -85,6 +92,9 @@ class Holding:
     lora: Lora | None = None
     checkpointing: bool = False
     compiled: bool = False
+    """Of models whose layers are not fused."""
+    fused: bool = False
+    """Whether modules are fused where they can be, as on a CUDA device in bfloat16, and attention is a flash kernel."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,12 @@ class TrunkBytes:
     def plus(self, other: "TrunkBytes", times: float) -> "TrunkBytes":
         """This, and another so many times."""
         mine, theirs = ([getattr(each, field.name) for field in fields(TrunkBytes)] for each in (self, other))
-        return TrunkBytes(*(a + times * b for a, b in zip(mine, theirs, strict=True)))
+        return TrunkBytes(*(max(0, a + times * b) for a, b in zip(mine, theirs, strict=True)))
+
+    def minus(self, other: "TrunkBytes") -> "TrunkBytes":
+        """May be below 0."""
+        mine, theirs = ([getattr(each, field.name) for field in fields(TrunkBytes)] for each in (self, other))
+        return TrunkBytes(*(a - b for a, b in zip(mine, theirs, strict=True)))
 
     @property
     def beside_saved(self) -> float:
@@ -114,7 +129,7 @@ class TrunkBytes:
 
 @dataclass(frozen=True)
 class PassMemory:
-    """The passes of a model of a config (of transformers), over rows of `width` tokens."""
+    """The passes of a model of a config (of transformers), over samples of `width` tokens."""
 
     config: Any
     holding: Holding
@@ -125,29 +140,52 @@ class PassMemory:
     def layers(self) -> int:
         return int(self.config.get_text_config().num_hidden_layers)
 
-    def trunk(self, rows: int) -> TrunkBytes:
-        """Of a training pass over `rows` rows."""
-        one, two = self._two_sizes
-        run = one.plus(two.plus(one, -1), rows - 1)
-        if not self.holding.compiled or self.holding.checkpointing:
+    def trunk(self, rows: int, tokens: int | None = None) -> TrunkBytes:
+        """Of a training pass over `rows` samples; `tokens` are theirs if some share a prompt."""
+        tokens = rows * self.width if tokens is None else tokens
+        alone, twice, shared = self._sizes
+        run = alone.plus(twice.minus(alone), rows / self._rows - 1)
+        if tokens != rows * self.width and self.width > 1:
+            run = run.plus(twice.minus(shared), (tokens - rows * self.width) / (self._rows * (self.width // 2)))
+        if not self._compiled or self.holding.checkpointing:
             return run
         saved = run.casts + COMPILED_SHARE * (run.saved - run.casts)
         return replace(run, saved=saved, forward=run.forward - run.saved + saved)
 
-    @cached_property
-    def _two_sizes(self) -> tuple[TrunkBytes, TrunkBytes]:
-        """Of a pass over one row, and over two."""
-        text = self.config.get_text_config()
-        if any(getattr(text, name, None) for name in EXPERTS) or is_recurrent(type(None), self.config):
-            return self._by_formula(1), self._by_formula(2)
-        try:
-            return self._by_running()
-        except Exception:  # any model is possible: some look at values, which fake tensors do not have
-            return self._by_formula(1), self._by_formula(2)
+    @property
+    def _rows(self) -> int:
+        return -(-RUN_TOKENS // self.width)
 
-    def _by_formula(self, rows: int) -> TrunkBytes:
+    @property
+    def packs(self) -> bool:
+        """Whether samples are packed into one row, with shared prompts once."""
+        return bool(replaces_attention(auto_class(self.config))) and not is_recurrent(type(None), self.config)
+
+    @cached_property
+    def _compiled(self) -> bool:
+        """Layers whose parts are all fused are not compiled."""
+        if not self.holding.compiled or not self.holding.fused:
+            return self.holding.compiled
+        with self._fake():
+            return fake_policy(self.config, self.holding, 1, scorer=self.scorer).compiled
+
+    @cached_property
+    def _sizes(self) -> tuple[TrunkBytes, TrunkBytes, TrunkBytes]:
+        """Of a pass over a number of rows, over twice as many, and over these where two share a prompt that is half of
+        them."""
+        text, rows = self.config.get_text_config(), self._rows
+        formula = [self._by_formula(count * self.width) for count in (rows, 2 * rows)]
+        formula.append(self._by_formula(2 * rows * self.width - rows * (self.width // 2)))
+        if not any(getattr(text, name, None) for name in EXPERTS) and not is_recurrent(type(None), self.config):
+            try:
+                return self._by_running()
+            except Exception:  # any model is possible: some look at values, which fake tensors do not have
+                pass
+        return formula[0], formula[1], formula[2]
+
+    def _by_formula(self, tokens: int) -> TrunkBytes:
         """About what a Llama's layers keep: norms and residuals in float32, and the inputs of products."""
-        text, tokens = self.config.get_text_config(), rows * self.width
+        text = self.config.get_text_config()
         experts = getattr(text, "num_experts_per_tok", None) or 1
         inner = experts * (getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", 0) or 0)
         inner = inner or 4 * text.hidden_size
@@ -158,23 +196,31 @@ class PassMemory:
         temporaries = layer if self.holding.checkpointing else tokens * 8 * inner
         return TrunkBytes(saved, saved, temporaries)
 
-    def _by_running(self) -> tuple[TrunkBytes, TrunkBytes]:
-        one, two = self._run_trunk(1, rows=(1, 2))
-        if self.layers == 1:
-            return one, two
-        deeper = self._run_trunk(2, rows=(1,), backward=False)[0]
-        # What a layer adds to a pass over two rows: twice as much, but the casts of its weights once.
-        more = replace(deeper.plus(one, -1), backward=0)
-        twice = TrunkBytes(
-            2 * more.saved - more.casts, 2 * more.forward - more.forward_casts, 0, more.casts, more.forward_casts
-        )
-        return one.plus(more, self.layers - 1), two.plus(twice, self.layers - 1)
+    def _by_running(self) -> tuple[TrunkBytes, TrunkBytes, TrunkBytes]:
+        one = self._run_trunk(1)
+        if self.layers > 1:
+            deeper = self._run_trunk(2, backward=False)
+            more = [replace(two.minus(first), backward=0) for first, two in zip(one, deeper, strict=True)]
+            one = [first.plus(each, self.layers - 1) for first, each in zip(one, more, strict=True)]
+        return one[0], one[1], one[2]
 
-    def _run_trunk(self, layers: int, *, rows: Sequence[int], backward: bool = True) -> list[TrunkBytes]:
-        with FakeTensorMode():
+    def _run_trunk(self, layers: int, *, backward: bool = True) -> list[TrunkBytes]:
+        rows, half = self._rows, self.width // 2
+        with self._fake():
             policy = fake_policy(self.config, self.holding, layers, scorer=self.scorer)
             known = _with_gradients(policy)
-            return [_trunk_pass(policy, known, count, self.width, backward=backward) for count in rows]
+            sizes = [(rows, 0), (2 * rows, 0), (2 * rows, half if policy.own_attention else 0)]
+            batches = [_fake_batch(count, self.width, prompt, packed=bool(policy.own_attention)) for count, prompt in sizes]
+            return [_trunk_pass(policy, known, batch, backward=backward) for batch in batches]
+
+    @contextmanager
+    def _fake(self) -> Iterator[None]:
+        with FakeTensorMode():
+            if self.holding.fused:
+                with shapes_only():
+                    yield
+            else:
+                yield
 
     def head(self, tokens: int, sampling: Sampling, *, exact_kl: bool) -> int:
         """The most that the head takes for so many completion tokens, backward pass included; more than two chunks
@@ -183,7 +229,7 @@ class PassMemory:
             return 0
         few = min(tokens, 2 * HEAD_CHUNK)
         hidden_size = self.config.get_text_config().hidden_size
-        if self.holding.compiled:
+        if self._compiled:
             return self._fused_head(few, exact_kl) + tokens * hidden_size * (4 + 2) * (1 + exact_kl)
         return int(self._head_runs(few, sampling, exact_kl)) + (tokens - few) * hidden_size * (4 + 2) * (1 + exact_kl)
 
@@ -201,7 +247,7 @@ class PassMemory:
         return cache(self._run_head)
 
     def _run_head(self, few: int, sampling: Sampling, exact_kl: bool) -> int:
-        with FakeTensorMode():
+        with self._fake():
             policy = fake_policy(self.config, self.holding, 1)
             hidden = torch.empty(few, policy.hidden_size, requires_grad=True)
             ids = torch.zeros(few, dtype=torch.long)
@@ -224,8 +270,18 @@ def _with_gradients(policy: Policy) -> list[Tensor]:
     return known
 
 
-def _trunk_pass(policy: Policy, known: list[Tensor], rows: int, width: int, *, backward: bool) -> TrunkBytes:
-    ids, positions = torch.zeros(rows, width, dtype=torch.long), torch.arange(width).expand(rows, width)
+def _fake_batch(rows: int, width: int, prompt: int, *, packed: bool) -> tuple[Any, ...]:
+    """Ids, positions, and the places of packed samples, two of which share a prompt of `prompt` tokens."""
+    if not packed:
+        return torch.zeros(rows, width, dtype=torch.long), torch.arange(width).expand(rows, width)
+    shared = rows // 2 * prompt
+    tokens = rows * width - shared
+    ids, positions = torch.zeros(1, tokens, dtype=torch.long), torch.zeros(1, tokens, dtype=torch.long)
+    places = ((rows, width), (tokens,), (shared,), (shared, 2))
+    return ids, positions, Unpacked(*(torch.zeros(shape, dtype=torch.long) for shape in places))
+
+
+def _trunk_pass(policy: Policy, known: list[Tensor], batch: tuple[Any, ...], *, backward: bool) -> TrunkBytes:
     peaks: list[int] = []
     live = LiveBytes(known)
 
@@ -235,7 +291,7 @@ def _trunk_pass(policy: Policy, known: list[Tensor], rows: int, width: int, *, b
 
     hook = policy.causal.get_input_embeddings().register_forward_hook(at_embedding)
     with live:
-        hidden = policy.trunk(ids, positions)
+        hidden = policy.trunk(*batch)
         saved, forward, casts = live.now, live.peak, (live.casts, live.peak_casts)
         if backward:
             live.peak = live.now
@@ -256,6 +312,8 @@ def fake_policy(config: Any, holding: Holding, layers: int, *, scorer: bool = Fa
     if holding.checkpointing:
         checkpoint_layers(causal)
     _make_fake(model, {id(weight) for weight in castable(causal)} if holding.narrow else set())
+    complete = holding.fused and fuse_modules(causal)
+    policy.compiled = holding.compiled and not complete
     return policy
 
 
