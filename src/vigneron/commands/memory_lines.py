@@ -9,7 +9,7 @@ from vigneron.policy.load import local_tokenizer
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import measured_columns
 from vigneron.training.memory_fit import GPU_SIZES, Fitting
-from vigneron.training.memory_plan import GB, Part, Plan, RunMemory
+from vigneron.training.memory_plan import GB, Part, Plan, RunMemory, gpu_gigabytes
 
 CHARACTERS_PER_TOKEN = 3
 SMALLEST_SHOWN = 0.002
@@ -28,31 +28,35 @@ def memory_lines(config: Config, data: Data) -> Iterator[str]:
             "model's config.json, or give its folder"
         )
         return
-    plan = memory.plan(config)
+    size = gpu_gigabytes(config)
+    plan = memory.plan(config, size)
     what = "prompts" if config.method.reads == "prompts" else "texts"
-    yield (
-        f"memory on a GPU, in GB, with {what} of up to {tokens} tokens and {config.resolved_microbatch_tokens} tokens "
-        "in a pass:"
-    )
+    yield f"memory on a GPU of {size:.0f} GB, in GB, with {what} of up to {tokens} tokens and {_passes(plan)}:"
     for part in plan.parts:
         if part.bytes >= SMALLEST_SHOWN * plan.peak_bytes:
             yield f"  {part.name:<32} {part.bytes / GB:8.2f}  {_phases(part)}"
     yield f"  {'in all':<32} {plan.peak_bytes / GB:8.2f}  {_totals(plan)}"
-    yield from _fitting_lines(memory, config, plan)
+    yield from _fitting_lines(memory, config)
 
 
-def _fitting_lines(memory: RunMemory, config: Config, plan: Plan) -> Iterator[str]:
-    fits = [size for size in GPU_SIZES if plan.least_bytes <= size * GB]
+def _fitting_lines(memory: RunMemory, config: Config) -> Iterator[str]:
     search = Fitting(memory, config)
     for size in GPU_SIZES:
-        if size not in fits:
-            found = search.fit(size)
-            how = "no settings are enough: choose a smaller model, or shorter texts"
-            if found is not None:
-                how = f"{' '.join(map(str, found.changes))} ({found.plan.least_bytes / GB:.1f} GB)"
-            yield f"to fit {size} GB: {how}"
-    if fits:
-        yield f"fits {fits[0]} GB as it is" + ("" if len(fits) == len(GPU_SIZES) else ", and more")
+        found = search.fit(size)
+        if found is None:
+            yield f"to fit {size} GB: no settings are enough: choose a smaller model, or shorter texts"
+            continue
+        if not found.changes:
+            more = "" if size == GPU_SIZES[-1] else ", and more"
+            yield f"fits {size} GB as it is{more} ({found.plan.least_bytes / GB:.1f} GB with {_passes(found.plan)})"
+            return
+        changes = " ".join(map(str, found.changes))
+        yield f"to fit {size} GB: {changes} ({found.plan.least_bytes / GB:.1f} GB with {_passes(found.plan)})"
+
+
+def _passes(plan: Plan) -> str:
+    recomputed = " and activation checkpointing" if plan.checkpointing else ""
+    return f"{plan.microbatch_tokens} tokens in a pass{recomputed}"
 
 
 def _phases(part: Part) -> str:

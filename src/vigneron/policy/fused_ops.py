@@ -35,7 +35,9 @@ class RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scales = ctx.saved_tensors
-        to_x, to_weight = kernels().rms_norm_gradient(grads[0], x, weight, scales, ctx.added, trained=ctx.needs_input_grad[1])
+        to_x, to_weight = kernels().rms_norm_gradient(
+            grads[0], x, weight, scales, ctx.added, trained=ctx.needs_input_grad[1]
+        )
         return to_x, to_weight, None, None, None
 
 

@@ -1,5 +1,5 @@
-"""Stand-ins for the Triton kernels that make results of the same shapes and compute nothing: for passes on fake tensors,
-by which memory is planned (`pass_memory`). They need neither Triton nor a GPU."""
+"""Stand-ins for the Triton kernels that make results of the same shapes and compute nothing: for passes on fake
+tensors, by which memory is planned (`pass_memory`). They need neither Triton nor a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

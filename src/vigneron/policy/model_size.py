@@ -28,6 +28,8 @@ class Weight:
     """Of a linear layer, and not tied to an embedding: the reference holds it in bfloat16."""
     quantised: bool = False
     """Whether `weights: 4bit` holds it so: linear layers but the head."""
+    head: bool = False
+    """Of the head, and not tied to an embedding."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def model_size(config: Any, lora: Lora | None = None, *, scorer: bool = False) -
             narrow=id(weight) in narrow,
             matrix=id(weight) in matrices,
             quantised=id(weight) in quantised,
+            head=head is not None and weight is head.weight and id(weight) in matrices,
         )
         for name, weight in model.named_parameters()
     )

@@ -19,7 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vigneron.core.draws import Sampling
-from vigneron.policy.architecture import auto_class, is_recurrent, replaces_attention
+from vigneron.policy.architecture import (
+    auto_class,
+    is_recurrent,
+    language_model_class,
+    replaces_attention,
+    reward_model_class,
+)
 from vigneron.policy.attention import Unpacked
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.checkpointing import checkpoint_layers
@@ -159,7 +165,8 @@ class PassMemory:
     @property
     def packs(self) -> bool:
         """Whether samples are packed into one row, with shared prompts once."""
-        return bool(replaces_attention(auto_class(self.config))) and not is_recurrent(type(None), self.config)
+        kind = (reward_model_class if self.scorer else language_model_class)(self.config)
+        return replaces_attention(kind) and not is_recurrent(kind, self.config)
 
     @cached_property
     def _compiled(self) -> bool:
@@ -210,7 +217,9 @@ class PassMemory:
             policy = fake_policy(self.config, self.holding, layers, scorer=self.scorer)
             known = _with_gradients(policy)
             sizes = [(rows, 0), (2 * rows, 0), (2 * rows, half if policy.own_attention else 0)]
-            batches = [_fake_batch(count, self.width, prompt, packed=bool(policy.own_attention)) for count, prompt in sizes]
+            batches = [
+                _fake_batch(count, self.width, prompt, packed=bool(policy.own_attention)) for count, prompt in sizes
+            ]
             return [_trunk_pass(policy, known, batch, backward=backward) for batch in batches]
 
     @contextmanager

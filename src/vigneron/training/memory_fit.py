@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
 
-import torch
-
 from vigneron.config import Config
 from vigneron.config.parts import LoraConfig
 from vigneron.errors import UserError
 from vigneron.policy.load import resolve_device
 from vigneron.recipe import check_config
-from vigneron.training.memory_plan import GB, Plan, RunMemory
+from vigneron.training.memory_plan import GB, Plan, RunMemory, gpu_gigabytes
 
 GPU_SIZES = (8, 16, 24, 48, 80)
 """Of common GPUs, in GB."""
@@ -55,7 +53,7 @@ class Fitting:
 
     def __init__(self, memory: RunMemory, config: Config) -> None:
         self.memory, self.config = memory, config
-        self._plans: dict[tuple[Change, ...], Plan] = {}
+        self._plans: dict[tuple[tuple[Change, ...], float], Plan] = {}
         self._fixed: dict[tuple[Change, ...], int] = {}
 
     def fit(self, gigabytes: float) -> Fit | None:
@@ -63,7 +61,7 @@ class Fitting:
         for changes in self._sets:
             if self._fixed_bytes(changes) > gigabytes * GB:
                 continue
-            plan = self._plan(changes)
+            plan = self._plan(changes, gigabytes)
             if plan.least_bytes <= gigabytes * GB and self._valid(changes):
                 return Fit(changes, plan)
         return None
@@ -76,7 +74,10 @@ class Fitting:
         return sorted(sets, key=lambda some: (sum(change.cost for change in some), len(some)))
 
     def _microbatches(self) -> Iterator[Change]:
-        tokens, cost = self.config.resolved_microbatch_tokens // 2, MICROBATCH_COST
+        """None for `auto`, which is what fits."""
+        if self.config.microbatch_tokens == "auto":
+            return
+        tokens, cost = self.config.microbatch_tokens // 2, MICROBATCH_COST
         while tokens >= SMALLEST_MICROBATCH:
             yield Change("microbatch_tokens", str(tokens), tokens, cost)
             tokens, cost = tokens // 2, cost + 1
@@ -96,10 +97,11 @@ class Fitting:
             self._fixed[changes] = self.memory.fixed(changed(self.config, changes)).fixed_bytes
         return self._fixed[changes]
 
-    def _plan(self, changes: tuple[Change, ...]) -> Plan:
-        if changes not in self._plans:
-            self._plans[changes] = self.memory.plan(changed(self.config, changes))
-        return self._plans[changes]
+    def _plan(self, changes: tuple[Change, ...], gigabytes: float) -> Plan:
+        key = changes, gigabytes
+        if key not in self._plans:
+            self._plans[key] = self.memory.plan(changed(self.config, changes), gigabytes)
+        return self._plans[key]
 
     def _valid(self, changes: tuple[Change, ...]) -> bool:
         """Whether the config's checks accept the changes."""
@@ -125,9 +127,9 @@ def check_gpu(config: Config) -> None:
     device = resolve_device(config.model.device)
     if device.type != "cuda":
         return
-    total = torch.cuda.get_device_properties(device).total_memory / GB
-    limit = min(total, config.model.memory_gb or total)
-    check_limit(config, limit, "model.memory_gb" if limit < total else f"the GPU '{device}'")
+    limit = gpu_gigabytes(config)
+    limited = config.model.memory_gb is not None and limit == config.model.memory_gb
+    check_limit(config, limit, "model.memory_gb" if limited else f"the GPU '{device}'")
 
 
 def check_limit(config: Config, gigabytes: float, what: str) -> None:

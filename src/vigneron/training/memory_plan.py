@@ -1,7 +1,8 @@
 """What a run will take of a GPU's memory, part by part, from its config and the model's: no weights are loaded.
 
 Sampling and update come one after the other, and the cache is given back between them: the peak is the larger one.
-Weights, moments and caches are counted; passes are run on fake tensors (`policy/pass_memory.py`).
+Weights, moments and caches are counted; passes are run on fake tensors (`policy/pass_memory.py`). Where the config says
+`auto`, the plan has what training would choose on a GPU of a size.
 """
 
 from collections.abc import Iterator
@@ -14,12 +15,15 @@ import torch
 from vigneron.config import Config
 from vigneron.config.rewards import embeds_here, judges_here
 from vigneron.core.moments import state_bytes
-from vigneron.policy.load import local_config
+from vigneron.policy.load import local_config, resolve_device
 from vigneron.policy.lora import Lora
 from vigneron.policy.model import MOST_GRAPHED
 from vigneron.policy.model_size import ModelSize, held_bytes, model_size
 from vigneron.policy.pass_memory import Holding, PassMemory
+from vigneron.rollout.engine.key_value_cache import LARGE
 from vigneron.rollout.on_policy import sampling_of
+from vigneron.training.memory import BESIDE_CACHE, FEW_TOKENS, MOST_TOKENS, PROBE_TOKENS, SHARE, Sizes
+from vigneron.training.planned_passes import PassSize, passes_of
 from vigneron.training.setup.resolve import COMPILE_FROM_STEPS
 
 GB = 2**30
@@ -28,6 +32,8 @@ CONTEXT_BYTES = round(0.8 * GB)
 CONTEXT = "CUDA context and kernels"
 CACHE = "key/value cache"
 ASSUMED_PROMPT = 512
+ASSUMED_GPU = 80
+"""GB of the GPU, where this machine has none."""
 SAMPLER_PLANES = 5
 """Tensors of logits' size, in float32, that drawing tokens has at once."""
 
@@ -42,6 +48,8 @@ class Part:
     update: bool = True
     fixed: bool = True
     """Whether no number of samples or tokens makes it smaller."""
+    by_torch: bool = True
+    """Whether `torch.cuda.memory_allocated` counts it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,9 @@ class Plan:
     parts: tuple[Part, ...]
     one_group: int = 0
     """Bytes of the cache for one prompt's samples: it takes what is left, and sampling then takes several rounds."""
+    microbatch_tokens: int = 0
+    checkpointing: bool = False
+    """Whether activations are computed again, as the config says or because few tokens fit otherwise."""
 
     @property
     def sampling_bytes(self) -> int:
@@ -65,8 +76,9 @@ class Plan:
 
     @property
     def allocated_bytes(self) -> int:
-        """The most that torch allocates: what `torch.cuda.max_memory_allocated` reports after two steps."""
-        return self.peak_bytes - sum(part.bytes for part in self.parts if part.name == CONTEXT)
+        """The most that torch allocates: what `torch.cuda.max_memory_allocated` reports."""
+        parts = [part for part in self.parts if part.by_torch]
+        return max(sum(p.bytes for p in parts if p.sampling), sum(p.bytes for p in parts if p.update))
 
     @property
     def least_bytes(self) -> int:
@@ -81,10 +93,18 @@ class Plan:
         return max(sum(p.bytes for p in fixed if p.sampling), sum(p.bytes for p in fixed if p.update))
 
 
-def estimate(config: Config, longest_prompt: int = ASSUMED_PROMPT) -> Plan | None:
-    """The plan of a run on one GPU; None if the model's config is not on this machine."""
+def estimate(config: Config, longest_prompt: int = ASSUMED_PROMPT, *, gigabytes: float | None = None) -> Plan | None:
+    """The plan of a run on one GPU of a size, or on this machine's; None if the model's config is not here."""
     memory = RunMemory.of(config, longest_prompt)
-    return None if memory is None else memory.plan(config)
+    return None if memory is None else memory.plan(config, gigabytes)
+
+
+def gpu_gigabytes(config: Config) -> float:
+    """What the run may take of this machine's GPU, or of a usual one if there is none."""
+    device = resolve_device(config.model.device)
+    has_gpu = device.type == "cuda" and torch.cuda.is_available()
+    total = torch.cuda.get_device_properties(device).total_memory / GB if has_gpu else ASSUMED_GPU
+    return min(total, config.model.memory_gb or total)
 
 
 class RunMemory:
@@ -100,12 +120,13 @@ class RunMemory:
         model = local_config(config.model.name)
         return None if model is None else cls(model, longest_prompt)
 
-    def plan(self, config: Config) -> Plan:
-        return _Counting(self, config).plan()
+    def plan(self, config: Config, gigabytes: float | None = None) -> Plan:
+        """On a GPU of so many GB; by default this machine's."""
+        return _Counting(self, config, gpu_gigabytes(config) if gigabytes is None else gigabytes).plan()
 
     def fixed(self, config: Config) -> Plan:
         """The parts that need no pass: a lower bound, in a second."""
-        return Plan((*_Counting(self, config).fixed_parts(),))
+        return Plan((*_Counting(self, config, 0).fixed_parts(),))
 
     def size(self, lora: Lora | None, scorer: bool) -> ModelSize:
         key = lora, scorer
@@ -121,8 +142,8 @@ class RunMemory:
 
 
 class _Counting:
-    def __init__(self, memory: RunMemory, config: Config) -> None:
-        self.memory, self.config = memory, config
+    def __init__(self, memory: RunMemory, config: Config, gigabytes: float) -> None:
+        self.memory, self.config, self.gigabytes = memory, config, gigabytes
         options = config.model
         self.scorer = config.method.trains == "scorer"
         self.lora: Lora | None = None
@@ -141,14 +162,22 @@ class _Counting:
         return self.memory.size(self.lora, self.scorer)
 
     def plan(self) -> Plan:
-        fixed = [*self.fixed_parts()]
-        cache = self.cache_bytes(self.config.prompts_per_step) if self.samples else 0
-        parts = [*fixed, *self.pass_parts()]
+        config, sizes = self.config, self.sizes
+        parts = [*self.fixed_parts(), *self.pass_parts()]
         if self.samples:
-            parts.append(Part(CACHE, cache, update=False, fixed=False))
-            logits = self.config.prompts_per_step * self.config.group_size * self.size.vocabulary * 4
+            given = config.model.cache_gb
+            limit = sizes.cache_bytes if given is None else round(given * GB)
+            wanted, least = self.cache_bytes(config.prompts_per_step), self.cache_bytes(1)
+            cache = wanted if limit is None else min(wanted, max(limit, least))
+            parts.append(Part(CACHE, cache, update=False, fixed=False, by_torch=cache <= LARGE))
+            logits = config.prompts_per_step * config.group_size * self.size.vocabulary * 4
             parts.append(Part("drawing of tokens", SAMPLER_PLANES * logits, update=False, fixed=False))
-        return Plan(tuple(part for part in parts if part.bytes), self.cache_bytes(1))
+        return Plan(
+            tuple(part for part in parts if part.bytes),
+            self.cache_bytes(1),
+            sizes.microbatch_tokens,
+            sizes.checkpointing,
+        )
 
     @property
     def samples(self) -> bool:
@@ -170,7 +199,7 @@ class _Counting:
         gradients = held(trained) // shard
         moments = sum(state_bytes(config.optimizer.kind, weight.count) for weight in trained) // shard
         moments = 0 if config.optimizer.offload or not config.method.steps_by_gradient else moments
-        yield Part("gradients", gradients, sampling=self.graphed)
+        yield Part("gradients", gradients, sampling=False)
         yield Part("optimizer moments", moments)
         if self.lora is None:  # a frozen copy with matrices in bfloat16
             rounded = sum(w.count for w in size.weights if w.matrix and not (self.narrow and w.narrow))
@@ -182,7 +211,7 @@ class _Counting:
             yield Part("critic", (held(size.weights) + moments) // shard)
             yield Part("critic's gradients", gradients, sampling=False)
         yield from self.other_models()
-        yield Part(CONTEXT, CONTEXT_BYTES)
+        yield Part(CONTEXT, CONTEXT_BYTES, by_torch=False)
 
     def held(self, weights: Any) -> int:
         return held_bytes(weights, narrow=self.narrow, quantised=self.quantised)
@@ -192,13 +221,6 @@ class _Counting:
         wanted = self.config.model.compile
         wanted = self.config.steps >= COMPILE_FROM_STEPS if wanted == "auto" else wanted
         return bool(wanted) and self.config.scale.shard == 1
-
-    @property
-    def graphed(self) -> bool:
-        """Whether gradients have buffers that CUDA graphs write to."""
-        model = self.config.model
-        small = self.config.resolved_microbatch_tokens * self.size.parameters <= MOST_GRAPHED
-        return model.graphs and small and model.activation_checkpointing is not True and self.config.scale.shard == 1
 
     @property
     def own_critic(self) -> bool:
@@ -229,26 +251,85 @@ class _Counting:
         tokens = self.memory.longest_prompt + config.group_size * config.max_new_tokens
         return prompts * tokens * self.size.cached * itemsize
 
-    def pass_parts(self) -> Iterator[Part]:
-        config, width = self.config, self.width
-        tokens = config.resolved_microbatch_tokens
-        samples = config.prompts_per_step * (config.group_size if config.method.reads == "prompts" else 1)
-        samples *= 2 if config.method.reads == "pairs" else 1
-        rows = max(1, min(tokens // width, samples))
+    def passes(self, *, checkpointing: bool) -> PassMemory:
         compute = torch.bfloat16 if self.bfloat16 else torch.float32
-        holding = Holding(compute, self.narrow, self.lora, config.model.activation_checkpointing is True, self.compiled)
-        passes = self.memory.passes(holding, width, self.scorer)
-        trunk = passes.trunk(rows)
-        share = config.max_new_tokens / width if config.method.reads == "prompts" else 1
-        kl: Any = getattr(config.method, "kl", None)
-        exact = getattr(kl, "estimator", None) == "exact" and kl.coefficient > 0 and kl.against == "reference"
-        head = passes.head(max(1, round(rows * width * share)), sampling_of(config), exact_kl=exact)
-        times = 2 if self.own_critic else 1
-        yield Part("activations", round(times * trunk.saved), sampling=False, fixed=False)
-        yield Part("head and temporaries", round(max(trunk.beside_saved, head)), sampling=False, fixed=False)
-        if exact:
+        fused = self.bfloat16 and self.config.scale.shard == 1
+        holding = Holding(compute, self.narrow, self.lora, checkpointing, self.compiled, fused)
+        return self.memory.passes(holding, self.width, self.scorer)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """What `training.memory.find_sizes` would choose, by the same rules."""
+        config = self.config
+        chosen = config.model.activation_checkpointing
+        checkpointing = chosen is True
+        fits, cache_bytes = self.fitting(checkpointing=checkpointing)
+        tight = fits < MOST_TOKENS
+        if chosen == "auto" and config.scale.shard == 1 and fits < FEW_TOKENS:
+            checkpointing = True
+            fits, cache_bytes = self.fitting(checkpointing=True)
+        tokens = max(self.width, min(MOST_TOKENS, fits))
+        tokens = tokens if config.microbatch_tokens == "auto" else config.microbatch_tokens
+        return Sizes(tokens, cache_bytes, checkpointing, tight)
+
+    def fitting(self, *, checkpointing: bool) -> tuple[int, int]:
+        """Tokens of a pass, and bytes of the cache, as measured passes over two numbers of rows would give them."""
+        fixed = [*self.fixed_parts()]
+        gradients = sum(part.bytes for part in fixed if not part.sampling)
+        free = round(self.gigabytes * GB) - sum(part.bytes for part in fixed if part.sampling)
+        passes, rows = self.passes(checkpointing=checkpointing), -(-PROBE_TOKENS // self.width)
+        sizes = [
+            PassSize(count * self.width, count, count * (self.width - self.width // 4)) for count in (rows, 2 * rows)
+        ]
+        fewer, more = (max(gradients, sum(self.pass_bytes(passes, size))) for size in sizes)
+        per_token = max(1, more - fewer) / sizes[0].tokens
+        beside = max(0, fewer - per_token * sizes[0].tokens - gradients)
+        tokens = int(SHARE * (free - gradients - beside) / per_token) // 256 * 256
+        return max(0, tokens), max(2**28, int(SHARE * (free - BESIDE_CACHE)))
+
+    def pass_bytes(self, passes: PassMemory, size: PassSize) -> tuple[float, float]:
+        """What a pass keeps, and the most that it takes beside."""
+        trunk = passes.trunk(size.rows, size.tokens)
+        head = passes.head(size.predicted, sampling_of(self.config), exact_kl=self.exact_kl)
+        return (2 if self.own_critic else 1) * trunk.saved, max(trunk.beside_saved, head)
+
+    @property
+    def exact_kl(self) -> bool:
+        kl: Any = getattr(self.config.method, "kl", None)
+        return getattr(kl, "estimator", None) == "exact" and kl.coefficient > 0 and kl.against == "reference"
+
+    def pass_parts(self) -> Iterator[Part]:
+        config, sizes = self.config, self.sizes
+        passes = self.passes(checkpointing=sizes.checkpointing)
+        found = passes_of(config, self.memory.longest_prompt, sizes.microbatch_tokens, packs=passes.packs)
+        graphs = [size.rounded() for size in found if self.is_graph(size)]
+        largest = max([found[0], *graphs[:1]])
+        kept, beside = self.pass_bytes(passes, largest)
+        yield Part("activations", round(kept), sampling=False, fixed=False)
+        yield Part("head and temporaries", round(beside), sampling=False, fixed=False)
+        if graphs:
+            trunk = passes.trunk(graphs[0].rows, graphs[0].tokens)
+            buffers = self.held(weight for weight in self.size.trained if not weight.head)
+            pool = max(trunk.saved + trunk.beside_saved, buffers)
+            # The first pass of a shape is no graph: gradients are then beside the buffers that graphs write to.
+            yield Part("gradients of CUDA graphs", buffers, fixed=False)
+            yield Part("activations of CUDA graphs", round(pool), fixed=False, by_torch=False)
+        if self.exact_kl:
+            samples = config.prompts_per_step * (config.group_size if config.method.reads == "prompts" else 1)
             states = samples * config.max_new_tokens * self.size.hidden * 4
             yield Part("reference's hidden states", states, sampling=False, fixed=False)
+
+    def is_graph(self, size: PassSize) -> bool:
+        """Whether a pass is replayed as a CUDA graph."""
+        small = size.tokens * self.size.parameters <= MOST_GRAPHED
+        held = self.sizes
+        return (
+            self.config.model.graphs
+            and small
+            and not held.tight
+            and not held.checkpointing
+            and self.config.scale.shard == 1
+        )
 
 
 EMBEDDER_BYTES = round(0.1 * GB)
