@@ -10,8 +10,14 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from support.tiny_models import byte_tokenizer
 from vigneron import api
+from vigneron.config import Config
+from vigneron.policy.load import load_policy, speed_up
+from vigneron.policy.lora import Lora
+from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
-from vigneron.training.memory_plan import GB, estimate
+from vigneron.rollout.engine import cuda_memory
+from vigneron.training.memory import find_sizes
+from vigneron.training.memory_plan import CONTEXT_BYTES, GB, estimate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -39,17 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"lora": {"rank": 16}}, {"activation_checkpointing": True}, {"weights": "bfloat16"}],
-    ids=["float32", "LoRA", "checkpointing", "bfloat16"],
-)
-def test_the_plan_is_within_a_tenth_of_the_measured_peak(tmp_path: Path, folder: Path, changes: dict[str, Any]) -> None:
+def config_of(tmp_path: Path, folder: Path, **changes: Any) -> Config:
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": "x" * PROMPT, "answer": "y"}) + "\n" for _ in range(64)))
     given = {
         "method": {"name": "grpo"},
-        "model": {"name": str(folder), "device": "cuda", "dtype": "bfloat16", **changes},
+        "model": {"name": str(folder), "device": "cuda", "dtype": "bfloat16", "graphs": False, **changes},
         "data": {"train": str(data)},
         "reward": {"kind": "binary"},
         "steps": 3,
@@ -60,7 +61,16 @@ def test_the_plan_is_within_a_tenth_of_the_measured_peak(tmp_path: Path, folder:
         "eval_every": 0,
         "save_every": 0,
     }
-    config = check_config(given, "plan")
+    return check_config(given, "plan")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"lora": {"rank": 16}}, {"activation_checkpointing": True}, {"weights": "bfloat16"}, {"graphs": True}],
+    ids=["float32", "LoRA", "checkpointing", "bfloat16", "graphs"],
+)
+def test_the_plan_is_within_a_tenth_of_the_measured_peak(tmp_path: Path, folder: Path, changes: dict[str, Any]) -> None:
+    config = config_of(tmp_path, folder, **changes)
     plan = estimate(config, PROMPT)
     assert plan is not None
     torch.cuda.empty_cache()
@@ -71,4 +81,31 @@ def test_the_plan_is_within_a_tenth_of_the_measured_peak(tmp_path: Path, folder:
     records = [json.loads(line) for line in (run.folder / "timings.jsonl").read_text().splitlines()]
     assert records[0]["memory/peak_allocated_gb"] > 0
     shown = {part.name: round(part.bytes / GB, 2) for part in plan.parts}
-    assert plan.allocated_bytes == pytest.approx(measured, rel=0.1), f"measured {measured / GB:.2f} GB, parts {shown}"
+    said = f"measured {measured / GB:.2f} GB, parts {shown}"
+    if changes.get("graphs"):  # the plan's worst case: a shape that is new after the first step
+        assert 0.6 * plan.allocated_bytes <= measured <= 1.1 * plan.allocated_bytes, said
+    else:
+        assert plan.allocated_bytes == pytest.approx(measured, rel=0.1), said
+
+
+@pytest.mark.parametrize("lora", [None, Lora(16)], ids=["float32", "LoRA"])
+def test_the_plan_has_the_tokens_that_fit(
+    tmp_path: Path, folder: Path, lora: Lora | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`find_sizes` and the plan, for 10 GB."""
+    adapter = {} if lora is None else {"lora": {"rank": lora.rank}}
+    config = config_of(tmp_path, folder, **adapter).model_copy(update={"microbatch_tokens": "auto"})
+    plan = estimate(config, PROMPT, gigabytes=10)
+    assert plan is not None
+    policy = load_policy(str(folder), device="cuda", dtype="bfloat16", lora=lora)
+    reference = Reference.of(policy)
+    speed_up(policy, reference, graphs=False, compiled=False)
+    other = torch.cuda.memory_allocated() - sum(
+        weight.nbytes
+        for each in {id(p): p for p in (policy, reference.policy)}.values()
+        for weight in each.model.parameters()
+    )
+    monkeypatch.setattr(cuda_memory, "_limit", [10 * GB - CONTEXT_BYTES + other])
+    sizes = find_sizes(policy, PROMPT + NEW, config.optimizer, may_checkpoint=True)
+    assert sizes.checkpointing == plan.checkpointing
+    assert plan.microbatch_tokens == pytest.approx(sizes.microbatch_tokens, rel=0.2)

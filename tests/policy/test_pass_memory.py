@@ -1,5 +1,6 @@
 """The memory of passes, by fake tensors, against what autograd really keeps; and model sizes against known ones."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from transformers import LlamaConfig, Qwen2Config
 
 from support.zoo import zoo_config
 from vigneron.core.draws import Sampling
-from vigneron.policy.checkpointing import checkpoint_layers
+from vigneron.policy.attention import Unpacked
+from vigneron.policy.fused_modules import fuse_modules
+from vigneron.policy.kernel_shapes import shapes_only
 from vigneron.policy.lora import Lora
 from vigneron.policy.model import Policy
 from vigneron.policy.model_size import NF4_BYTES, held_bytes, model_size
@@ -43,16 +46,29 @@ def deep_config(family: str) -> Any:
     return config
 
 
-def kept_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
-    """What autograd keeps of a real pass on the CPU, weights left out."""
+def packed_rows(prompt: int) -> tuple[torch.Tensor, torch.Tensor, Unpacked]:
+    """Rows of one sample each, or of two that share a prompt of so many tokens."""
+    token_BW = torch.arange(ROWS * WIDTH).view(ROWS, WIDTH)
+    for row in range(1, ROWS, 2) if prompt else ():
+        token_BW[row, :prompt] = token_BW[row - 1, :prompt]
+    kept, token = token_BW.unique(return_inverse=True)
+    place_N = torch.tensor([int((token.flatten() == n).nonzero()[0]) for n in range(len(kept))])
+    shared_M = torch.tensor([n for n in range(len(kept)) if int((token == n).sum()) > 1], dtype=torch.long)
+    places = [(token.flatten() == n).nonzero()[:, 0] for n in shared_M]
+    places_MG = torch.stack(places) if places else torch.zeros(0, 1, dtype=torch.long)
+    ids = torch.ones(1, len(kept), dtype=torch.long)
+    return ids, torch.zeros_like(ids), Unpacked(token.view(ROWS, WIDTH), place_N, shared_M, places_MG)
+
+
+def kept_bytes(config: Any, dtype: torch.dtype, *, prompt: int = 0, fused: bool = False) -> int:
+    """What autograd keeps of a real pass on the CPU, weights left out. `fused`: as on a GPU; the kernels make results
+    without values."""
     torch.manual_seed(0)
     model = meta_model(config).to_empty(device="cpu")
     if getattr(config, "attn_logit_softcapping", None):
         model.config._attn_implementation = "eager"
     for weight in (*model.parameters(), *model.buffers()):
         torch.nn.init.constant_(weight.data, 0.1)
-    if checkpointing:
-        checkpoint_layers(model)
     policy = Policy(model, None, frozenset(), 0, torch.device("cpu"), dtype, own_attention=True)
     weights = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
     kept: dict[int, Any] = {}
@@ -63,9 +79,10 @@ def kept_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
             kept[storage.data_ptr()] = storage  # held, so that no address is used twice
         return tensor
 
-    ids, positions = torch.ones(ROWS, WIDTH, dtype=torch.long), torch.arange(WIDTH).expand(ROWS, WIDTH)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        hidden = policy.trunk(ids, positions)
+    with shapes_only() if fused else nullcontext():
+        assert not fused or fuse_modules(model)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            hidden = policy.trunk(*packed_rows(prompt))
     kept[hidden.untyped_storage().data_ptr()] = hidden.untyped_storage()
     return sum(-(-storage.nbytes() // BLOCK) * BLOCK for storage in kept.values())
 
@@ -75,7 +92,17 @@ def kept_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
 def test_activations_are_those_that_autograd_keeps(family: str, dtype: torch.dtype) -> None:
     config = deep_config(family)
     estimated = PassMemory(config, Holding(compute=dtype), WIDTH).trunk(ROWS).saved
-    assert estimated == pytest.approx(kept_bytes(config, dtype, checkpointing=False), rel=0.1)
+    assert estimated == pytest.approx(kept_bytes(config, dtype), rel=0.1)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+@pytest.mark.parametrize("prompt", [0, 30])
+def test_fused_modules_keep_less_and_a_shared_prompt_is_kept_once(family: str, prompt: int) -> None:
+    config = deep_config(family)
+    tokens = ROWS * WIDTH - ROWS // 2 * prompt
+    estimated = PassMemory(config, Holding(fused=True), WIDTH).trunk(ROWS, tokens).saved
+    assert estimated == pytest.approx(kept_bytes(config, torch.bfloat16, prompt=prompt, fused=True), rel=0.05)
+    assert estimated < 0.75 * PassMemory(config, Holding(), WIDTH).trunk(ROWS, tokens).saved
 
 
 def test_with_checkpointing_a_layer_keeps_its_input() -> None:
@@ -125,6 +152,14 @@ def test_a_tied_head_is_counted_once_and_copied_by_the_engine() -> None:
     tied = model_size(config)
     assert untied.parameters - tied.parameters == 260 * 16
     assert tied.linear == untied.linear
+
+
+def test_the_head_of_a_gpu_has_a_chunk_of_logits_and_the_gradient_of_the_one_before() -> None:
+    """V = 260, H = 16: logits of 1,024 tokens in float32, twice while the next chunk replaces them, a gradient in
+    bfloat16; the matrix in bfloat16, its gradient twice in float32; hidden states."""
+    head = PassMemory(zoo_config("Llama"), Holding(fused=True), WIDTH).head(2048, Sampling(), exact_kl=False)
+    chunk, matrix, states = 1024 * 260, 260 * 16, 2048 * 16
+    assert (4 + 4 + 2) * chunk + (2 + 4) * matrix <= head <= (4 + 4 + 2) * chunk + (2 + 8) * matrix + 12 * states
 
 
 def test_experts_and_recurrent_layers_have_a_formula() -> None:

@@ -47,7 +47,7 @@ def _fitting_lines(memory: RunMemory, config: Config) -> Iterator[str]:
             yield f"to fit {size} GB: no settings are enough: choose a smaller model, or shorter texts"
             continue
         if not found.changes:
-            more = "" if size == GPU_SIZES[-1] else ", and more"
+            more = "" if size == GPU_SIZES[0] else ", and more"
             yield f"fits {size} GB as it is{more} ({found.plan.least_bytes / GB:.1f} GB with {_passes(found.plan)})"
             return
         changes = " ".join(map(str, found.changes))

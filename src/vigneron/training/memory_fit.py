@@ -33,7 +33,8 @@ class Change:
 CHANGES = (
     Change("model.weights", "bfloat16", "bfloat16", 1),
     Change("optimizer.kind", "adamw_8bit", "adamw_8bit", 1),
-    Change("optimizer.offload", "true", True, 2),
+    Change("model.graphs", "false", False, 1),
+    Change("optimizer.offload", "true", True, 3),
     Change("model.activation_checkpointing", "true", True, 2),
     Change("model.lora", "{}", LoraConfig(), 5),
     Change("model.weights", "4bit", "4bit", 3),
