@@ -17,7 +17,8 @@ from vigneron.policy.model import Reference
 from vigneron.recipe import check_config
 from vigneron.rollout.engine import cuda_memory
 from vigneron.training.memory import find_sizes
-from vigneron.training.memory_plan import CONTEXT_BYTES, GB, estimate
+from vigneron.training.memory_parts import GB
+from vigneron.training.memory_plan import CONTEXT_BYTES, estimate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -10,12 +10,13 @@ from transformers import LlamaConfig, Qwen2Config
 from support.zoo import zoo_config
 from vigneron.core.draws import Sampling
 from vigneron.policy.attention import Unpacked
+from vigneron.policy.fake_policy import Holding, meta_model
 from vigneron.policy.fused_modules import fuse_modules
 from vigneron.policy.kernel_shapes import shapes_only
 from vigneron.policy.lora import Lora
 from vigneron.policy.model import Policy
 from vigneron.policy.model_size import NF4_BYTES, held_bytes, model_size
-from vigneron.policy.pass_memory import BLOCK, Holding, PassMemory, meta_model
+from vigneron.policy.pass_memory import BLOCK, PassMemory
 
 QWEN_1B = Qwen2Config(
     vocab_size=151936,

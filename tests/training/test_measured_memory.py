@@ -8,7 +8,8 @@ from transformers import LlamaConfig, Qwen2Config
 
 from vigneron.config import Config
 from vigneron.recipe import check_config
-from vigneron.training.memory_plan import GB, Plan, RunMemory
+from vigneron.training.memory_parts import GB, Plan
+from vigneron.training.memory_plan import RunMemory
 
 H200 = 139.8
 PROMPT, NEW, GROUP = 128, 256, 8

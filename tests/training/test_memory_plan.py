@@ -16,7 +16,8 @@ from vigneron.policy.load import local_config
 from vigneron.policy.model_size import ModelSize, Weight
 from vigneron.recipe import check_config
 from vigneron.training.memory_fit import CHANGES, Fitting, changed, check_limit
-from vigneron.training.memory_plan import CACHE, CONTEXT_BYTES, GB, RunMemory, estimate
+from vigneron.training.memory_parts import CACHE, GB
+from vigneron.training.memory_plan import CONTEXT_BYTES, RunMemory, estimate
 from vigneron.training.peak_memory import PeakMemory
 from vigneron.training.planned_passes import passes_of
 

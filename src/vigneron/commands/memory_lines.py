@@ -9,7 +9,8 @@ from vigneron.policy.load import local_tokenizer
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import measured_columns
 from vigneron.training.memory_fit import GPU_SIZES, Fitting
-from vigneron.training.memory_plan import GB, Part, Plan, RunMemory, gpu_gigabytes
+from vigneron.training.memory_parts import GB, Part, Plan
+from vigneron.training.memory_plan import RunMemory, gpu_gigabytes
 
 CHARACTERS_PER_TOKEN = 3
 SMALLEST_SHOWN = 0.002

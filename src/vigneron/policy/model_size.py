@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from vigneron.policy.architecture import ATTENTION_LAYERS
+from vigneron.policy.fake_policy import meta_model
 from vigneron.policy.frozen import MATRICES, castable
 from vigneron.policy.lora import Lora
-from vigneron.policy.pass_memory import meta_model
 
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 """Of a 4-bit weight: half a byte, a byte for the scale of 64, 4 for the scale of 256 scales (QLoRA)."""

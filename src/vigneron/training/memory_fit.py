@@ -10,7 +10,8 @@ from vigneron.config.parts import LoraConfig
 from vigneron.errors import UserError
 from vigneron.policy.load import resolve_device
 from vigneron.recipe import check_config
-from vigneron.training.memory_plan import GB, Plan, RunMemory, gpu_gigabytes
+from vigneron.training.memory_parts import GB, Plan
+from vigneron.training.memory_plan import RunMemory, gpu_gigabytes
 
 GPU_SIZES = (8, 16, 24, 48, 80)
 """Of common GPUs, in GB."""

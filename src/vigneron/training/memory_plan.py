@@ -6,7 +6,6 @@ Weights, moments and caches are counted; passes are run on fake tensors (`policy
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,82 +14,26 @@ import torch
 from vigneron.config import Config
 from vigneron.config.rewards import embeds_here, judges_here
 from vigneron.core.moments import state_bytes
+from vigneron.policy.fake_policy import Holding
 from vigneron.policy.load import local_config, resolve_device
 from vigneron.policy.lora import Lora
 from vigneron.policy.model import MOST_GRAPHED
 from vigneron.policy.model_size import ModelSize, held_bytes, model_size
-from vigneron.policy.pass_memory import Holding, PassMemory
+from vigneron.policy.pass_memory import PassMemory
 from vigneron.rollout.engine.key_value_cache import LARGE
 from vigneron.rollout.on_policy import sampling_of
 from vigneron.training.memory import BESIDE_CACHE, FEW_TOKENS, MOST_TOKENS, PROBE_TOKENS, SHARE, Sizes
+from vigneron.training.memory_parts import CACHE, CONTEXT, GB, Part, Plan
 from vigneron.training.planned_passes import PassSize, passes_of
 from vigneron.training.setup.resolve import COMPILE_FROM_STEPS
 
-GB = 2**30
 CONTEXT_BYTES = round(0.8 * GB)
 """CUDA's context and loaded kernels: 0.6 to 1 GB, which torch does not count as allocated."""
-CONTEXT = "CUDA context and kernels"
-CACHE = "key/value cache"
 ASSUMED_PROMPT = 512
 ASSUMED_GPU = 80
 """GB of the GPU, where this machine has none."""
 SAMPLER_PLANES = 5
 """Tensors of logits' size, in float32, that drawing tokens has at once."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the memory, and the phases in which it is in use."""
-
-    name: str
-    bytes: int
-    sampling: bool = True
-    update: bool = True
-    fixed: bool = True
-    """Whether no number of samples or tokens makes it smaller."""
-    by_torch: bool = True
-    """Whether `torch.cuda.memory_allocated` counts it."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    parts: tuple[Part, ...]
-    one_group: int = 0
-    """Bytes of the cache for one prompt's samples: it takes what is left, and sampling then takes several rounds."""
-    microbatch_tokens: int = 0
-    checkpointing: bool = False
-    """Whether activations are computed again, as the config says or because few tokens fit otherwise."""
-
-    @property
-    def sampling_bytes(self) -> int:
-        return sum(part.bytes for part in self.parts if part.sampling)
-
-    @property
-    def update_bytes(self) -> int:
-        return sum(part.bytes for part in self.parts if part.update)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that the process takes of the GPU."""
-        return max(self.sampling_bytes, self.update_bytes)
-
-    @property
-    def allocated_bytes(self) -> int:
-        """The most that torch allocates: what `torch.cuda.max_memory_allocated` reports."""
-        parts = [part for part in self.parts if part.by_torch]
-        return max(sum(p.bytes for p in parts if p.sampling), sum(p.bytes for p in parts if p.update))
-
-    @property
-    def least_bytes(self) -> int:
-        """What the run cannot do without: with the cache of one group."""
-        cache = sum(part.bytes for part in self.parts if part.name == CACHE)
-        return max(self.update_bytes, self.sampling_bytes - cache + min(cache, self.one_group))
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Of the larger phase, what does not depend on the number of samples or tokens."""
-        fixed = [part for part in self.parts if part.fixed]
-        return max(sum(p.bytes for p in fixed if p.sampling), sum(p.bytes for p in fixed if p.update))
 
 
 def estimate(config: Config, longest_prompt: int = ASSUMED_PROMPT, *, gigabytes: float | None = None) -> Plan | None:

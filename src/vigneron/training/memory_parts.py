@@ -1,0 +1,62 @@
+"""A plan of a GPU's memory: its parts, and sums over the phases of a step."""
+
+from dataclasses import dataclass
+
+GB = 2**30
+CONTEXT = "CUDA context and kernels"
+CACHE = "key/value cache"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the memory, and the phases in which it is in use."""
+
+    name: str
+    bytes: int
+    sampling: bool = True
+    update: bool = True
+    fixed: bool = True
+    """Whether no number of samples or tokens makes it smaller."""
+    by_torch: bool = True
+    """Whether `torch.cuda.memory_allocated` counts it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    parts: tuple[Part, ...]
+    one_group: int = 0
+    """Bytes of the cache for one prompt's samples: it takes what is left, and sampling then takes several rounds."""
+    microbatch_tokens: int = 0
+    checkpointing: bool = False
+    """Whether activations are computed again, as the config says or because few tokens fit otherwise."""
+
+    @property
+    def sampling_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts if part.sampling)
+
+    @property
+    def update_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts if part.update)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the process takes of the GPU."""
+        return max(self.sampling_bytes, self.update_bytes)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The most that torch allocates: what `torch.cuda.max_memory_allocated` reports."""
+        parts = [part for part in self.parts if part.by_torch]
+        return max(sum(p.bytes for p in parts if p.sampling), sum(p.bytes for p in parts if p.update))
+
+    @property
+    def least_bytes(self) -> int:
+        """What the run cannot do without: with the cache of one group."""
+        cache = sum(part.bytes for part in self.parts if part.name == CACHE)
+        return max(self.update_bytes, self.sampling_bytes - cache + min(cache, self.one_group))
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Of the larger phase, what does not depend on the number of samples or tokens."""
+        fixed = [part for part in self.parts if part.fixed]
+        return max(sum(p.bytes for p in fixed if p.sampling), sum(p.bytes for p in fixed if p.update))
