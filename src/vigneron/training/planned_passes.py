@@ -1,5 +1,6 @@
 """The passes of an update as training would cut them, from a config: their sizes, without samples."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -64,8 +65,6 @@ def _samples(prompts: int, group: int, prompt: int, new: int) -> Batch:
 
 def _size(part: Batch, prompt: int, new: int) -> PassSize:
     rows = len(part)
-    copies = {}
-    for ids in part.samples.prompt_ids:
-        copies[ids] = copies.get(ids, 0) + 1
-    shared = sum(-(-count // part.packing.per_row) for count in copies.values())
+    copies = Counter(part.samples.prompt_ids).values()
+    shared = sum(-(-count // part.packing.per_row) for count in copies)
     return PassSize(shared * prompt + rows * (new - 1), rows, rows * new)
