@@ -37,7 +37,7 @@ def fuse_modules(model: Any) -> bool:
             _fuse_norm(norm, None)
     for module in model.modules():
         if is_plain_adapter(module):
-            module.__class__ = _adapted(type(module))
+            module.__class__ = _adapted(_kind(module))
     return bool(layers) and all(complete)
 
 
@@ -50,6 +50,10 @@ def _fuse_layer(layer: Any) -> bool:
     feeds_products = products and gates and norms.keys() == {"input_layernorm", "post_attention_layernorm"}
     normed = [_fuse_norm(norm, torch.bfloat16 if feeds_products else None) for norm in norms.values()]
     return rotates and gates and bool(normed) and all(normed)
+
+
+def _kind(module: Any) -> Any:
+    return type(module)
 
 
 def _device(module: nn.Module) -> torch.device:
@@ -118,7 +122,7 @@ def _fuse_mlp(mlp: Any) -> bool:
     except Exception:  # any model is possible
         return False
     mlp.vigneron_activation = activation
-    return _try(mlp, _gated_mlp(type(mlp), two), [(x,)], [expected])
+    return _try(mlp, _gated_mlp(_kind(mlp), two), [(x,)], [expected])
 
 
 @cache
@@ -153,7 +157,7 @@ def _fuse_norm(norm: Any, dtype: torch.dtype | None) -> bool:
     dtypes = {kind: dtype or result.dtype for kind, result in zip(KINDS, expected, strict=True)}
     for added in (0.0, 1.0):
         norm.vigneron_norm = eps, added, dtypes
-        if _try(norm, _fused_norm(type(norm)), inputs, expected):
+        if _try(norm, _fused_norm(_kind(norm)), inputs, expected):
             return True
     return False
 
@@ -182,7 +186,7 @@ def _fuse_rotary(attention: Any) -> bool:
     original = function.__globals__.get(ROTARY)
     if ROTARY not in function.__code__.co_names or not callable(original) or not _is_half_rotation(original, attention):
         return False
-    attention.__class__ = _rotating(type(attention))
+    attention.__class__ = _rotating(_kind(attention))
     return True
 
 

@@ -29,8 +29,8 @@ from vigneron.policy.model import Policy, Reference
 
 CAST = torch.ops.aten._to_copy.default
 COMPILED_SHARE = 0.65
-"""Of what autograd keeps, what is left with torch.compile, which computes norms and activations again. An assumption, not
-measured on a GPU; AOTAutograd's partition of small Qwen2 and Llama layers on a CPU leaves 0.72."""
+"""Of what autograd keeps, what is left with torch.compile, which computes norms and activations again. An assumption,
+not measured on a GPU; AOTAutograd's partition of small Qwen2 and Llama layers on a CPU leaves 0.72."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Config keys of models with experts, whose passes depend on values."""
 BLOCK = 512
