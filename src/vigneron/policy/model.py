@@ -175,7 +175,8 @@ class Policy:
             dtype = torch.float32 if self.narrow else self.causal.dtype
             inputs["attention_mask"] = torch.where(apart, 0.0, torch.finfo(dtype).min).to(dtype)
         with self._precision(), attention_function(self.causal.config, attention.NAME if self.own_attention else None):
-            out = functional_call(trunk_of(self.causal), weights or {}, kwargs={**inputs, "use_cache": False})
+            trunk, options = trunk_of(self.causal), {**inputs, "use_cache": False}
+            out = trunk(**options) if weights is None else functional_call(trunk, weights, kwargs=options)
         return out.last_hidden_state
 
     def logits(self, hidden_NH: Float[Tensor, "*N H"]) -> Float[Tensor, "*N V"]:
