@@ -59,9 +59,11 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("unset")
 def test_a_second_process_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where torch's own folder would be
     cold, warm = (json.loads(run_python(COMPILE).stdout) for _ in range(2))
     assert cold["caches"] == {"autograd_cache_miss": 1, "autograd_cache_saved": 1, "fxgraph_cache_miss": 2}
     assert warm["caches"] == {"autograd_cache_hit": 1, "fxgraph_cache_hit": 2}
+    assert (tmp_path / "compiled" / "fxgraph").is_dir()
     assert cold["gradient"] == warm["gradient"]
     assert cold["told"][:3] == ["update", "compile", "update"]
     assert cold["told"][-1] is None

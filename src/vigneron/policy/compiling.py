@@ -1,6 +1,7 @@
 """torch.compile for functions and decoder layers on a CUDA device with Triton."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,7 +49,7 @@ def keep_compiled_code() -> None:
 
     Not if the user has chosen a folder, nor if the cache cannot be written: torch then uses a temporary one.
     """
-    if CACHE in os.environ:
+    if os.environ.get(CACHE) not in (None, _torch_default()):
         return
     folder = cache_folder() / "compiled"
     try:
@@ -57,6 +58,12 @@ def keep_compiled_code() -> None:
     except OSError:
         return
     os.environ[CACHE] = str(folder.resolve())
+
+
+def _torch_default() -> str | None:
+    """The folder that torch writes into the environment when its compiler is imported."""
+    module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    return None if module is None else os.path.abspath(module.default_cache_dir())
 
 
 def report_compiling() -> None:

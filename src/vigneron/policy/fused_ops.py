@@ -45,7 +45,7 @@ def fused_norm(x: Tensor, weight: Tensor, eps: float, added: float, dtype: torch
     """x / √(mean x² + eps) · (weight + added) over the last dimension, in `dtype`."""
     if not torch.is_grad_enabled():
         return kernels().rms_norm(x, weight, eps, added, dtype)
-    out: Tensor = RmsNorm.apply(x, weight, eps, added, dtype)  # type: ignore[no-untyped-call]
+    out: Tensor = RmsNorm.apply(x, weight, eps, added, dtype)
     return out
 
 
@@ -59,7 +59,8 @@ class Rotate(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        to_query, to_key = kernels().rotate(*grads, *ctx.saved_tensors, torch.bfloat16, back=True)
+        cos, sin = ctx.saved_tensors
+        to_query, to_key = kernels().rotate(grads[0], grads[1], cos, sin, torch.bfloat16, back=True)
         return to_query.to(ctx.dtypes[0]), to_key.to(ctx.dtypes[1]), None, None
 
 
@@ -67,7 +68,7 @@ def fused_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[
     """Rotary positions of queries and keys [R, H, S, D], in bfloat16."""
     if not torch.is_grad_enabled():
         return kernels().rotate(query, key, cos, sin, torch.bfloat16)
-    turned: tuple[Tensor, Tensor] = Rotate.apply(query, key, cos, sin)  # type: ignore[no-untyped-call]
+    turned: tuple[Tensor, Tensor] = Rotate.apply(query, key, cos, sin)
     return turned
 
 
@@ -81,14 +82,15 @@ class Gated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *kernels().gated_gradient(grads[0], *ctx.saved_tensors, ctx.activation), None
+        gate, up = ctx.saved_tensors
+        return *kernels().gated_gradient(grads[0], gate, up, ctx.activation), None
 
 
 def fused_gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """activation(gate) · up."""
     if not torch.is_grad_enabled():
         return kernels().gated(gate, up, activation)
-    out: Tensor = Gated.apply(gate, up, activation)  # type: ignore[no-untyped-call]
+    out: Tensor = Gated.apply(gate, up, activation)
     return out
 
 
@@ -139,5 +141,5 @@ def fused_adapted(
     scale: float,
 ) -> Tensor:  # fmt: skip
     """x Wᵀ + b + scale · (x Aᵀ) Bᵀ; without W, `given` instead of the first two."""
-    out: Tensor = Adapted.apply(x, given, weight, bias, first, second, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = Adapted.apply(x, given, weight, bias, first, second, scale)
     return out

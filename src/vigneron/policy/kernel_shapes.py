@@ -97,5 +97,5 @@ class _Flash(torch.autograd.Function):
 class _FlashAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
-            return _Flash.apply(*args[:3])  # type: ignore[no-untyped-call]
+            return _Flash.apply(*args[:3])
         return func(*args, **(kwargs or {}))

@@ -203,16 +203,17 @@ class _Counting:
     @cached_property
     def sizes(self) -> Sizes:
         """What `training.memory.find_sizes` would choose, by the same rules."""
-        config = self.config
-        chosen = config.model.activation_checkpointing
-        checkpointing = chosen is True
+        model, given = self.config.model, self.config.microbatch_tokens
+        checkpointing = model.activation_checkpointing is True
+        if given != "auto" and model.cache_gb is not None:
+            return Sizes(given, None, checkpointing)
+        wanted = MOST_TOKENS if given == "auto" else given
         fits, cache_bytes = self.fitting(checkpointing=checkpointing)
-        tight = fits < MOST_TOKENS
-        if chosen == "auto" and config.scale.shard == 1 and fits < FEW_TOKENS:
+        tight = fits < wanted
+        if model.activation_checkpointing == "auto" and fits < min(wanted, FEW_TOKENS):
             checkpointing = True
             fits, cache_bytes = self.fitting(checkpointing=True)
-        tokens = max(self.width, min(MOST_TOKENS, fits))
-        tokens = tokens if config.microbatch_tokens == "auto" else config.microbatch_tokens
+        tokens = max(self.width, min(wanted, fits)) if given == "auto" else given
         return Sizes(tokens, cache_bytes, checkpointing, tight)
 
     def fitting(self, *, checkpointing: bool) -> tuple[int, int]:
@@ -245,7 +246,7 @@ class _Counting:
         config, sizes = self.config, self.sizes
         passes = self.passes(checkpointing=sizes.checkpointing)
         found = passes_of(config, self.memory.longest_prompt, sizes.microbatch_tokens, packs=passes.packs)
-        graphs = [size.rounded() for size in found if self.is_graph(size)]
+        graphs = [size.rounded(self.width) for size in found if self.is_graph(size)]
         largest = max([found[0], *graphs[:1]])
         kept, beside = self.pass_bytes(passes, largest)
         yield Part("activations", round(kept), sampling=False, fixed=False)

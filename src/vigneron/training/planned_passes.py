@@ -23,10 +23,11 @@ class PassSize:
     predicted: int
     """Tokens that the head computes."""
 
-    def rounded(self) -> "PassSize":
-        """As a CUDA graph has it."""
+    def rounded(self, width: int) -> "PassSize":
+        """As a CUDA graph has it, of samples of `width` tokens; wider rows count as more of them."""
         tokens = round_to_bucket(self.tokens + 1, per_doubling=8, smallest_step=16)
-        return PassSize(tokens, round_to_bucket(self.rows + 1), self.predicted)
+        wider = round_to_bucket(width, per_doubling=2, smallest_step=16)
+        return PassSize(tokens, -(-round_to_bucket(self.rows + 1, per_doubling=2) * wider // width), self.predicted)
 
 
 def passes_of(config: Config, longest_prompt: int, budget: int, *, packs: bool) -> list[PassSize]:

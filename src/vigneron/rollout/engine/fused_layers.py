@@ -50,7 +50,7 @@ class JoinedMlp(nn.Module):
 
 
 def _join_mlp(layer: Any) -> None:
-    mlp = getattr(layer, "mlp", None)
+    mlp: Any = getattr(layer, "mlp", None)
     if not hasattr(mlp, "vigneron_activation"):
         return
     members = [mlp.gate_proj, mlp.up_proj] if hasattr(mlp, "gate_proj") else [mlp.gate_up_proj]
