@@ -13,6 +13,7 @@ import torch
 
 from vigneron.config import Config
 from vigneron.config.rewards import embeds_here, judges_here
+from vigneron.core.draws import Sampling
 from vigneron.core.moments import state_bytes
 from vigneron.policy.fake_policy import Holding
 from vigneron.policy.load import local_config, resolve_device
@@ -225,17 +226,11 @@ class _Counting:
         sizes = [
             PassSize(count * self.width, count, count * (self.width - self.width // 4)) for count in (rows, 2 * rows)
         ]
-        fewer, more = (max(gradients, sum(self.pass_bytes(passes, size))) for size in sizes)
+        fewer, more = (max(gradients, sum(_pass_bytes(passes, size, Sampling()))) for size in sizes)
         per_token = max(1, more - fewer) / sizes[0].tokens
         beside = max(0, fewer - per_token * sizes[0].tokens - gradients)
         tokens = int(SHARE * (free - gradients - beside) / per_token) // 256 * 256
         return max(0, tokens), max(2**28, int(SHARE * (free - BESIDE_CACHE)))
-
-    def pass_bytes(self, passes: PassMemory, size: PassSize) -> tuple[float, float]:
-        """What a pass keeps, and the most that it takes beside."""
-        trunk = passes.trunk(size.rows, size.tokens)
-        head = passes.head(size.predicted, sampling_of(self.config), exact_kl=self.exact_kl)
-        return (2 if self.own_critic else 1) * trunk.saved, max(trunk.beside_saved, head)
 
     @property
     def exact_kl(self) -> bool:
@@ -248,8 +243,9 @@ class _Counting:
         found = passes_of(config, self.memory.longest_prompt, sizes.microbatch_tokens, packs=passes.packs)
         graphs = [size.rounded(self.width) for size in found if self.is_graph(size)]
         largest = max([found[0], *graphs[:1]])
-        kept, beside = self.pass_bytes(passes, largest)
-        yield Part("activations", round(kept), sampling=False, fixed=False)
+        kept, beside = _pass_bytes(passes, largest, sampling_of(config), exact_kl=self.exact_kl)
+        networks = 2 if self.own_critic else 1
+        yield Part("activations", round(networks * kept), sampling=False, fixed=False)
         yield Part("head and temporaries", round(beside), sampling=False, fixed=False)
         if graphs:
             trunk = passes.trunk(graphs[0].rows, graphs[0].tokens)
@@ -274,6 +270,14 @@ class _Counting:
             and not held.checkpointing
             and self.config.scale.shard == 1
         )
+
+
+def _pass_bytes(
+    passes: PassMemory, size: PassSize, sampling: Sampling, *, exact_kl: bool = False
+) -> tuple[float, float]:
+    """What a pass keeps, and the most that it takes beside."""
+    trunk = passes.trunk(size.rows, size.tokens)
+    return trunk.saved, max(trunk.beside_saved, passes.head(size.predicted, sampling, exact_kl=exact_kl))
 
 
 EMBEDDER_BYTES = round(0.1 * GB)
