@@ -145,6 +145,7 @@ class _Statistics(torch.autograd.Function):
             to_hidden_NH[at] = to_logits_NV @ cast_VH
             if to_weight_VH is not None:
                 to_weight_VH += matmul_fp32(to_logits_NV.t(), hidden_NH[at])
+            del logits_NV, to_logits_NV  # before the next chunk's
         to_weight_VH = to_weight_VH.to(weight_VH.dtype) if to_weight_VH is not None else None
         return to_hidden_NH, to_weight_VH, None, None, None, None, None, None
 
