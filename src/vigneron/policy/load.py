@@ -54,6 +54,12 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
+def use_device(device: torch.device) -> None:
+    """Make a GPU with a number the current one of this process, on which kernels of Triton run."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def resolve_compute_dtype(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
     """The dtype of matrix products.
 
