@@ -43,8 +43,8 @@ class Measurement:
     settings: dict[str, Any] = field(default_factory=dict)
     """The contestant's settings."""
     memory: dict[str, int] = field(default_factory=dict)
-    """`reserved`: peak GPU memory reserved by torch, with the sampler's cache, which it does not count; `device`: peak of
-    the whole process, as the driver counts it; ours also has that of the update."""
+    """`reserved`: peak GPU memory reserved by torch, with the sampler's cache, which it does not count; `device`: peak
+    of the whole process, as the driver counts it; ours also has that of the update."""
     versions: dict[str, str] = field(default_factory=dict)
     commit: str = "unknown"
 

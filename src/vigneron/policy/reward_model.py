@@ -22,6 +22,7 @@ from vigneron.policy.load import (
     make_policy,
     model_source,
     narrow_weights,
+    on_device,
     resolve_compute_dtype,
     resolve_device,
 )
@@ -194,6 +195,7 @@ def spread_scores(scores_N: Float[Tensor, " N"], at_BT: Bool[Tensor, "B T"]) -> 
 @torch.no_grad()
 def scores_in_parts(policy: Policy, batch: Batch, microbatch_tokens: int) -> Float[Tensor, " B"]:
     """`scores` without gradients, for batches of any size."""
-    results = map_microbatches(batch, microbatch_tokens, lambda part: {"scores_B": scores(policy, part)})
+    with on_device(policy.device):  # perhaps in a thread, which has a current device of its own
+        results = map_microbatches(batch, microbatch_tokens, lambda part: {"scores_B": scores(policy, part)})
     scores_B: Tensor = results["scores_B"]
     return scores_B

@@ -18,7 +18,7 @@ from vigneron.policy.architecture import NO_ENCODERS, leaves_out_encoders
 from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.chat_template import set_date, today, writes_date
 from vigneron.policy.from_config import policy_from_config, seed_everything
-from vigneron.policy.load import local_config, resolve_device, speed_up, use_device
+from vigneron.policy.load import local_config, resolve_device, speed_up
 from vigneron.policy.model import Policy, Reference
 from vigneron.policy.sharding import shard_policy
 from vigneron.policy.weight_files import readable_weights
@@ -294,9 +294,7 @@ def _load(
     audit = build_rubric_audit(config, reward, data, folder, notice=view.notice, placement=remote.placement)
     remote.check_used()
     seed_everything(config.seed)
-    device = resolve_device(config.model.device)
-    use_device(device)
-    limit_memory(config, device)
+    limit_memory(config, resolve_device(config.model.device))
     with phase("load the model", readable_weights(config.model.name)):
         return reward, audit, policy_from_config(config, shared=config.scale.shard > 1, notice=view.notice)
 
