@@ -38,6 +38,7 @@ def validated(tmp_path: Path, folder: Path, row: Any, **keys: Any) -> Any:
     return vigneron("validate", tmp_path / "mine.yaml")
 
 
+@pytest.mark.slow
 def test_what_is_trained_and_sampled_is_shown(tmp_path: Path, model: Any) -> None:
     qwen = model("qwen3")
     done = validated(tmp_path, qwen, {"messages": TALK})

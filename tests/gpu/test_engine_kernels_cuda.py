@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import gelu, silu
+from transformers import AutoModelForCausalLM
 
 from support.small_batch import batch_of
 from support.tiny_models import byte_tokenizer
@@ -121,10 +122,20 @@ FAMILIES = [
     "Phi-3",
     "SmolLM3",
 ]
+PARTIAL = "Phi-3, half of each head turned"
+
+
+def family_model(family: str) -> Any:
+    if family != PARTIAL:
+        return zoo_model(family)
+    config = zoo_model("Phi-3").config
+    config.partial_rotary_factor = config.rope_parameters["partial_rotary_factor"] = 0.5
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
 def bfloat16_policy(family: str, *, lora: bool, narrow: bool) -> Policy:
-    model: Any = zoo_model(family)
+    model: Any = family_model(family)
     if narrow:
         hold_in_bfloat16(model, rounding=True)
     if lora:
@@ -144,7 +155,7 @@ def in_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
     return policy
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, PARTIAL])
 @pytest.mark.parametrize(("lora", "narrow"), [(False, False), (True, True), (False, True)])
 def test_fused_layers_sample_what_training_scores(family: str, lora: bool, narrow: bool) -> None:
     """Log-probs of sampling against those of a training pass, and of layers that are not fused; then after an update of

@@ -2,8 +2,9 @@
 
 In a layer of transformers, norms, rotary positions, gated activations and adapters are dozens of small kernels, which
 take as long as its matrix products and keep as much memory for the backward pass. Here each is one kernel. A module
-gets another class, so the names of weights do not change. Only what has the usual form is replaced, and only if the
-result is that of the module's own class.
+gets another class, so the names of weights do not change. Only what has the usual form is replaced: norms and gated
+activations are compared with the module's own class, rotary positions with the model's function, adapters are those
+that peft adds by B A x alone. `rollout.engine.sample` compares the whole model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -148,13 +149,14 @@ def _fuse_norm(norm: Any, dtype: torch.dtype | None) -> bool:
     if getattr(norm, "fused", False):
         return True
     x = torch.linspace(-2, 3, 3 * norm.weight.numel(), device=norm.weight.device).view(1, 3, -1)
-    inputs = [(x.to(kind),) for kind in KINDS]
+    small = torch.cat([1e-3 * x, 0 * x], 1)  # shows the epsilon
+    inputs = [(numbers.to(kind),) for kind in KINDS for numbers in (x, small)]
     try:
         expected = [norm(*given) for given in inputs]
     except Exception:  # any model is possible
         return False
     eps = float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0)) or 0.0)
-    dtypes = {kind: dtype or result.dtype for kind, result in zip(KINDS, expected, strict=True)}
+    dtypes = {kind: dtype or result.dtype for kind, result in zip(KINDS, expected[::2], strict=True)}
     for added in (0.0, 1.0):
         norm.vigneron_norm = eps, added, dtypes
         if _try(norm, _fused_norm(_kind(norm)), inputs, expected):
@@ -195,7 +197,15 @@ def _rotating(kind: Any) -> Any:
     from vigneron.policy.fused_ops import fused_rotary
 
     function = kind.forward
-    names = {**function.__globals__, ROTARY: fused_rotary}
+    original = function.__globals__[ROTARY]
+
+    def turned(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The kernel turns whole heads, of [rows, heads, tokens, size]."""
+        if args or kwargs or cos.dim() != 3 or cos.shape[-1] != query.shape[-1] or query.shape[-1] != key.shape[-1]:
+            return original(query, key, cos, sin, *args, **kwargs)
+        return fused_rotary(query, key, cos, sin)
+
+    names = {**function.__globals__, ROTARY: turned}
     forward = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     forward.__kwdefaults__ = function.__kwdefaults__
     return _subclass(kind, forward)

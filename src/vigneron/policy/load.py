@@ -232,21 +232,21 @@ def checkpoint_activations(policy: Policy) -> None:
 
 def speed_up(policy: Policy, reference: Reference, *, graphs: bool, compiled: bool) -> str | None:
     """Turn on fused modules, CUDA graphs and torch.compile for a policy and its reference, if the device supports them.
-    Layers whose parts are all fused are not compiled. The result is a notice if the model cannot be captured in graphs.
+    Layers whose parts are all fused are not compiled, losses and the choice of tokens are. The result is a notice if
+    the model cannot be captured in graphs.
 
     No graphs with activation checkpointing: its backward pass runs in another order than recorded.
     """
     policies = list({id(p): p for p in (policy, reference.policy)}.values())
-    if can_fuse(policy.device, policy.compute_dtype) and policy.sharding is None:
-        fused = [fuse_modules(each.causal) for each in policies]
-        compiled = compiled and not all(fused)
+    fuses = can_fuse(policy.device, policy.compute_dtype) and policy.sharding is None
+    fused = [fuse_modules(each.causal) for each in policies] if fuses else [False]
     graphs = graphs and policy.device.type == "cuda" and not policy.activation_checkpointing
     obstacle = capture_obstacle(policy) if graphs else None
     policy.compiled = compiled and can_compile(policy.device)
     set_compiling(policy.compiled)
     for each in policies:
         each.graphed = graphs and obstacle is None
-        if policy.compiled:
+        if policy.compiled and not all(fused):
             compile_layers(each.causal)
     if obstacle is None:
         return None

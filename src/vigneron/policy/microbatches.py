@@ -31,9 +31,11 @@ def microbatches(batch: Batch, budget: int) -> list[Batch]:
     choices = [_unmasked_parts(batch.with_packing(per_row=per_row), budget) for per_row in _per_row_choices(batch)]
 
     def cost(choice: _Parts) -> tuple[int, int]:
-        """Parts above the budget that could be split, then tokens and passes."""
-        above = sum(tokens > budget and len(samples) > 1 for samples, tokens in choice.parts)
-        return above, sum(PASS_TOKENS + tokens for _, tokens in choice.parts)
+        """Parts above a limit that could be split, then tokens and passes."""
+        several = [(samples, tokens) for samples, tokens in choice.parts if len(samples) > 1]
+        widths = [max(sample_width(batch, i) for i in samples) for samples, _ in several]
+        sizes = [(tokens, len(samples) * width) for (samples, tokens), width in zip(several, widths, strict=True)]
+        return sum(not fits(*size, budget) for size in sizes), sum(PASS_TOKENS + tokens for _, tokens in choice.parts)
 
     best = min(choices, key=cost)
     return [best.batch.rows(sorted(samples)) for samples, _ in best.parts]
@@ -56,7 +58,7 @@ def _unmasked_parts(batch: Batch, budget: int) -> _Parts:
         samples = [i for bundle in units[number] for i in bundle]
         width = sum(bundle_width(batch, bundle) for bundle in units[number])
         together, tokens = parts[-1] if parts else ([], 0)
-        if parts and tokens + width <= budget and (len(together) + len(samples)) * widest <= UNPACKED * budget:
+        if parts and fits(tokens + width, (len(together) + len(samples)) * widest, budget):
             together.extend(samples)
             parts[-1] = (together, tokens + width)
         else:
@@ -67,8 +69,14 @@ def _unmasked_parts(batch: Batch, budget: int) -> _Parts:
 
 PASS_TOKENS = 700
 """Tokens that take as long as what every pass costs, however few tokens it has."""
-UNPACKED = 4
-"""Tokens in the rows that attention sees, padding counted, for each packed token of the budget."""
+UNPACKED = 0.125
+"""Memory of a token in the rows that attention sees, padding counted, as a share of a packed token's."""
+
+
+def fits(tokens: int, unpacked: int, budget: int) -> bool:
+    """Whether a pass of so many packed tokens, and tokens in rows for attention, takes at most the memory of one of
+    `budget` tokens that share no prompt."""
+    return tokens + UNPACKED * unpacked <= (1 + UNPACKED) * budget
 
 
 def _per_row_choices(batch: Batch) -> list[int]:

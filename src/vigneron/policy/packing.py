@@ -155,13 +155,14 @@ def _unpacked(
     width = max(prompt_size[i] + fed[i] for i in samples)
     count, spare = len(samples), packed - 1
     if rounded:
-        width, count = round_to_bucket(width, smallest_step=16), round_to_bucket(count + 1)
+        width = round_to_bucket(width, per_doubling=2, smallest_step=16)
+        count = round_to_bucket(count + 1, per_doubling=2)
     token_BW = np.full((count, width), spare if rounded else 0, dtype=np.int64)
     place_N = np.full(packed, len(samples) * width, dtype=np.int64)  # of padding: the spare row
     several = [bundle for bundle in row if len(bundle) > 1]
     group = max((len(bundle) for bundle in several), default=1)
     total = sum(prompt_size[bundle[0]] for bundle in several)
-    more = round_to_bucket(total) if rounded and total else total
+    more = round_to_bucket(total, per_doubling=2) if rounded and total else total
     prompt_M = np.full(more, spare, dtype=np.int64)
     places_MG = np.full((more, group), -1, dtype=np.int64)
     at = b = 0

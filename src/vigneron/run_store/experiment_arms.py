@@ -14,6 +14,8 @@ from vigneron.values import differing_keys, flatten, is_number
 ABSENT = "nothing"
 NAMES = ("recipe", "about")
 """Keys that do not change what a run does."""
+MEMORY = ("microbatch_tokens", "model.cache_gb", "model.memory_gb", "model.activation_checkpointing")
+"""Keys that bound memory; a run has what was found for them."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,7 @@ def identity(config: Config) -> dict[str, Any]:
     """The keys that tell arms apart: all but names, the seed, and keys that only bound memory or log."""
     flat = flatten(config.model_dump(mode="json"))
     flat["model.device"] = str(flat["model.device"]).split(":")[0]
-    return {
-        key: value
-        for key, value in flat.items()
-        if key not in (*NAMES, "seed", "microbatch_tokens", "model.cache_gb", "trackers")
-    }
+    return {key: value for key, value in flat.items() if key not in (*NAMES, *MEMORY, "seed", "trackers")}
 
 
 def differences(arms: Sequence[Arm]) -> list[tuple[str, list[Any]]]:

@@ -54,40 +54,53 @@ class Sizes:
 
 def limit_memory(config: Config, device: torch.device) -> None:
     """Apply `model.memory_gb`."""
-    if config.model.memory_gb is None or device.type != "cuda":
+    if device.type != "cuda":
         return
-    wanted, total = int(config.model.memory_gb * 2**30), torch.cuda.get_device_properties(device).total_memory
+    total = torch.cuda.get_device_properties(device).total_memory
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if config.model.memory_gb is None:  # an earlier run of this process may have had one
+        torch.cuda.set_per_process_memory_fraction(1.0, index)
+        cuda_memory.set_limit(None)
+        return
+    wanted = int(config.model.memory_gb * 2**30)
     if wanted > total:
         raise UserError(
             f"model.memory_gb: {config.model.memory_gb:g} GB, and {torch.cuda.get_device_name(device)} has "
             f"{total / 2**30:.1f} GB"
         )
-    index = torch.cuda.current_device() if device.index is None else device.index
     torch.cuda.set_per_process_memory_fraction(wanted / total, index)
     cuda_memory.set_limit(wanted)
 
 
-def find_sizes(policy: Policy, longest: int, optimizer: OptimizerConfig, *, may_checkpoint: bool = False) -> Sizes:
-    """The sizes that safely fit into memory, the tokens up to a size beyond which speed hardly improves. With
-    `may_checkpoint`, activation checkpointing is turned on where few tokens fit without it.
+def find_sizes(
+    policy: Policy, longest: int, optimizer: OptimizerConfig, *, wanted: int = MOST_TOKENS, may_checkpoint: bool = False
+) -> Sizes:
+    """The sizes that safely fit into memory, of passes of at most `wanted` tokens. With `may_checkpoint`, activation
+    checkpointing is turned on where few tokens fit without it. All ranks find the same.
 
     On a CUDA device, the peak memory of two small forward and backward passes gives the bytes per token.
     """
     if policy.device.type != "cuda":
-        return Sizes(DEFAULT_MICROBATCH_TOKENS, None)
+        return Sizes(min(wanted, DEFAULT_MICROBATCH_TOKENS), None)
     fits, cache_bytes = _fitting(policy, longest, optimizer)
-    if tight := fits < MOST_TOKENS:
+    tight = fits < wanted
+    if tight and policy.graphed:
         policy.graphed = False
         fits, cache_bytes = _fitting(policy, longest, optimizer)
-    checkpointing = may_checkpoint and fits < FEW_TOKENS and bool(decoder_layers(policy.causal))
+    checkpointing = may_checkpoint and fits < min(wanted, FEW_TOKENS) and bool(decoder_layers(policy.causal))
     if checkpointing:
         checkpoint_activations(policy)
         fits, cache_bytes = _fitting(policy, longest, optimizer)
-    return Sizes(max(longest, min(MOST_TOKENS, fits)), cache_bytes, checkpointing, tight)
+    return Sizes(max(longest, min(wanted, fits)), cache_bytes, checkpointing, tight)
 
 
 def _fitting(policy: Policy, longest: int, optimizer: OptimizerConfig) -> tuple[int, int]:
-    """Tokens of a pass, and bytes of the cache."""
+    """Tokens of a pass, and bytes of the cache, on the rank with the least memory."""
+    tokens, cache_bytes = _fitting_here(policy, longest, optimizer)
+    return -int(ranks.all_reduce_max(-tokens)), -int(ranks.all_reduce_max(-cache_bytes))
+
+
+def _fitting_here(policy: Policy, longest: int, optimizer: OptimizerConfig) -> tuple[int, int]:
     rows = -(-PROBE_TOKENS // longest)
     gradients = sum(ranks.local_tensor(parameter).nbytes for _, parameter in policy.trainable())
     torch.cuda.empty_cache()

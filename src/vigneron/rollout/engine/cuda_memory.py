@@ -14,16 +14,17 @@ from torch import Tensor
 
 DEVICE, PINNED, READ_AND_WRITE = 1, 1, 3
 
-_limit: list[int] = []
+_limit: int | None = None
 
 
-def set_limit(size: int) -> None:
-    """The bytes that this process may have, torch's and these together."""
-    _limit[:] = [size]
+def set_limit(size: int | None) -> None:
+    """The bytes that this process may have, torch's and these together. None: no limit."""
+    global _limit
+    _limit = size
 
 
 def limit() -> int | None:
-    return _limit[0] if _limit else None
+    return _limit
 
 
 _held: dict[int, int] = {}
@@ -129,8 +130,10 @@ class ReleasableMemory:
         """Have memory under the addresses again. Raises torch.OutOfMemoryError if there is not enough."""
         if self.held:
             return
-        if (most := limit()) is not None and torch.cuda.memory_reserved(self._device) + self.size > most:
-            torch.cuda.empty_cache()
+        if not self._fits():
+            torch.cuda.empty_cache()  # torch may hold free blocks
+            if not self._fits():
+                raise self._error()
         handle = ctypes.c_uint64()
         arguments = (ctypes.c_size_t(self.size), ctypes.byref(self._properties()), ctypes.c_uint64(0))
         code = _driver().cuMemCreate(ctypes.byref(handle), *arguments)
@@ -138,13 +141,19 @@ class ReleasableMemory:
             torch.cuda.empty_cache()
             code = _driver().cuMemCreate(ctypes.byref(handle), *arguments)
         if code == 2:
-            raise torch.OutOfMemoryError(f"CUDA out of memory: {self.size / 2**30:.1f} GiB for the sampler's cache")
+            raise self._error()
         _check("cuMemCreate", code)
         _call("cuMemMap", self._address, ctypes.c_size_t(self.size), ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
         access = _Access(self._location, READ_AND_WRITE)
         _call("cuMemSetAccess", self._address, ctypes.c_size_t(self.size), ctypes.byref(access), ctypes.c_size_t(1))
         self._handle = handle
         _count(self._location.id, self.size)
+
+    def _fits(self) -> bool:
+        return _limit is None or torch.cuda.memory_reserved(self._device) + self.size <= _limit
+
+    def _error(self) -> Exception:
+        return torch.OutOfMemoryError(f"CUDA out of memory: {self.size / 2**30:.1f} GiB for the sampler's cache")
 
     def release(self) -> None:
         """Give the memory back. What was in it is lost."""
@@ -170,6 +179,15 @@ def cut(memory: Tensor, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -
         parts.append(memory[at : at + size].view(dtype).view(shape))
         at += -(-size // 256) * 256
     return parts
+
+
+@cache
+def can_release() -> bool:
+    """Whether the driver has these functions: CUDA's, not ROCm's."""
+    try:
+        return all(hasattr(_driver(), name) for name in ("cuMemCreate", "cuMemMap", "cuMemAddressReserve"))
+    except OSError:
+        return False
 
 
 @cache

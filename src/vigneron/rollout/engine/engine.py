@@ -30,6 +30,16 @@ PREFILL_TOKENS = 8192
 """Longer prompts are prefilled in parts of so many tokens."""
 
 
+def row_step(count: int) -> int:
+    """Numbers of rows are multiples of this."""
+    return 1 if count <= 8 else 8 if count <= 128 else 32
+
+
+def rows_within(count: int) -> int:
+    """The largest number of rows that CUDA graphs have, up to `count`."""
+    return count // row_step(count) * row_step(count)
+
+
 class Engine:
     """Samples from the policy's current weights at each call."""
 
@@ -68,18 +78,20 @@ class Engine:
         if self._end_ids != self._policy.eos_ids:
             self._set_ends()
         room = self._cache.room_for(prompt_groups(request.prompt_ids), request.max_new_tokens)
+        if self.graphed and room.rows < len(request.prompt_ids):  # as many as memory has room for
+            room = replace(room, rows=rows_within(room.rows))
         self._make_room(room)
         self._new_tokens = request.max_new_tokens
         stops = stop_strings(self._policy.tokenizer, request.stop)
         try:
             done = blank_completions(request, self._policy)
-            return Schedule(self, request, room.rows, done, stops).run()
+            return Schedule(self, request, room, done, stops).run()
         finally:
             self._cache.give_back()
 
     def rows_for(self, count: int) -> int:
         """The number of rows, rounded up for CUDA graphs so that few sizes occur."""
-        return round_up(count, 8 if count <= 128 else 32) if self.graphed else count
+        return round_up(count, row_step(count)) if self.graphed else count
 
     def position_offset(self, prompt: int) -> int:
         """What is added to the positions of a sample with a prompt of so many tokens."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vigneron.policy.cuda_graphs import round_up
 from vigneron.rollout.engine.cached_attention import Cache, kernel_tiles
-from vigneron.rollout.engine.cuda_memory import ReleasableMemory, cut
+from vigneron.rollout.engine.cuda_memory import ReleasableMemory, can_release, cut
 
 DEFAULT_BYTES = {"cuda": 6 * 2**30, "mps": 2**30, "cpu": 2**30}
 """Bytes of the cache where no number is given, unless a single row needs more; on a GPU at most an eighth of it."""
@@ -43,7 +43,8 @@ class Room:
     def rounded(self) -> "Room":
         """Rounded up, so that few sizes occur."""
         slots = round_up(self.row_slots, 64), round_up(self.prompt_slots, 64)
-        return Room(self.rows, slots[0], round_up(self.prompts, 8), slots[1], self.new_tokens)
+        prompts = round_up(self.prompts, 8) if self.prompts > 16 else self.prompts
+        return Room(self.rows, slots[0], prompts, slots[1], self.new_tokens)
 
     def tokens(self) -> int:
         return self.rows * self.row_slots + self.prompts * self.prompt_slots
@@ -104,7 +105,7 @@ class KeyValueCache:
         layers = self._model.attentions
         self._model.attach([(torch.empty(0), torch.empty(0))] * len(layers), [None] * len(layers))
         self._memory = None  # frees the old cache first
-        self.room = room
+        self.room = Room()  # until there is one
         if not room.rows:
             return
         sizes = [(at.heads, size) for at in layers for size in (at.key_size, at.value_size)]
@@ -120,7 +121,7 @@ class KeyValueCache:
 
     def _tensors(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         size = sum(torch.Size(shape).numel() * self.dtype.itemsize for shape in shapes)
-        if self._device.type == "cuda" and self._shares and size > LARGE:
+        if self._device.type == "cuda" and self._shares and size > LARGE and can_release():
             self._memory = ReleasableMemory(size + 256 * len(shapes), self._device)
             return cut(self._memory.bytes, shapes, self.dtype)
         return [torch.zeros(shape, dtype=self.dtype, device=self._device) for shape in shapes]

@@ -129,6 +129,7 @@ def _make_sampler(policy: Policy) -> Sampler:
         engine = Engine(policy)
         agrees = _engine_agrees(policy, engine)
         if not agrees and engine.fused:
+            del engine  # its memory
             engine = Engine(policy, fused=False)
             agrees = _engine_agrees(policy, engine)
         if not agrees:

@@ -11,6 +11,7 @@ from torch import Tensor
 from vigneron.batch import to_device
 from vigneron.core.draws import Sampling, draw_keys
 from vigneron.rollout.engine.decode_state import DecodeState, choose
+from vigneron.rollout.engine.key_value_cache import Room
 from vigneron.rollout.engine.request import Completions, Request
 from vigneron.rollout.engine.stop_strings import StopStrings
 from vigneron.timing import phase
@@ -36,8 +37,6 @@ class Decoder(Protocol):
     pad_id: int
     graphed: bool
 
-    @property
-    def prompts(self) -> int: ...
     def rows_for(self, count: int) -> int: ...
     def position_offset(self, prompt: int) -> int: ...
     def prefill(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> Tensor: ...
@@ -51,21 +50,21 @@ class Schedule:
     """The processing of one request."""
 
     def __init__(
-        self, engine: Decoder, request: Request, rows: int, done: Completions, stops: StopStrings | None = None
+        self, engine: Decoder, request: Request, room: Room, done: Completions, stops: StopStrings | None = None
     ) -> None:
         self.engine, self.request, self.done, self.stops = engine, request, done, stops
         # A stack with the longest prompt on top: prompts of similar length are prefilled together.
-        self.waiting = sorted(_groups(request.prompt_ids, rows), key=lambda group: len(group.prompt))
-        self.size = engine.rows_for(rows)
+        self.waiting = sorted(_groups(request.prompt_ids, room.rows), key=lambda group: len(group.prompt))
+        self.size = engine.rows_for(room.rows)
         self.state, self.device = engine.state, engine.device
         names = to_device(list(request.sample_ids), self.device)
         self.keys = draw_keys(request.seed, request.step, names)
         self.owner: list[int | None] = [None] * self.size  # the sample in each row
         self.left = [0] * self.size  # tokens left for the sample in each row
-        self.shares = engine.prompts > 0
+        self.shares = room.prompts > 0
         self.prompt: list[int] = [0] * self.size  # with shared prompts, the one of each row
-        self.unused = list(range(engine.prompts))  # prompts of the cache
-        self.users = [0] * engine.prompts  # samples of each prompt that have not ended
+        self.unused = list(range(room.prompts))  # prompts of the cache
+        self.users = [0] * room.prompts  # samples of each prompt that have not ended
         self.stopped: set[int | None] = set()  # samples that a stop string has ended
 
     def run(self) -> Completions:

@@ -47,7 +47,7 @@ from vigneron.training.checkpoint.base_identity import Identity, begin_identity
 from vigneron.training.checkpoint.write import Retention, Saver
 from vigneron.training.collect import collecting, rewarding
 from vigneron.training.importance_weights import WeightedAdvantage
-from vigneron.training.memory import explained_memory, find_sizes, limit_memory
+from vigneron.training.memory import MOST_TOKENS, explained_memory, find_sizes, limit_memory
 from vigneron.training.method import Method, unchanged
 from vigneron.training.mismatch import mismatch_limits
 from vigneron.training.output import RunOutput
@@ -236,18 +236,17 @@ def _with_chat_date(config: Config, policy: Policy, folder: RunFolder) -> Config
 def _with_sizes(config: Config, policy: Policy, reference: Reference, folder: RunFolder, longest: int) -> Config:
     """With the sizes that fit into memory, where they are not given: a resumed run keeps them."""
     model = config.model
-    if config.microbatch_tokens == "auto" or (model.cache_gb is None and policy.device.type == "cuda"):
-        # Ranks may have different memory: none decides for all that passes are recomputed.
-        may_checkpoint = model.activation_checkpointing == "auto" and ranks.world_size() == 1
+    auto = config.microbatch_tokens == "auto"
+    if auto or (model.cache_gb is None and policy.device.type == "cuda"):
+        wanted = MOST_TOKENS if auto else config.resolved_microbatch_tokens
+        may_checkpoint = model.activation_checkpointing == "auto"
         with phase("see what fits into memory"):
-            sizes = find_sizes(policy, longest, config.optimizer, may_checkpoint=may_checkpoint)
-        changes: dict[str, Any] = {}
-        if config.microbatch_tokens == "auto":
-            changes["microbatch_tokens"] = -int(ranks.all_reduce_max(-sizes.microbatch_tokens))
+            sizes = find_sizes(policy, longest, config.optimizer, wanted=wanted, may_checkpoint=may_checkpoint)
+        changes: dict[str, Any] = {"microbatch_tokens": sizes.microbatch_tokens} if auto else {}
         held: dict[str, Any] = {}
         if model.cache_gb is None and sizes.cache_bytes is not None:
-            held["cache_gb"] = round(-ranks.all_reduce_max(-sizes.cache_bytes) / 2**30, 3)
-        if model.activation_checkpointing == "auto":
+            held["cache_gb"] = round(sizes.cache_bytes / 2**30, 3)
+        if may_checkpoint:
             held["activation_checkpointing"] = sizes.checkpointing
         if sizes.tight:
             held["graphs"] = False
