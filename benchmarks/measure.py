@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.device_memory import watch_device
 from benchmarks.work import Work
+from vigneron.rollout.engine import cuda_memory
 
 GB = 1e9
 FEWEST_STEPS = 5
@@ -42,8 +43,8 @@ class Measurement:
     settings: dict[str, Any] = field(default_factory=dict)
     """The contestant's settings."""
     memory: dict[str, int] = field(default_factory=dict)
-    """`reserved`: peak GPU memory reserved by torch; `device`: peak of the whole process, as the driver counts it; ours
-    also has that of the update."""
+    """`reserved`: peak GPU memory reserved by torch, with the sampler's cache, which it does not count; `device`: peak
+    of the whole process, as the driver counts it; ours also has that of the update."""
     versions: dict[str, str] = field(default_factory=dict)
     commit: str = "unknown"
 
@@ -80,7 +81,8 @@ class Measurement:
 
 
 class Memory:
-    """The peak since `reset`: what torch allocated on a GPU, the process's resident set on a CPU."""
+    """The peak since `reset`: on a GPU what torch allocated, with the sampler's cache, on a CPU the process's resident
+    set."""
 
     def __init__(self, device: str) -> None:
         self._on_gpu = device == "cuda"
@@ -91,7 +93,7 @@ class Memory:
 
     def peak(self) -> int:
         if self._on_gpu:
-            return torch.cuda.max_memory_allocated()
+            return cuda_memory.peak_held_bytes()[0]
         try:
             lines = Path("/proc/self/status").read_text().splitlines()
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
@@ -100,20 +102,21 @@ class Memory:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
     def reserved(self) -> int:
-        """GPU memory reserved by torch, with that of CUDA graphs and gaps between tensors."""
-        return torch.cuda.max_memory_reserved() if self._on_gpu else 0
+        """GPU memory reserved by torch, with that of CUDA graphs and gaps between tensors, and the sampler's cache."""
+        return cuda_memory.peak_held_bytes()[1] if self._on_gpu else 0
 
     def device(self) -> dict[str, int]:
         """Memory of the whole process."""
         return self._whole.peaks() if self._on_gpu else {}
 
     def taken(self, held: int) -> dict[str, int]:
-        """Memory of a step above that held between steps (weights, gradients, optimizer, the sampler's cache)."""
-        return {"held": held, "update_above": self.reserved() - held} if self._on_gpu else {}
+        """Memory of a step above that held between steps (weights, gradients, optimizer)."""
+        return {"held": held, "update_above": torch.cuda.max_memory_reserved() - held} if self._on_gpu else {}
 
     def _forget(self) -> None:
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
+            cuda_memory.reset_peak_held()
             self._whole.reset()
             return
         try:

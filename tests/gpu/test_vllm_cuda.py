@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from support.tiny_models import VOCABULARY, byte_tokenizer
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
-from vigneron.config import VllmSamplingConfig
+from vigneron.config import OptimizerConfig, VllmSamplingConfig
 from vigneron.policy.load import load_policy
 from vigneron.remote.vllm.in_process import InProcessEngine
 from vigneron.remote.vllm.sampler import PROBE_LIMITS, VllmSampler
@@ -96,7 +96,8 @@ def sleep_and_wake(folder: str, out: str) -> None:
     policy = load_policy(folder, device="cuda", dtype="bfloat16")
     prompts = [list(range(10, 30)), [40, 50, 60]]
     ours = sample(policy, prompts, max_new_tokens=8)
-    engine = InProcessEngine(policy, VllmSamplingConfig(kind="vllm", memory_share=SHARE), Path(out).parent)
+    options = VllmSamplingConfig(kind="vllm", memory_share=SHARE)
+    engine = InProcessEngine(policy, options, Path(out).parent, OptimizerConfig())
     policy.sampler = VllmSampler(policy, engine)
     free = [_free()]
     theirs = sample(policy, prompts, max_new_tokens=8)

@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 from support.tiny_models import byte_tokenizer, tiny_scorer
 from vigneron.errors import UserError
 from vigneron.policy.reward_model import load_reward_model, reward_model_kind, set_reward_model_kind
+from vigneron.rewards.model import load_reward_scorer
 
 
 def test_a_new_head_depends_on_the_seed_alone(tiny_folder: Path) -> None:
@@ -63,3 +64,21 @@ def test_what_cannot_score_is_refused(tmp_path: Path, tiny_folder: Path) -> None
     save_file(weights, tmp_path / "torn" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"it has no model\.norm\.weight"):
         load_reward_model(str(tmp_path / "torn"), start=True, device="cpu")
+
+
+def test_what_is_rounded_or_held_in_float32_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vigneron.policy.load.has_bfloat16", lambda device: True)
+    scorer = tiny_scorer("llama")
+    scorer.model.resize_token_embeddings(2**15)  # 2**15 · 32 numbers: 2 MiB more in float32
+    scorer.model.save_pretrained(tmp_path)
+    scorer.tokenizer.save_pretrained(tmp_path)
+    notices: list[str] = []
+    load_reward_model(str(tmp_path), start=True, device="cpu", weights="bfloat16", notice=notices.append)
+    assert notices == [f"model: '{tmp_path}': its weights in F32 are rounded to bfloat16"]
+    notices.clear()
+    load_reward_scorer(str(tmp_path), "reward", "cpu", notices.append)
+    (text,) = notices
+    assert text.startswith(
+        f"reward.model: the weights of '{tmp_path}' are held in float32, 0.0 GB more than in bfloat16"
+    )
+    assert text.endswith("store the model in bfloat16 to save them")

@@ -142,7 +142,8 @@ def test_the_curriculum_is_asked_by_the_thread_in_which_it_observes() -> None:
     sampler = SimpleNamespace(publish=lambda: SimpleNamespace(version=0), use=lambda weights: None)
     config: Any = SimpleNamespace(steps=6, eval_every=0, save_every=0, scale=SimpleNamespace(staleness=1))
     curriculum = Rising([], 1, 0)
-    ahead = AsyncRollout(rollout, curriculum, config, SimpleNamespace(sampler=sampler))  # type: ignore[arg-type]
+    policy: Any = SimpleNamespace(sampler=sampler, device=torch.device("cpu"))
+    ahead = AsyncRollout(rollout, curriculum, config, policy)
     for step in range(6):
         ahead([], step)
         curriculum.level = step + 1  # what `observe` would do

@@ -41,6 +41,7 @@ def _load(config: Config, shared: bool, notice: Callable[[str], None]) -> Policy
             trust_remote_code=model.trust_remote_code,
             shared=shared,
             weights=model.weights,
+            notice=notice,
         )
     lora: Any = model.lora
     if lora is not None:

@@ -69,7 +69,7 @@ def _rms_norm_gradient(  # type: ignore[no-untyped-def]
 
 
 PROGRAMS = 512
-"""That sum the gradient of a norm's weights: a fixed number, so that sums are the same on every GPU."""
+"""That sum the gradient of a norm's weights: a fixed number of partial sums, not one that depends on the GPU."""
 
 
 def rms_norm_gradient(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +53,20 @@ def resolve_device(device: str) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def use_device(device: torch.device) -> None:
+    """Make a GPU that is given by its number the current one, on which Triton's kernels run."""
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= torch.cuda.device_count():
+            raise UserError(f"model.device: '{device}' is set, but torch sees {torch.cuda.device_count()} CUDA devices")
+        torch.cuda.set_device(device)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """`use_device` for a block."""
+    numbered = device.type == "cuda" and device.index is not None
+    return torch.cuda.device(device) if numbered else nullcontext()
 
 
 def resolve_compute_dtype(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:

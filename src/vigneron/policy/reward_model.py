@@ -3,6 +3,7 @@
 It is held in a `Policy`, whose trunk it uses; it has no LM head and cannot sample.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -21,13 +22,14 @@ from vigneron.policy.load import (
     make_policy,
     model_source,
     narrow_weights,
+    on_device,
     resolve_compute_dtype,
     resolve_device,
 )
 from vigneron.policy.model import Policy
 from vigneron.policy.packing import can_share_prompts, lay_out
 from vigneron.policy.rank_batches import map_microbatches
-from vigneron.policy.stored import Narrow, hold, is_packed, read_model
+from vigneron.policy.stored import Narrow, Stored, hold, is_packed, read_model
 from vigneron.policy.tokenizer_trial import try_tokenizer
 
 RewardModelKind = Literal["reward", "first_is_better", "process"]
@@ -49,10 +51,11 @@ def load_reward_model(
     key: str = "model",
     shared: bool = False,
     weights: Weights = "auto",
+    notice: Callable[[str], None] = lambda text: None,
 ) -> Policy:
     """Load a reward model. `start`: to train it, also from a language model, with a new head initialized from the seed.
 
-    `key` is its config key; `shared` and `weights` as in `load_policy`.
+    `key` is its config key; `shared`, `weights` and `notice` as in `load_policy`.
     """
     where = resolve_device(device)
     compute_dtype = resolve_compute_dtype(dtype, where)
@@ -60,7 +63,8 @@ def load_reward_model(
     held_for = compute_dtype if start else resolve_compute_dtype("auto", where)
     narrow = "no" if shared else narrow_weights(weights, held_for, frozen=not start)
     blank = shared and not ranks.is_rank0()
-    model, tokenizer, new = _load_pretrained(name, key, allow_pickle, trust_remote_code, blank, narrow)
+    stored, tokenizer = _load_pretrained(name, key, allow_pickle, trust_remote_code, blank, narrow)
+    model, new = stored.model, stored.missing
     if not start:
         model.requires_grad_(False)
     head = getattr(model, HEAD, None)
@@ -74,7 +78,10 @@ def load_reward_model(
         )
     if new:
         _init_head(head, getattr(model.config, "initializer_range", 0.02), seed)
-    hold(model, narrow)
+    remedy = "store the model in bfloat16 to save them"
+    for text in (stored.notice, hold(model, narrow, f"{key}: the weights of '{name}'", remedy)):
+        if text:
+            notice(text)
     if narrow == "rounded" and compute_dtype != torch.bfloat16:
         model.float()
     model.eval()
@@ -93,8 +100,8 @@ def load_reward_model(
 
 def _load_pretrained(
     name: str, key: str, allow_pickle: bool, trust_remote_code: bool, blank: bool, narrow: Narrow
-) -> tuple[Any, Any, set[str]]:
-    """The model, its tokenizer, and the names of weights missing from the folder."""
+) -> tuple[Stored, Any]:
+    """The model with what is missing from its folder, and its tokenizer."""
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     source, where = model_source(name, key), f"{key}: '{name}'"
@@ -122,7 +129,7 @@ def _load_pretrained(
         raise
     except Exception as error:  # external files can be broken in any way
         raise UserError(f"{key}: cannot load '{name}': {first_line(error)}") from error
-    return stored.model, tokenizer, stored.missing
+    return stored, tokenizer
 
 
 def check_reward_model(config: Any, where: str, trust_remote_code: bool) -> None:
@@ -188,6 +195,7 @@ def spread_scores(scores_N: Float[Tensor, " N"], at_BT: Bool[Tensor, "B T"]) -> 
 @torch.no_grad()
 def scores_in_parts(policy: Policy, batch: Batch, microbatch_tokens: int) -> Float[Tensor, " B"]:
     """`scores` without gradients, for batches of any size."""
-    results = map_microbatches(batch, microbatch_tokens, lambda part: {"scores_B": scores(policy, part)})
+    with on_device(policy.device):  # perhaps in a thread, which has a current device of its own
+        results = map_microbatches(batch, microbatch_tokens, lambda part: {"scores_B": scores(policy, part)})
     scores_B: Tensor = results["scores_B"]
     return scores_B

@@ -138,17 +138,16 @@ def _found(source: str, name: str) -> Path | None:
     return None if file is None else Path(file)
 
 
-def hold(model: Any, narrow: Narrow) -> str | None:
+def hold(
+    model: Any, narrow: Narrow, named: str = "the frozen weights", remedy: str = "`model.weights: bfloat16` does"
+) -> str | None:
     """Hold weights in bfloat16; a notice if some that could be are not."""
     if narrow == "no":
         return None
     left = hold_in_bfloat16(model, rounding=narrow == "rounded")
     if left < 2**20:
         return None
-    return (
-        f"the frozen weights are held in float32, {left / 2**30:.1f} GB more than in bfloat16, which would round them: "
-        "`model.weights: bfloat16` does"
-    )
+    return f"{named} are held in float32, {left / 2**30:.1f} GB more than in bfloat16, which would round them: {remedy}"
 
 
 def _forget_quantiser(model: Any) -> None:

@@ -14,7 +14,7 @@ from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.remote.ray.cluster import Cluster, PoolSpec, check_installed
-from vigneron.remote.vllm.completion import Engine
+from vigneron.remote.vllm.completion import VllmEngine
 from vigneron.remote.vllm.in_process import InProcessEngine, check_in_process
 from vigneron.remote.vllm.server_api import VllmServer, connect
 from vigneron.rollout.engine.request import Completions, Request, Sampler
@@ -191,11 +191,13 @@ class RemoteWorkers:
             from vigneron.remote.vllm.sampler import VllmSampler
             from vigneron.remote.vllm.server import ServerEngine
 
-            engine: Engine
+            engine: VllmEngine
             if self._server is not None:
                 engine = ServerEngine(policy, self._server, options, folder.path)
             else:
-                engine = InProcessEngine(policy, options, folder.path, graphs=self._config.model.graphs)
+                engine = InProcessEngine(
+                    policy, options, folder.path, self._config.optimizer, graphs=self._config.model.graphs
+                )
             return VllmSampler(policy, engine, options.probe_limit)
         from vigneron.remote.ray.sampler import RaySampler
 

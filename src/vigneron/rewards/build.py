@@ -75,7 +75,7 @@ def build_reward(
         from vigneron.rewards.model import ModelReward, PreferenceReward, load_reward_scorer
         from vigneron.rewards.process import ProcessReward
 
-        load = placement.scorer or load_reward_scorer
+        load = placement.scorer or partial(load_reward_scorer, notice=notice)
         if isinstance(config, ModelRewardConfig):
             return ModelReward(load(config.model, "reward", device))
         if isinstance(config, ProcessRewardConfig):

@@ -1,7 +1,7 @@
 """Rewards from a trained model: a reward model's score (`rlmt-grape` §4.4) or a preference model's ranking (§3)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -142,9 +142,11 @@ WHAT_IT_DOES: dict[str, tuple[str, str]] = {
 """For each kind of model, what it does and the `reward.kind` that uses it."""
 
 
-def load_reward_scorer(name: str, kind: RewardModelKind, device: str) -> Policy:
+def load_reward_scorer(
+    name: str, kind: RewardModelKind, device: str, notice: Callable[[str], None] = lambda text: None
+) -> Policy:
     """The model of `reward.model` in float32. One of another kind is refused."""
-    scorer = load_reward_model(name, start=False, device=device, dtype="float32", key="reward.model")
+    scorer = load_reward_model(name, start=False, device=device, dtype="float32", key="reward.model", notice=notice)
     does = WHAT_IT_DOES.get(reward_model_kind(scorer), WHAT_IT_DOES["reward"])  # other trainers' have no kind
     if does != WHAT_IT_DOES[kind]:
         what, kind_needed = does

@@ -12,6 +12,7 @@ from vigneron.core import process
 from vigneron.data.prompts import completion_text
 from vigneron.data.steps import step_ends, step_spans
 from vigneron.errors import UserError
+from vigneron.policy.load import on_device
 from vigneron.policy.model import Policy
 from vigneron.policy.rank_batches import map_microbatches
 from vigneron.policy.reward_model import reward_model_kind, scores_at, spread_scores, step_separator
@@ -94,7 +95,7 @@ def step_probabilities(
         at_BT = part.signals.values_BT.bool()
         return {"scores_BT": spread_scores(scores_at(scorer, part, at_BT), at_BT)}
 
-    with torch.no_grad():
+    with torch.no_grad(), on_device(scorer.device):
         right = map_microbatches(batch, MICROBATCH_TOKENS, scores)["scores_BT"].double().sigmoid().tolist()
     return [[right[row][token] for token in tokens] for row, tokens in enumerate(ends)]
 

@@ -13,7 +13,7 @@ from vigneron.errors import UserError, first_line
 from vigneron.files import sha256_of, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, CONVERSION, bundled_weights, quiet_transformers
 from vigneron.policy.chat import stop_at_turn_end
-from vigneron.policy.load import check_model_name, load_policy, model_source
+from vigneron.policy.load import check_model_name, load_policy, model_source, on_device, resolve_device
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.request import Completions
 from vigneron.rollout.engine.sample import sample
@@ -43,7 +43,7 @@ class LocalModel:
     @property
     def policy(self) -> Policy:
         if self._policy is None:
-            with _error_prefix(self._where):
+            with _error_prefix(self._where), on_device(resolve_device(self._device)):
                 self._policy = load_policy(self._name, device=self._device, trained=False)
         return self._policy
 
@@ -92,14 +92,16 @@ class LocalModel:
         sampling: Sampling | None = None,
         sample_ids: Sequence[int] | None = None,
     ) -> Completions:
-        return sample(
-            self.policy,
-            prompt_ids,
-            max_new_tokens=max_tokens,
-            sampling=sampling,
-            sample_ids=sample_ids,
-            microbatch_tokens=PREFILL_TOKENS[self.policy.device.type],
-        )
+        policy = self.policy
+        with on_device(policy.device):
+            return sample(
+                policy,
+                prompt_ids,
+                max_new_tokens=max_tokens,
+                sampling=sampling,
+                sample_ids=sample_ids,
+                microbatch_tokens=PREFILL_TOKENS[policy.device.type],
+            )
 
 
 def _token_bytes(tokenizer: Any, text: str, ids: Sequence[int]) -> list[bytes]:

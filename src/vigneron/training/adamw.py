@@ -125,9 +125,10 @@ class CompactAdamW(torch.optim.Optimizer):
 
         The host waits for the oldest part before it allocates another one.
         """
-        main = torch.cuda.current_stream()
+        device = self.param_groups[0]["params"][0].device
+        main = torch.cuda.current_stream(device)
         if self._streams is None:
-            self._streams = torch.cuda.Stream(), torch.cuda.Stream()
+            self._streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
         arriving, leaving = self._streams
         waiting: deque[tuple[Any, State]] = deque()
         for part in parts:

@@ -17,6 +17,7 @@ from vigneron.config import Config
 from vigneron.data.curriculum import Curriculum
 from vigneron.data.prompts import Row
 from vigneron.errors import NonFinite, UserError
+from vigneron.policy.load import on_device
 from vigneron.policy.model import Policy
 from vigneron.rollout.build import Rollout
 from vigneron.timing import phase
@@ -45,8 +46,9 @@ class AsyncRollout:
         return [partial(self._make, self._curriculum.at(step), step, weights) for step in steps]
 
     def _make(self, rows: Sequence[Row], step: int, weights: Any) -> Batch:
-        self._policy.sampler.use(weights)
-        return self._rollout(rows, step).with_metrics({"version": weights.version})
+        with on_device(self._policy.device):  # a thread has a current device of its own
+            self._policy.sampler.use(weights)
+            return self._rollout(rows, step).with_metrics({"version": weights.version})
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         self._prefetcher.close(timeout_s)

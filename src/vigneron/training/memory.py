@@ -11,7 +11,7 @@ from torch import Tensor
 from vigneron.batch import Batch, Samples
 from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config, OptimizerConfig
 from vigneron.core.draws import Sampling
-from vigneron.core.moments import state_bytes
+from vigneron.core.moments import device_state_bytes
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.compiling import decoder_layers
@@ -29,6 +29,8 @@ SHARE = 0.8
 PROBE_TOKENS = 2 * HEAD_CHUNK
 # Bytes for what sampling needs beside weights and cache: prompts in flight, logits.
 BESIDE_CACHE = 2**30
+# In the message of the error where the cache of sampling does not fit.
+CACHE = "sampler's cache"
 
 
 MOST_TOKENS = 16384
@@ -123,9 +125,8 @@ def _free_bytes(device: torch.device) -> int:
 
 def _moment_bytes(policy: Policy, optimizer: OptimizerConfig) -> int:
     """AdamW's moments, which come with the first update."""
-    if optimizer.offload:
-        return 0
-    return sum(state_bytes(optimizer.kind, ranks.local_tensor(weight).numel()) for _, weight in policy.trainable())
+    numels = (ranks.local_tensor(weight).numel() for _, weight in policy.trainable())
+    return device_state_bytes(optimizer.kind, numels, offload=optimizer.offload)
 
 
 def _copied_bytes(policy: Policy) -> int:
@@ -181,7 +182,7 @@ def explained_memory(config: Config) -> Iterator[None]:
     except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
-        raise UserError(_advice(config)) from error
+        raise UserError(_advice(config, error)) from error
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -192,14 +193,24 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return any(sign in text for sign in signs)
 
 
-def _advice(config: Config) -> str:
+def _advice(config: Config, error: BaseException) -> str:
+    model, optimizer = config.model, config.optimizer
     samples = config.prompts_per_step * config.group_size
     settings: list[Any] = [
+        *(["model.cache_gb" + (f" (now {model.cache_gb:g})" if model.cache_gb else "")] if CACHE in str(error) else []),
         f"microbatch_tokens (now {config.microbatch_tokens})",
         f"max_new_tokens ({config.max_new_tokens})",
         f"samples per step ({samples}: prompts_per_step × group_size)",
     ]
-    switches = [] if config.model.activation_checkpointing is True else ["model.activation_checkpointing=true"]
-    switches += [] if config.model.lora else ["model.lora={}"]
-    also = f", or set {' or '.join(switches)}" if switches else ""
+    whole = model.lora is None and config.scale.shard == 1 and config.method.steps_by_gradient
+    on_gpu = model.device.startswith("cuda") or (model.device == "auto" and torch.cuda.is_available())
+    switches = {
+        "model.activation_checkpointing=true": model.activation_checkpointing is not True,
+        "model.lora={}": model.lora is None,
+        "model.weights=bfloat16": whole and model.weights != "bfloat16" and model.dtype != "float32",
+        "optimizer.kind=adamw_8bit": whole and optimizer.kind != "adamw_8bit",
+        "optimizer.offload=true": whole and not optimizer.offload and on_gpu,
+    }
+    helpful = [switch for switch, helps in switches.items() if helps]
+    also = f", or set {' or '.join(helpful)}" if helpful else ""
     return f"out of memory; earlier checkpoints are intact. Lower {', '.join(settings)}{also}"

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from vigneron.rollout.engine import cuda_memory
+
 GB = 2**30
 RISE = 1.01
 """A peak is recorded if it is higher than the last one by this factor: in the first steps, and seldom later."""
@@ -15,10 +17,11 @@ class PeakMemory:
     _recorded: float = 0.0
 
     def risen(self) -> dict[str, float]:
-        """The most that torch had allocated and reserved in this process, in GB, if it has risen."""
+        """The most that torch had allocated and reserved in this process, in GB, if it has risen: with the
+        sampler's cache, which torch does not count."""
         if self.device.type != "cuda":
             return {}
-        allocated, reserved = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+        allocated, reserved = cuda_memory.peak_held_bytes(self.device)
         if max(allocated, reserved) <= RISE * self._recorded:
             return {}
         self._recorded = max(allocated, reserved)

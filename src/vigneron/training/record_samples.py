@@ -17,6 +17,7 @@ from vigneron.errors import UserError
 from vigneron.files import append_line, check_out, write_rows, writing_for_user
 from vigneron.policy.bundled import cache_folder
 from vigneron.policy.from_config import policy_from_config, seed_everything
+from vigneron.policy.load import resolve_device, use_device
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
@@ -81,6 +82,7 @@ def _recorded(
         notice(f"continues behind the {len(done)} samples in '{file}'")
     embeddings = cache_folder() / "embeddings.sqlite"
     embeddings.parent.mkdir(parents=True, exist_ok=True)
+    use_device(resolve_device(config.model.device))
     built = build_reward(
         config.reward,
         load_checker(checker_name(config)),

@@ -15,13 +15,14 @@ from safetensors.torch import load_file
 from support.tiny_runs import tiny_config, write_data
 from support.vllm_package import LLM, STARTED, install
 from support.zoo import zoo_folder
-from vigneron.config import ScaleConfig, VllmSamplingConfig
+from vigneron.config import OptimizerConfig, ScaleConfig, VllmSamplingConfig
 from vigneron.core.draws import Sampling, chosen_logprobs, sampled_logprobs
+from vigneron.core.rounding import CHUNK
 from vigneron.errors import UserError
 from vigneron.policy.load import Lora, load_policy
 from vigneron.policy.model import Policy
 from vigneron.remote.setup import check_scale
-from vigneron.remote.vllm.in_process import InProcessEngine, check_in_process, memory_share
+from vigneron.remote.vllm.in_process import InProcessEngine, bytes_to_come, check_in_process, memory_share
 from vigneron.remote.vllm.sampler import VllmSampler
 from vigneron.remote.vllm.weights import checkpoint_weights, write_weights
 from vigneron.rollout.engine.request import Request
@@ -30,6 +31,7 @@ from vigneron.rollout.engine.sample import sample
 GB = 10**9
 PROMPTS = [[20, 30, 40], [50], [60, 70], [20, 30, 40]]
 LOCAL = VllmSamplingConfig(kind="vllm")
+ADAMW = OptimizerConfig()
 
 
 @pytest.fixture
@@ -41,8 +43,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
 
 
-def started(policy: Policy, folder: Path) -> tuple[VllmSampler, LLM]:
-    sampler = VllmSampler(policy, InProcessEngine(policy, LOCAL, folder))
+def started(policy: Policy, folder: Path, options: VllmSamplingConfig = LOCAL) -> tuple[VllmSampler, LLM]:
+    sampler = VllmSampler(policy, InProcessEngine(policy, options, folder, ADAMW))
     policy.sampler = sampler
     return sampler, STARTED[-1]
 
@@ -105,16 +107,33 @@ def test_its_share_of_the_memory(tiny_folder: Path) -> None:
     policy = load_policy(str(tiny_folder), device="cpu")
     count = sum(one.numel() for one in policy.causal.parameters())
     # Half of what is left after a gradient and two moments: (60 GB - 12 bytes a weight) / 2 of 80 GB.
-    assert memory_share(policy, None, 60 * GB, 80 * GB) == int((60 * GB - 12 * count) / 2 / (80 * GB) * 1000) / 1000
+    assert (
+        memory_share(policy, None, 60 * GB, 80 * GB, ADAMW) == int((60 * GB - 12 * count) / 2 / (80 * GB) * 1000) / 1000
+    )
     # At least its weights and a quarter more, and 2 GiB: above half of 3 GB.
-    assert memory_share(policy, None, 3 * GB, 80 * GB) == int((5 * count + 2 * 2**30) / (80 * GB) * 1000) / 1000
-    assert memory_share(policy, 0.7, 60 * GB, 80 * GB) == 0.7
+    assert memory_share(policy, None, 3 * GB, 80 * GB, ADAMW) == int((5 * count + 2 * 2**30) / (80 * GB) * 1000) / 1000
+    assert memory_share(policy, 0.7, 60 * GB, 80 * GB, ADAMW) == 0.7
     with pytest.raises(UserError, match=r"memory_share: 0.8 is 64.0 GB of 80.0 GB, but only 60.0 GB are free"):
-        memory_share(policy, 0.8, 60 * GB, 80 * GB)
+        memory_share(policy, 0.8, 60 * GB, 80 * GB, ADAMW)
     with pytest.raises(UserError, match=r"it needs 2.1 GB .*, and training leaves 2.0 GB free"):
-        memory_share(policy, None, 2 * GB, 80 * GB)
+        memory_share(policy, None, 2 * GB, 80 * GB, ADAMW)
     with pytest.raises(UserError, match=r"memory_share: 1e-09 is .*, but the weights alone take"):
-        memory_share(policy, 1e-9, 60 * GB, 80 * GB)
+        memory_share(policy, 1e-9, 60 * GB, 80 * GB, ADAMW)
+
+
+def test_what_training_has_yet_to_allocate_depends_on_weights_and_optimizer(tiny_folder: Path) -> None:
+    full, narrow = (
+        load_policy(str(tiny_folder), device="cpu", dtype="bfloat16", weights=w) for w in ("float32", "bfloat16")
+    )
+    sizes = [weight.numel() for weight in full.causal.parameters()]
+    matrices = sum(weight.numel() for weight in full.causal.parameters() if weight.dim() > 1)
+    # In 8 bits, tensors of 4,096 values or more have 2 bytes a value and 8 a block of 256.
+    eight_bit = sum(2 * size + 8 * -(-size // 256) if size >= 4096 else 8 * size for size in sizes)
+    assert bytes_to_come(full, ADAMW) == 12 * sum(sizes)
+    assert bytes_to_come(full, OptimizerConfig(kind="adamw_8bit")) == 4 * sum(sizes) + eight_bit < 12 * sum(sizes)
+    assert bytes_to_come(narrow, ADAMW) == 12 * sum(sizes) - 2 * matrices
+    # Offloaded moments are on the GPU three parts of 2²⁴ values at a time, here all of them.
+    assert bytes_to_come(full, OptimizerConfig(offload=True)) == 4 * sum(sizes) + min(8 * sum(sizes), 3 * 8 * CHUNK)
 
 
 # ------------------------------------------------------------------------------------------------------- weights
@@ -144,7 +163,7 @@ def test_it_sleeps_except_while_it_samples(tiny_folder: Path, tmp_path: Path, pa
     policy = load_policy(str(tiny_folder), device="cpu")
     ours = sample(policy, PROMPTS, max_new_tokens=8)
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    _, llm = started(policy, tmp_path)
+    _, llm = started(policy, tmp_path, VllmSamplingConfig(kind="vllm", memory_share=0.374))
     assert torch.equal(generators[0], torch.get_rng_state())
     assert generators[1:] == (random.getstate(), np.random.get_state()[1].tolist())
     theirs = sample(policy, PROMPTS, max_new_tokens=8)

@@ -32,7 +32,7 @@ class Completion:
     ended: bool
 
 
-class Engine(Protocol):
+class VllmEngine(Protocol):
     """A vLLM engine: a server, or one in this process."""
 
     @property

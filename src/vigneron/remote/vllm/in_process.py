@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from vigneron.config import OptimizerConfig
 from vigneron.config.scale import VllmSamplingConfig
 from vigneron.core.draws import Sampling
+from vigneron.core.moments import device_state_bytes
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.policy.bundled import quiet_transformers
@@ -48,8 +50,6 @@ COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 """CUDA graphs for decoding, and no torch.compile, which would take a minute and change settings of this process."""
 FREE_SHARE = 0.5
 """Share of the free memory for vLLM, unless `memory_share` or its weights need another."""
-BYTES_TO_COME = 12
-"""Per trained weight: a gradient and two moments in float32, which may not be allocated yet."""
 WORKING_BYTES = 2 * 2**30
 """vLLM's activations and CUDA graphs, and a small cache."""
 INSTALL = "pip install 'vllm>=0.22,<0.24'"
@@ -78,11 +78,19 @@ def check_in_process(config: VllmSamplingConfig, device: str) -> None:
 class InProcessEngine:
     too_short = f"set {WHERE}.memory_share higher, or max_new_tokens lower"
 
-    def __init__(self, policy: Policy, config: VllmSamplingConfig, folder: Path, *, graphs: bool = True) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: VllmSamplingConfig,
+        folder: Path,
+        optimizer: OptimizerConfig,
+        *,
+        graphs: bool = True,
+    ) -> None:
         self._policy, self._folder = policy, folder / "vllm"
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(policy.device)
-        share = memory_share(policy, config.memory_share, free, total)
+        share = memory_share(policy, config.memory_share, free, total, optimizer)
         self.name = f"vLLM {importlib.metadata.version('vllm')} in this process"
         with phase("start vLLM"):
             self._llm = self._start(share, graphs)
@@ -203,7 +211,7 @@ class InProcessEngine:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def memory_share(policy: Policy, given: float | None, free: int, total: int) -> float:
+def memory_share(policy: Policy, given: float | None, free: int, total: int, optimizer: OptimizerConfig) -> float:
     """vLLM's share of the GPU's memory while it samples. By default half of what the training leaves free, more where
     its weights need it."""
     weights = sum(one.numel() for one in policy.causal.parameters()) * policy.compute_dtype.itemsize
@@ -214,7 +222,7 @@ def memory_share(policy: Policy, given: float | None, free: int, total: int) -> 
             why = f"only {_gb(free)} are free" if given * total > free else f"the weights alone take {_gb(weights)}"
             raise UserError(f"{WHERE}.memory_share: {given:g} is {amount}, but {why}")
         return given
-    left = free - BYTES_TO_COME * sum(weight.numel() for _, weight in policy.trainable())
+    left = free - bytes_to_come(policy, optimizer)
     if needed > 0.95 * left:
         raise UserError(
             f"{WHERE}: no room for vLLM on this GPU: it needs {_gb(needed)} for its copy of the weights and a small "
@@ -222,6 +230,13 @@ def memory_share(policy: Policy, given: float | None, free: int, total: int) -> 
             "`scale.sampling.kind: here`"
         )
     return int(max(FREE_SHARE * left, needed) / total * 1000) / 1000
+
+
+def bytes_to_come(policy: Policy, optimizer: OptimizerConfig) -> int:
+    """Gradients, in the weights' dtype, and moments, which may not be allocated yet."""
+    trained = [weight for _, weight in policy.trainable()]
+    moments = device_state_bytes(optimizer.kind, (weight.numel() for weight in trained), offload=optimizer.offload)
+    return sum(weight.nbytes for weight in trained) + moments
 
 
 def _gb(size: int) -> str:

@@ -12,7 +12,7 @@ from vigneron.core.draws import draw_keys
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.policy.weight_versions import PinnedWeights, Version
-from vigneron.remote.vllm.completion import WHERE, Completion, Ends, Engine, mean_gap
+from vigneron.remote.vllm.completion import WHERE, Completion, Ends, VllmEngine, mean_gap
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
 from vigneron.rollout.engine.stop_strings import stop_strings
 from vigneron.timing import phase
@@ -33,7 +33,7 @@ class VllmSampler:
 
     exact = False
 
-    def __init__(self, policy: Policy, engine: Engine, probe_limit: float | None = None) -> None:
+    def __init__(self, policy: Policy, engine: VllmEngine, probe_limit: float | None = None) -> None:
         self._policy, self._engine = policy, engine
         self.probe_limit = probe_limit or PROBE_LIMITS.get(policy.compute_dtype, PROBE_LIMIT)
         self.version: int | None = None

@@ -35,7 +35,7 @@ def build_grader(
     notice: Callable[[str], None] = lambda text: None,
 ) -> Grader:
     """Raises a `UserError` for a broken item. `cache` is the file of cached embeddings, `device` where models run.
-    `notice` gets notices about rows, perhaps from another thread.
+    `notice` gets notices about rows and models, perhaps from another thread.
 
     Items with the same `loaded` dict share models of the same name.
     """
@@ -71,7 +71,10 @@ def build_grader(
         from vigneron.rewards.model import ModelReward, load_reward_scorer
 
         name = item.model
-        load = placement.scorer or load_reward_scorer
+        load = placement.scorer or partial(
+            load_reward_scorer,
+            notice=lambda text: notice(text.replace("reward.model", f"item '{item.name}', model", 1)),
+        )
         scorer = _load_once(loaded, item, "model", name, lambda: load(name, "reward", device))
         return RewardModelGrader(item, ModelReward(scorer))
     raise TypeError(f"'{item.name}' is scored by a judge")

@@ -27,6 +27,50 @@ def limit() -> int | None:
     return _limit
 
 
+_held: dict[int, int] = {}
+_peaks: dict[int, tuple[int, int]] = {}
+"""By device: the memory of this module, and its peaks together with torch's allocated and reserved memory."""
+
+
+def held_bytes(device: torch.device | None = None) -> int:
+    """The memory of this module that is not released, which torch does not count."""
+    return _held.get(_index(device), 0)
+
+
+def peak_held_bytes(device: torch.device | None = None) -> tuple[int, int]:
+    """The most that torch had allocated, and that it had reserved, with what this module held at the same time: as seen
+    when it took memory, before it released it, and now."""
+    _note(_index(device))
+    allocated, reserved = _peaks.get(_index(device), (0, 0))
+    return (
+        max(allocated, torch.cuda.max_memory_allocated(device)),
+        max(reserved, torch.cuda.max_memory_reserved(device)),
+    )
+
+
+def reset_peak_held(device: torch.device | None = None) -> None:
+    """Torch's own peaks are reset separately."""
+    _peaks.pop(_index(device), None)
+
+
+def _index(device: torch.device | None) -> int:
+    return torch.cuda.current_device() if device is None or device.index is None else device.index
+
+
+def _note(index: int) -> None:
+    if held := _held.get(index, 0):
+        now = torch.cuda.memory_allocated(index) + held, torch.cuda.memory_reserved(index) + held
+        before = _peaks.get(index, (0, 0))
+        _peaks[index] = max(now[0], before[0]), max(now[1], before[1])
+
+
+def _count(index: int, size: int) -> None:
+    """Count memory that was taken, or that is about to be released: a negative size."""
+    _note(index)
+    _held[index] = _held.get(index, 0) + size
+    _note(index)
+
+
 class _Location(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
 
@@ -103,6 +147,7 @@ class ReleasableMemory:
         access = _Access(self._location, READ_AND_WRITE)
         _call("cuMemSetAccess", self._address, ctypes.c_size_t(self.size), ctypes.byref(access), ctypes.c_size_t(1))
         self._handle = handle
+        _count(self._location.id, self.size)
 
     def _fits(self) -> bool:
         return _limit is None or torch.cuda.memory_reserved(self._device) + self.size <= _limit
@@ -115,6 +160,7 @@ class ReleasableMemory:
         if self._handle is None:
             return
         torch.cuda.synchronize(self._device)
+        _count(self._location.id, -self.size)
         _call("cuMemUnmap", self._address, ctypes.c_size_t(self.size))
         _call("cuMemRelease", self._handle)
         self._handle = None

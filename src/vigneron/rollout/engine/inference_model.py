@@ -75,7 +75,7 @@ class InferenceModel:
 
         with precision(self.device, self.dtype):
             fuse_layers(self.model)
-        self._policy.drop_graphs()  # frozen weights lie at other addresses
+        self._policy.drop_graphs()  # weights used as they are, frozen or trained in bfloat16, have moved
 
     def _keep_adapters(self, adapted: Any, kept: Any) -> None:
         """Copy the second matrix of each adapter, which is 0 while adapters are off."""

@@ -14,7 +14,7 @@ from vigneron.errors import UserError
 from vigneron.policy.chat import mint
 from vigneron.policy.chat_template import check_date
 from vigneron.policy.compiling import can_compile
-from vigneron.policy.load import local_tokenizer, resolve_device
+from vigneron.policy.load import local_tokenizer, resolve_device, use_device
 from vigneron.remote.setup import check_scale
 from vigneron.rubric.read import read_rubric
 from vigneron.run_data.load import Data, check_rubric_data, load_data
@@ -169,7 +169,9 @@ def _join(config: Config, device: str | None = None) -> None:
     except UserError as error:
         error.reported_elsewhere = not ranks.is_rank0()
         raise
-    ranks.join(resolve_device(device or config.model.device))
+    where = resolve_device(device or config.model.device)
+    ranks.join(where)
+    use_device(where)
 
 
 def check_chat_date(model: ModelConfig) -> None:
