@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -105,6 +105,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases())
+@settings(max_examples=40, deadline=None)
 def test_every_sample_is_completed_once_behind_its_own_prompt(case: Case) -> None:
     new, tokens = 12, [count for group in case.groups for count in group]
     prompts = [
