@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vigneron.core.draws import Sampling
 from vigneron.rollout.engine.decode_state import DecodeState
+from vigneron.rollout.engine.key_value_cache import Room
 from vigneron.rollout.engine.request import Completions, Request
 from vigneron.rollout.engine.schedule import CHECK_EVERY, Schedule
 
@@ -119,7 +120,8 @@ def test_every_sample_is_completed_once_behind_its_own_prompt(case: Case) -> Non
     done = Completions(blank, *_blank(len(prompts), new))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CHECK_EVERY, "cpu", case.check_every)
-        schedule = Schedule(decoder, request, case.rows, done)
+        room = Room(case.rows, new + 9, case.prompts, 9, new)
+        schedule = Schedule(decoder, request, room, done)
         decoder.lengths |= dict(zip(schedule.keys.tolist(), tokens, strict=True))
         collected: list[int] = []
         _watch(schedule, collected)
