@@ -228,7 +228,7 @@ def drawn_by_async_steps(curriculum: BySuccess, first: int, last: int) -> list[l
 
     config: Any = SimpleNamespace(steps=12, eval_every=4, save_every=4, scale=SimpleNamespace(staleness=2))
     sampler = SimpleNamespace(publish=lambda: SimpleNamespace(version=0), use=lambda weights: None)
-    policy: Any = SimpleNamespace(sampler=sampler)
+    policy: Any = SimpleNamespace(sampler=sampler, device=torch.device("cpu"))
     ahead = AsyncRollout(DynamicSampling(rollout, curriculum, attempts=1), curriculum, config, policy)
     for step in range(first, last):
         rows = curriculum.at(step)

@@ -102,6 +102,7 @@ class _Statistics(torch.autograd.Function):
             other_NH, other_VH = other_NH.to(dtype), other_VH.to(dtype)
         parts = []
         for at in _chunks(len(ids_N)):
+            logits_NV = others_NV = None  # frees those of the last chunk
             logits_NV = matmul_fp32(hidden_NH[at], cast_VH.t())
             others_NV = matmul_fp32(other_NH[at], other_VH.t()) if other_NH is not None else None  # type: ignore[union-attr]
             if others_NV is None and _has_kernels(logits_NV):

@@ -118,6 +118,7 @@ class KeyValueCache:
         self._rows = pairs[: len(layers)]
         prompts: Sequence[Cache | None] = pairs[len(layers) :] or [None] * len(layers)
         self._model.attach(self._rows, prompts)
+        self.room = room
 
     def _tensors(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         size = sum(torch.Size(shape).numel() * self.dtype.itemsize for shape in shapes)
