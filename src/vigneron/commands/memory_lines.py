@@ -43,16 +43,16 @@ def memory_lines(config: Config, data: Data) -> Iterator[str]:
 def _fitting_lines(memory: RunMemory, config: Config) -> Iterator[str]:
     search = Fitting(memory, config)
     for size in GPU_SIZES:
-        found = search.fit(size)
-        if found is None:
+        fitted = search.fit(size)
+        if fitted is None:
             yield f"to fit {size} GB: no settings are enough: choose a smaller model, or shorter texts"
             continue
-        if not found.changes:
+        if not fitted.changes:
             more = "" if size == GPU_SIZES[0] else ", and more"
-            yield f"fits {size} GB as it is{more} ({found.plan.least_bytes / GB:.1f} GB with {_passes(found.plan)})"
+            yield f"fits {size} GB as it is{more} ({fitted.plan.least_bytes / GB:.1f} GB with {_passes(fitted.plan)})"
             return
-        changes = " ".join(map(str, found.changes))
-        yield f"to fit {size} GB: {changes} ({found.plan.least_bytes / GB:.1f} GB with {_passes(found.plan)})"
+        changes = " ".join(map(str, fitted.changes))
+        yield f"to fit {size} GB: {changes} ({fitted.plan.least_bytes / GB:.1f} GB with {_passes(fitted.plan)})"
 
 
 def _passes(plan: Plan) -> str:

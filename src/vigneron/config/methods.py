@@ -245,7 +245,8 @@ class SftConfig(MethodOptions):
     loss_on: Literal["answers", "text"] = "answers"
     """answers: what the assistant says, every turn of it in `messages`. text: the prompts too, as eq. 1 is written."""
     packing: bool = False
-    """Short samples stand behind each other in one row, kept apart by a mask: less padding, the same gradient."""
+    """For models with their own kind of attention: several short samples in one row, kept apart by a mask. Less
+    padding, the same gradient. Samples of all other models are always packed."""
     aggregation: Aggregation = "tokens"
     """How the loss is averaged: over tokens, over samples of their mean, or as the sum of each sample."""
 

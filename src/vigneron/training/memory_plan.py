@@ -240,9 +240,9 @@ class _Counting:
     def pass_parts(self) -> Iterator[Part]:
         config, sizes = self.config, self.sizes
         passes = self.passes(checkpointing=sizes.checkpointing)
-        found = passes_of(config, self.memory.longest_prompt, sizes.microbatch_tokens, packs=passes.packs)
-        graphs = [size.rounded(self.width) for size in found if self.is_graph(size)]
-        largest = max([found[0], *graphs[:1]])
+        planned = passes_of(config, self.memory.longest_prompt, sizes.microbatch_tokens, packs=passes.packs)
+        graphs = [size.rounded(self.width) for size in planned if self.is_graph(size)]
+        largest = max([planned[0], *graphs[:1]])
         kept, beside = _pass_bytes(passes, largest, sampling_of(config), exact_kl=self.exact_kl)
         networks = 2 if self.own_critic else 1
         yield Part("activations", round(networks * kept), sampling=False, fixed=False)

@@ -145,7 +145,7 @@ class GradientUpdate:
         """
         whole = _denominators(batch)
         passed = self._to_pass(batch)
-        looked_at = whole if passed is batch else _denominators(passed)
+        of_passed = whole if passed is batch else _denominators(passed)
         sums: dict[tuple[str, bool], Any] = defaultdict(float)
         trained = [(f"{each.name}.{name}", weight) for each in self.optimized for name, weight in each.parameters]
         with gradient_sums(trained, seed=self.seed, update=self.done) as gradients:
@@ -155,7 +155,7 @@ class GradientUpdate:
                     values, mask = term.values, part.trained_BT
                     if values.dim() == 1:
                         values, mask = values[:, None], mask.any(1, keepdim=True)
-                    denominator = (whole if term.coefficient else looked_at)[term.mode]
+                    denominator = (whole if term.coefficient else of_passed)[term.mode]
                     value = aggregate(values, mask, mode=term.mode, denominator=denominator)
                     sums[term.name, term.first_update_only] += value.detach()
                     if term.coefficient:

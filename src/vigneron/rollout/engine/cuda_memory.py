@@ -18,7 +18,8 @@ _limit: int | None = None
 
 
 def set_limit(size: int | None) -> None:
-    """The bytes that this process may have, torch's and these together. None: no limit."""
+    """The bytes that this process may have: checked against torch's and these together whenever these are taken. None:
+    no limit."""
     global _limit
     _limit = size
 
