@@ -1,4 +1,4 @@
-"""The options of a request to vLLM for one completion, and the check of what it returns, for a server and in-process."""
+"""The options of a request to vLLM for one completion, and the check of its result, for a server and in-process."""
 
 import re
 from collections.abc import Sequence
