@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python
 
-.PHONY: setup demo test test-slow test-cluster soak lint types format docs bench-setup bench bench-gpu bench-real clean
+.PHONY: setup demo test test-slow test-cluster soak lint types format docs bench-setup bench bench-gpu bench-real bench-turns clean
 
 setup: $(VENV)/.ready
 
@@ -25,8 +25,8 @@ demo: setup
 	$(BIN)/vigneron demo
 
 # Three processes for two cores, one thread each, because tests also wait. The tests of a file share what its fixtures train, so a file stays in one process; the longest
-# files come first (tests/conftest.py).
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 12
+# files come first (tests/conftest.py). Compiled tests are kept even where the environment turns that off: a process takes 8 s to compile them.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 12
 
 test: setup
 	$(PYTEST) -m "not slow"
@@ -93,6 +93,11 @@ bench-real: bench-setup
 	$(BENCH) -m benchmarks $(REAL) $(MEMORY) $(MEMORY:=-aim) --resume runs/benchmarks/results.jsonl
 	$(BENCH) -m benchmarks.start_time --resume runs/benchmarks/results.jsonl
 	$(BENCH) -m benchmarks.report --page docs/results/performance.md --resume runs/benchmarks/results.jsonl
+
+# Conversations with a tool, against TRL and against a single turn: about 5 minutes on an H200.
+bench-turns: bench-setup
+	$(BENCH) -m benchmarks.turns --resume docs/results/logs/turns.jsonl
+	$(BENCH) -m benchmarks.turns --resume docs/results/logs/turns.jsonl --page docs/results/performance.md
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info

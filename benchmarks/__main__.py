@@ -17,13 +17,10 @@ from pathlib import Path
 from typing import get_args
 
 from benchmarks.arguments import make_folder, with_pace
-from benchmarks.comparison import Comparison
-from benchmarks.floor import Ceilings, Shape, floor_seconds
-from benchmarks.measure import Measurement
-from benchmarks.models import model_folder, shape_folder
+from benchmarks.comparison import compared
+from benchmarks.models import shape_folder
 from benchmarks.parity import Parity, check_parity
 from benchmarks.processes import LONGEST_S, Budget, start
-from benchmarks.prompts import prompt_token_ids
 from benchmarks.records import Records
 from benchmarks.work import WORKS, Contestant, Work
 
@@ -157,37 +154,6 @@ def run_contestants(
         # What the end of all time has cut is run again.
         if why is not None and not budget.spent and records.get("measurement", work.name, contestant) is None:
             records.add("failure", work.name, contestant, {"why": why})
-
-
-def compared(work: Work, records: Records) -> Comparison | None:
-    """Everything that is recorded of a work; None if nothing was measured or failed."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    measured = dict(records.of("measurement", work.name))
-    failures = {name: value["why"] for name, value in records.of("failure", work.name)}
-    rates = records.get("ceilings", work.device, work.dtype)
-    if rates is None or not (measured or failures):
-        return None
-    folder = model_folder(work.model)
-    config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    prompts = prompt_token_ids(work, tokenizer)
-    ceilings = Ceilings(rates["bytes_per_s"], rates["flops_per_s"])
-    floor = floor_seconds(work, Shape.of(config), ceilings, sum(len(ids) for ids in prompts) / len(prompts))
-    parity = records.get("parity", ", ".join(work.parity_key))
-    # In the order of the work, then the others.
-    names = dict.fromkeys([*(name for name in work.contestants if name in measured), *measured])
-    found = tuple(Measurement.of(measured[name]) for name in names)
-    return Comparison(
-        work,
-        rates["machine"],
-        ceilings,
-        floor,
-        Parity(**parity) if parity is not None else None,
-        config.vocab_size,
-        found,
-        failures,
-        ", ".join(dict.fromkeys(m.commit for m in found)) or "unknown",
-    )
 
 
 if __name__ == "__main__":

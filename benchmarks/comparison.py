@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.floor import Ceilings
+from benchmarks.floor import Ceilings, Shape, floor_seconds
 from benchmarks.measure import GB, PHASES, UPDATE, Measurement
+from benchmarks.models import model_config, model_folder
 from benchmarks.parity import Parity
+from benchmarks.prompts import prompt_token_ids
+from benchmarks.records import Records
 from benchmarks.work import SAMPLING, Work
 
 EPISODES = 100_000
@@ -179,3 +182,39 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with aligned columns."""
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
+
+
+def compared(work: Work, records: Records) -> Comparison | None:
+    """Everything that is recorded of a work; None if nothing was measured or failed."""
+    measured = dict(records.of("measurement", work.name))
+    failures = {name: value["why"] for name, value in records.of("failure", work.name)}
+    rates = records.get("ceilings", work.device, work.dtype)
+    if rates is None or not (measured or failures):
+        return None
+    config, ceilings = model_config(work.model), Ceilings(rates["bytes_per_s"], rates["flops_per_s"])
+    floor = floor_seconds(work, Shape.of(config), ceilings, prompt_length(work))
+    parity = records.get("parity", ", ".join(work.parity_key))
+    # In the order of the work, then the others.
+    names = dict.fromkeys([*(name for name in work.contestants if name in measured), *measured])
+    found = tuple(Measurement.of(measured[name]) for name in names)
+    return Comparison(
+        work,
+        rates["machine"],
+        ceilings,
+        floor,
+        Parity(**parity) if parity is not None else None,
+        config.vocab_size,
+        found,
+        failures,
+        ", ".join(dict.fromkeys(m.commit for m in found)) or "unknown",
+    )
+
+
+def prompt_length(work: Work) -> float:
+    """Tokens of a prompt, on average."""
+    from transformers import AutoTokenizer
+
+    if work.prompt_tokens is not None:
+        return work.prompt_tokens
+    prompts = prompt_token_ids(work, AutoTokenizer.from_pretrained(model_folder(work.model)))
+    return sum(len(ids) for ids in prompts) / len(prompts)

@@ -29,6 +29,14 @@ ARMS: dict[str, tuple[str, ...]] = {
     "grpo-study": (),
 }
 """Arms of the study, and their changes to the recipe."""
+TRUTH: dict[str, tuple[str, ...]] = {
+    "arithmetic": ("correct",),
+    "antonyms": ("correct",),
+    "json": ("right",),
+    "explanations": ("like the written answer", "words of the written answer"),
+}
+"""The items that only a right answer satisfies; the others are form. The judged item of `explanations` is neither: its
+judge cannot tell a right answer from an empty one."""
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -89,6 +97,25 @@ def item_rows(arms: Mapping[str, Sequence[Records]]) -> Iterator[list[str]]:
             yield [category, item, f"{mean(first):.2f}", *last]
 
 
+def truth_rows(arms: Mapping[str, Sequence[Records]]) -> Iterator[list[str]]:
+    """Each category's truth items, weighted, before and after, and their share of the category's gain in Σ ω τ."""
+    yield ["category", "before", *(f"{arm} (share of its gain)" for arm in arms)]
+    for category, items in weights().items():
+        true = {item: items[item] for item in TRUTH[category]}
+        scale = 1 / sum(true.values())
+        before = {f"{scale * score(records[0], category, true):.2f}" for arm in arms.values() for records in arm}
+        cells = []
+        for runs in arms.values():
+            gain, of_truth = (
+                mean([score(r[-1], category, some) - score(r[0], category, some) for r in runs])
+                for some in (items, true)
+            )
+            after = mean([scale * score(r[-1], category, true) for r in runs])
+            share = f"{of_truth / gain:.0%}" if gain > 0.05 else "no gain"
+            cells.append(f"{after:.2f} ({share})")
+        yield [category, "/".join(sorted(before)), *cells]
+
+
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -125,7 +152,7 @@ def main() -> int:
         return 0
     with unpacked(given.runs) as folder:
         arms = arms_of(folder)
-    print(table(rows(arms)), "", table(item_rows(arms)), sep="\n")
+    print(table(rows(arms)), "", table(truth_rows(arms)), "", table(item_rows(arms)), sep="\n")
     if given.figure is not None:
         draw(arms, given.figure)
     return 0

@@ -31,7 +31,8 @@ from vigneron.methods import build_method
 from vigneron.recipe import check_config
 from vigneron.run_store.folder import RunFolder
 from vigneron.training.callbacks import Silent
-from vigneron.training.setup.start import resume_run, start_run
+from vigneron.training.setup.start import start_run
+from vigneron.training.setup.resume import resume_run
 
 
 def cpu():

@@ -29,6 +29,13 @@ def model_folder(name: Model) -> Path:
     return target
 
 
+def model_config(name: Model) -> Any:
+    """Of a shape without making its weights."""
+    from transformers import AutoConfig
+
+    return shape_config(name) if name in SIZES else AutoConfig.from_pretrained(model_folder(name))
+
+
 def shape_folder(name: Model) -> Path:
     return cache_folder() / f"benchmark-{name}"
 

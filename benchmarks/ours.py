@@ -96,15 +96,21 @@ def model_keys(work: Work, model: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def started(work: Work, model: Path | None = None, changes: dict[str, Any] | None = None) -> Iterator[Run]:
-    """A run of the work in a temporary folder. No token ends a completion: lengths are forced.
+def started(
+    work: Work,
+    model: Path | None = None,
+    changes: dict[str, Any] | None = None,
+    rows: list[dict[str, Any]] | None = None,
+) -> Iterator[Run]:
+    """A run of the work in a temporary folder. No token ends a completion: lengths are forced, but for conversations.
 
-    `changes` are keys of the recipe that are not the work's."""
+    `changes` are keys of the recipe that are not the work's, `rows` prompts that are not."""
     model = model or model_folder(work.model)
     tokenizer = AutoTokenizer.from_pretrained(model)
     with tempfile.TemporaryDirectory() as place:
         data = Path(place) / "prompts.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in prompt_rows(work, tokenizer)))
+        given = rows if rows is not None else prompt_rows(work, tokenizer)
+        data.write_text("".join(json.dumps(row) + "\n" for row in given))
         config = check_config({**recipe(work, model, data), **(changes or {})}, work.name)
 
         def build(parts: Parts) -> Method:
@@ -130,8 +136,12 @@ class StepTimes:
 
     def notice(self, text: str) -> None: ...
 
-    def step(self, run: Any, metrics: Metrics, batch: Batch, seconds: float) -> None:
+    def check(self, batch: Batch) -> None:
+        """Of the work that was done in a step."""
         check_lengths(batch, self._work)
+
+    def step(self, run: Any, metrics: Metrics, batch: Batch, seconds: float) -> None:
+        self.check(batch)
         if run.policy.device.type == "cuda":
             self.held = torch.cuda.memory_allocated()
         for name, phases in PARTS.items():
@@ -144,9 +154,9 @@ PARTS: dict[Phase, tuple[str, ...]] = {"sampling": ("rollout",), "reference+rewa
 """The loop's phases under the names of the comparison; the rest of a step, with its logs, counts as update."""
 
 
-def measure(work: Work, model: Path | None = None) -> Measurement:
+def measure(work: Work, model: Path | None = None, rows: list[dict[str, Any]] | None = None) -> Measurement:
     """Run the training loop, writing logs and samples as in any run."""
-    with started(work, model) as run, recording_timings() as watch:
+    with started(work, model, rows=rows) as run, recording_timings() as watch:
         view = StepTimes(work, watch)
         with suppress(Enough):
             loop.train(run, view)

@@ -55,10 +55,14 @@ class TimedTrainer(GRPOTrainer):
     def _generate(self, prompts: Any) -> Any:
         with self.recorder.phase("sampling"):
             made = super()._generate(prompts)
+        self.check(made)
+        return made
+
+    def check(self, made: Any) -> None:
+        """Of what was sampled in a step: prompt ids, completion ids, the mask of tools, messages, …"""
         lengths = {len(ids) for ids in made[1]}
         if lengths != {self.max_completion_length}:
             raise SystemExit(f"TRL's completions have {lengths} tokens: the lengths are not forced")
-        return made
 
 
 class CountSteps(TrainerCallback):

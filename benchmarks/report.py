@@ -1,9 +1,9 @@
 """From the JSON of comparisons: a Markdown table and a figure for the documentation.
 
 python -m benchmarks.report [FOLDER]              writes performance.md and performance.svg into it
-python -m benchmarks.report [FOLDER] --page FILE [--resume RESULTS]
-                                                  also puts the works of real sizes between that page's marks, and the
-                                                  start times of a file of results
+python -m benchmarks.report --resume RESULTS --page FILE
+                                                  puts the works of real sizes, from a file of results, between that
+                                                  page's marks
 """
 
 import argparse
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.comparison import HEADER, SAMPLING_HEADER, Comparison
+from benchmarks.comparison import HEADER, SAMPLING_HEADER, Comparison, compared
 from benchmarks.measure import GB
 from benchmarks.records import Records
 from benchmarks.start_time import start_ratios
@@ -76,12 +76,17 @@ MUST_AND_AIM: tuple[tuple[str, str, str, str], ...] = (
     ("the same, share of the floor's speed", "gpu-8b-lora-16x8x256/floor", "", "0.5"),
     ("sampling, 8B, 16 × 8 × 256, over vLLM", "gpu-8b-lora-16x8x256/sampling/vllm-sampling", "1", "1.5"),
     ("sampling, 1.5B, 16 × 8 × 2,048, over vLLM", "gpu-1.5b-16x8x2048/sampling/vllm-sampling", "1", "1.5"),
-    ("update, 1.5B, over TRL's", "gpu-1.5b-32x8x256/update/trl-tuned", "1.4", "2"),
+    ("update, 1.5B, over TRL's", "gpu-1.5b-32x8x256/update/trl-vllm", "1.4", "2"),
     ("seconds to the end of the first step, 1.5B, warm caches", "gpu-1.5b-32x8x256/start-warm-s", "30", ""),
     ("GB reserved, 8B LoRA", "mem-8b-lora-16x8x256/reserved-gb", "32", ""),
     ("the same with 22 GB as the limit", "mem-8b-lora-16x8x256-aim/reserved-gb", "", "22"),
     ("GB reserved, 1.5B, all weights, 8-bit AdamW", "mem-1.5b-full-8bit-32x8x256/reserved-gb", "30", ""),
-    ("the same with 20 GB as the limit", "mem-1.5b-full-8bit-32x8x256-aim/reserved-gb", "", "20"),
+    (
+        "the same with weights in bfloat16 and 20 GB as the limit",
+        "mem-1.5b-full-8bit-32x8x256-aim/reserved-gb",
+        "",
+        "20",
+    ),
     ("GB reserved, 8B QLoRA, 8 × 8 × 256", "mem-8b-qlora-8x8x256/reserved-gb", "16", ""),
     ("the same with 10 GB as the limit", "mem-8b-qlora-8x8x256-aim/reserved-gb", "", "10"),
     ("GB reserved, 8B, all weights, bfloat16, 8-bit AdamW", "mem-8b-full-16x8x256/reserved-gb", "149", ""),
@@ -103,13 +108,18 @@ def real_sizes(comparisons: Sequence[Comparison], records: Records) -> str:
     return "\n".join(lines) + "\n\n" + markdown([c for c in comparisons if c.work.real_size]).rstrip()
 
 
-def filled(page: str, comparisons: Sequence[Comparison], records: Records) -> str:
+def filled(page: str, records: Records) -> str:
     """The page with the text between its marks replaced."""
-    before, opening, rest = page.partition(f"<!-- {REAL} -->\n")
-    _, closing, after = rest.partition(f"\n<!-- end of {REAL} -->")
+    comparisons = [found for work in WORKS.values() if (found := compared(work, records)) is not None]
+    return between_marks(page, REAL, real_sizes(comparisons, records))
+
+
+def between_marks(page: str, name: str, text: str) -> str:
+    before, opening, rest = page.partition(f"<!-- {name} -->\n")
+    _, closing, after = rest.partition(f"\n<!-- end of {name} -->")
     if not opening or not closing:
-        raise SystemExit(f"the page has no marks '{REAL}'")
-    return before + opening + real_sizes(comparisons, records).rstrip() + closing + after
+        raise SystemExit(f"the page has no marks '{name}'")
+    return before + opening + text.rstrip() + closing + after
 
 
 def _versions(found: Comparison) -> str:
@@ -172,16 +182,11 @@ def scaling_figure(points: Sequence["Point"], machine: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def main(folder: Path, page: Path | None = None, results: Path | None = None) -> int:
+def main(folder: Path) -> int:
     comparisons = load_comparisons(folder)
-    if not comparisons and page is None:
+    if not comparisons:
         print(f"no comparison in '{folder}': run `python -m benchmarks NAME` first", file=sys.stderr)
         return 1
-    if page is not None:
-        page.write_text(filled(page.read_text(), comparisons, Records(results)))
-        print(f"wrote {page}")
-    if not comparisons:
-        return 0
     (folder / "performance.md").write_text(markdown(comparisons))
     if any(comparison.steps for comparison in comparisons):
         comparison_figure(comparisons, folder / "performance.svg")
@@ -193,6 +198,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/benchmarks"))
     parser.add_argument("--page", type=Path, help="page with marks to fill, as docs/results/performance.md")
-    parser.add_argument("--resume", type=Path, help="file of results, for the start times")
+    parser.add_argument("--resume", type=Path, help="file of results, with --page")
     given = parser.parse_args()
-    sys.exit(main(given.folder, given.page, given.resume))
+    if (given.page is None) != (given.resume is None):
+        parser.error("--page and --resume belong together")
+    if given.page is None:
+        sys.exit(main(given.folder))
+    given.page.write_text(filled(given.page.read_text(), Records(given.resume)))
+    print(f"wrote {given.page}")

@@ -3,8 +3,8 @@
     python -m benchmarks.staleness run --seeds 3 --staleness 0 1 3     trains, and keeps docs/results/staleness.json
     python -m benchmarks.staleness table                               prints the table
 
-The demo's recipe, longer: Algorithm 1 on SmolLM2-135M with the lexical reward, one Ray actor that samples. Held-out
-metrics are of greedy answers to words outside the training data.
+The recipe `critic-antonyms`, longer: Algorithm 1 on SmolLM2-135M with the lexical reward, one Ray actor that samples.
+Held-out metrics are of greedy answers to words outside the training data.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def trained(staleness: int, seed: int, steps: int, runs: Path) -> list[dict[str,
     name = f"staleness-{staleness}-seed-{seed}"
     scale = [f"scale.staleness={staleness}", "scale.sampling={kind: ray, actors: 1}"]
     length = [f"steps={steps}", f"eval_every={steps // 2}", "save_every=0", f"seed={seed}"]
-    run = api.train("demo", *scale, *length, name=name, runs=runs).folder
+    run = api.train("critic-antonyms", *scale, *length, name=name, runs=runs).folder
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [{key: record[key] for key in METRICS if key in record} for record in map(json.loads, lines)]
 

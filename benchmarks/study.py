@@ -2,6 +2,7 @@
 
 python -m benchmarks.study plan QUEUE [--only word-paper,ours,…]     writes the list, one run a line
 python -m benchmarks.study work QUEUE RUNS                           trains what is left of it, one run after the other
+python -m benchmarks.study choose TUNING QUEUE                       lists SFT as chosen on tuning rows, three seeds
 python -m benchmarks.study keep RUNS FILE                            an archive of their logs, for the repository
 
 Several workers can share a list, and a GPU.
@@ -10,19 +11,16 @@ Several workers can share a list, and a GPU.
 import argparse
 import fcntl
 import gc
-import json
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+
+from benchmarks.study_store import pack_runs
 
 WORDS, SENTENCES = ("colors", "antonyms", "categories"), ("copying", "sentiment")
 SEEDS = (0, 1, 2)
-# Every tenth step of a run, and all evaluated ones.
-KEPT_EVERY = 10
 
 Run = tuple[str, ...]
 """Its name, its recipe, and what is changed."""
@@ -71,6 +69,38 @@ def ablations() -> Iterator[Run]:
         yield f"{recipe}-{name}", recipe, f"recipe={recipe}-{name}", *shorter, *changes
 
 
+RATES = ("2e-6", "5e-6", "1e-5", "2e-5", "5e-5")
+
+
+def sft_tuning() -> Iterator[Run]:
+    """SFT on the tuning rows, at several learning rates: which rate, and when to stop."""
+    for task in (*WORDS, *SENTENCES):
+        for rate in RATES:
+            fixed = ("steps=200", "eval_every=10", "save_every=0", "data.held_out=tuning", f"optimizer.actor_lr={rate}")
+            yield f"sft-{task}-{rate}", f"sft-{task}", f"recipe=sft-{task}-{rate}", *fixed
+
+
+def sft_chosen(tuning: Path) -> Iterator[Run]:
+    """Each task at the rate and step with the best accuracy on the tuning rows; of equals, the earliest, then the
+    lowest rate."""
+    from vigneron.run_store.folder import RunFolder
+
+    for task in (*WORDS, *SENTENCES):
+        curves = {rate: RunFolder.open(tuning / f"sft-{task}-{rate}").metrics() for rate in RATES}
+        found = [
+            (-record["eval/accuracy"], record["step"], RATES.index(rate))
+            for rate, records in curves.items()
+            for record in records
+            if record["step"] > 0 and "eval/accuracy" in record
+        ]
+        accuracy, steps, rate = min(found)
+        print(f"sft-{task}: {RATES[rate]}, {steps} steps, {-accuracy:.3f} on the tuning rows")
+        for seed in SEEDS:
+            name = f"sft-{task}-chosen"
+            changes = (f"recipe={name}", f"seed={seed}", f"steps={steps}", f"optimizer.actor_lr={RATES[rate]}")
+            yield f"{name}-seed-{seed}", f"sft-{task}", *changes, "eval_every=10", "save_every=0"
+
+
 PAPER, OURS = ("pgsrm-{}-paper", "pgsrm-{}-binary"), ("pgsrm-{}", "binary-{}", "sft-{}")
 PARTS: Mapping[str, Callable[[], Iterator[Run]]] = {
     "word-paper": lambda: runs_of(WORDS, PAPER, SEEDS),
@@ -78,11 +108,12 @@ PARTS: Mapping[str, Callable[[], Iterator[Run]]] = {
     "word-ours": lambda: runs_of(WORDS, OURS, SEEDS),
     "sentence-ours": lambda: runs_of(SENTENCES, OURS, SEEDS),
     "ablations": ablations,
+    "sft-tuning": sft_tuning,
 }
 
 
-def plan(queue: Path, only: list[str]) -> None:
-    lines = [shlex.join(run) + "\n" for part in only for run in PARTS[part]()]
+def plan(queue: Path, runs: Iterable[Run]) -> None:
+    lines = [shlex.join(run) + "\n" for run in runs]
     queue.write_text("".join(lines), encoding="utf-8")
     print(f"{len(lines)} runs in {queue}")
 
@@ -120,6 +151,7 @@ def train_one(runs: Path, name: str, recipe: str, *changes: str) -> str:
     """Train without checkpoints, which take more than a gigabyte each; returns a line with the result."""
     from vigneron.methods import build_method
     from vigneron.recipe import load_config
+    from vigneron.run_store import eval_rows
     from vigneron.training import loop
     from vigneron.training.callbacks import Silent
     from vigneron.training.setup.start import start_run
@@ -133,37 +165,25 @@ def train_one(runs: Path, name: str, recipe: str, *changes: str) -> str:
         seconds = sorted(record["seconds"] for record in run.folder.records("timings.jsonl"))
     finally:
         run.close()
+    rows = eval_rows.read_eval_rows(runs / name)
+    (runs / name / eval_rows.FILE).write_text(eval_rows.eval_row_lines(rows), encoding="utf-8")
     (runs / name / "samples.sqlite").unlink()
     shown = [round(value, 2) for value in evaluated[:: max(1, len(evaluated) // 6)]]
     return f"{name}: held-out accuracy {shown}, {evaluated[-1]:.2f} at last; {seconds[len(seconds) // 2]:.3f} s a step"
 
 
 def keep(runs: Path, file: Path) -> None:
-    """Finished runs' configs and every tenth step, in four digits, in one file that `vigneron compare` reads."""
-    from vigneron.run_store.archive import write_archive
+    """The reduced logs of finished runs, in one file that `vigneron compare` reads."""
+    from vigneron.run_store.folder import RunFolder
 
-    with TemporaryDirectory() as place:
-        thin(runs, Path(place))
-        write_archive(sorted(Path(place).iterdir()), file)
-
-
-def thin(runs: Path, folder: Path) -> None:
-    for run in sorted(path.parent for path in runs.glob("*/metrics.jsonl")):
-        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        config = (run / "config.yaml").read_text(encoding="utf-8")
-        if f"\nsteps: {records[-1]['step']}\n" not in config:
-            print(f"not finished: {run.name}")
-            continue
-        into = folder / run.name
-        into.mkdir(parents=True, exist_ok=True)
-        (into / "config.yaml").write_text(config, encoding="utf-8")
-        kept = [r for r in records if r["step"] % KEPT_EVERY == 0 or any(name.startswith("eval/") for name in r)]
-        lines = [json.dumps({name: short(value) for name, value in record.items()}) + "\n" for record in kept]
-        (into / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
-
-
-def short(value: Any) -> Any:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    finished = []
+    for path in sorted(path.parent for path in runs.glob("*/metrics.jsonl")):
+        folder = RunFolder.open(path)
+        if folder.metrics()[-1]["step"] == folder.config().steps:
+            finished.append(path)
+        else:
+            print(f"not finished: {path.name}")
+    pack_runs(finished, file)
 
 
 def main() -> int:
@@ -172,6 +192,9 @@ def main() -> int:
     planned = verbs.add_parser("plan")
     planned.add_argument("queue", type=Path)
     planned.add_argument("--only", default=",".join(PARTS))
+    chooser = verbs.add_parser("choose")
+    chooser.add_argument("tuning", type=Path)
+    chooser.add_argument("queue", type=Path)
     worker = verbs.add_parser("work")
     worker.add_argument("queue", type=Path)
     worker.add_argument("runs", type=Path)
@@ -183,7 +206,9 @@ def main() -> int:
         only = given.only.split(",")
         if unknown := [part for part in only if part not in PARTS]:
             parser.error(f"--only: there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
-        plan(given.queue, only)
+        plan(given.queue, (run for part in only for run in PARTS[part]()))
+    elif given.verb == "choose":
+        plan(given.queue, list(sft_chosen(given.tuning)))
     elif given.verb == "work":
         return work(given.queue, given.runs)
     else:

@@ -8,8 +8,9 @@ from hypothesis import settings
 # A shell that starts us in its background has us and our children ignore Ctrl-C; what it does is tested here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Property tests draw the same examples in every run.
-settings.register_profile("vigneron", derandomize=True, deadline=None, database=None)
+# Property tests draw the same examples in every run; with `--hypothesis-profile thorough`, others and more.
+settings.register_profile("vigneron", derandomize=True, deadline=None, database=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, database=None, max_examples=1000)
 settings.load_profile("vigneron")
 
 # Files that take long come first: a process that has one of them is not the last to finish.
@@ -29,8 +30,9 @@ LONGEST = (
     "test_preferences_run",
     "test_vllm",
     "test_sandbox",
+    "test_sandbox_limits",
     "test_grape_run",
-    "test_judges",
+    "test_judge_failures",
     "test_stop_signals",
     "test_compare",
     "test_ray_pool",

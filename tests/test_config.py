@@ -94,7 +94,7 @@ def test_missing_sections_are_named() -> None:
 
 def test_an_unknown_reward_lists_the_kinds() -> None:
     line = line_of(reward={"kind": "semantik"})
-    assert line.startswith("my.yaml: reward.kind: one of 'semantic', 'binary', 'python'")
+    assert line.startswith("my.yaml: reward.kind: one of 'semantic', 'token_f1', 'probability', 'binary', 'python'")
     assert line.endswith("not 'semantik' (did you mean 'semantic'?)")
     line = line_of(method={"name": "grop"})
     assert line.startswith("my.yaml: method.name: one of 'actor_critic', ")
@@ -123,7 +123,8 @@ def test_a_task_brings_its_own_held_out_part() -> None:
 
 
 def test_a_kind_that_is_missing_or_given_short() -> None:
-    kinds = ("semantic", "binary", "python", "model", "preference", "process", "rubric", "combined")
+    dense, others = ("semantic", "token_f1", "probability"), ("model", "preference", "process", "rubric", "combined")
+    kinds = (*dense, "binary", "python", "environment", *others)
     wanted = f"my.yaml: 'reward.kind' is missing: one of {', '.join(map(repr, kinds))}"
     assert line_of(reward={"embedder": "lexical"}) == wanted
     assert "reward.kind: one of" in line_of(reward="nosuch")
@@ -278,8 +279,8 @@ def test_guards_are_for_rewards_from_zero_up() -> None:
 
 def test_names_with_a_form_are_refused_in_words() -> None:
     wanted = (
-        "my.yaml: data.checker: should be one of equality, last_line, sentiment_inversion, or module:function, "
-        "not 'nonsense'"
+        "my.yaml: data.checker: should be one of equality, strict_equality, inclusion, in_order, last_line, "
+        "sentiment_inversion, maze_walk, judge_right, nim_optimal, or module:function, not 'nonsense'"
     )
     assert line_of(data={"task": "antonyms", "checker": "nonsense"}) == wanted
     reward = {"kind": "python", "function": "no_colon"}
@@ -368,13 +369,64 @@ def test_a_preference_reward_needs_a_group() -> None:
             "`optimizer.offload` has no effect with `model.device: cpu`",
         ),
         (
+            {"model": {"offload_reference": True, "device": "cpu"}},
+            "`model.offload_reference` has no effect with `model.device: cpu`",
+        ),
+        (
+            {"model": {"offload_reference": True, "lora": {}}},
+            "`offload_reference` has no effect with `lora`: the reference is the base with the adapter off",
+        ),
+        (
             {"method": {"name": "sft"}, "reward": {"kind": "preference", "model": "m"}},
             "`reward: preference` compares samples",
+        ),
+        (
+            {"model": {"memory_gb": 8, "device": "cpu"}},
+            "`model.memory_gb` has no effect with `model.device: cpu`: it limits a GPU's memory",
+        ),
+        (
+            {"method": {"name": "sft"}, "model": {"cache_gb": 2}, "eval_every": 0},
+            "`model.cache_gb` has no effect with `method: sft`, which samples nothing",
+        ),
+        (
+            {"model": {"cache_gb": 2}, "scale": {"sampling": {"kind": "ray"}}},
+            "`model.cache_gb` has no effect with `scale.sampling.kind: ray`",
+        ),
+        (
+            {"model": {"cache_gb": 2}, "scale": {"sampling": {"kind": "vllm"}}},
+            "`model.cache_gb` has no effect with `scale.sampling.kind: vllm`",
+        ),
+        (
+            {"method": {"name": "trpo", "form": "constraint"}, "optimizer": {"offload": True}},
+            "`optimizer.offload` saves nothing with `form: constraint`, whose policy has no moments",
+        ),
+        (
+            {"method": {"name": "trpo", "form": "constraint"}, "optimizer": {"kind": "adamw_8bit"}},
+            "`optimizer.kind` saves nothing with `form: constraint`",
+        ),
+        (
+            {"method": {"name": "score_model"}, "scale": {"sampling": {"kind": "ray"}}},
+            "`scale.sampling` has no effect with `method: score_model`, which samples nothing",
         ),
     ],
 )
 def test_options_without_an_effect_are_named(changes: dict[str, Any], said: str) -> None:
     assert said in line_of(**changes)
+
+
+def test_a_cache_that_pairs_do_not_use_is_refused_and_read_from_old_runs() -> None:
+    """A run's folder may have it: earlier versions wrote what was free."""
+    assert "`model.cache_gb` has no effect with `method: dpo`" in pairs_line("dpo", model={"cache_gb": 2})
+    stored = {"method": {"name": "dpo"}, **PAIRS, "model": {"cache_gb": 2, "memory_gb": 8, "device": "cpu"}}
+    assert check_config(stored, "my.yaml", stored=True).model.cache_gb == 2
+    assert check(method={"name": "sft"}, model={"cache_gb": 2}).model.cache_gb == 2  # its evaluations sample
+
+
+def test_a_reference_that_only_the_reward_uses_can_be_offloaded() -> None:
+    method, reward = {"name": "grpo", "kl": {"coefficient": 0.0}}, {"kind": "probability", "by": "reference"}
+    keys: Any = {"method": method, "model": {"offload_reference": True}, "group_size": 2}
+    assert check(**keys, reward=reward).model.offload_reference
+    assert "`model.offload_reference` has no effect" in line_of(**keys)
 
 
 @pytest.mark.parametrize(
@@ -383,6 +435,7 @@ def test_options_without_an_effect_are_named(changes: dict[str, Any], said: str)
         ({"optimizer": {"kind": "adamw_8bit"}}, "`optimizer.kind: adamw_8bit` needs whole weights on every rank"),
         ({"optimizer": {"offload": True}}, "`optimizer.offload` needs whole weights on every rank"),
         ({"model": {"weights": "bfloat16"}}, "`model.weights: bfloat16` needs whole weights on every rank"),
+        ({"model": {"offload_reference": True}}, "`model.offload_reference` needs whole weights on every rank"),
     ],
 )
 def test_sharded_weights_keep_their_moments_in_float32(changes: dict[str, Any], said: str) -> None:

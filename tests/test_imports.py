@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -15,14 +15,15 @@ SOURCE = ROOT / "src" / "vigneron"
 LAYERS = [
     {"core", "config", "redaction", "threads", "timing", "values"},
     {"errors"},
-    {"files", "validation", "yaml_text", "text", "user_code", "distributed", "http_client"},
+    {"files", "validation", "yaml_text", "text", "user_code", "sandbox", "distributed", "http_client"},
     {"batch", "recipe", "trackers"},
     {"policy"},
     {"data"},
+    {"environments"},
     {"rollout"},
     {"sources"},
     {"rubric"},
-    {"rewards", "run_data"},
+    {"rewards", "run_data", "selfplay"},
     {"run_store"},
     {"remote"},
     {"training"},
@@ -46,14 +47,17 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in SOURCE.rglob("*.py")}
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@cache
+def imports_of(path: Path) -> list[str]:
     """Every module that a file imports, at its top or inside of a function."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name in MODULES else node.module for name in inner)
+            found += [name if name in MODULES else node.module for name in inner]
+    return found
 
 
 def package_of(module: str) -> str:
@@ -97,7 +101,7 @@ def test_core_knows_neither_transformers_nor_a_config() -> None:
 
 
 def test_every_imported_package_is_declared() -> None:
-    """Triton comes with the builds of torch that have CUDA, Ray, bitsandbytes and vLLM by extras: all are optional."""
+    """Triton comes with builds of torch for CUDA, Ray, bitsandbytes, vLLM and verifiers by extras: all are optional."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=]", line)[0] for line in project["dependencies"]}
     declared = {NAMES.get(name, name).lower().replace("-", "_") for name in declared}
@@ -106,6 +110,6 @@ def test_every_imported_package_is_declared() -> None:
         name
         for name in used
         if name not in sys.stdlib_module_names
-        and name not in ("vigneron", "pydantic_core", "triton", "ray", "bitsandbytes", "vllm")
+        and name not in ("vigneron", "pydantic_core", "triton", "ray", "bitsandbytes", "vllm", "verifiers")
     }
     assert {name.lower() for name in outside} <= declared

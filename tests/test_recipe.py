@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from support.minimal_recipe import MINIMAL, again, check
 from vigneron.config import BinaryRewardConfig, Config, GuardsConfig, KlConfig
 from vigneron.errors import UserError
-from vigneron.recipe import config_yaml, load_config, parse_yaml, recipe_names, recipe_text, with_override
+from vigneron.recipe import (
+    changed_config,
+    config_yaml,
+    load_config,
+    parse_yaml,
+    recipe_names,
+    recipe_text,
+    with_override,
+)
+from vigneron.values import flatten
 
 
 def file_with(folder: Path, text: str) -> str:
@@ -54,7 +63,7 @@ def test_a_short_exponent_is_a_number_in_a_file_and_in_an_override(tmp_path: Pat
 
 def test_overrides_reach_every_depth() -> None:
     config = load_config(
-        "demo",
+        "critic-antonyms",
         ["steps=3", "optimizer.actor_lr=1e-6", "method.kl.adaptive.target=0.4", "model.lora.targets=[q_proj]"],
     )
     assert (config.steps, config.optimizer.actor_lr) == (3, 1e-6)
@@ -80,12 +89,12 @@ def test_a_section_can_be_named_by_its_kind() -> None:
 @pytest.mark.parametrize("override", ["steps", "=3", "a..b=3", ".=1"])
 def test_an_override_without_key_or_value_is_refused(override: str) -> None:
     with pytest.raises(UserError, match="is not of the form key=value"):
-        load_config("demo", [override])
+        load_config("critic-antonyms", [override])
 
 
 def test_an_override_of_an_unknown_key_is_refused() -> None:
     with pytest.raises(UserError, match=r"unknown key 'optimizer\.lr'"):
-        load_config("demo", ["optimizer.lr=1e-5"])
+        load_config("critic-antonyms", ["optimizer.lr=1e-5"])
 
 
 @pytest.mark.parametrize(
@@ -206,7 +215,7 @@ NUMBERS = {
 @given(st.sets(st.sampled_from(sorted(NUMBERS)), min_size=1, max_size=6), st.data())
 def test_numeric_overrides_survive_the_round_trip(keys: set[str], data: st.DataObject) -> None:
     values = {key: data.draw(NUMBERS[key], label=key) for key in sorted(keys)}
-    config = load_config("demo", [f"{key}={value!r}" for key, value in values.items()])
+    config = load_config("critic-antonyms", [f"{key}={value!r}" for key, value in values.items()])
     for key, value in values.items():
         here: Any = config
         for part in key.split("."):
@@ -267,7 +276,24 @@ def test_each_task_has_the_papers_recipe_and_a_baseline_that_differs_in_the_rewa
     assert paper.method.kl.coefficient == 5e-5
     assert paper.method.faithful
     assert paper.sampling.temperature == 1.0
-    assert paper.reward.guards == GuardsConfig()
+    assert paper.reward.guards == GuardsConfig(max_cut_ratio=None)
+    assert paper.reward.clean == "letters"
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_the_released_settings_differ_from_the_papers_in_what_the_notebooks_do(task: str) -> None:
+    paper, released = (flatten(load_config(f"pgsrm-{task}-{kind}").model_dump()) for kind in ("paper", "released"))
+    differing = {key: released[key] for key in paper if paper[key] != released[key] and key not in ("recipe", "about")}
+    wanted = {
+        "method.value_start": "random",
+        "data.checker": "strict_equality",
+        "reward.form": "shift",
+        "optimizer.weight_decay": 0.01,
+    }
+    assert differing.items() >= wanted.items()
+    assert set(differing) <= {*wanted, "reward.clean"}
+    binary = load_config(f"pgsrm-{task}-released", ["reward=binary"])
+    assert (binary.reward.kind, binary.data.checker) == ("binary", "strict_equality")
 
 
 def test_a_base_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,3 +331,10 @@ def test_a_base_in_a_circle_through_folders_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x" / "a.yaml").write_text("base: ../x/a.yaml")
     with pytest.raises(UserError, match="circular `base`"):
         load_config(str(tmp_path / "x" / "a.yaml"))
+
+
+def test_another_kind_of_optimizer_keeps_the_other_keys() -> None:
+    """Of a run's config, on resume: its learning rate is not the default."""
+    before = load_config("grpo-antonyms", ["optimizer.actor_lr=3e-4", "optimizer.warmup_steps=5"])
+    after = changed_config(before, ["optimizer.kind=adamw_8bit"], "run")
+    assert after.optimizer == before.optimizer.model_copy(update={"kind": "adamw_8bit"})

@@ -1,8 +1,10 @@
 """Texts as rewards compare them."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vigneron.text import letters_only, normalise
+from vigneron.text import letters_only, normalise, words_only
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,33 @@ def test_normalise(text: str, wanted: str) -> None:
 )
 def test_letters_only(text: str, wanted: str) -> None:
     assert letters_only(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("New York", "new york"),
+        ("new-york,NEW\nYork!", "new york new york"),
+        ("99 eggs.", "99 eggs"),
+        ("It’s 7 o'clock", "it's 7 o'clock"),
+        ("3.50, not 350", "3.50 not 350"),
+        ("x = -5; 3-5; −5", "x -5 3 5 -5"),
+        ("Élan Ω", "élan ω"),
+        (" ?! ", "?!"),
+        (" ", ""),
+    ],
+)
+def test_words_only(text: str, wanted: str) -> None:
+    assert words_only(text) == wanted
+    assert words_only(wanted) == wanted
+
+
+@given(st.integers(-999, 999), st.integers(-999, 999))
+def test_two_numbers_are_two_texts(one: int, other: int) -> None:
+    """`letters_only` reads "99 eggs" and "12 eggs" as the same text."""
+    assert (words_only(f"{one} eggs") == words_only(f"{other} eggs")) == (one == other)
+
+
+@given(st.lists(st.text("abcXYZ019", min_size=1), min_size=1), st.text(";:!?/ \n\t()", min_size=1))
+def test_punctuation_separates_words(parts: list[str], between: str) -> None:
+    assert words_only(between.join(parts)).split() == [part.lower() for part in parts]

@@ -91,7 +91,7 @@ def base_figures(base: str, step: int, small: bool, part: str) -> Record:
     """The base before any arm has trained it."""
     from vigneron.api import Trained
     from vigneron.policy.from_config import policy_from_config
-    from vigneron.policy.model import Reference
+    from vigneron.policy.reference import Reference
     from vigneron.recipe import load_config
 
     config = load_config("grpo-ladder", keys=model_keys(base, small))

@@ -94,7 +94,7 @@ def loaded(base: str, small: bool) -> Any:
     """The base as a trained run, to sample from and to evaluate."""
     from vigneron.api import Trained
     from vigneron.policy.from_config import policy_from_config
-    from vigneron.policy.model import Reference
+    from vigneron.policy.reference import Reference
     from vigneron.recipe import load_config
 
     config = load_config("grpo-ladder", keys={**model_keys(base, small), "max_new_tokens": 4 if small else 32})

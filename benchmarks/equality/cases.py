@@ -108,6 +108,8 @@ TRAINED: dict[str, Recipe] = {
     "dpo-recorded": pairs("dpo"),
     "dpo-sampled": method("dpo", pairs="sampled"),
     "grape-truncated": grape(mix=MIX, correction="truncated", updates_per_step=2),
+    "grape-topr": grape(mix=MIX, correction="topr", baseline="origin", demonstration_gamma=0.1, updates_per_step=2),
+    "grape-on-policy": grape(self_distillation={"sees": "best"}, updates_per_step=2),
     "grape-sequence": grape(mix=MIX, level="sequence", aggregation="sum_over_samples", updates_per_step=2),
     "grpo": grpo(kl={"coefficient": 0.04, "estimator": "exact"}),
     "ppo-gae": {**method("ppo", updates_per_step=2, minibatches=2, gamma=0.9), "optimizer": CRITIC},

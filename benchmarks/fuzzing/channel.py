@@ -12,12 +12,12 @@ from typing import Any
 from benchmarks.fuzzing.guard import Finding
 from benchmarks.fuzzing.kinds import Case
 from benchmarks.fuzzing.mutations import changed_bytes, changed_json, garbage
-from vigneron.rewards.graders.inside.plain import NotPlain
-from vigneron.rewards.graders.inside.remote import Remote
-from vigneron.rewards.graders.inside.tester_peer import PeerForTests
-from vigneron.rewards.graders.pipes import SandboxPipes
-from vigneron.rewards.graders.runner import ProgramTest, PythonTest, run_session
-from vigneron.rewards.graders.sandbox import Limits
+from vigneron.sandbox.backends import Limits
+from vigneron.sandbox.inside.plain import NotPlain
+from vigneron.sandbox.inside.remote import Remote
+from vigneron.sandbox.inside.tester_peer import PeerForTests
+from vigneron.sandbox.pipes import SandboxPipes
+from vigneron.sandbox.runner import ProgramTest, PythonTest, run_session
 
 ERROR = [["builtins", "ValueError", None]]
 OWN_ERROR = [["answer", "Odd", 7], ["builtins", "KeyError", None]]

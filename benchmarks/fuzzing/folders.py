@@ -182,7 +182,7 @@ def resume_case(random: Random, folder: Path) -> Case:
 
     def case() -> None:
         from vigneron.methods import build_method
-        from vigneron.training.setup.start import resume_run
+        from vigneron.training.setup.resume import resume_run
 
         found = RunFolder.open(run)
         try:

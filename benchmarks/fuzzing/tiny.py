@@ -9,7 +9,7 @@ from vigneron.recipe import check_config
 WORDS = ("hot", "cold", "big", "small", "wet", "dry")
 
 
-def save_tiny_model(folder: Path) -> None:
+def save_tiny_model(folder: Path, positions: int = 64) -> None:
     """A Llama of two layers with random weights, and a tokenizer of single bytes."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -24,7 +24,7 @@ def save_tiny_model(folder: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=260,
-        max_position_embeddings=64,
+        max_position_embeddings=positions,
         hidden_size=8,
         intermediate_size=8,
         num_hidden_layers=2,

@@ -1,7 +1,7 @@
 """The Python API: train, resume, load a run."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,14 +13,17 @@ from vigneron.config.custom import is_user_path
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import Row, completion_text
 from vigneron.distributed import ranks
+from vigneron.environments.build import build_environments
 from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.policy.from_config import policy_from_config
-from vigneron.policy.model import Policy, Reference
+from vigneron.policy.model import Policy
+from vigneron.policy.reference import Reference
 from vigneron.recipe import changed_config, load_config
 from vigneron.rewards.apply import ApplyReward
-from vigneron.rewards.build import build_reward
+from vigneron.rewards.build import attach_models, build_reward, reads_rows
 from vigneron.rewards.checkers import Check, build_check, load_checker
+from vigneron.rollout.build import evaluation_rollout, sampling_rollout
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.rollout.value_search import ValueSearch, beam_search, best_by_value, samples_of_each
 from vigneron.run_data.readers import checker_name
@@ -39,7 +42,8 @@ from vigneron.training.record_samples import Recording
 from vigneron.training.record_samples import record_samples as write_samples
 from vigneron.training.run import Run
 from vigneron.training.setup.resolve import newest_weights
-from vigneron.training.setup.start import resume_run, start_run
+from vigneron.training.setup.resume import resume_run
+from vigneron.training.setup.start import start_run
 
 
 @dataclass
@@ -60,13 +64,31 @@ class Trained:
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> list[str]:
-        """One completion per prompt; greedy at temperature 0."""
+        """One completion per prompt; greedy at temperature 0. Of a run with an environment, the model's next turn, to
+        which nothing replies: `converse` has whole conversations."""
         return _sample(self.policy, self.config, prompts, temperature, max_new_tokens, seed)
 
     def sample_before(self, prompts: Sequence[Any], *, temperature: float = 0.0, seed: int = 0) -> list[str]:
         """One completion per prompt from the model before training."""
         with self.reference.active() as policy:
             return _sample(policy, self.config, prompts, temperature, None, seed)
+
+    def converse(
+        self, rows: Sequence[Row], *, temperature: float = 0.0, seed: int = 0, before: bool = False
+    ) -> list[Sample]:
+        """Conversations with the run's environment, one for each row (of a game, one for each role); greedy at
+        temperature 0. Their turns, with rewards, are in `extras["conversation"]`. `before`: with the model before
+        training."""
+        if self.config.environment is None:
+            raise UserError(f"'{self.folder}' was trained without an `environment` to talk with")
+        with self.reference.active() if before else nullcontext(self.policy) as policy:
+            if temperature > 0:
+                sampling = self.config.sampling.model_copy(update={"temperature": temperature})
+                config = self.config.model_copy(update={"sampling": sampling})
+                rollout = sampling_rollout(config, policy, group_size=1, seed=seed)
+            else:
+                rollout = evaluation_rollout(self.config, policy)
+            return samples_of(rollout(rows), 0 if before else self.step, "eval")
 
     def evaluate(self, rows: Sequence[Row] | None = None) -> dict[str, float]:
         """Metrics of greedy completions of the held-out rows, or of `rows`."""
@@ -108,15 +130,21 @@ class Trained:
                 drawn = samples_of_each(search, rows, best_of)
                 batches = {"sampled": drawn, f"best_of_{best_of}": best_by_value(search, drawn, best_of)}
                 for name, batch in batches.items():
-                    metrics |= {f"{name}/{key}": value for key, value in _quality(check(reward(batch))).items()}
+                    metrics |= {
+                        f"{name}/{key}": value for key, value in _quality(check(reward.evaluate(batch))).items()
+                    }
             if beam is not None:
                 batch = beam_search(search, rows, beams=beam, expand=expand, separator=separator)
-                metrics |= {f"beam_{beam}/{key}": value for key, value in _quality(check(reward(batch))).items()}
+                metrics |= {
+                    f"beam_{beam}/{key}": value for key, value in _quality(check(reward.evaluate(batch))).items()
+                }
         if not metrics:
             raise UserError(f"`method: {config.method.name}`: give best_of or beam, how many answers to choose from")
         return metrics
 
     def _value_search(self, seed: int) -> ValueSearch:
+        if self.config.environment is not None:
+            raise UserError("answers cannot be chosen by value in conversations with an `environment`")
         method = self._method() if self.config.method.has_critic else None
         if method is None or method.critic is None:
             raise UserError(
@@ -145,7 +173,9 @@ class Trained:
             device=str(self.policy.device),
             rubric=RunFolder(self.folder).rubric,
             weights=partial(newest_weights, key="reward.file"),
+            rows=RunFolder(self.folder).data(self.config).train if reads_rows(self.config.reward) else (),
         )
+        attach_models(built, self.policy, self.reference)
         reward = ApplyReward.of(self.config, built)
         try:
             yield reward, build_check(name)
@@ -232,8 +262,9 @@ def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
     checkpoint = checkpoint_to_load(run_folder.path, step)
     # On this machine's device, whatever the run was trained on.
     here = config.model.model_copy(update={"device": "auto", "dtype": "auto"})
-    policy = policy_from_config(config.model_copy(update={"model": here}))
-    reference = Reference.of(policy)
+    load = partial(policy_from_config, config.model_copy(update={"model": here}))
+    policy = load()
+    reference = Reference.loaded_later(policy, load)
     load_weights(checkpoint, policy)
     return Trained(run_folder.path, config, checkpoint_step(checkpoint), policy, reference)
 
@@ -283,4 +314,8 @@ def _sample(
     sampling = Sampling(temperature=temperature) if temperature > 0 else None
     stop = tuple(config.sampling.stop)
     rollout = OnPolicy(policy, sampling, max_new_tokens or config.max_new_tokens, seed=seed, stop=stop)
-    return [completion_text(c) for c in rollout([{"prompt": prompt} for prompt in prompts]).samples.completions]
+    rows: list[Row] = [{"prompt": prompt} for prompt in prompts]
+    environments = build_environments(config.environment, policy.tokenizer)
+    if environments is not None:
+        rows = [environments.prepared(row) for row in rows]
+    return [completion_text(c) for c in rollout(rows).samples.completions]

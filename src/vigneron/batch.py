@@ -105,6 +105,11 @@ class Signals:
     reference_hidden_BTH: Float[Tensor, "B T H"] = None  # type: ignore[assignment]
     previous_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
     previous_hidden_BTH: Float[Tensor, "B T H"] = None  # type: ignore[assignment]
+    parent_BT: Float[Tensor, "B T"] = None  # type: ignore[assignment]
+    """Log-probs of the parent in distillation, its hidden states, or its most likely tokens at each position."""
+    parent_hidden_BTH: Float[Tensor, "B T H"] = None  # type: ignore[assignment]
+    parent_top_BTK: Float[Tensor, "B T K"] = None  # type: ignore[assignment]
+    parent_ids_BTK: Int[Tensor, "B T K"] = None  # type: ignore[assignment]
     metrics: dict[str, float] = field(default_factory=dict)
     """What the slots logged of the step, under the names of metrics.jsonl."""
 

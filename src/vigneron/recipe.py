@@ -125,7 +125,9 @@ def _set(mapping: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 def _names_kind(override: str) -> bool:
-    return override.partition("=")[0].strip().endswith(".kind")
+    """Whether it sets a `kind` by which a section has other keys. An optimizer's has the same ones."""
+    key = override.partition("=")[0].strip()
+    return key.endswith(".kind") and key != "optimizer.kind"
 
 
 def _without_old_kind(given: dict[str, Any], override: str) -> dict[str, Any]:

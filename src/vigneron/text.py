@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Callable
 from typing import Any
 
 from vigneron.errors import visible
@@ -41,6 +42,23 @@ def letters_only(text: str) -> str:
     """Lowercase letters and single spaces only, as in the released PGSRM code."""
     letters = "".join(c if c.isalpha() or c.isspace() else "" for c in text.lower())
     return " ".join(letters.split())
+
+
+# A number with its sign and its decimal point; a word, with the apostrophes within it.
+WORD = re.compile(r"(?<!\w)-\d++(?:[.,]\d++)*+|\d++(?:[.,]\d++)++|\w++(?:'\w++)*+")
+PLAIN_MARKS = str.maketrans({"\N{MINUS SIGN}": "-", "\N{RIGHT SINGLE QUOTATION MARK}": "'"})
+
+
+def words_only(text: str) -> str:
+    """Lowercase words and numbers, one space between them: other punctuation separates words, and does not join them.
+
+    A text without a word or number is kept as it is, but for space around it.
+    """
+    return " ".join(WORD.findall(nfkc(text).casefold().translate(PLAIN_MARKS))) or text.strip()
+
+
+CLEANERS: dict[str, Callable[[str], str]] = {"words": words_only, "letters": letters_only, "none": str}
+"""How the semantic reward cleans texts before it compares them (`reward.clean`)."""
 
 
 def words(text: str) -> list[str]:

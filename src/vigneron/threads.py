@@ -1,13 +1,16 @@
-"""A thread pool of daemon threads, for calls that may hang: an endpoint, a sandbox.
+"""Daemon threads, for calls that may hang: an endpoint, a sandbox, a user's tool; and one event loop.
 
 Python joins the threads of a `ThreadPoolExecutor` before it exits, however long an endpoint takes to answer, and
 closing a socket does not wake a thread that reads from it. Daemon threads do not block the exit: a caller that needs
 the results waits for the futures, and a second Ctrl-C ends that wait and the process.
 """
 
+import asyncio
 import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +18,14 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 Task = tuple[Future[Any], Callable[[], Any]]
+
+
+@cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    """One event loop in one thread for all asynchronous user code: clients and semaphores belong to a loop."""
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name="async", daemon=True).start()
+    return loop
 
 
 class DaemonPool:
@@ -65,3 +76,91 @@ def _run_tasks(tasks: "SimpleQueue[Task | None]") -> None:
                 future.set_exception(error)
         del task, future, call
     tasks.put(None)  # for the next thread
+
+
+class TooManyHang(Exception):
+    """So many calls that were given up have not ended that no more are started."""
+
+
+class ThreadCall:
+    """A call in a thread: `started` and `result` tell how far it is."""
+
+    def __init__(self, threads: "CallThreads", function: Callable[[], Any]) -> None:
+        self._threads, self.function = threads, function
+        self.started: Future[None] = Future()
+        self.result: Future[Any] = Future()
+        self.given_up = False
+
+    def give_up(self) -> None:
+        """Wait for it no longer: another call may start in its place. No effect if it has ended."""
+        self._threads.give_up(self)
+
+
+class CallThreads:
+    """At most `most` calls at a time, in daemon threads. A thread that hangs cannot be ended; it holds up no other
+    call once it is given up."""
+
+    def __init__(self, most: int, name: str, most_hanging: int = 1000) -> None:
+        self._most, self._name, self._most_hanging = most, name, most_hanging
+        self._lock = Lock()
+        self._waiting: deque[ThreadCall] = deque()
+        self._running: set[ThreadCall] = set()
+        self._hanging = 0
+        self._idle: list[SimpleQueue[ThreadCall]] = []
+        """Of each thread that has nothing to do: where it waits for a call."""
+
+    def submit(self, function: Callable[[], Any]) -> ThreadCall:
+        """Raises `TooManyHang`."""
+        call = ThreadCall(self, function)
+        with self._lock:
+            if self._hanging >= self._most_hanging:
+                raise TooManyHang(f"{self._hanging} earlier calls have not ended")
+            self._waiting.append(call)
+            self._start()
+        return call
+
+    def give_up(self, call: ThreadCall) -> None:
+        with self._lock:
+            if call in self._running:
+                self._running.remove(call)
+                call.given_up = True
+                self._hanging += 1
+            elif call in self._waiting:
+                self._waiting.remove(call)
+            self._start()
+
+    def _start(self) -> None:
+        """With the lock."""
+        while self._waiting and len(self._running) < self._most:
+            call = self._waiting.popleft()
+            self._running.add(call)
+            call.result.set_running_or_notify_cancel()
+            if call.started.set_running_or_notify_cancel():
+                call.started.set_result(None)
+            if self._idle:
+                self._idle.pop().put(call)
+                continue
+            try:
+                Thread(target=self._work, args=(call,), name=self._name, daemon=True).start()
+            except RuntimeError as error:  # the system has no more threads
+                self._running.discard(call)
+                call.result.set_exception(error)
+
+    def _work(self, call: ThreadCall) -> None:
+        """A thread: its first call, then others."""
+        own: SimpleQueue[ThreadCall] = SimpleQueue()
+        while True:
+            value, error = None, None
+            try:
+                value = call.function()
+            except BaseException as raised:  # `SystemExit` too: it is raised in the thread that waits
+                error = raised
+            with self._lock:
+                self._running.discard(call)
+                self._hanging -= call.given_up
+                self._idle.append(own)
+                self._start()
+            if not call.result.cancelled():
+                call.result.set_exception(error) if error is not None else call.result.set_result(value)
+            del call, value, error
+            call = own.get()

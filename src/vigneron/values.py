@@ -1,4 +1,4 @@
-"""Plain values: number and bool checks, nested mappings as dotted keys, even splits of a sequence."""
+"""Plain values: number and bool checks, bytes in GB, nested mappings as dotted keys, even splits of a sequence."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,18 @@ from itertools import pairwise
 from typing import Any
 
 ABSENT = "–"
+GB = 2**30
+"""Of memory, in options, tables and messages: as `nvidia-smi` and torch count it."""
 
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite int or float; a bool is not a number, nor is an int too large for a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def memory_text(size: float) -> str:
+    """Bytes of memory as `3.1 GB`."""
+    return f"{size / GB:.1f} GB"
 
 
 def yes_or_no(value: Any) -> bool | None:

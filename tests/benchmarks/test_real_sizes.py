@@ -1,6 +1,6 @@
 """The benchmarks of real model sizes: shapes, recipes, the floor, ratios, and results that come in pieces."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -137,10 +137,18 @@ def test_memory_works_are_held_against_their_bars(tmp_path: Path) -> None:
     found.save(tmp_path / "kept.json")
     assert Comparison.load(tmp_path / "kept.json") == found
 
-    page = filled(PAGE.read_text(), [found], Records())
+    records = Records()
+    records.add("ceilings", work.device, work.dtype, {"machine": "H200", "bytes_per_s": 1.0, "flops_per_s": 1.0})
+    records.add("measurement", work.name, "ours", asdict(found.measurements[0]))
+    page = filled(PAGE.read_text(), records)
     assert f"`{work.name}/reserved-gb` | 16 |  | 12.00 |" in page
     assert f"### {work.name}" in page
-    assert filled(page, [found], Records()) == page
+    assert filled(page, records) == page
+
+
+def test_the_page_has_the_recorded_figures() -> None:
+    kept = Records(PAGE.parent / "logs" / "real-sizes.jsonl")
+    assert filled(PAGE.read_text(), kept) == PAGE.read_text()
 
 
 def test_records_survive_a_cut_line_and_a_later_success(tmp_path: Path) -> None:

@@ -272,18 +272,18 @@ class TestModel:
         monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", reached)
 
     @pytest.mark.parametrize(
-        ("file", "content"),
+        ("file", "content", "said"),
         [
-            ("config.json", b"{oops"),
-            ("config.json", b'{"model_type": "no-such-architecture"}'),
-            ("model.safetensors", b"these are no weights at all, and long enough to look like a header"),
-            ("tokenizer.json", b"{oops"),
+            ("config.json", b"{oops", "model: cannot load"),
+            ("config.json", b'{"model_type": "no-such-architecture"}', "model: cannot load"),
+            ("model.safetensors", b"these are no weights at all, and long enough to look like a header", "is damaged"),
+            ("tokenizer.json", b"{oops", "model: cannot load"),
         ],
     )
-    def test_damaged_model(self, tmp_path: Path, tiny_folder: Path, file: str, content: bytes) -> None:
+    def test_damaged_model(self, tmp_path: Path, tiny_folder: Path, file: str, content: bytes, said: str) -> None:
         model = shutil.copytree(tiny_folder, tmp_path / "damaged")
         (model / file).write_bytes(content)
-        assert_one_line(vigneron("train", write_recipe(tmp_path, model)), "model: cannot load")
+        assert_one_line(vigneron("train", write_recipe(tmp_path, model)), said)
 
     def test_device_that_is_not_there(self, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -90,7 +90,8 @@ def killed_after(run: str, step: int, *words: Any) -> subprocess.CompletedProces
 
 def written(folder: Path) -> dict[str, tuple[int, bytes]]:
     """When and what: a run that was trained again has a new time, even if it came out the same."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    locks = (".lock", "-shm", "-wal")  # SQLite's readers make the last two
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(locks)]
     return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
@@ -107,7 +108,13 @@ def one_line(answer: Answer, *parts: str) -> None:
 
 def test_a_comparison_is_a_folder_of_runs(whole: tuple[Path, Answer]) -> None:
     folder, answer = whole
-    assert sorted(p.name for p in folder.iterdir()) == ["compare.csv", "compare.html", "compare.svg", *NAMES]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "compare.csv",
+        "compare.html",
+        "compare.svg",
+        "intervals.csv",
+        *NAMES,
+    ]
     for name in NAMES:
         config = RunFolder.open(folder / name).config()
         assert (config.recipe, config.seed) == (name.split("-")[0], int(name[-1]))
@@ -115,7 +122,9 @@ def test_a_comparison_is_a_folder_of_runs(whole: tuple[Path, Answer]) -> None:
     assert started == [f"{name} ({i} of 4 to train)" for i, name in enumerate(NAMES, start=1)]
     assert re.search(r"rl \(2 seeds\) +sft \(2 seeds\) *$", answer.out, re.MULTILINE)
     assert re.search(r"^ +episodes +24 ± 0 +12 ± 0 *$", answer.out, re.MULTILINE)  # 6 steps of 2 × 2, and of 2
-    assert answer.out.endswith("".join(f"wrote   {folder / f'compare.{kind}'}\n" for kind in ("svg", "html", "csv")))
+    files = ("compare.svg", "compare.html", "compare.csv", "intervals.csv")
+    assert answer.out.endswith("".join(f"wrote   {folder / file}\n" for file in files))
+    assert re.search(r"^ +accuracy +rl − sft +\S+ \[.+\] +paired by 6 rows and 2 seeds *$", answer.out, re.MULTILINE)
     page = (folder / "compare.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 1
     assert "<td>sft-seed-1</td>" in page
@@ -145,8 +154,8 @@ def test_again_trains_nothing(whole: tuple[Path, Answer], recipes: tuple[Path, P
     assert answer.code == 0, answer.err
     assert "to train" not in answer.out
     assert {name: written(folder / name) for name in NAMES} == before
-    for kind in ("svg", "csv", "html"):
-        assert (folder / f"compare.{kind}").read_bytes() == (whole[0] / f"compare.{kind}").read_bytes()
+    for file in ("compare.svg", "compare.csv", "compare.html", "intervals.csv"):
+        assert (folder / file).read_bytes() == (whole[0] / file).read_bytes()
 
     fewer = vigneron("compare", *recipes, "--runs", tmp_path)  # the first seed alone
     assert fewer.code == 0, fewer.err

@@ -173,7 +173,7 @@ def test_a_task_asks_with_its_own_instruction(tmp_path: Path) -> None:
     assert re.search(r"The opposite of 'hot' is +unhot", answer.out)
     # What it says to train on the written files is a command that can be run.
     (command,) = re.findall(r"^train  vigneron train (.*)$", answer.out, flags=re.M)
-    assert "is valid: 254 training rows, 126 held out" in vigneron("validate", *command.split()).out
+    assert "is valid: 254 training rows, 126 held out" in vigneron("validate", *command.split(), "model.device=cpu").out
     assert server.seen[0].body["messages"][0]["content"].startswith("You give the opposite of a word.")
     asked = [seen.body["messages"][1]["content"] for seen in server.seen]
     words = [row["word"] for part in ("train", "held_out") for row in load_task("antonyms").rows(part)]

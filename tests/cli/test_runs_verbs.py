@@ -32,7 +32,7 @@ RECORDS: list[dict[str, Any]] = [
 ]
 
 
-def make_run(runs: Path, name: str, *overrides: str, recipe: str = "demo", records: Any = None) -> RunFolder:
+def make_run(runs: Path, name: str, *overrides: str, recipe: str = "critic-antonyms", records: Any = None) -> RunFolder:
     folder = RunFolder.create(runs, name, exact_name=True)
     folder.write_config(load_config(recipe, overrides))
     for record in RECORDS if records is None else records:
@@ -158,7 +158,7 @@ def test_show_says_what_a_run_is_and_how_to_go_on(runs: Path) -> None:
     lines = answer.out.splitlines()
     assert lines[0].startswith("finished  finished  step 3 of 3, 1 min 31 s")
     for line in (
-        "recipe   demo",
+        "recipe   critic-antonyms",
         "changed  steps=3",
         "data     antonyms: 5 rows, 0 held out",
         "  held-out accuracy 0.125 → 0.500",
@@ -187,7 +187,7 @@ def test_show_as_json(runs: Path) -> None:
     assert found["changed_from_recipe"] == {"steps": 3}
     assert found["before_and_after"]["eval/accuracy"] == [0.125, 0.5]
     assert found["checkpoints"] == [{"step": 3, "bytes": 12, "best": False}]
-    assert found["config"]["recipe"] == "demo"
+    assert found["config"]["recipe"] == "critic-antonyms"
 
 
 def test_show_needs_a_runs_folder(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`vigneron validate` names what will happen with the recipe's model, without loading it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,40 @@ def test_the_memory_of_a_run_on_a_gpu(tmp_path: Path) -> None:
     assert "CUDA context and kernels             0.80  sampling, update" in table
     assert table.splitlines()[-1].startswith("fits 8 GB as it is (")
     assert "memory on a GPU" not in vigneron("validate", file, "model.device=cpu").out
+
+
+@pytest.mark.parametrize(("method", "phases"), [("sft", {"evaluation, update", "update"}), ("dpo", {"update"})])
+def test_a_run_that_samples_nothing_has_no_phase_for_it(tmp_path: Path, method: str, phases: set[str]) -> None:
+    """SFT samples in its evaluations."""
+    zoo_config("Llama").save_pretrained(tmp_path / "model")
+    row = {"prompt": "a", "completion": "b"} if method == "sft" else {"prompt": "a", "chosen": "b", "rejected": "c"}
+    files = {part: tmp_path / f"{part}.jsonl" for part in ("train", "held_out")}
+    for part, file in files.items():
+        rows = ({**row, "prompt": f"{part} {number}"} for number in range(4))
+        file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    recipe = {
+        "method": method,
+        "model": str(tmp_path / "model"),
+        "data": {part: str(file) for part, file in files.items()},
+        "steps": 2,
+    }
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    answer = vigneron("validate", tmp_path / "tiny.yaml")
+    assert answer.code == 0, answer.err
+    table = [line for line in answer.out.splitlines() if line.startswith("  ")]
+    lines, total = table[:-1], table[-1]
+    assert {re.split(r"\d  ", line)[-1] for line in lines if re.search(r"\d  \w", line)} <= phases
+    assert ("evaluation" in total) == (method == "sft")
+    assert "sampling" not in answer.out.partition("memory on a GPU")[2]
+
+
+def test_what_to_change_for_the_limit_of_the_recipe(tmp_path: Path) -> None:
+    file = recipe_for("Llama", tmp_path, {**GRPO, "model": {"name": str(tmp_path / "model"), "memory_gb": 0.5}})
+    answer = vigneron("validate", file)
+    assert answer.code == 0, answer.err
+    assert "memory on a GPU of 0.5 GB, in GB" in answer.out
+    assert "to fit 0.5 GB: no settings are enough: choose a smaller model, or shorter texts" in answer.out
+    assert answer.out.splitlines()[-1].startswith("fits 8 GB as it is, and more (")
 
 
 def test_the_memory_of_a_model_that_is_not_here(tmp_path: Path) -> None:

@@ -33,7 +33,11 @@ def validated(tmp_path: Path, folder: Path, row: Any, **keys: Any) -> Any:
     rows = row if isinstance(row, list) else [row]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     recipe = {"about": "x", "data": {"train": str(tmp_path / "rows.jsonl")}, "steps": 1, "prompts_per_step": 1}
-    recipe |= {"method": {"name": "sft"}, "model": {"name": str(folder), **keys.pop("model", {})}, **keys}
+    recipe |= {
+        "method": {"name": "sft"},
+        "model": {"name": str(folder), "device": "cpu", **keys.pop("model", {})},
+        **keys,
+    }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
     return vigneron("validate", tmp_path / "mine.yaml")
 

@@ -130,7 +130,7 @@ def test_init_then_validate_then_train(tmp_path: Path, tiny_folder: Path) -> Non
     assert copied.recipe == "mine"
     assert copied == original.model_copy(update={"recipe": "mine"})
 
-    words = [f"model.name={tiny_folder}", "steps=1", "prompts_per_step=2", "eval_every=0"]
+    words = [f"model.name={tiny_folder}", "model.device=cpu", "steps=1", "prompts_per_step=2", "eval_every=0"]
     valid = vigneron("validate", file, *words)
     assert valid.code == 0
     assert re.search(r"is valid: \d+ training rows, \d+ held out", valid.out)
@@ -154,24 +154,37 @@ def test_validate_checks_everything_short_of_loading_a_model(recipe: Path, monke
         assert vigneron("validate", recipe, wrong).code == 2
 
 
-def test_the_demo_compares_two_rewards(tmp_path: Path, tiny_folder: Path) -> None:
+def test_the_demo_compares_three_rewards(tmp_path: Path, tiny_folder: Path) -> None:
     few = (f"model.name={tiny_folder}", "steps=2", "prompts_per_step=2", "eval_every=1")
     answer = vigneron("demo", *few, "--runs", tmp_path)
     assert answer.code == 0, answer.err
-    assert "PGSRM" in answer.out
-    assert "binary" in answer.out
-    assert "about the same" in answer.out
-    kinds = [RunFolder.open(tmp_path / name).config().reward.kind for name in ("demo-pgsrm", "demo-binary")]
-    assert kinds == ["semantic", "binary"]
-    assert (tmp_path / "demo-pgsrm" / "report.html").is_file()
-    assert vigneron("demo", "reward=binary").code == 2
+    for text in ("PGSRM", "exact check", "inclusion check", "0.00 → 0.00", "the same sentences before and after"):
+        assert text in answer.out
+    assert "The exact check never told two samples of a prompt apart, so it taught nothing." in answer.out
+    configs = [RunFolder.open(tmp_path / f"demo-{name}").config() for name in ("pgsrm", "exact", "inclusion")]
+    assert [config.reward.kind for config in configs] == ["semantic", "binary", "binary"]
+    assert [config.data.checker for config in configs] == [None, None, "inclusion"]
+    page = (tmp_path / "demo-pgsrm" / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Side by side</h2>" in page
+    assert "<th>demo-pgsrm</th><th>demo-exact</th><th>demo-inclusion</th>" in page
+    for override in ("reward=binary", "data.checker=equality"):
+        assert vigneron("demo", override).code == 2
 
 
 def test_the_verdict_says_what_was_seen() -> None:
-    assert verdict({"after": 0.6}, {"after": 0.1}).startswith("PGSRM gave")
-    assert verdict({"after": 0.1}, {"after": 0.6}).startswith("The binary reward gave")
-    assert "about the same" in verdict({"after": 0.55}, {"after": 0.6})
-    assert "nothing to compare" in verdict({"after": None}, {"after": None})
+    def found(*scores: tuple[float | None, int]) -> dict[str, dict[str, Any]]:
+        names = ("PGSRM", "exact check", "inclusion check")
+        return {
+            name: {"included": after, "taught": taught} for name, (after, taught) in zip(names, scores, strict=True)
+        }
+
+    silent = "The exact check never told two samples of a prompt apart, so it taught nothing."
+    assert verdict(found((0.9, 20), (0.0, 0), (0.3, 12))) == f"{silent} Ahead on held-out sentences: PGSRM."
+    assert verdict(found((0.5, 20), (0.9, 3), (0.85, 12))) == (
+        "Ahead on held-out sentences: exact check and inclusion check."
+    )
+    assert verdict(found((0.6, 20), (0.55, 3), (0.6, 12))) == "All three end about equal."
+    assert "nothing to compare" in verdict(found((None, 0), (None, 0), (None, 0)))
 
 
 def test_debug_may_stand_anywhere_and_shows_the_traceback(recipe: Path) -> None:
@@ -394,7 +407,7 @@ def test_report_of_two_runs(trained: tuple[Path, str], place: Path, recipe: Path
     page = out.read_text(encoding="utf-8")
     assert "<h1>first and second</h1>" in page
     assert page.count("<svg") == 1
-    assert page.count("x[bold]") == 2
+    assert page.count("x[bold]") == 3  # of each run, and side by side
 
 
 def test_resume_of_a_finished_run_does_nothing_more(trained: tuple[Path, str], tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_classical_is_one_level_at_a_time() -> None:
     ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     st.sampled_from(["cosine", "gaussian", "balanced", "classical"]),
     st.integers(0, 2**40),
@@ -75,7 +75,7 @@ def test_a_level_is_used_up_before_it_repeats(schedule: str, seed: int, size: in
 
 
 @given(st.integers(0, 40), st.integers(0, 2**62))
-@settings(max_examples=10)
+@settings(max_examples=5)
 def test_resumed_at_any_step_the_rows_are_the_same(step: int, seed: int) -> None:
     """Also with more steps: the schedule's length is the checkpoint's, and after its end it stays there."""
     whole, resumed = by_level(steps=30, seed=seed), by_level(steps=90, seed=seed)

@@ -18,7 +18,7 @@ from vigneron.policy.rank_batches import assign_ranks, balanced_owners
 from vigneron.recipe import changed_config, check_config, load_config
 from vigneron.rewards.build import build_reward
 from vigneron.sources.placement import NOT_LOADED
-from vigneron.training.setup import start as starting
+from vigneron.training.setup.rank_files import join_ranks
 
 sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=24)
 
@@ -92,7 +92,7 @@ def test_what_every_rank_finds_is_said_by_the_first(rank: str, tmp_path: Path, m
     monkeypatch.setenv("WORLD_SIZE", "5")
     monkeypatch.setenv("RANK", rank)
     with pytest.raises(UserError, match="5 ranks have only 4 samples per step") as caught:
-        starting._join(config(tmp_path))
+        join_ranks(config(tmp_path))
     assert caught.value.reported_elsewhere is (rank != "0")
 
 

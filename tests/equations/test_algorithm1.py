@@ -11,7 +11,7 @@ from support.critics import recorded_critics
 from support.tiny_models import tiny_policy
 from vigneron.batch import Batch, Samples, Signals
 from vigneron.methods import build_method
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.recipe import check_config
 from vigneron.training.method import Method
 from vigneron.training.parts import Parts

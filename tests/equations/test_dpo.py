@@ -11,7 +11,7 @@ from torch import Tensor
 from support.tiny_models import tiny_policy
 from vigneron.errors import UserError
 from vigneron.methods import build_method
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.recipe import check_config
 from vigneron.training.parts import Parts
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.resuming import TrainedOnce, check_third_arm, lose_nothing, lose_optimizers
+from support.tiny_runs import demonstrated_config
 from vigneron import api
 from vigneron.core.flows import flow_balance, log_transition_flows
 from vigneron.errors import UserError
-from vigneron.recipe import check_config
 from vigneron.run_store.folder import RunFolder
 
 
@@ -51,20 +51,7 @@ def flower_config(place: Path, model: Path, **changes: Any) -> Any:
         {"prompt": "colour: ", "completion": text, "score": score}
         for text, score in (("red", 1.0), ("rose", 1.0), ("green", 0.5), ("blue", 0.5))
     ]
-    for name in ("train", "held-out"):
-        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = {
-        "recipe": "tiny",
-        "method": {"name": "flower"},
-        "model": {"name": str(model), "device": "cpu"},
-        "data": {"train": str(place / "train.jsonl"), "held_out": str(place / "held-out.jsonl")},
-        "optimizer": {"actor_lr": 1e-2},
-        "steps": 8,
-        "prompts_per_step": 4,
-        "eval_every": 4,
-        "save_every": 4,
-    }
-    return check_config(recipe | changes, "tiny")
+    return demonstrated_config(place, model, rows, **{"method": {"name": "flower"}, **changes})
 
 
 @pytest.mark.slow

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.small_batch import rewarded_batch
 from support.tiny_models import tiny_policy
-from vigneron.batch import Batch, Samples, Signals
+from vigneron.batch import Batch
 from vigneron.errors import UserError
 from vigneron.methods import build_method
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.recipe import check_config
 from vigneron.training.parts import Parts
 
@@ -80,26 +81,7 @@ class Setting:
             ]
 
     def batch(self, rewards: tuple[float, ...] = REWARDS) -> Batch:
-        width = max(len(c) for c in COMPLETIONS)
-        ids = torch.zeros(len(PROMPTS), width, dtype=torch.long)
-        behaviour = torch.full((len(PROMPTS), width), math.nan, dtype=torch.float64)
-        for row, completion in enumerate(COMPLETIONS):
-            ids[row, : len(completion)] = torch.tensor(completion)
-            behaviour[row, : len(completion)] = torch.tensor(self.behaviour[row], dtype=torch.float64)
-        return Batch(
-            Samples(
-                prompt_ids=PROMPTS,
-                completion_BT=ids,
-                spans=tuple(((len(p), len(p) + len(c)),) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)),
-                behaviour_BT=behaviour,
-                truncated_B=torch.zeros(len(PROMPTS), dtype=torch.bool),
-                group_B=torch.tensor(GROUPS),
-                sample_B=torch.arange(len(PROMPTS)),
-                prompts=("",) * len(PROMPTS),
-                completions=("",) * len(PROMPTS),
-            ),
-            signals=Signals(rewards_B=torch.tensor(rewards, dtype=torch.float64)),
-        )
+        return rewarded_batch(PROMPTS, COMPLETIONS, self.behaviour, rewards, GROUPS)
 
     def step(self, batch: Batch | None = None) -> dict[str, float]:
         return self.method.update(self.method.advantage(self.batch() if batch is None else batch))

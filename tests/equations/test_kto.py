@@ -1,6 +1,5 @@
 """KTO against a plain rewriting, one row at a time, for every cut into microbatches."""
 
-import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from torch import Tensor
 
 from support.resuming import TrainedOnce, check_third_arm, lose_nothing, lose_optimizers
 from support.tiny_models import tiny_policy
+from support.tiny_runs import demonstrated_config
 from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.methods.kto import behind_other_prompts
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.recipe import check_config
 from vigneron.run_store.folder import RunFolder
 from vigneron.training.parts import Parts
@@ -117,22 +117,7 @@ def kto_config(place: Path, model: Path) -> Any:
         for word in ("up", "red", "warm", "old", "left")
         for end in (".", "!")
     ]
-    for name in ("train", "held-out"):
-        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return check_config(
-        {
-            "recipe": "tiny",
-            "method": {"name": "kto"},
-            "model": {"name": str(model), "device": "cpu"},
-            "data": {"train": str(place / "train.jsonl"), "held_out": str(place / "held-out.jsonl")},
-            "optimizer": {"actor_lr": 1e-2},
-            "steps": 8,
-            "prompts_per_step": 4,
-            "eval_every": 4,
-            "save_every": 4,
-        },
-        "tiny",
-    )
+    return demonstrated_config(place, model, rows, method={"name": "kto"})
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ from vigneron.batch import Batch
 from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.methods.reference_samples import row_key
-from vigneron.policy.model import Policy, Reference
+from vigneron.policy.model import Policy
+from vigneron.policy.reference import Reference
 from vigneron.training.method import Method
 from vigneron.training.parts import Parts
 

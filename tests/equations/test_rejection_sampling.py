@@ -10,7 +10,7 @@ import torch
 from support.tiny_models import tiny_policy
 from vigneron.batch import Batch, Samples, Signals
 from vigneron.methods import build_method
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.recipe import check_config
 from vigneron.training.method import Method
 from vigneron.training.parts import Parts

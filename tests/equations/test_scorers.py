@@ -8,14 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.plain_descent import descending
 from support.tiny_models import tiny_scorer
-from vigneron.methods import build_method
-from vigneron.policy.model import Reference
 from vigneron.policy.reward_model import scores
-from vigneron.recipe import check_config
 from vigneron.rollout.pairs import Pairs
 from vigneron.training.method import Method
-from vigneron.training.parts import Parts
 
 ROWS = [
     {"prompt": "say hot:", "chosen": "hot", "rejected": "a cold word"},
@@ -29,18 +26,8 @@ RATE = 0.1
 def ready(name: str, microbatch_tokens: int = 60, kind: str = "gpt2") -> tuple[Method, Any, Any]:
     """The method, a plain copy of its model, and its policy; the optimizer is plain gradient descent."""
     policy = tiny_scorer(kind, dtype=torch.float64)
-    config = check_config(
-        {
-            "method": {"name": name},
-            "data": {"train": "pairs.jsonl"},
-            "optimizer": {"actor_lr": RATE, "max_grad_norm": 1e9},
-            "microbatch_tokens": microbatch_tokens,
-        },
-        "test",
-    )
-    method = build_method(Parts.of(config, policy, Reference.of(policy), lambda batch: batch))
-    (actor,) = method.update.optimized  # type: ignore[attr-defined]
-    actor.optimizer = torch.optim.SGD([parameter for _, parameter in actor.parameters], lr=RATE)
+    data = {"train": "pairs.jsonl"}
+    method = descending(policy, RATE, method={"name": name}, data=data, microbatch_tokens=microbatch_tokens)
     return method, deepcopy(policy.model), policy
 
 

@@ -7,17 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from support.plain_descent import descending
 from support.tiny_models import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.losses import nll, policy_gradient
 from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.prompts import Row
-from vigneron.methods import build_method
 from vigneron.policy.chat import MODEL, USER, add_chat_tokens
-from vigneron.policy.model import Policy, Reference
-from vigneron.recipe import check_config
+from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations
-from vigneron.training.parts import Parts
 
 ROWS = [
     {"prompt": "say hot:", "answer": "hot"},
@@ -38,18 +36,9 @@ def stepped(
     """The step's figures, the model before, and the model after one step of plain gradient descent."""
     policy = policy or tiny_policy("gpt2", dtype=torch.float64)
     before = deepcopy(policy.model)
-    config = check_config(
-        {
-            "method": {"name": "sft", "aggregation": aggregation, **options},
-            "data": {"task": "antonyms"},
-            "optimizer": {"actor_lr": RATE, "max_grad_norm": 1e9},
-            "microbatch_tokens": microbatch_tokens,
-        },
-        "test",
-    )
-    method = build_method(Parts.of(config, policy, Reference.of(policy), lambda batch: batch))
-    (actor,) = method.update.optimized  # type: ignore[attr-defined]
-    actor.optimizer = torch.optim.SGD([parameter for _, parameter in actor.parameters], lr=RATE)
+    given = {"name": "sft", "aggregation": aggregation, **options}
+    data = {"task": "antonyms"}
+    method = descending(policy, RATE, method=given, data=data, microbatch_tokens=microbatch_tokens)
     batch = method.advantage(method.reward(method.rollout(rows, 0)))
     return method.update(batch), before, policy.model
 

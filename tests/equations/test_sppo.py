@@ -15,7 +15,7 @@ from vigneron import api
 from vigneron.core.advantages import group_sizes
 from vigneron.core.losses import sppo
 from vigneron.methods import build_method
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.run_store.folder import RunFolder
 from vigneron.training.method import Method, unchanged
 from vigneron.training.parts import Parts

@@ -1,6 +1,7 @@
 """Row 9: a run whose config or data were changed shows the difference, and goes on only if that is allowed."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -8,11 +9,15 @@ import pytest
 import yaml
 
 from support import fault_runs
+from support.command_line import vigneron
 from support.tiny_runs import Listener, final_state
 from vigneron import api
 from vigneron.errors import UserError
+from vigneron.methods import build_method
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import kept_notices
+from vigneron.training.callbacks import Silent
+from vigneron.training.setup.resume import resume_run
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +53,28 @@ def test_row_9_an_edited_config_is_shown_and_refused(run: Path) -> None:
     listener = Listener()
     assert api.resume(run, allow_changes=True, view=listener).step == 6
     assert "seed was 0, is 1" in listener.notices
+
+
+def test_row_9_the_command_that_allows_changes_has_the_overrides(run: Path) -> None:
+    with pytest.raises(UserError) as said:
+        api.resume(run, "optimizer.actor_lr=0.5", "steps=5")
+    command = shlex.split(str(said.value).splitlines()[-1].partition("`")[2].rstrip("`"))
+    assert command[:4] == ["vigneron", "resume", str(run), "--allow-changes"]
+    assert {"optimizer.actor_lr=0.5", "steps=5"} <= set(command[4:])
+    assert vigneron(*command[1:]).code == 0
+    config = RunFolder.open(run).config()
+    assert (config.optimizer.actor_lr, config.steps) == (0.5, 5)
+
+
+def test_the_command_that_resumes_names_a_device_that_is_not_the_runs_own(run: Path) -> None:
+    own = yaml.safe_load((run / "config.yaml").read_text())["model"]
+    resumed = resume_run(RunFolder.open(run), build_method, view=Silent())
+    resumed.close()
+    assert resumed.resume_command == f"vigneron resume {run}"
+    edit(run, model={**own, "device": "mps"})
+    resumed = resume_run(RunFolder.open(run), build_method, device="cpu", view=Silent())
+    resumed.close()
+    assert resumed.resume_command == f"vigneron resume {run} --device cpu"
 
 
 def test_row_9_edited_rows_are_shown_and_refused(run: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_hundred_with_a_model(kind: str) -> None:
     check()
 
 
-@settings(max_examples=60, **QUIET)
+@settings(max_examples=25, **QUIET)
 @given(content=st.binary(max_size=300) | st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass")))
 @pytest.mark.parametrize("name", ["recipe.yaml", "rubric.yaml", "rubric.json", "rows.jsonl", "rows.csv"])
 def test_any_bytes_at_all(name: str, content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:

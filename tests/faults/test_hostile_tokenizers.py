@@ -13,7 +13,8 @@ from support.tiny_models import byte_tokenizer
 from vigneron.commands.export import check_tokens
 from vigneron.errors import UserError
 from vigneron.policy import bundled, tokenizer_trial
-from vigneron.policy.load import load_policy, local_tokenizer
+from vigneron.policy.load import load_policy
+from vigneron.policy.model_names import local_tokenizer
 from vigneron.policy.reward_model import load_reward_model
 from vigneron.sources.embedders import SentenceEmbedder, TokenVectors, load_embedder
 

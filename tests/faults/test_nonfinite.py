@@ -61,7 +61,7 @@ def test_row_10_the_run_stops_and_the_batch_is_kept(tmp_path: Path, tiny_folder:
         assert said["extras"]["returned"][1] == value.split("'")[1]
 
 
-@pytest.mark.parametrize("value", ["float('nan')", "3e38"])
+@pytest.mark.parametrize("value", ["float('nan')", pytest.param("3e38", marks=pytest.mark.slow)])
 def test_row_10_so_many_are_passed_over_and_counted(tmp_path: Path, tiny_folder: Path, value: str) -> None:
     file = recipe(tmp_path, tiny_folder, value, at=(2, 4), skip_nonfinite=2)
     folder = api.train(file, name="run", runs=tmp_path).folder

@@ -46,7 +46,8 @@ def trained(device: torch.device, dtype: torch.dtype, steps: int, **options: Any
 
 @pytest.mark.parametrize(("kind", "dtype"), ARMS)
 def test_the_kernel_computes_the_equations(kind: Kind, dtype: torch.dtype) -> None:
-    """The same draws and codes as on the CPU, but where rounding in float32 decides."""
+    """The same draws and codes as on the CPU, but where rounding in float32 decides. What is in float32 altogether is
+    torch's fused AdamW, which takes 1 − β₂ in float32 on a GPU: 1.3e-5 of it."""
     assert has_triton()
     (here, player), (there, other) = (trained(device, dtype, 1, kind=kind) for device in (CUDA, torch.device("cpu")))
     for got, expected in zip(here, there, strict=True):
@@ -62,7 +63,7 @@ def test_the_kernel_computes_the_equations(kind: Kind, dtype: torch.dtype) -> No
             assert int(difference.max()) <= 1
             assert float((difference == 0).double().mean()) > 0.999
         else:
-            torch.testing.assert_close(tensor.cpu(), expected_state[name], rtol=1e-5, atol=1e-30)
+            torch.testing.assert_close(tensor.cpu(), expected_state[name], rtol=2e-5, atol=1e-30)
 
 
 def test_rounded_sums_are_those_of_the_cpu() -> None:

@@ -10,8 +10,10 @@ from vigneron.core.draws import Sampling, sampled_logprobs
 from vigneron.policy.compiling import set_compiling
 from vigneron.policy.load import checkpoint_activations, make_policy, speed_up
 from vigneron.policy.logprobs import score
-from vigneron.policy.model import Policy, Reference, check_head
+from vigneron.policy.model import Policy
+from vigneron.policy.model_checks import check_head
 from vigneron.policy.packing import can_share_prompts
+from vigneron.policy.reference import Reference
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.sample import sample, sampler_of
 

@@ -13,12 +13,15 @@ from vigneron import api
 from vigneron.config import Config
 from vigneron.policy.load import load_policy, speed_up
 from vigneron.policy.lora import Lora
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.recipe import check_config
 from vigneron.rollout.engine import cuda_memory
-from vigneron.training.memory import find_sizes
-from vigneron.training.memory_parts import GB
-from vigneron.training.memory_plan import CONTEXT_BYTES, estimate
+from vigneron.run_store.folder import RunFolder
+from vigneron.training.held_parts import CONTEXT_BYTES
+from vigneron.training.memory import find_sizes, reference_states_bytes
+from vigneron.training.memory_plan import RunMemory, _Counting, estimate
+from vigneron.training.method_copies import Copies
+from vigneron.values import GB
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -67,8 +70,15 @@ def config_of(tmp_path: Path, folder: Path, **changes: Any) -> Config:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"lora": {"rank": 16}}, {"activation_checkpointing": True}, {"weights": "bfloat16"}, {"graphs": True}],
-    ids=["float32", "LoRA", "checkpointing", "bfloat16", "graphs"],
+    [
+        {},
+        {"lora": {"rank": 16}},
+        {"activation_checkpointing": True},
+        {"weights": "bfloat16"},
+        {"offload_reference": True},
+        {"graphs": True},
+    ],
+    ids=["float32", "LoRA", "checkpointing", "bfloat16", "reference offloaded", "graphs"],
 )
 def test_the_plan_is_within_a_tenth_of_the_measured_peak(tmp_path: Path, folder: Path, changes: dict[str, Any]) -> None:
     config = config_of(tmp_path, folder, **changes)
@@ -89,24 +99,65 @@ def test_the_plan_is_within_a_tenth_of_the_measured_peak(tmp_path: Path, folder:
         assert plan.allocated_bytes == pytest.approx(measured, rel=0.1), said
 
 
-@pytest.mark.parametrize("lora", [None, Lora(16)], ids=["float32", "LoRA"])
+def test_a_run_that_samples_nothing_keeps_no_cache_size(tmp_path: Path, folder: Path) -> None:
+    """Its other sizes are found at the start and kept, and a resume takes them."""
+    pairs = tmp_path / "pairs.jsonl"
+    rows = ({"prompt": f"{number}", "chosen": "yes", "rejected": "no"} for number in range(8))
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {
+        "method": {"name": "dpo"},
+        "model": {"name": str(folder), "device": "cuda", "dtype": "bfloat16"},
+        "data": {"train": str(pairs)},
+        "steps": 1,
+        "prompts_per_step": 4,
+        "eval_every": 0,
+    }
+    run = api.train(check_config(given, "pairs"), name="pairs", runs=tmp_path)
+    config = RunFolder.open(run.folder).config()
+    assert config.model.cache_gb is None
+    assert isinstance(config.microbatch_tokens, int)
+    assert config.model.activation_checkpointing is False
+    check_config(config.model_dump(mode="json"), "as a new run")
+    assert api.resume(run.folder, "steps=2").step == 2
+    assert RunFolder.open(run.folder).config().microbatch_tokens == config.microbatch_tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "gigabytes"),
+    [
+        ({}, 14),
+        ({"lora": {"rank": 16}}, 14),
+        ({"graphs": True}, 14),
+        ({"graphs": True}, 60),
+        ({"offload_reference": True}, 12),
+        ({"offload_reference": True, "graphs": True}, 60),
+    ],
+    ids=["float32", "LoRA", "no room for graphs", "graphs", "reference offloaded", "both"],
+)
 def test_the_plan_has_the_tokens_that_fit(
-    tmp_path: Path, folder: Path, lora: Lora | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folder: Path, changes: dict[str, Any], gigabytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`find_sizes` and the plan, for 14 GB."""
-    adapter = {} if lora is None else {"lora": {"rank": lora.rank}}
-    config = config_of(tmp_path, folder, **adapter).model_copy(update={"microbatch_tokens": "auto"})
-    plan = estimate(config, PROMPT, gigabytes=14)
-    assert plan is not None
-    policy = load_policy(str(folder), device="cuda", dtype="bfloat16", lora=lora)
+    """`find_sizes` and the plan: the same tokens, checkpointing and cache."""
+    config = config_of(tmp_path, folder, **changes).model_copy(update={"microbatch_tokens": "auto"})
+    memory = RunMemory.of(config, PROMPT)
+    assert memory is not None
+    planned = _Counting(memory, config, gigabytes).sizes
+    policy = load_policy(str(folder), device="cuda", dtype="bfloat16", lora=Lora(16) if "lora" in changes else None)
     reference = Reference.of(policy)
-    speed_up(policy, reference, graphs=False, compiled=False)
+    speed_up(policy, reference, graphs=config.model.graphs, compiled=False)
+    if config.model.offload_reference:
+        reference.offload()
+        reference.keep_head()
     other = torch.cuda.memory_allocated() - sum(
         weight.nbytes
         for each in {id(p): p for p in (policy, reference.policy)}.values()
         for weight in each.model.parameters()
+        if weight.is_cuda
     )
-    monkeypatch.setattr(cuda_memory, "_limit", 14 * GB - CONTEXT_BYTES + other)
-    sizes = find_sizes(policy, PROMPT + NEW, config.optimizer, may_checkpoint=True)
-    assert sizes.checkpointing == plan.checkpointing
-    assert plan.microbatch_tokens == pytest.approx(sizes.microbatch_tokens, rel=0.2)
+    monkeypatch.setattr(cuda_memory, "_limit", gigabytes * GB - CONTEXT_BYTES + other)
+    states = reference_states_bytes(config, SHAPE["hidden_size"])
+    options = {"may_checkpoint": True, "reference": reference, "reference_states": states}
+    sizes = find_sizes(policy, PROMPT + NEW, config.optimizer, copies=Copies.of(config), **options)
+    assert (sizes.checkpointing, sizes.tight) == (planned.checkpointing, planned.tight)
+    assert planned.microbatch_tokens == pytest.approx(sizes.microbatch_tokens, rel=0.2)
+    assert planned.cache_bytes == pytest.approx(sizes.cache_bytes, rel=0.1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from support.tiny_models import byte_tokenizer, tiny_model
 from support.tiny_runs import tiny_recipe, write_data
 from vigneron import api
 from vigneron.recipe import check_config
@@ -18,6 +19,16 @@ METHODS: dict[str, dict[str, Any]] = {
     "actor_critic": {"name": "actor_critic"},
     "grape": {"name": "grape", "updates_per_step": 2, "mix": {"fresh": 0.4, "revised": 0.4, "demonstrated": 0.2}},
     "grape, whole texts": {"name": "grape", "level": "sequence", "aggregation": "sum_over_samples"},
+    "grape, off policy": {
+        "name": "grape",
+        "mix": {"fresh": 0.4, "revised": 0.4, "demonstrated": 0.2},
+        "correction": "topr",
+        "baseline": "origin",
+        "revise": "failures",
+        "demonstration_gamma": 0.1,
+        "scaffold": {"half_at": 0.5, "steepness": 10.0},
+    },
+    "grape, on policy": {"name": "grape", "self_distillation": {"sees": "feedback"}},
     "grpo": {"name": "grpo", "updates_per_step": 2},
     "ppo": {"name": "ppo", "updates_per_step": 2, "minibatches": 2},
     "reinforce": {"name": "reinforce"},
@@ -28,6 +39,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "rejection_sampling": {"name": "rejection_sampling"},
     "topr": {"name": "topr", "samples": "sampled", "rewards": "signed"},
     "a_star_po": {"name": "a_star_po", "reference_samples": 2},
+    "distill": {"name": "distill", "beta": 0.5},
+    "distill, top-k": {"name": "distill", "top_k": 8},
+    "distill, sampled": {"name": "distill", "loss": "sampled"},
+    "gad": {"name": "gad"},
     "sft": {"name": "sft"},
     "sft, packed": {"name": "sft", "packing": True},
 }
@@ -55,6 +70,10 @@ def test_graphs_change_no_metric(tmp_path: Path, roomy_folder: Path, name: str) 
         given = tiny_recipe(roomy_folder, write_data(tmp_path), method=method, steps=4, save_every=0)
         given["model"] = {"name": str(roomy_folder), "device": "cuda", "dtype": "float32", "graphs": graphs}
         given["reward"] = {"kind": "rubric", "file": str(rubric)}
+        if method["name"] == "distill":
+            for part in (tiny_model("qwen", seed=9), byte_tokenizer()):
+                part.save_pretrained(tmp_path / "parent")
+            given["method"] = {**method, "parent": str(tmp_path / "parent")}
         given["optimizer"] = {} if method.get("form") == "constraint" else {"actor_lr": 1e-3}
         if method["name"] == "sft":
             del given["group_size"]

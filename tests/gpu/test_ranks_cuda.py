@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.ranked_comparison import CaseResults, check_near, check_the_same, of_ranks
-from support.ranked_methods import CASES, IN_HALVES, measured
+from support.ranked_methods import CASES, IN_HALVES, UNSHARDED, measured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -20,7 +20,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> CaseResults:
 @pytest.mark.parametrize("shard", [1, 2])
 def test_every_method_by_two_ranks(alone: CaseResults, tmp_path: Path, shard: int) -> None:
     together = of_ranks(tmp_path, 2, shard, device="cuda")
-    assert set(CASES) - set(together) == (set() if shard == 1 else {"trpo, constraint"})
+    assert set(CASES) - set(together) == (set() if shard == 1 else set(UNSHARDED))
     check_the_same(alone, together)
 
 

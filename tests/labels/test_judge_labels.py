@@ -47,7 +47,7 @@ def test_the_mean_does_not_depend_on_the_order(one: float, other: float) -> None
 
 @given(st.floats(0, 1))
 def test_the_better_text_is_chosen_and_its_label_at_least_one_half(probability: float) -> None:
-    row = pair_row("q", ("a", "b"), probability, "judge")
+    row = pair_row(Comparison("q", ("a", "b")), probability, "judge")
     assert row["preferred"] >= 0.5
     assert row["preferred"] == pytest.approx(probability if row["chosen"] == "a" else 1 - probability)
     assert {row["chosen"], row["rejected"]} == {"a", "b"}
@@ -128,7 +128,9 @@ def test_the_command_labels_a_file_and_the_pairs_train(house: Path) -> None:
 
 def write_dpo(folder: Path) -> Path:
     path = folder / "dpo.yaml"
-    path.write_text("method: {name: dpo}\ndata: {train: pairs.jsonl}\nsteps: 1\nprompts_per_step: 1\n")
+    path.write_text(
+        "method: {name: dpo}\ndata: {train: pairs.jsonl}\nmodel: {device: cpu}\nsteps: 1\nprompts_per_step: 1\n"
+    )
     return path
 
 

@@ -14,7 +14,7 @@ from vigneron.commands.judging import reads_hint
 from vigneron.config.judges import LocalJudgeConfig, PythonJudgeConfig
 from vigneron.errors import UserError
 from vigneron.methods import build_method
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.recipe import check_config, load_config
 from vigneron.rubric.principles import read_principles
 from vigneron.run_data.load import load_data
@@ -159,12 +159,15 @@ def test_an_interval_without_held_out_data_is_noted(tmp_path: Path) -> None:
 
 
 def test_a_reward_that_compares_samples_does_not_show_progress(tmp_path: Path, tiny_folder: Path) -> None:
-    def notice(reward: dict[str, Any]) -> str:
-        config = tiny_config(tiny_folder, write_data(tmp_path), method={"name": "grpo"}, reward=reward, optimizer={})
+    def notice(reward: dict[str, Any], **changes: Any) -> str:
+        given = {"method": {"name": "grpo"}, "reward": reward, "optimizer": {}, **changes}
+        config = tiny_config(tiny_folder, write_data(tmp_path), **given)
         policy = tiny_policy()
         return build_method(Parts.of(config, policy, Reference.of(policy), unchanged)).notices[-1]
 
     assert notice({"kind": "binary"}).endswith("reward and grad_norm/actor show progress")
+    stale = notice({"kind": "binary"}, scale={"staleness": 1, "sampling": {"kind": "ray"}})
+    assert stale.startswith("with importance weights a group's advantages do not sum to 0")
     assert "its mean stays the same too: accuracy" in notice({"kind": "combined", "rewards": PREFERENCES})
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vigneron.errors import UserError
-from vigneron.policy.load import on_device, use_device
+from vigneron.policy.device import on_device, use_device
 
 
 def test_only_a_numbered_gpu_is_made_current(monkeypatch: pytest.MonkeyPatch) -> None:

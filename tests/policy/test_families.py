@@ -19,9 +19,9 @@ from support.zoo_measures import (
 )
 from vigneron.core.draws import Sampling, draw
 from vigneron.errors import UserError
-from vigneron.policy.load import check_model_name
 from vigneron.policy.lora import encoder_names
-from vigneron.policy.model import check_head
+from vigneron.policy.model_checks import check_head
+from vigneron.policy.model_names import check_model_name
 from vigneron.policy.reward_model import load_reward_model
 from vigneron.remote.vllm.weights import host_weights
 from vigneron.rollout.engine.engine import Engine

@@ -11,15 +11,13 @@ from support.zoo import zoo_model
 from vigneron.core.draws import Sampling
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
-from vigneron.policy.load import (
-    check_model_name,
-    load_policy,
-    make_policy,
-    resolve_compute_dtype,
-    resolve_device,
-)
+from vigneron.policy.device import resolve_compute_dtype, resolve_device
+from vigneron.policy.load import load_policy, make_policy
 from vigneron.policy.lora import Lora
-from vigneron.policy.model import Policy, Reference, check_head
+from vigneron.policy.model import Policy
+from vigneron.policy.model_checks import check_head
+from vigneron.policy.model_names import check_model_name
+from vigneron.policy.reference import Reference
 from vigneron.rollout.engine.sample import sample
 
 

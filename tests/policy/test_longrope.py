@@ -14,7 +14,8 @@ from vigneron.policy.load import make_policy
 from vigneron.policy.logprobs import score
 from vigneron.policy.longrope import LONG, LongRope
 from vigneron.policy.microbatches import microbatches
-from vigneron.policy.model import Policy, check_head
+from vigneron.policy.model import Policy
+from vigneron.policy.model_checks import check_head
 from vigneron.policy.packing import can_share_prompts
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler

@@ -13,9 +13,9 @@ from vigneron.core.draws import Sampling
 from vigneron.policy import fused_head as head
 from vigneron.policy import logprobs as scoring
 from vigneron.policy.load import make_policy
-from vigneron.policy.logprobs import Critic, score
+from vigneron.policy.logprobs import Critic, ValueHead, score
 from vigneron.policy.microbatches import microbatches
-from vigneron.policy.model import Policy, ValueHead
+from vigneron.policy.model import Policy
 from vigneron.policy.packing import can_share_prompts
 from vigneron.policy.rank_batches import map_microbatches
 
@@ -38,7 +38,7 @@ def alone(policy: Policy, row: list[int]) -> torch.Tensor:
     with_last=st.booleans(),
     for_graphs=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_completions_behind_one_copy_of_their_prompt_do_not_see_each_other(
     kind: str, rows: list[list[int]], copies: int, per_row: int, with_last: bool, for_graphs: bool
 ) -> None:
@@ -65,7 +65,7 @@ def test_completions_behind_one_copy_of_their_prompt_do_not_see_each_other(
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @given(rows=rows_of_tokens, data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_teacher_forced_batch_gives_each_completion_its_own_log_probs(
     kind: str, rows: list[list[int]], data: st.DataObject
 ) -> None:
@@ -102,7 +102,7 @@ def test_the_head_in_chunks_gives_the_same_values_and_gradients(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(rows=rows_of_tokens, copies=st.integers(1, 4), budget=st.integers(1, 200))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_the_size_of_a_microbatch_changes_nothing(kind: str, rows: list[list[int]], copies: int, budget: int) -> None:
     policy = tiny_policy(kind)
     pairs = [(row[:1], [*row[1:], *range(1, c + 1)]) for row in rows for c in range(copies)]

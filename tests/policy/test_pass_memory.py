@@ -13,10 +13,11 @@ from vigneron.policy.attention import Unpacked
 from vigneron.policy.fake_policy import Holding, meta_model
 from vigneron.policy.fused_modules import fuse_modules
 from vigneron.policy.kernel_shapes import shapes_only
+from vigneron.policy.live_bytes import BLOCK
 from vigneron.policy.lora import Lora
 from vigneron.policy.model import Policy
 from vigneron.policy.model_size import NF4_BYTES, held_bytes, model_size
-from vigneron.policy.pass_memory import BLOCK, PassMemory
+from vigneron.policy.pass_memory import PassMemory
 
 QWEN_1B = Qwen2Config(
     vocab_size=151936,
@@ -36,6 +37,16 @@ LLAMA_8B = LlamaConfig(
     num_key_value_heads=8,
 )
 WIDTH, ROWS, LAYERS = 48, 5, 4
+
+
+@pytest.mark.parametrize(("family", "cast"), [("Gemma", 2), ("Llama", 0)])
+def test_a_head_that_stays_float32_is_cast(family: str, cast: int) -> None:
+    """A compiled head: logits of a chunk and their gradient, the sum of the head's gradients, and its cast."""
+    config = zoo_config(family)
+    passes = PassMemory(config, Holding(torch.bfloat16, bfloat16_weights=True, compiled=True), WIDTH)
+    text = config.get_text_config()
+    logits = 100 * text.vocab_size * (4 + 2)
+    assert passes._fused_head(100, exact_kl=False) == logits + text.vocab_size * text.hidden_size * (cast + 4)
 
 
 def deep_config(family: str) -> Any:
@@ -88,16 +99,34 @@ def kept_bytes(config: Any, dtype: torch.dtype, *, prompt: int = 0, fused: bool 
     return sum(-(-storage.nbytes() // BLOCK) * BLOCK for storage in kept.values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Gemma 2", "GPT-NeoX, Pythia"])
-def test_activations_are_those_that_autograd_keeps(family: str, dtype: torch.dtype) -> None:
-    config = deep_config(family)
-    estimated = PassMemory(config, Holding(compute=dtype), WIDTH).trunk(ROWS).saved
-    assert estimated == pytest.approx(kept_bytes(config, dtype), rel=0.1)
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
-@pytest.mark.parametrize("prompt", [0, 30])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("Llama", "float32"),
+        ("Qwen3", "bfloat16"),
+        ("Gemma 2", "bfloat16"),
+        ("GPT-NeoX, Pythia", "bfloat16"),
+        pytest.param("Llama", "bfloat16", marks=SLOW),
+        pytest.param("Qwen2", "bfloat16", marks=SLOW),
+        pytest.param("Qwen2", "float32", marks=SLOW),
+        pytest.param("Qwen3", "float32", marks=SLOW),
+        pytest.param("Gemma 2", "float32", marks=SLOW),
+        pytest.param("GPT-NeoX, Pythia", "float32", marks=SLOW),
+    ],
+)
+def test_activations_are_those_that_autograd_keeps(family: str, dtype: str) -> None:
+    config, compute = deep_config(family), getattr(torch, dtype)
+    estimated = PassMemory(config, Holding(compute=compute), WIDTH).trunk(ROWS).saved
+    assert estimated == pytest.approx(kept_bytes(config, compute), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("family", "prompt"),
+    [("Llama", 0), ("Qwen3", 30), pytest.param("Llama", 30, marks=SLOW), pytest.param("Qwen3", 0, marks=SLOW)],
+)
 def test_fused_modules_keep_less_and_a_shared_prompt_is_kept_once(family: str, prompt: int) -> None:
     config = deep_config(family)
     tokens = ROWS * WIDTH - ROWS // 2 * prompt
@@ -138,10 +167,10 @@ def test_sizes_of_a_shape_by_hand() -> None:
     assert size.parameters == linear + head + embedding + norms
     assert size.linear == linear + head
     assert size.cached == 2 * 2 * (4 + 4)
-    assert held_bytes(size.weights, narrow=False) == 4 * size.parameters
-    assert held_bytes(size.weights, narrow=True) == 2 * (linear + head + embedding) + 4 * norms
+    assert held_bytes(size.weights, bfloat16=False) == 4 * size.parameters
+    assert held_bytes(size.weights, bfloat16=True) == 2 * (linear + head + embedding) + 4 * norms
     in_4_bits = linear * NF4_BYTES + 2 * (head + embedding) + 4 * norms
-    assert held_bytes(size.weights, narrow=True, quantised=True) == round(in_4_bits)
+    assert held_bytes(size.weights, bfloat16=True, quantised=True) == round(in_4_bits)
     adapter = [weight.count for weight in model_size(zoo_config("Llama"), Lora(rank=2)).trained]
     assert sum(adapter) == 2 * 2 * ((16 + 16) * 2 + (16 + 8) * 2 + (16 + 24) * 3)
 

@@ -15,7 +15,7 @@ from support.tiny_models import byte_tokenizer, tiny_model
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
 from vigneron.policy.fisher import fisher_product
-from vigneron.policy.frozen import is_quantised
+from vigneron.policy.held_weights import is_quantised
 from vigneron.policy.load import load_policy
 from vigneron.policy.logprobs import score
 from vigneron.policy.lora import Lora
@@ -52,7 +52,7 @@ def quantised_policy(folder: str, dtype: str = "float32", weights: str = "4bit")
 def plain_copy(policy: Policy) -> Policy:
     copy = deepcopy(policy)
     to_float32(copy.model)
-    copy.narrow = False
+    copy.low_precision = False
     return copy
 
 
@@ -92,7 +92,6 @@ def test_scores_gradients_and_fisher_products_are_those_of_the_dequantised_model
 
 @pytest.mark.slow
 def test_in_bfloat16_layers_compute_as_autocast_does(folder: str) -> None:
-    before: Any = torch.backends.mkldnn.enabled
     ours = quantised_policy(folder, "bfloat16")
     plain = plain_copy(ours)
     with torch.no_grad():
@@ -105,7 +104,6 @@ def test_in_bfloat16_layers_compute_as_autocast_does(folder: str) -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         layer = next(iter(layers_of(ours).values()))
         assert layer(torch.ones(1, layer.in_features)).dtype == torch.bfloat16
-    torch._C._set_mkldnn_enabled(before)
 
 
 def test_the_identity_is_of_the_packed_weights_whatever_the_compute_dtype(folder: str, tmp_path: Path) -> None:

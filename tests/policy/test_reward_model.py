@@ -67,7 +67,7 @@ def test_what_cannot_score_is_refused(tmp_path: Path, tiny_folder: Path) -> None
 
 
 def test_what_is_rounded_or_held_in_float32_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vigneron.policy.load.has_bfloat16", lambda device: True)
+    monkeypatch.setattr("vigneron.policy.device.has_bfloat16", lambda device: True)
     scorer = tiny_scorer("llama")
     scorer.model.resize_token_embeddings(2**15)  # 2**15 · 32 numbers: 2 MiB more in float32
     scorer.model.save_pretrained(tmp_path)

@@ -46,6 +46,25 @@ def without_a_shard(folder: Path) -> None:
     (folder / "model-00002-of-00004.safetensors").unlink()
 
 
+def cut_to(size: int) -> Callable[[Path], None]:
+    return lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:size]) and None
+
+
+def as_a_pointer(folder: Path) -> None:
+    (folder / WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 1\n")
+
+
+def with_half_an_index(folder: Path) -> None:
+    without_a_shard(folder)
+    (folder / f"{WEIGHTS}.index.json").write_text('{"weight_map": ')
+
+
+def with_nan(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    weights["model.layers.0.mlp.up_proj.weight"].fill_(float("nan"))
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+
 def quantised(**given: Any) -> Callable[[Path], None]:
     return config_with(quantization_config=given)
 
@@ -57,6 +76,12 @@ def quantised(**given: Any) -> Callable[[Path], None]:
         (config_with(num_hidden_layers=3, layer_types=None), "has no weights for model.layers.2.input_layernorm.weig"),
         (without_a_tensor, "has no weights for model.layers.0.mlp.up_proj.weight: its files do not fit its con"),
         (without_a_shard, "model-00002-of-00004.safetensors is missing, one of 4 files of weights: download it again"),
+        (cut_to(10_000), r"model.safetensors is damaged or incomplete \(.*\): download it again"),
+        (cut_to(100), r"model.safetensors is damaged or incomplete \(.*\): download it again"),
+        (cut_to(0), r"model.safetensors is damaged or incomplete \(.*\): download it again"),
+        (as_a_pointer, "model.safetensors is a pointer of Git LFS, without weights: download it again"),
+        (with_half_an_index, "model.safetensors.index.json is damaged or incomplete: download it again"),
+        (with_nan, "the weights contain NaN or infinite numbers"),
         (matrices_as(torch.float8_e4m3fn), "stores lm_head.weight as F8_E4M3, and its config.json does not say how"),
         (matrices_as(torch.int8), "stores lm_head.weight as I8, and its config.json does not say how"),
         (quantised(quant_method="gptq", bits=4), "is quantised by GPTQ, which is not supported: use the original"),
@@ -64,7 +89,8 @@ def quantised(**given: Any) -> Callable[[Path], None]:
         (quantised(quant_method="fp8"), "is quantised by FP8, which is not supported: use the original"),
         (quantised(quant_method="bitsandbytes", load_in_8bit=True), "is quantised by 8-bit bitsandbytes, which is not"),
     ],
-    ids=["shape", "layers", "tensor", "shard", "fp8", "int8", "gptq", "awq", "quantised-fp8", "bitsandbytes-8bit"],
+    ids=["shape", "layers", "tensor", "shard", "cut", "cut-header", "empty", "lfs",
+         "index", "nan", "fp8", "int8", "gptq", "awq", "quantised-fp8", "bitsandbytes-8bit"],
 )  # fmt: skip
 def test_a_checkpoint_that_cannot_be_loaded_gets_one_line(
     damage: Callable[[Path], None], line: str, tmp_path: Path

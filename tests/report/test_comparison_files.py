@@ -32,11 +32,16 @@ HARM = "<script>alert(1)</script>"
 
 
 def make_run(
-    place: Path, name: str, metrics: list[dict[str, Any]], recipe: str = "demo", seconds: float = 0.5, **keys: Any
+    place: Path,
+    name: str,
+    metrics: list[dict[str, Any]],
+    recipe: str = "critic-antonyms",
+    seconds: float = 0.5,
+    **keys: Any,
 ) -> Path:
     """A run's folder as training leaves it, without the training."""
     folder = RunFolder.create(place, name, exact_name=True)
-    folder.write_config(load_config("demo", keys={"recipe": recipe, **keys}))
+    folder.write_config(load_config("critic-antonyms", keys={"recipe": recipe, **keys}))
     lines = "".join(json.dumps(record) + "\n" for record in metrics)
     (folder.path / "metrics.jsonl").write_text(lines, encoding="utf-8")
     times = [{"step": record["step"], "seconds": seconds} for record in metrics if record["step"]]
@@ -237,24 +242,25 @@ def test_arms_of_one_recipe_go_by_their_folders(tmp_path: Path) -> None:
 
 
 def test_two_of_the_same_are_refused() -> None:
-    config = load_config("demo")
-    renamed = load_config("demo", keys={"recipe": "other", "microbatch_tokens": 512, "about": "else"})
-    refuse_duplicates([(Path("x"), config), (Path("y"), load_config("demo", ["seed=1"]))])
+    config = load_config("critic-antonyms")
+    renamed = load_config("critic-antonyms", keys={"recipe": "other", "microbatch_tokens": 512, "about": "else"})
+    refuse_duplicates([(Path("x"), config), (Path("y"), load_config("critic-antonyms", ["seed=1"]))])
     with pytest.raises(UserError, match="'x' and 'y' have the same config and seed"):
         refuse_duplicates([(Path("x"), config), (Path("y"), renamed)])
-    on = [load_config("demo", [f"model.device={device}"]) for device in ("cuda:0", "cuda:1", "cpu")]
+    on = [load_config("critic-antonyms", [f"model.device={device}"]) for device in ("cuda:0", "cuda:1", "cpu")]
     assert identity(on[0]) == identity(on[1]) != identity(on[2])
 
 
 def test_the_first_change_is_named() -> None:
-    asked = load_config("demo")
-    started = load_config("demo", ["model.device=cuda:3", "model.compile=true", "microbatch_tokens=77", "about=x"])
+    asked = load_config("critic-antonyms")
+    resolved = ["model.device=cuda:3", "model.compile=true", "microbatch_tokens=77", "about=x"]
+    started = load_config("critic-antonyms", resolved)
     assert first_change(asked, asked, started) is None  # `auto` became these
-    now = load_config("demo", ["model.device=cpu"])
+    now = load_config("critic-antonyms", ["model.device=cpu"])
     assert first_change(now, now, started) == "model.device was 'cuda:3', is now 'cpu'"
-    lora = load_config("demo", ["model.lora.rank=4"])
+    lora = load_config("critic-antonyms", ["model.lora.rank=4"])
     assert first_change(lora, lora, asked) == "model.lora.rank was 'nothing', is now 4"
-    line = load_config("demo", ["data.template='a\n{word}'"])
+    line = load_config("critic-antonyms", ["data.template='a\n{word}'"])
     assert "\n" not in str(first_change(line, line, asked))
 
 

@@ -109,19 +109,6 @@ def test_one_evaluation_has_no_after(tmp_path: Path) -> None:
 
 
 def test_the_summary_is_of_the_first_and_the_last_evaluation(run: Path) -> None:
-    folder = RunFolder.open(run)
-    assert summary(folder, folder.metrics()) == {
-        "name": "mine",
-        "reward_kind": "semantic",
-        "steps": 3,
-        "before": 0.125,
-        "after": 0.75,
-        "included_before": None,
-        "included_after": None,
-        "reward": 0.625,
-        "entropy": 1.5,
-        "kl": 0.02,
-    }
     page = write_report([run]).read_text(encoding="utf-8")
     for figure in ("0.125", "0.750", "0.625", "1.500", "0.020"):
         assert f"<td>{figure}</td>" in page
@@ -176,8 +163,32 @@ def test_a_run_without_steps_has_nothing_to_report(tmp_path: Path) -> None:
 def test_a_line_cut_by_a_kill_is_left_out(run: Path) -> None:
     with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"step": 4, "rew')
-    folder = RunFolder.open(run)
-    assert summary(folder, folder.metrics())["steps"] == 3
+    assert RunFolder.open(run).metrics()[-1]["step"] == 3
+
+
+def test_the_demos_summary_by_hand() -> None:
+    """Of three steps, one has rewards that differ within a group."""
+    records = [
+        {"step": 0, "eval/exact_match": 0.0, "eval/answer_included": 0.125},
+        {"step": 1, "reward": 0.0, "frac_reward_zero_std": 1.0},
+        {"step": 2, "reward": 0.5, "frac_reward_zero_std": 0.5},
+        {"step": 3, "reward": 0.0, "frac_reward_zero_std": 1.0, "eval/exact_match": 0.5, "eval/answer_included": 0.75},
+    ]
+    wanted = {"exact_before": 0.0, "exact": 0.5, "included_before": 0.125, "included": 0.75, "steps": 3, "taught": 1}
+    assert summary(records) == wanted
+    assert summary(records[:3])["included"] is None
+
+
+def test_runs_that_began_alike_are_side_by_side(run: Path, tmp_path: Path) -> None:
+    begun = [sample(0, 0, "warm before"), sample(3, 0, "cold")]
+    one, other = make_run(tmp_path, "one", begun), make_run(tmp_path, "other", [begun[0], sample(3, 0, f"{HARM}hot")])
+    page = write_report([one, other]).read_text(encoding="utf-8")
+    assert "<th>before</th><th>one</th><th>other</th>" in page
+    row = r'no">warm before</td><td class="text yes">cold</td><td class="text no">[^<]*hot</td>'
+    assert re.search(row, page) is not None
+    assert HARM not in page
+    assert "Side by side" not in write_report([one]).read_text(encoding="utf-8")
+    assert "Side by side" not in write_report([one, run]).read_text(encoding="utf-8"), "others began otherwise"
 
 
 # ---------------------------------------------------------------------------------------------- figures

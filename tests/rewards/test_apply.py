@@ -52,6 +52,7 @@ def test_a_reward_is_called_with_trls_keywords_and_its_parts_are_kept() -> None:
         "prompts": ["p0", "p1", "p2"],
         "completions": ["c0", "c1", "c2"],
         "completion_ids": [[0], [2, 3], [4, 5]],  # the first row's second token is padding
+        "completion_truncated": batch.samples.truncated_B.tolist(),
         "answer": ["a0", "a1", "a2"],
         "level": [0, 1, 2],
     }

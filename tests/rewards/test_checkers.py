@@ -58,7 +58,8 @@ SENTENCES = [row for part in ("train", "tuning", "held_out") for row in TASKS["s
 @pytest.mark.parametrize("task", TASKS)
 def test_every_recorded_answer_is_right_by_its_tasks_checker(task: str) -> None:
     rows = [row for part in ("train", "tuning", "held_out") for row in TASKS[task].rows(part)]
-    columns = {name: [row[name] for row in rows] for name in ("input", "answer")}
+    rows = [row for row in rows if "messages" not in row]  # careless plays of games
+    columns = {name: [row.get(name) for row in rows] for name in rows[0] if name != "prompt"}
     check = load_checker(TASKS[task].checker)
     verdicts = check(prompts=[row["prompt"] for row in rows], completions=columns["answer"], **columns)
     assert [row for row, verdict in zip(rows, verdicts, strict=True) if verdict != 1.0] == []
@@ -110,9 +111,24 @@ def test_checkers_by_name() -> None:
 def test_a_task_brings_its_checker_and_a_recipe_may_name_another() -> None:
     named = {name: checker_name(load_config(name)) for name in recipe_names()}
     assert {name for name, checker in named.items() if checker == "sentiment_inversion"} == {
-        name for name in named if "sentiment" in name
+        name for name in named if "sentiment" in name and not name.endswith("-released")
     }
     assert checker_name(load_config("pgsrm-sentiment", ["data.checker=equality"])) == "equality"
+
+
+def test_the_released_check_strips_and_lowers_and_no_more() -> None:
+    completions = [" Cold\n", "cold.", "'cold'", "cold", "ice  cold"]
+    answer = ["cold", "cold", "cold", None, "ice cold"]
+    strict = load_checker("strict_equality")(prompts=[""] * 5, completions=completions, answer=answer)
+    assert strict == [1.0, 0.0, 0.0, None, 0.0]
+    assert exact_reward([""] * 5, completions, answer=answer) == [1.0, 1.0, 1.0, None, 1.0]
+
+
+def test_inclusion_forgives_what_stands_around_the_answer() -> None:
+    completions = [" It is Cold, I think", "colder", "warm", "cold", "icy cold."]
+    answer = ["cold", "cold", "cold", None, "Icy cold"]
+    found = load_checker("inclusion")(prompts=[""] * 5, completions=completions, answer=answer)
+    assert found == [1.0, 0.0, 0.0, None, 1.0]
 
 
 def test_verdicts_are_kept_by_sample_and_a_row_without_an_answer_has_none() -> None:

@@ -13,6 +13,7 @@ from support.tiny_runs import tiny_config, write_data
 from vigneron import api
 from vigneron.batch import Batch
 from vigneron.config import Config
+from vigneron.core.shaping import tie_break
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
 from vigneron.rewards.apply import SEEN, ApplyReward, after
@@ -163,7 +164,7 @@ def test_the_overlong_penalty_is_added() -> None:
         ({"kind": "combined", "rewards": [{"kind": "binary"}] * 2, "weights": [1.0]}, "1 numbers for 2 rewards"),
         ({"kind": "combined", "rewards": [{"kind": "binary", "sees": "answer"}, {"kind": "binary"}]}, "belongs to the"),
         ({"kind": "binary", "delimiter": "###"}, "no effect without `sees: answer`"),
-        ({"kind": "binary", "overlong": {"buffer": 100}}, "above `max_new_tokens`"),
+        ({"kind": "binary", "overlong": {"buffer": 100}}, "above the longest completion"),
         ({"kind": "combined", "rewards": [{"kind": "rubric", "file": "x"}, {"kind": "binary"}]}, "rubric"),
     ],
 )
@@ -194,3 +195,88 @@ def test_a_run_by_a_combined_reward_can_be_read_again(tmp_path: Any, tiny_folder
     assert again.config().reward.kind == "combined"
     assert {"reward/binary", "reward/python"} <= again.metrics()[-1].keys()
     assert api.load_run(run.folder).evaluate()["reward"] >= 0
+
+
+def two(combine: str, check: Any = ends_in_a_vowel, dense: Any = letters) -> CombinedReward:
+    return CombinedReward([("check", check), ("dense", dense)], [1.0, 1.0], combine)  # type: ignore[arg-type]
+
+
+def test_annealed_by_hand() -> None:
+    """Dense (the number of letters) until a sample of the prompt ends in a vowel; from then on the check."""
+    reward = two("annealed")
+    prompts = ["p", "p", "q", "q"]
+    assert reward(prompts, ["bb", "ccc", "b", "dd"]) == [2.0, 3.0, 1.0, 2.0]
+    assert reward(prompts, ["bb", "ccc", "a", "dd"]) == [2.0, 3.0, 1.0, 0.0], "the step of the first hit is checked"
+    assert reward(prompts, ["bb", "ccc", "bb", "dd"]) == [2.0, 3.0, 0.0, 0.0], "q stays checked, p is still dense"
+
+
+def test_what_is_missing_in_an_annealed_reward_is_what_is_used() -> None:
+    """The dense part is missing for an empty text: that does not matter once the prompt has been hit."""
+    reward = two("annealed")
+    assert reward(["p", "p"], ["", "bb"]) == [None, 2.0]
+    assert reward(["p", "p"], ["", "ba"]) == [0.0, 1.0]
+    unknown = two("annealed", check=lambda prompts, completions, **_: [None, 1.0])
+    assert unknown(["p", "q"], ["bb", "cc"]) == [2.0, 1.0], "a missing check is no hit"
+
+
+def test_the_memory_is_kept_in_checkpoints_and_not_touched_by_evaluation() -> None:
+    reward = two("annealed")
+    slot = ApplyReward(reward)
+    batch = small_batch(completions=("ba", "bb", "bb", "bb"))  # four prompts, a hit of the first
+    assert slot.evaluate(batch).signals.rewards_B.tolist() == [1.0, 0.0, 0.0, 0.0], "the check alone"
+    assert slot.scalars()["hits"] == []
+    misses = small_batch(completions=("bb", "b", "b", "b"))
+    assert slot(misses).signals.rewards_B.tolist() == [2.0, 1.0, 1.0, 1.0]
+    slot(batch)
+    other = ApplyReward(two("annealed"))
+    other.load(slot.scalars())
+    assert other(misses).signals.rewards_B.tolist() == [0.0, 1.0, 1.0, 1.0]
+    other.load({"seen": 0, "missing": 0})  # of a checkpoint before there was a memory
+    assert other(misses).signals.rewards_B.tolist() == [2.0, 1.0, 1.0, 1.0]
+
+
+def test_tie_break_by_hand() -> None:
+    """Group 0 is all wrong: ¼ · its dense rewards over their largest, 4. Group 1 differs: the check. Group 2 is all
+    right. Group 3 is one sample: nothing to break."""
+    check = torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]).double()
+    dense = torch.tensor([1.0, 4.0, 0.9, 0.1, 0.2, 0.6, 0.3]).double()
+    groups = torch.tensor([0, 0, 1, 1, 2, 2, 3])
+    assert tie_break(check, dense, groups).tolist() == pytest.approx([1 / 16, 1 / 4, 0, 1, 1.05, 1.15, 1])
+    assert two("tie_break")(["p", "p"], ["bb", "b"]) == pytest.approx([1 / 4, 1 / 8])
+    assert two("tie_break")(["p", "p"], ["ba", "b"]) == [1.0, 0.0]
+    assert two("tie_break")(["p", "p"], ["", "b"]) == [None, 1 / 4], "its dense reward is missing, and used"
+    assert two("tie_break")(["p", "p", "p"], ["", "ba", "b"]) == [0.0, 1.0, 0.0], "missing, and not used"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.25, 0.3, 1.0, 7.0, NAN]),
+            st.floats(-1e6, 1e6) | st.just(NAN),
+            st.integers(0, 3),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_a_tie_breaker_never_overturns_a_checked_difference(rows: list[tuple[float, float, int]]) -> None:
+    check, dense = (torch.tensor([row[i] for row in rows], dtype=torch.float64) for i in (0, 1))
+    groups = torch.tensor([row[2] for row in rows])
+    got = tie_break(check, dense, groups)
+    for i, (checked, value, group) in enumerate(rows):
+        own = [row for row in rows if row[2] == group and row[0] == row[0]]
+        tied = len(own) > 1 and len({row[0] for row in own}) == 1
+        assert bool(got[i].isnan()) == (checked != checked or (tied and value != value))
+        if not tied and checked == checked:
+            assert got[i] == checked
+        for j, (other, larger, where) in enumerate(rows):
+            if checked < other and not got[[i, j]].isnan().any():
+                assert got[i] < got[j]
+            if tied and where == group and value < larger - 1e-3 and not got[[i, j]].isnan().any():
+                assert got[i] < got[j], "inside a tied group the dense reward decides"
+
+
+def test_a_tie_breaker_needs_groups() -> None:
+    reward = {"kind": "combined", "rewards": [{"kind": "binary"}, {"kind": "token_f1"}], "combine": "tie_break"}
+    with pytest.raises(UserError, match="group_size"):
+        config_with(reward, method={"name": "reinforce", "baseline": "none"}, group_size=1)

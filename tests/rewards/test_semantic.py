@@ -66,7 +66,7 @@ vectors = st.lists(st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=3),
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(parent=vectors, child=vectors, scales=st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)))
 def test_the_reward_knows_direction_alone_is_symmetric_and_stays_in_range(
     form: str, parent: list[list[float]], child: list[list[float]], scales: tuple[float, float]

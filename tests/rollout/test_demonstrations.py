@@ -13,8 +13,9 @@ from vigneron.data.prompts import prompts_token_ids
 from vigneron.errors import UserError
 from vigneron.policy.bundled import SMOLLM2
 from vigneron.policy.chat import MODEL, USER, add_chat_tokens
-from vigneron.policy.load import make_policy, model_source
+from vigneron.policy.load import make_policy
 from vigneron.policy.model import Policy
+from vigneron.policy.model_names import model_source
 from vigneron.rollout.demonstrations import Demonstrations, demonstrations
 
 

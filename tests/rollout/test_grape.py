@@ -13,7 +13,8 @@ from support.tiny_models import tiny_policy
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.policy.logprobs import score
-from vigneron.rollout.grape import EarlierResponse, GrapeRollout, Memory, Mix, proportional_origins
+from vigneron.rollout.grape import GrapeRollout, Mix, proportional_origins
+from vigneron.rollout.grape_memory import EarlierResponse, Memory
 from vigneron.rollout.on_policy import OnPolicy
 
 ROWS = [{"prompt": f"say {word}: ", "answer": word} for word in ("hot", "cold", "wet")]
@@ -185,7 +186,7 @@ def test_a_revision_that_does_not_fit_is_fresh_and_counted() -> None:
     memory.remember(rewarded(rollout(ROWS, 0)), str)
     batch = rollout(ROWS, 1)
     assert set(batch.samples.extras["origin"]) == {"fresh"}
-    assert batch.signals.metrics["origin/too_long"] == 1.0
+    assert batch.signals.metrics["drawn/too_long"] == 1.0
 
 
 def test_demonstrations_keep_columns_that_other_rows_lack() -> None:

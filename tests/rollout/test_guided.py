@@ -54,7 +54,7 @@ def test_drawn_after_one_prompt_and_trained_after_another(tmp_path: Path, tiny_f
 
 def test_log_probs_after_the_row_s_own_prompt_are_filled_in(tmp_path: Path, tiny_folder: Path) -> None:
     from vigneron.methods import build_method
-    from vigneron.policy.model import Reference
+    from vigneron.policy.reference import Reference
     from vigneron.training.parts import Parts
 
     config, policy = config_of(tiny_folder, tmp_path), tiny_policy()

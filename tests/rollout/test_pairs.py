@@ -67,9 +67,13 @@ def test_bad_pairs_are_named_by_their_row() -> None:
     assert "row 2: rejected is empty" in complaint(PAIR, {"prompt": [USER], "chosen": [GOOD], "rejected": empty})
     assert "row 1: chosen is neither a string nor a list" in complaint({**PAIR, "chosen": 5})
     assert "must both be strings, or both lists of messages" in complaint({**PAIR, "chosen": [GOOD]})
-    assert "chosen has 2 messages after the prompt" in complaint(
-        {"prompt": [USER], "chosen": [GOOD, BAD], "rejected": [BAD]}
-    )
+    for chosen, line in (
+        ([GOOD, BAD], "turn 2 of chosen is a second answer in a row"),
+        ([GOOD, USER], "chosen ends with the role 'user'"),
+        ([USER, GOOD], "chosen goes on after the prompt with the role 'user': expected 'assistant'; both sides must"),
+        ([*empty, USER, GOOD], "turn 1 of chosen is an empty answer"),
+    ):
+        assert f"row 1: {line}" in complaint({"prompt": [USER], "chosen": chosen, "rejected": [BAD]})
 
 
 def test_a_text_preferred_to_itself_is_left_out_and_counted() -> None:
@@ -154,5 +158,5 @@ def test_a_task_without_pairs_is_refused_and_one_with_pairs_read() -> None:
     with pytest.raises(UserError, match="the task 'colors' has no preference pairs"):
         load_data(config("colors"))
     data = load_data(config("instructions"))
-    assert (len(data.train), len(data.held_out)) == (160, 50)
+    assert (len(data.train), len(data.held_out)) == (436, 122)
     assert all(row["chosen"] == row["answer"] != row["rejected"] for row in data.train)

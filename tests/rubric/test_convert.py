@@ -75,7 +75,7 @@ def without(found: list[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in item.items() if key not in keys} for item in found]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     rubrics(judged | checks | items_of("verify", truth=columns, score=st.none() | template("{{ truth }}"))),
     st.booleans(),
@@ -84,7 +84,7 @@ def test_our_own_files_come_back_as_they_were(rubric: Rubric, as_json: bool) -> 
     assert parse_rubric(rubric_file_text(rubric, json_form=as_json), "r", json=as_json) == rubric
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rubrics(judged | checks | items_of("verify", truth=columns, score=maybe_prompts)))
 def test_openai_and_back(rubric: Rubric) -> None:
     """All but the descriptions of items that no model scores; a single grader has no weight and no category."""
@@ -130,7 +130,7 @@ choices = st.lists(texts, min_size=2, max_size=5, unique=True)
 criteria = st.fixed_dictionaries({"name": names, "text": lines, "weight": weights}, optional={"choices": choices})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(criteria, min_size=1, max_size=4, unique_by=lambda criterion: criterion["name"]))
 def test_verifiers_there_and_back(given: list[dict[str, Any]]) -> None:
     rubric, notices = verifiers.rubric_of({"criteria": given}, "r")
@@ -364,7 +364,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(anything, st.dictionaries(st.sampled_from(KEYS), anything, max_size=6))
 def test_whatever_a_file_holds_is_read_or_refused(given: Any, held: dict[str, Any]) -> None:
     multi = {"type": "multi", "graders": {"a": {"type": "string_check", **held}}, "calculate_output": "a"}

@@ -30,7 +30,7 @@ def make_run(place: Path, name: str, *, seed: int = 0, timed: bool = True) -> Pa
         folder.append("metrics.jsonl", {"step": step, "reward": (seed + step) / 10})
         if timed:
             folder.append("timings.jsonl", {"step": step, "seconds": 0.5})
-    (folder.path / "samples.sqlite").write_bytes(b"not packed")
+    (folder.path / "notices.jsonl").write_bytes(b"not packed")
     return folder.path
 
 
@@ -76,7 +76,7 @@ def refusal(file: Path) -> str:
 
 def test_logs_come_back_as_they_were(runs: list[Path], tmp_path: Path) -> None:
     file = write_archive(runs, tmp_path / "two.tar.xz")
-    expected = {name: data for name, data in contents(tmp_path / "runs").items() if "samples" not in name}
+    expected = {name: data for name, data in contents(tmp_path / "runs").items() if "notices" not in name}
     with unpacked(file) as folder:
         assert folder.name == "two"
         assert contents(folder) == expected
@@ -111,7 +111,7 @@ def test_an_archive_of_tar_and_xz_themselves_is_read(runs: list[Path], tmp_path:
     """With entries for the folders, and the largest dictionary."""
     with tarfile.open(tmp_path / "own.tar.xz", "w:xz", preset=9) as tar:
         for run in runs:
-            (run / "samples.sqlite").unlink()
+            (run / "notices.jsonl").unlink()
             tar.add(run, run.name)
     with unpacked(tmp_path / "own.tar.xz") as folder:
         assert contents(folder) == contents(tmp_path / "runs")

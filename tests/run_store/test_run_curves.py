@@ -89,7 +89,7 @@ def test_thinned_keeps_the_extremes_and_the_sum(values: list[float], most: int) 
     assert whole.total == pytest.approx(sum(values), abs=1e-3)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(stopped=st.integers(0, 600), back_to=st.integers(0, 600), end=st.integers(1, 700))
 def test_after_any_resume_the_index_is_as_if_never_interrupted(
     tmp_path_factory: pytest.TempPathFactory, stopped: int, back_to: int, end: int

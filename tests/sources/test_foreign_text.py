@@ -14,6 +14,13 @@ from typing import Any
 
 import pytest
 
+from vigneron.data.guess import read_guess
+from vigneron.data.maze import read_move
+from vigneron.data.nim import Nim
+from vigneron.data.sum_lists import read_quotes
+from vigneron.data.tic_tac_toe import TicTacToe
+from vigneron.environments.calculator import calculate, read_call
+from vigneron.environments.tool_calls import FORMATS, BadCall
 from vigneron.errors import UserError, visible
 from vigneron.redaction import redacted
 from vigneron.remote.vllm.completion import parsed_version
@@ -34,7 +41,7 @@ from vigneron.sources.reply_parsing import (
     parse_text,
     unfenced,
 )
-from vigneron.text import letters_only, normalise, repetition
+from vigneron.text import letters_only, normalise, repetition, words_only
 
 KEY = "sk-can/ary-7d1f0c94aa"
 LIMIT_S = 60
@@ -65,6 +72,31 @@ INPUTS: Mapping[str, Callable[[int], str]] = {
     "lines": lambda n: "a\r\n" * (n // 3),
     "role tokens": lambda n: "<|a" * (n // 3),
 }
+OPENINGS = [
+    *("", '<tool_call>{"name": "f", "arguments": {"x": "', "<tool_call>f<arg_key>x</arg_key><arg_value>"),
+    *(
+        "<tool_call><function=f><parameter=x>",
+        "<|python_tag|>",
+        "[f(x=",
+        "[f(x='",
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS]f[ARGS]",
+    ),
+    *("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n", "<|tool_call|>", "functools["),
+    *("<|tool_call_start|>[f(x=", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+    *("<|tool_call>call:f{x:", "<start_function_call>call:f{x:<escape>", "<|tool_calls_section_begin|>"),
+]
+
+
+def parse_calls(text: str) -> None:
+    """Of all formats, where a call has begun."""
+    for known, marks in FORMATS:
+        for opening in OPENINGS:
+            if not opening or any(mark in opening for mark in (*marks, "[f(", "<|python_tag|>")):
+                with suppress(BadCall):
+                    known.parse(opening + text)
+
+
 PARSERS: Mapping[str, Callable[[str], Any]] = {
     "unfenced": unfenced,
     "parse_score": parse_score,
@@ -94,6 +126,7 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "verifiers": _choices,
     "normalise": normalise,
     "letters_only": letters_only,
+    "words_only": words_only,
     "repetition": repetition,
     "includes": lambda text: includes(text, "rain or shine"),
     "is_exact": lambda text: is_exact(text, "rain"),
@@ -102,6 +135,14 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "count_sentences": count_sentences,
     "count_words": count_words,
     "vLLM's version": parsed_version,
+    "guess": read_guess,
+    "move": read_move,
+    "calculation": calculate,
+    "call of the calculator": read_call,
+    "Nim": Nim().read_move,
+    "quotes": lambda text: read_quotes(text, 4),
+    "tic-tac-toe": TicTacToe().read_move,
+    "tool calls": parse_calls,
 }
 # What was quadratic.
 KNOWN = [

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
 import yaml
 
 from support import TESTS
@@ -68,6 +69,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "kto": {"name": "kto"},
     "flower": {"name": "flower"},
     "sppo": {"name": "sppo"},
+    "distill": {"name": "distill", "beta": 0.5},
+    "gad": {"name": "gad", "warmup": 1},
 }
 OF_PAIRS = ("dpo", "reward_model", "preference_model")
 OF_COMPLETIONS = ("topr", "oreo", "kto", "flower")
@@ -98,6 +101,8 @@ def write_recipe(folder: Path, model: Path, name: str, *, lora: bool = False, **
     given["optimizer"] = {} if name == "trpo, constraint" else {"actor_lr": 1e-2, "schedule": "cosine"}
     if lora:
         given["model"]["lora"] = {"rank": 2}
+    if name == "distill":
+        given["method"] = {**METHODS[name], "parent": str(_parent(folder))}
     if name == "grape":
         (folder / "rubric.yaml").write_text(yaml.safe_dump(RUBRIC))
         given["reward"] = {"kind": "rubric", "file": str(folder / "rubric.yaml")}
@@ -108,6 +113,15 @@ def write_recipe(folder: Path, model: Path, name: str, *, lora: bool = False, **
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(given | changes))
     return path
+
+
+def _parent(folder: Path) -> Path:
+    """A model that is not the child's."""
+    from support.tiny_models import byte_tokenizer, tiny_model
+
+    for part in (tiny_model("qwen", seed=9), byte_tokenizer()):
+        part.save_pretrained(folder / "parent")
+    return folder / "parent"
 
 
 def _data_for(folder: Path, name: str) -> Path:
@@ -175,12 +189,19 @@ def exit_code(target: Any, *arguments: Any, timeout: float = 120) -> int:
 
 
 def started(target: Any, *arguments: Any, environment: Mapping[str, str] | None = None) -> BaseProcess:
-    """A process of the fork server, with this process's environment and what is given beside it."""
+    """A process of the fork server, with this process's environment and what is given beside it. Not where there is a
+    GPU: bitsandbytes, which peft imports, asks for it, and then no forked process can use it."""
+    if torch.cuda.is_available():
+        return _start(multiprocessing.get_context("spawn"), environment, target, arguments)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["support.preloaded"])
     path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     with patch.dict(os.environ, PYTHONPATH=path):  # else the server cannot import what is preloaded, and says nothing
         forkserver.ensure_running()
+    return _start(context, environment, target, arguments)
+
+
+def _start(context: Any, environment: Mapping[str, str] | None, target: Any, arguments: tuple[Any, ...]) -> BaseProcess:
     process = context.Process(
         target=_with_environment, args=({**os.environ, **(environment or {})}, target, arguments), daemon=True
     )

@@ -4,6 +4,8 @@ import gc
 import json
 import random
 import shutil
+import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,18 +15,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from support import shape_checks  # noqa: F401
+from support import (
+    grape_runs,
+    shape_checks,  # noqa: F401
+)
 from support.browser import browser, browser_page  # noqa: F401
 from support.house_judges import house  # noqa: F401
 from support.resuming import trained_once  # noqa: F401
 from support.tiny_models import VOCABULARY, byte_tokenizer, tiny_model, tiny_policy
 from vigneron.policy.model import Policy
 
-# For speed alone: what was imported is no garbage, and the machine's certificates are read once, not for every client.
+# For speed alone: what was imported is no garbage; the machine's certificates are read once, not for every client; and
+# without a GPU a seed is not kept for one, with a stack trace each time.
 gc.collect()
 gc.freeze()
 gc.set_threshold(20_000, 20, 50)
 httpcore2.default_ssl_context = lru_cache(httpcore2.default_ssl_context)
+if not torch.cuda.is_available():
+    torch.manual_seed = torch.default_generator.manual_seed  # type: ignore[assignment]
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +41,15 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def mkldnn_as_it_was() -> Iterator[None]:
+    """bfloat16 on a CPU without it switches oneDNN off for the whole process, which changes the last bits of float32:
+    a later test would compare a run in this process with one in another."""
+    before: bool = torch.backends.mkldnn.enabled  # type: ignore[assignment]
+    yield
+    torch.backends.mkldnn.set_flags(before)
 
 
 @pytest.fixture(params=["gpt2", "llama", "qwen"])
@@ -89,3 +106,12 @@ def roomy_folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) ->
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
     return folder
+
+
+@pytest.fixture
+def grape_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module of `support.grape_runs`, in the test's folder."""
+    (tmp_path / "grape_functions.py").write_text(grape_runs.FUNCTIONS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("grape_functions", None)

@@ -130,6 +130,19 @@ def _record(step: int) -> dict[str, Any]:
     return metrics
 
 
+def hostile_talk(text: str, said: str = "completion") -> list[dict[str, Any]]:
+    """A conversation with the text in every place that is shown."""
+    call = {"type": "function", "function": {"name": f"call: {text}", "arguments": f"argument: {text}"}}
+    turn = {"role": "assistant", "content": f"{said}: {text}", "reward": 0.5, "log": {f"log: {text}": f"value: {text}"}}
+    turn |= {"thinking": f"thinking: {text}", "tool_error": f"fault: {text}", "tool_calls": [call]}
+    return [turn, {"role": f"role: {text}", "name": f"tool: {text}", "content": f"result: {text}"}]
+
+
+TALK = ("thinking", "fault", "call", "argument", "role", "tool", "result")
+"""What is shown of it, beside what was said; `NOTES` where nothing is to be decided."""
+NOTES = ("log", "cut", "broken")
+
+
 def _sample(kind: Kind, step: int, number: int, text: str) -> Sample:
     named = NAMES[number] if number < len(NAMES) else "all"
     item = {"score": 0.5, "confidence": 0.5, "description": f"description: {text}"}
@@ -154,6 +167,9 @@ def _sample(kind: Kind, step: int, number: int, text: str) -> Sample:
             "drawn_under": f"drawn: {text}",
             "origin": "fresh",
             f"column: {text}": f"value: {text}",
+            "conversation": hostile_talk(text),
+            "cut": f"cut: {text}",
+            "environment_error": f"broken: {text}",
         },
     )
 

@@ -20,13 +20,17 @@ from vigneron.config import Config
 from vigneron.data.curricula import ByLoss
 from vigneron.distributed import ranks
 from vigneron.methods import build_method
+from vigneron.methods.gad import AdversarialUpdate
 from vigneron.policy.load import checkpoint_activations
 from vigneron.policy.lora import Lora, add_lora
-from vigneron.policy.model import Policy, Reference
+from vigneron.policy.model import Policy
+from vigneron.policy.parent import LocalParent
+from vigneron.policy.reference import Reference
 from vigneron.policy.sharding import shard_policy
 from vigneron.recipe import check_config
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import build_reward
+from vigneron.rewards.combined import CombinedReward
 from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.training.loop import one_step
 from vigneron.training.optimizers import Optimized
@@ -61,6 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
     "reinforce, LoRA, own network": {"name": "reinforce", "critic": {"network": "own"}},
     "grpo, activations again": {"name": "grpo", "kl": KL},
     "grape": {"name": "grape", "mix": {"fresh": 0.5, "revised": 0.3, "demonstrated": 0.2}},
+    "grape, on policy": {"name": "grape", "self_distillation": {"sees": "best"}},
     "rejection_sampling": {"name": "rejection_sampling"},
     "sft": {"name": "sft"},
     "sft, packed": {"name": "sft", "packing": True, "loss_on": "text"},
@@ -77,8 +82,15 @@ CASES: dict[str, dict[str, Any]] = {
     "a_star_po": {"name": "a_star_po", "reference_samples": 3, "unsolved": "drop"},
     "sft, by loss": {"name": "sft"},
     "reward_model, by loss": {"name": "reward_model"},
+    "distill": {"name": "distill", "parent": "a model", "beta": 0.3},
+    "distill, sampled": {"name": "distill", "parent": "a model", "loss": "sampled"},
+    "distill, top-k": {"name": "distill", "parent": "a model", "top_k": 7},
+    "gad": {"name": "gad", "kl": KL},
     "grpo, by loss": {"name": "grpo", "kl": KL},
+    "grpo, annealed": {"name": "grpo", "kl": KL},
 }
+UNSHARDED = ("trpo, constraint", "gad")
+"""Cases that refuse `scale.shard` above 1."""
 IN_HALVES = ("sft", "sft, packed", "dpo", "reward_model")
 """Cases without sampling: in bfloat16 one token may differ, and then everything after it."""
 
@@ -88,7 +100,17 @@ def paid(completions: list[str], **columns: Any) -> list[float | None]:
     return [None if len(text) % 5 == 4 else (sum(map(ord, text)) % 5) / 4 for text in completions]
 
 
-def config_of(case: str, place: Path, shard: int) -> Config:
+def rarely(completions: list[str], **columns: Any) -> list[float | None]:
+    return [float(sum(map(ord, text)) % 17 == 0) for text in completions]
+
+
+def reward_of(case: str, config: Config) -> Any:
+    if "annealed" in case:
+        return CombinedReward([("check", rarely), ("paid", paid)], [1.0, 1.0], "annealed")
+    return build_reward(config.reward, None) if config.reward.kind == "rubric" else paid
+
+
+def config_of(case: str, place: Path, shard: int, device: str) -> Config:
     method = CASES[case]
     given_texts = ("sft", "reward_model", "preference_model", "score_model", "process_model", "oreo")
     sampled = method["name"] not in given_texts and case not in ("dpo", "topr")
@@ -104,6 +126,8 @@ def config_of(case: str, place: Path, shard: int) -> Config:
         given |= {"group_size": 4, "max_new_tokens": 6, "reward": {"kind": "binary", "missing_limit": 1.0}}
     if "by loss" in case:
         given["curriculum"] = {"by": "loss", "start": 0.6, "every": 1}
+    if method["name"] == "gad":
+        given["model"] = {"name": str(_discriminators_base(place)), "device": device}
     if method["name"] == "grape":
         item = {
             "name": "paid",
@@ -124,7 +148,7 @@ def measured(
 
     In float64; with `halves` in float32, with matrix products in bfloat16.
     """
-    config = config_of(case, place, shard)
+    config = config_of(case, place, shard, device)
     is_scorer = config.method.trains == "scorer"
     policy: Policy = (tiny_scorer if is_scorer else tiny_policy)(
         "llama", dtype=torch.float32 if halves else torch.float64
@@ -147,14 +171,15 @@ def measured(
         _forget_values(policy.model)
     shard_policy(policy, shard)
     reference = Reference.of(policy)
-    apply = ApplyReward(
-        build_reward(config.reward, None) if config.reward.kind == "rubric" else paid,
-        missing_limit=1.0,
-    )
+    apply = ApplyReward(reward_of(case, config), missing_limit=1.0)
     reward = apply if ranks.world_size() == 1 else Rank0Reward(apply)
     rows = {"pairs": PAIRS, "recorded": RECORDED}.get(config.method.reads, ROWS)
-    parts = Parts.of(config, policy, reference, reward, rows)
+    parent = _parent(policy.device) if config.method.parent_model is not None else None
+    parts = Parts.of(config, policy, reference, reward, rows, parent=parent)
     method, curriculum = build_method(parts), parts.curriculum
+    if isinstance(method.update, AdversarialUpdate):
+        for _, weight in method.update.discriminator.optimized[0].parameters:
+            weight.data = weight.data.double()
     if isinstance(curriculum, ByLoss):
         curriculum.measure = row_losses(parts, method)
     run: Any = SimpleNamespace(method=method, curriculum=curriculum, check=lambda batch: batch, step=0)
@@ -166,6 +191,26 @@ def measured(
             policy.version += 1
     tensors |= {f"weight.{name}": ranks.full_tensor(weight.detach()).clone() for name, weight in policy.trainable()}
     return {name: tensor.cpu() for name, tensor in tensors.items()}, metrics
+
+
+def _discriminators_base(place: Path) -> Path:
+    """The folder of a tiny model, which rank 0 writes."""
+    folder = place / "model"
+    if ranks.is_rank0():
+        policy = tiny_policy("llama")
+        policy.model.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+    if ranks.world_size() > 1:
+        ranks.all_reduce_max(0)  # the others wait for it
+    return folder
+
+
+def _parent(device: torch.device) -> LocalParent:
+    """Whole on every rank, also where the child is sharded."""
+    policy = tiny_policy("qwen", seed=3, dtype=torch.float64)
+    policy.model.requires_grad_(False).to(device)
+    policy.device = device
+    return LocalParent(Reference(policy, shares_weights=False))
 
 
 def _forget_values(model: Any) -> None:
@@ -211,7 +256,7 @@ def by_rank(place: Path, shard: int, device: str, halves: bool) -> None:
         os.environ |= {"LOCAL_RANK": "0", "NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo"}
     ranks.join(torch.device(device))
     for case in IN_HALVES if halves else CASES:
-        if shard > 1 and CASES[case].get("form") == "constraint":
+        if shard > 1 and case in UNSHARDED:
             continue
         tensors, metrics = measured(case, place, shard, device, halves=halves)
         if ranks.is_rank0():

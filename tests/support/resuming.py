@@ -14,7 +14,7 @@ from vigneron.methods import build_method
 from vigneron.run_store.folder import RunFolder
 from vigneron.training import loop
 from vigneron.training.callbacks import Silent
-from vigneron.training.setup.start import resume_run
+from vigneron.training.setup.resume import resume_run
 
 TrainedOnce = Callable[[str, Callable[[Path], Any]], Path]
 

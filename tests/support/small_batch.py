@@ -1,5 +1,7 @@
 """A batch without a model."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import Any
@@ -59,3 +61,20 @@ def batch_of(pairs: list[tuple[list[int], list[int]]]) -> Batch:
             completions=("",) * len(pairs),
         )
     )
+
+
+def rewarded_batch(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    behaviour: Sequence[Sequence[float]],
+    rewards: Sequence[float],
+    groups: Sequence[int] | None = None,
+) -> Batch:
+    """Samples with their log-probs and rewards, in float64; without groups, each is its own."""
+    batch = batch_of([(list(p), list(c)) for p, c in zip(prompts, completions, strict=True)])
+    behaviour_BT = torch.full(batch.samples.completion_BT.shape, math.nan, dtype=torch.float64)
+    for row, logprobs in enumerate(behaviour):
+        behaviour_BT[row, : len(completions[row])] = torch.tensor(logprobs, dtype=torch.float64)
+    group_B = batch.samples.group_B if groups is None else torch.tensor(groups)
+    rewards_B = torch.tensor(rewards, dtype=torch.float64)
+    return changed(batch, behaviour_BT=behaviour_BT, group_B=group_B, rewards_B=rewards_B)

@@ -1,6 +1,7 @@
 """Tiny models and tokenizers, built in the process: real transformers models of real shapes, with random weights."""
 
 from functools import cache
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -81,6 +82,15 @@ def tiny_scorer(kind: str = "llama", seed: int = 0, dtype: torch.dtype = torch.f
     with torch.no_grad():
         model.score.weight.mul_(20)
     return make_policy(model, byte_tokenizer(), device=torch.device("cpu"))
+
+
+def long_tiny_folder(folder: Path) -> str:
+    """A folder with a tiny Llama of 1,024 positions, for prompts with examples; returns its name."""
+    torch.manual_seed(0)
+    config = LlamaConfig(**(GROUPED_HEADS | {"max_position_embeddings": 1024}))
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
 
 
 @cache

@@ -43,6 +43,23 @@ def tiny_recipe(folder: Path, data: Path, **changes: Any) -> dict[str, Any]:
     return recipe | changes
 
 
+def demonstrated_config(place: Path, folder: Path, rows: list[dict[str, Any]], **changes: Any) -> Config:
+    """A run on these texts, which are trained on and held out."""
+    for name in ("train", "held-out"):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe: dict[str, Any] = {
+        "recipe": "tiny",
+        "model": {"name": str(folder), "device": "cpu"},
+        "data": {"train": str(place / "train.jsonl"), "held_out": str(place / "held-out.jsonl")},
+        "optimizer": {"actor_lr": 1e-2},
+        "steps": 8,
+        "prompts_per_step": 4,
+        "eval_every": 4,
+        "save_every": 4,
+    }
+    return check_config(recipe | changes, "tiny")
+
+
 def tiny_config(folder: Path, data: Path, **changes: Any) -> Config:
     return check_config(tiny_recipe(folder, data, **changes), "tiny")
 

@@ -96,7 +96,8 @@ class LLM:
     def _one(self, prompt: list[int], options: Mapping[str, Any]) -> Any:
         done: Any = sampled(self, {"prompt": prompt, **options})  # type: ignore[arg-type]
         rows = [{t: SimpleNamespace(logprob=p)} for t, p in zip(done["token_ids"], done["logprobs"], strict=True)]
-        text = text_logprobs(self, prompt) if options.get("prompt_logprobs") else None  # type: ignore[arg-type]
+        count = options.get("prompt_logprobs")
+        text = text_logprobs(self, prompt, count) if count else None  # type: ignore[arg-type]
         read = text and [one and {int(k): SimpleNamespace(**v) for k, v in one.items()} for one in text]
         output = SimpleNamespace(**{**done, "logprobs": rows})
         return SimpleNamespace(outputs=[output], prompt_logprobs=read)

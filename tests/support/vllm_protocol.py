@@ -95,10 +95,18 @@ def sampled(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
     return done | {"stop_reason": string}
 
 
-def text_logprobs(engine: Engine, ids: list[int]) -> list[Any]:
-    logprobs = engine.logits(ids).log_softmax(-1)
-    pairs = zip(ids[1:], logprobs, strict=False)
-    return [None, *({str(one): {"logprob": float(row[one]), "rank": 1, "decoded_token": ""}} for one, row in pairs)]
+def text_logprobs(engine: Engine, ids: list[int], count: int) -> list[Any]:
+    """Of each token but the first its own, and those of the most likely ones."""
+
+    def entry(row: torch.Tensor, token: int) -> dict[str, Any]:
+        rank = int((row > row[token]).sum()) + 1
+        return {"logprob": float(row[token]), "rank": rank, "decoded_token": engine.tokenizer.decode([token])}
+
+    rows: list[Any] = [None]
+    for one, row in zip(ids[1:], engine.logits(ids).log_softmax(-1), strict=False):
+        tokens = dict.fromkeys([one, *row.topk(count).indices.tolist()])
+        rows.append({str(token): entry(row, token) for token in tokens})
+    return rows
 
 
 def error(status: int, message: str) -> Response:
@@ -148,7 +156,9 @@ def app(engine: Engine) -> Starlette:
             "stop_reason": completion["stop_reason"],
             "logprobs": tokens if body.get("logprobs") is not None else None,
             "token_ids": ids if body.get("return_token_ids") else None,
-            "prompt_logprobs": text_logprobs(engine, body["prompt"]) if body.get("prompt_logprobs") else None,
+            "prompt_logprobs": text_logprobs(engine, body["prompt"], body["prompt_logprobs"])
+            if body.get("prompt_logprobs")
+            else None,
         }
         return JSONResponse({"object": "text_completion", "model": "child", "choices": [choice]})
 

@@ -2,12 +2,17 @@
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from support import fault_runs
 from support.vllm_protocol import serve
 from vigneron.remote.vllm.json_server import JsonServer
+from vigneron.sources import client
 
 
 class Served:
@@ -36,3 +41,20 @@ class Served:
     def requests(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.http.request("/requests")
         return found
+
+
+@contextmanager
+def serving_model(folder: Path) -> Iterator[Served]:
+    served = Served(folder)
+    try:
+        yield served
+    finally:
+        served.process.kill()
+        served.process.join()
+
+
+def well_behaved(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """For one test: waits are short, and what an earlier test asked for is over."""
+    monkeypatch.setattr(client, "FIRST_WAIT_S", 0.01)
+    served.misbehave()
+    return served

@@ -19,7 +19,7 @@ from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.methods.topr import ALL_EQUAL, NO_NEGATIVES_SIGNED
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.policy.reward_model import set_reward_model_kind
 from vigneron.recipe import check_config
 from vigneron.rewards.model import load_reward_scorer

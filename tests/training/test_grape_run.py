@@ -3,7 +3,6 @@
 import json
 import math
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ import torch
 import yaml
 
 from support import fault_runs
+from support.grape_runs import item, recipe, write_rubric
 from support.learning import Learned, UntilLearned
 from support.tiny_models import tiny_scorer
-from support.tiny_runs import final_state, held_out_of, tiny_recipe, write_data
+from support.tiny_runs import final_state, held_out_of
 from vigneron import api
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
@@ -26,48 +26,6 @@ from vigneron.run_store.samples import SampleStore
 from vigneron.training.callbacks import Silent
 from vigneron.training.loop import train
 from vigneron.training.setup.start import start_run
-
-VOWELS = """
-def vowels(prompts, completions, **columns):
-    return [sum(c in "aeiouAEIOU" for c in text) / 4 for text in completions]
-
-def judge(messages):
-    import json
-    said = messages[-1]["content"]
-    if "critique" not in said.lower() or "Reply" not in said and "yes" not in said:
-        return "It could have more vowels."
-    return json.dumps({"reasoning": "counted", "score": (said.count("a") % 5) / 4, "confidence": 0.8})
-"""
-
-
-def item(name: str, **keys: Any) -> dict[str, Any]:
-    return {"name": name, "description": "what it says", **keys}
-
-
-def write_rubric(folder: Path, *items: dict[str, Any], name: str = "rubric.yaml", **keys: Any) -> str:
-    path = folder / name
-    path.write_text(yaml.safe_dump({"category_column": None, "categories": {"words": {"items": list(items), **keys}}}))
-    return str(path)
-
-
-@pytest.fixture
-def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "grape_functions.py").write_text(VOWELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    sys.modules.pop("grape_functions", None)
-
-
-def recipe(tmp_path: Path, model: Path, rubric: str, **changes: Any) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "method": {"name": "grape", "kl": {"coefficient": 0.0}},
-        "reward": {"kind": "rubric", "file": rubric},
-        "optimizer": {"actor_lr": 1e-2},
-        "group_size": 4,
-        "eval_every": 0,
-        "save_every": 0,
-    }
-    return tiny_recipe(model, write_data(tmp_path), **{**options, **changes})
 
 
 def test_grpo_is_the_special_case(tmp_path: Path, tiny_folder: Path) -> None:
@@ -99,12 +57,13 @@ def test_grpo_is_the_special_case(tmp_path: Path, tiny_folder: Path) -> None:
     assert len(set(rewards[0])) == 3
 
 
-@pytest.mark.usefixtures("functions")
+@pytest.mark.slow
+@pytest.mark.usefixtures("grape_functions")
 @pytest.mark.parametrize(
     ("method", "revised"),
     [
         ({"level": "sequence", "aggregation": "sum_over_samples", "mix": {"fresh": 1.0, "revised": 0.0}}, False),
-        pytest.param({"mix": {"fresh": 0.5, "revised": 0.5}}, True, marks=pytest.mark.slow),
+        ({"mix": {"fresh": 0.5, "revised": 0.5}}, True),
     ],
 )
 def test_the_policy_learns_what_is_rewarded(
@@ -121,7 +80,7 @@ def test_the_policy_learns_what_is_rewarded(
     assert sum(until.values[:3]) / 3 < 0.1
 
 
-@pytest.mark.usefixtures("functions")
+@pytest.mark.usefixtures("grape_functions")
 def test_the_ratio_begins_at_one_behind_the_trained_text(tmp_path: Path, roomy_folder: Path) -> None:
     """π₀ is asked behind the bare question; what was drawn is kept, and how far the two lie apart is logged."""
     rubric = write_rubric(
@@ -143,7 +102,7 @@ def test_the_ratio_begins_at_one_behind_the_trained_text(tmp_path: Path, roomy_f
     run.close()
 
 
-@pytest.mark.usefixtures("functions")
+@pytest.mark.usefixtures("grape_functions")
 def test_the_correction_weighs_tokens_by_the_two_probabilities(tmp_path: Path, roomy_folder: Path) -> None:
     """Advantages times min(1, π₀(· | question) / π₀(· | what it was drawn under)); what was not drawn counts whole."""
     rubric = write_rubric(
@@ -172,7 +131,7 @@ def test_the_correction_weighs_tokens_by_the_two_probabilities(tmp_path: Path, r
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("functions")
+@pytest.mark.usefixtures("grape_functions")
 def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, roomy_folder: Path) -> None:
     rubric = write_rubric(
         tmp_path,
@@ -204,7 +163,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, roomy_folder: P
     assert stores[0].page(step=12) == stores[1].page(step=12)
 
 
-@pytest.mark.usefixtures("functions")
+@pytest.mark.usefixtures("grape_functions")
 def test_another_rubric_on_resume(tmp_path: Path, tiny_folder: Path) -> None:
     first = write_rubric(tmp_path, item("vowels", flow="python", function="grape_functions:vowels"))
     second = write_rubric(tmp_path, item("short", flow="length", at_most=1), name="second.yaml")
@@ -223,7 +182,7 @@ def test_another_rubric_on_resume(tmp_path: Path, tiny_folder: Path) -> None:
     assert {name for sample in kept for name in sample.extras["rubric"]["items"]} == {"short"}
 
 
-@pytest.mark.usefixtures("functions")
+@pytest.mark.usefixtures("grape_functions")
 def test_an_edit_that_does_not_fit_changes_nothing(tmp_path: Path, tiny_folder: Path) -> None:
     """Each of them can be read, and none can be used with this run."""
     first = write_rubric(tmp_path, item("vowels", flow="python", function="grape_functions:vowels"))
@@ -255,7 +214,7 @@ def test_an_edit_that_does_not_fit_changes_nothing(tmp_path: Path, tiny_folder: 
     }
 
 
-@pytest.mark.usefixtures("functions")
+@pytest.mark.usefixtures("grape_functions")
 def test_the_datasets_answers_are_not_counted_as_the_childs(tmp_path: Path, tiny_folder: Path) -> None:
     rubric = write_rubric(tmp_path, item("right", flow="string_check"))
     method = {"name": "grape", "mix": {"fresh": 0.5, "revised": 0.0, "demonstrated": 0.5, "by": "proportion"}}
@@ -264,11 +223,11 @@ def test_the_datasets_answers_are_not_counted_as_the_childs(tmp_path: Path, tiny
     record = json.loads((trained.folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert record["exact_match"] == 0.0
     assert record["reward"] == 0.0
-    assert record["reward/demonstrated"] == 1.0
+    assert record["origin/reward/demonstrated"] == 1.0
     assert record["origin/demonstrated"] == 0.25
 
 
-@pytest.mark.usefixtures("functions")
+@pytest.mark.usefixtures("grape_functions")
 def test_canaries_and_a_second_rubric_are_looked_at(tmp_path: Path, tiny_folder: Path) -> None:
     rubric = write_rubric(tmp_path, item("any", flow="length", at_most=50))
     other = write_rubric(tmp_path, item("never", flow="regex", pattern="qqqq"), name="other.yaml")

@@ -19,7 +19,7 @@ from vigneron.errors import UserError
 from vigneron.run_data import stored
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.run_details import run_details
-from vigneron.training.setup.start import files_of, scratch_folder
+from vigneron.training.setup.rank_files import files_of, scratch_folder
 
 SFT: dict[str, Any] = {
     "method": {"name": "sft"},
@@ -55,7 +55,7 @@ def as_format(data: Path, kind: str) -> Path:
     return data
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", pytest.param("csv", marks=pytest.mark.slow), "parquet"])
 def test_a_run_on_a_large_source_is_that_on_a_copy_and_resumes_exactly(
     tmp_path: Path, tiny_folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,9 @@ from transformers import LlamaConfig, Qwen2Config
 
 from vigneron.config import Config
 from vigneron.recipe import check_config
-from vigneron.training.memory_parts import GB, Plan
+from vigneron.training.memory_parts import Plan
 from vigneron.training.memory_plan import RunMemory
+from vigneron.values import GB
 
 H200 = 139.8
 PROMPT, NEW, GROUP = 128, 256, 8
@@ -83,7 +84,7 @@ def plan_of(memories: dict[str, tuple[str, RunMemory]], name: str, *, gigabytes:
     ],
 )
 def test_a_pass_over_groups(memories: Any, name: str, model: Any, groups: int, before: float, peak: float) -> None:
-    """`torch.cuda.max_memory_allocated` in `score` and backward, and what was allocated before, in GiB; no graphs."""
+    """`torch.cuda.max_memory_allocated` in `score` and backward, and what was allocated before, in GB; no graphs."""
     model = {**model, "graphs": False}
     plan = plan_of(memories, name, tokens=groups * GROUP_TOKENS, prompts=3 * groups, model=model)
     of_pass = sum(part.bytes for part in plan.parts if part.name in ("activations", "head and temporaries"))

@@ -1,5 +1,6 @@
 """The memory plan of a run: every part by hand, what must grow with what, and suggestions that reach their target."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.zoo import zoo_config
-from vigneron.config import Config
+from vigneron.config import Config, GameConfig
+from vigneron.config.phases import sampling_phase
 from vigneron.errors import UserError
 from vigneron.policy.bundled import SMOLLM2, bundled_model_folder
-from vigneron.policy.load import local_config
 from vigneron.policy.microbatches import fits
-from vigneron.policy.model_size import ModelSize, Weight
+from vigneron.policy.model_names import local_config
+from vigneron.policy.model_size import ModelSize, Weight, held_bytes
 from vigneron.recipe import check_config
-from vigneron.training.memory_fit import CHANGES, Fitting, changed, check_limit
-from vigneron.training.memory_parts import CACHE, GB
-from vigneron.training.memory_plan import CONTEXT_BYTES, RunMemory, estimate
+from vigneron.training.held_parts import CONTEXT_BYTES, HeldParts
+from vigneron.training.memory_fit import CHANGES, USABLE, Change, Fitting, changed, check_limit
+from vigneron.training.memory_parts import CACHE, pinned_bytes
+from vigneron.training.memory_plan import RunMemory, _Counting, estimate, gpu_gigabytes
+from vigneron.training.method_copies import Copies
 from vigneron.training.peak_memory import PeakMemory
 from vigneron.training.planned_passes import passes_of
+from vigneron.values import GB, memory_text
 
 LINEAR = 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 24)
 HEAD = EMBEDDING = 260 * 16
@@ -41,7 +46,7 @@ def config_of(folder: Path, **changes: Any) -> Config:
         **changes,
     }
     given["model"] = {"name": str(folder), **given.get("model", {})}
-    return check_config(given, "tiny")
+    return check_config({key: value for key, value in given.items() if value is not None}, "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +77,8 @@ def test_every_part_of_full_training(memory: RunMemory, model: Path) -> None:
     assert found["reference"] == 2 * (LINEAR + HEAD) + 4 * (EMBEDDING + NORMS)
     assert found["the engine's bfloat16 matrices"] == 2 * (LINEAR + HEAD)
     assert found["key/value cache"] == 3 * (20 + 4 * 12) * 2 * 2 * (4 + 4) * 2
-    assert found["drawing of tokens"] == 5 * 12 * 260 * 4
-    assert found["reference's hidden states"] == 12 * 12 * 16 * 4
+    assert found["drawing of tokens"] == 12 * 260 * 4
+    assert found["hidden states for the exact KL"] == 12 * 12 * 16 * 4
     assert found["CUDA context and kernels"] == CONTEXT_BYTES
     assert found["activations"] > 0 < found["head and temporaries"]
     assert set(found) == {
@@ -85,7 +90,7 @@ def test_every_part_of_full_training(memory: RunMemory, model: Path) -> None:
         "CUDA context and kernels",
         "activations",
         "head and temporaries",
-        "reference's hidden states",
+        "hidden states for the exact KL",
         "key/value cache",
         "drawing of tokens",
     }
@@ -107,7 +112,7 @@ def test_phases_and_totals(memory: RunMemory, model: Path) -> None:
     only_sampling = {name for name, part in found.items() if not part.update}
     only_update = {name for name, part in found.items() if not part.sampling}
     assert only_sampling == {"key/value cache", "drawing of tokens"}
-    assert only_update == {"gradients", "activations", "head and temporaries", "reference's hidden states"}
+    assert only_update == {"gradients", "activations", "head and temporaries", "hidden states for the exact KL"}
     whole = sum(part.bytes for part in plan.parts)
     assert plan.sampling_bytes == whole - sum(found[name].bytes for name in only_update)
     assert plan.update_bytes == whole - sum(found[name].bytes for name in only_sampling)
@@ -119,14 +124,33 @@ def test_phases_and_totals(memory: RunMemory, model: Path) -> None:
     assert [part.by_torch for part in more.values()] == [True, False]
 
 
+def test_an_offloaded_reference_is_in_memory_for_its_pass_alone(memory: RunMemory, model: Path) -> None:
+    """Its pass has no gradients and keeps no activations: it takes no more than the update."""
+    plan = memory.plan(config_of(model, model={"offload_reference": True, "graphs": False}))
+    found = {part.name: part for part in plan.parts}
+    reference = found["reference, offloaded"]
+    assert (reference.sampling, reference.scoring, reference.update) == (False, True, False)
+    not_then = ("gradients", "activations", "key/value cache", "drawing of tokens")
+    assert plan.scoring_bytes == sum(part.bytes for part in plan.parts) - sum(found[name].bytes for name in not_then)
+    assert plan.peak_bytes == max(plan.sampling_bytes, plan.update_bytes) >= plan.scoring_bytes
+    here = memory.plan(config_of(model, model={"graphs": False}))
+    assert here.peak_bytes - plan.peak_bytes == reference.bytes
+
+
 def test_how_weights_and_moments_are_held(memory: RunMemory, model: Path) -> None:
     full = parts(memory, config_of(model))
-    narrow = parts(memory, config_of(model, model={"weights": "bfloat16"}))
+    halved = parts(memory, config_of(model, model={"weights": "bfloat16"}))
     held = 2 * (LINEAR + HEAD + EMBEDDING) + 4 * NORMS
-    assert narrow["trained weights"] == narrow["gradients"] == narrow["reference"] == held
-    assert "the engine's bfloat16 matrices" not in narrow
-    assert narrow["optimizer moments"] == full["optimizer moments"]
+    assert halved["trained weights"] == halved["gradients"] == halved["reference"] == held
+    assert "the engine's bfloat16 matrices" not in halved
+    assert halved["optimizer moments"] == full["optimizer moments"]
     assert "optimizer moments" not in parts(memory, config_of(model, optimizer={"offload": True}))
+    offloaded = parts(memory, config_of(model, model={"offload_reference": True}))
+    assert "reference" not in offloaded
+    assert offloaded["reference's head"] == 2 * HEAD  # for the exact KL, in bfloat16
+    assert offloaded["reference's head"] + offloaded["reference, offloaded"] == full["reference"]
+    estimated = config_of(model, model={"offload_reference": True}, method={"name": "grpo", "kl": {"estimator": "k3"}})
+    assert parts(memory, estimated)["reference, offloaded"] == full["reference"]
     # Of 260 × 16 values the moments are in 8 bits, in blocks of 256; smaller tensors keep float32.
     eight_bit = 2 * (2 * HEAD + 8 * 17) + 8 * (LINEAR + NORMS)
     assert parts(memory, config_of(model, optimizer={"kind": "adamw_8bit"}))["optimizer moments"] == eight_bit
@@ -142,10 +166,191 @@ def test_a_critic_of_its_own_and_a_float32_run(memory: RunMemory, model: Path) -
     assert "the engine's bfloat16 matrices" not in plain
 
 
+def test_trpo_keeps_a_copy_of_the_policy_that_sampled(memory: RunMemory, model: Path) -> None:
+    found = parts(memory, config_of(model, method={"name": "trpo"}))
+    assert found["copy of the policy that sampled"] == found["reference"]
+    assert found["hidden states for the exact KL"] == 12 * 12 * 16 * 4
+    offloaded = parts(memory, config_of(model, method={"name": "trpo"}, model={"offload_reference": True}))
+    assert "reference's head" not in offloaded
+    adapted = parts(memory, config_of(model, method={"name": "trpo"}, model={"lora": {"rank": 2}}))
+    assert adapted["copy of the policy that sampled"] > adapted["frozen base"]
+
+
+def test_a_trust_region_has_vectors_instead_of_moments(memory: RunMemory, model: Path) -> None:
+    constraint = {"name": "trpo", "form": "constraint", "critic": {"network": "own"}}
+    found = parts(memory, config_of(model, method=constraint))
+    assert "optimizer moments" not in found
+    assert found["vectors of the trust region"] == 9 * 4 * WEIGHTS
+    assert found["critic"] == 4 * WEIGHTS + 8 * WEIGHTS  # its own moments
+
+
+def test_a_reference_that_the_reward_asks_for(memory: RunMemory, model: Path) -> None:
+    reward = {"kind": "probability", "by": "reference"}
+    method = {"name": "grpo", "kl": {"coefficient": 0.0}}
+    found = parts(memory, config_of(model, method=method, reward=reward))
+    assert found["reference"] == 2 * (LINEAR + HEAD) + 4 * (EMBEDDING + NORMS)
+    assert "reference" not in parts(memory, config_of(model, method=method))
+    offloaded = parts(memory, config_of(model, method=method, reward=reward, model={"offload_reference": True}))
+    assert offloaded["reference, offloaded"] == found["reference"]
+
+
+def test_a_frozen_player_of_a_game(memory: RunMemory, model: Path) -> None:
+    players = {role: {"kind": "local", "model": str(model)} for role in ("black", "white")}
+    game = GameConfig.model_validate({"kind": "game", "class": "games:Chess", "players": players})
+    held = HeldParts(config_of(model).model_copy(update={"environment": game}), memory.size, engine=True)
+    found = [part.bytes for part in held.parts() if part.name == "frozen player"]
+    assert found == 2 * [2 * (LINEAR + HEAD + EMBEDDING) + 4 * NORMS]  # each role has its own
+
+
+def test_a_head_that_is_tied_to_a_scaled_embedding_stays_float32(tmp_path: Path) -> None:
+    """Gemma's embedding computes with its weight: it is not held in bfloat16, nor is the head that is tied to it."""
+    zoo_config("Gemma").save_pretrained(tmp_path)
+    config = config_of(tmp_path, model={"weights": "bfloat16", "offload_reference": True})
+    memory = RunMemory.of(config, 20)
+    assert memory is not None
+    size = memory.size(None, False)
+    (tied,) = [weight for weight in size.weights if weight.tied]
+    assert not tied.castable
+    assert parts(memory, config)["reference's head"] == 4 * tied.count == 4 * size.vocabulary * size.hidden
+
+
+def test_host_memory_is_rounded_up_to_powers_of_two(memory: RunMemory, model: Path) -> None:
+    assert pinned_bytes([0, 1, 4096, 4097]) == 1 + 4096 + 8192
+    assert memory.plan(config_of(model)).host_bytes == 0
+    both = config_of(model, model={"offload_reference": True}, optimizer={"offload": True})
+    matrices = 2 * ([256] * 2 + [128] * 2 + [384] * 3)  # of 2 layers: query, output; key, value; 3 of the MLP
+    reference = [2 * count for count in matrices] + [2 * HEAD, 4 * EMBEDDING] + [4 * 16] * 5
+    moments = 2 * [4 * count for count in [*matrices, HEAD, EMBEDDING, *[16] * 5]]
+    up = sum(2 ** (size - 1).bit_length() for size in [*reference, *moments])
+    assert memory.plan(both).host_bytes == up > sum(reference) + sum(moments)
+
+
+def test_vllm_in_the_training_process(memory: RunMemory, model: Path) -> None:
+    """Its copy of the weights with a quarter more, 2 GB, and a cache from half of what training leaves free."""
+    sampling = {"kind": "vllm"}
+    config = config_of(model, scale={"sampling": sampling}, model={"graphs": False})
+    plan = memory.plan(config, 10)
+    found = {part.name: part for part in plan.parts}
+    own = 2 * WEIGHTS * 5 // 4 + 2 * GB
+    assert found["vLLM's weights and buffers"].bytes == own
+    training = sum(found[name].bytes for name in ("trained weights", "gradients", "optimizer moments", "reference"))
+    assert found[CACHE].bytes == pytest.approx(0.5 * (10 * GB - training - CONTEXT_BYTES) - own, abs=1)
+    assert (found[CACHE].sampling, found[CACHE].update) == (True, False)
+    assert "the engine's bfloat16 matrices" not in found
+    assert "drawing of tokens" not in found
+    assert plan.sampling_bytes > 2 * GB > plan.update_bytes
+    shared = config_of(model, scale={"sampling": {**sampling, "memory_share": 0.4}})
+    assert sum(part.bytes for part in memory.plan(shared, 10).parts if not part.update) == round(0.4 * 10 * GB)
+    server = config_of(model, scale={"sampling": {**sampling, "url": "http://127.0.0.1:8000"}})
+    assert not any(name.startswith("vLLM") for name in parts(memory, server))
+
+
+def test_the_tables_of_the_memory_page(model: Path) -> None:
+    """Every kind of weights and optimizer, of a model that is one matrix of 1.5 billion weights."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "memory.md").read_text()
+    rows = re.findall(r"^\| `(auto|bfloat16)`[^|]*\| `(adamw\w*)` \| (true|false) \|(.*)\|$", page, re.MULTILINE)
+    assert len(rows) == 2 * 2 * 2
+    count = 1_500_000_000
+    matrix = Weight(count, trained=True, castable=True, matrix=True)
+    size = ModelSize((matrix,), count, 1, 1, 1)
+    for weights, kind, offload, numbers in rows:
+        config = config_of(model, model={"weights": weights}, optimizer={"kind": kind, "offload": offload == "true"})
+        held = {part.name: part.bytes for part in HeldParts(config, lambda lora, scorer: size, engine=True).parts()}
+        own = [held[name] for name in ("trained weights", "gradients", "optimizer moments")]
+        beside = held["reference"] + held.get("the engine's bfloat16 matrices", 0)
+        expected = [*own, sum(own), sum(own), sum(own) + beside, sum(own) + beside]
+        shown = [float(number) for number in numbers.split("|")]
+        per_weight = [count if place not in (4, 6) else GB for place in range(7)]
+        digits = [2 if place not in (4, 6) else 1 for place in range(7)]
+        found = [round(byte / per, digit) for byte, per, digit in zip(expected, per_weight, digits, strict=True)]
+        assert shown == found, (weights, kind, offload)
+    frozen = Weight(8_000_000_000, trained=False, castable=True, matrix=True, quantised=True)
+    for quantised, number in ((False, "14.9"), (True, "3.8")):
+        assert f"{held_bytes([frozen], bfloat16=True, quantised=quantised) / GB:.1f}" == number
+        assert f"| {number} |" in page
+
+
+DATA = {"train": "rows.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "held_out", "phase"),
+    [
+        ({"method": {"name": "grpo"}}, False, "sampling"),
+        ({"method": {"name": "sft"}, "group_size": 1}, True, "evaluation"),
+        ({"method": {"name": "sft"}, "group_size": 1}, False, None),
+        ({"method": {"name": "sft"}, "group_size": 1, "eval_every": 0}, True, None),
+        ({"method": {"name": "dpo"}, "group_size": 1, "max_new_tokens": 16, "reward": None}, True, None),
+        ({"method": {"name": "reward_model"}, "group_size": 1, "max_new_tokens": 16, "reward": None}, True, None),
+    ],
+)
+def test_the_phase_in_which_a_run_samples(
+    memory: RunMemory, model: Path, changes: dict[str, Any], held_out: bool, phase: str | None
+) -> None:
+    found = RunMemory(memory.model, 20, held_out=int(held_out))
+    config = config_of(model, **{"data": DATA, **changes})
+    assert sampling_phase(config, held_out=held_out) == phase
+    counting = _Counting(found, config, 80)
+    assert counting.phase == phase
+    names = {part.name for part in counting.fixed_parts()}
+    assert (
+        ("the engine's bfloat16 matrices" in names)
+        == (phase is not None)
+        == Copies.of(config, held_out=held_out).engine
+    )
+
+
+def test_an_evaluation_of_many_rows_has_the_larger_cache(memory: RunMemory, model: Path) -> None:
+    """100 prompts of 20 tokens with an answer of 12 each, where a step has 3 with four."""
+    many = RunMemory(memory.model, 20, held_out=100)
+    many._passes, many._heads = memory._passes, memory._heads  # counted once
+    token = 2 * 2 * (4 + 4) * 2
+    assert parts(many, config_of(model))[CACHE] == 100 * (20 + 12) * token
+    assert parts(many, config_of(model))["drawing of tokens"] == 100 * 260 * 4
+    assert parts(many, config_of(model, eval_every=0))[CACHE] == 3 * (20 + 4 * 12) * token
+    narrow = config_of(model, model={"cache_gb": 10.5 * (20 + 12) * token / GB})  # of ten rows and a half
+    assert parts(many, narrow)["drawing of tokens"] == 10 * 260 * 4
+
+
+def test_a_run_without_sampling_has_no_bytes_of_it(memory: RunMemory, model: Path) -> None:
+    pairs = {"method": {"name": "dpo"}, "group_size": 1, "max_new_tokens": 16, "reward": None, "data": DATA}
+    plan = memory.plan(config_of(model, **pairs))
+    assert plan.sampling is None
+    assert plan.sampling_bytes == 0
+    assert not any(part.sampling for part in plan.parts)
+    assert CACHE not in {part.name for part in plan.parts}
+
+
+def test_graphs_leave_fewer_tokens_and_less_cache(memory: RunMemory, model: Path) -> None:
+    """As `find_sizes` counts them: once more the gradients. Where all tokens that are wanted fit, the cache is smaller;
+    where they do not, there are no graphs."""
+    caches = []
+    for graphs in (True, False):
+        counting = _Counting(memory, config_of(model, model={"graphs": graphs}), 4)
+        caches.append(counting.sizes.cache_bytes)
+        assert not counting.sizes.tight
+    assert caches[1] - caches[0] == pytest.approx(0.8 * 4 * WEIGHTS, abs=2)
+    tight = [
+        _Counting(memory, config_of(model, model={"graphs": graphs}, microbatch_tokens="auto"), 0.82).sizes
+        for graphs in (True, False)
+    ]
+    assert tight[0] == tight[1]
+    assert tight[0].tight
+
+
+def test_fewer_tokens_fit_beside_a_critic_of_its_own(memory: RunMemory, model: Path) -> None:
+    methods = [{"name": "reinforce"}, {"name": "reinforce", "critic": {"network": "own"}}]
+    sizes = []
+    for method in methods:
+        config = config_of(model, method=method, microbatch_tokens="auto")
+        sizes.append(memory.plan(config, 0.82).microbatch_tokens)
+    assert 0 < 1.5 * sizes[1] < sizes[0] < 16384, sizes
+
+
 SIZES = st.integers(1, 64)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(prompts=SIZES, group=st.integers(2, 16), tokens=st.integers(64, 4096))
 def test_more_samples_never_take_less(memory: RunMemory, model: Path, prompts: int, group: int, tokens: int) -> None:
     config = config_of(model)
@@ -179,40 +384,90 @@ def test_every_change_saves_where_it_is_meant_to(memory: RunMemory, model: Path)
         assert memory.plan(changed(config, [change])).peak_bytes < before.peak_bytes, change
 
 
+def test_a_change_of_a_nested_key(model: Path) -> None:
+    config = changed(config_of(model), [Change("method.kl.estimator", "k3", "k3")])
+    assert config.method.kl.estimator == "k3"
+    assert config.method.kl.coefficient == 0.04
+
+
 class TestFitting:
     """On a model of billions of weights, counted and not built."""
 
     @pytest.fixture(scope="class")
-    def large(self, model: Path) -> RunMemory:
+    def large(self, model: Path, memory: RunMemory) -> RunMemory:
         found = RunMemory.of(config_of(model), 20)
         assert found is not None
-        whole = tuple(Weight(2**20, trained=True, narrow=True, matrix=True, quantised=True) for _ in range(2048))
-        base = tuple(Weight(2**20, trained=False, narrow=True, matrix=True, quantised=True) for _ in range(2048))
+        found._passes = memory._passes  # of the same shapes: counted once
+        whole = tuple(Weight(2**20, trained=True, castable=True, matrix=True, quantised=True) for _ in range(2048))
+        base = tuple(Weight(2**20, trained=False, castable=True, matrix=True, quantised=True) for _ in range(2048))
         for lora in (None, "any"):
             weights = whole if lora is None else (*base, Weight(2**20, trained=True, adapter=True))
             found._sizes[lora, False] = ModelSize(weights, 2**31, 2**15, 16, 260)
         found.size = lambda lora, scorer: found._sizes[lora and "any", scorer]  # type: ignore[method-assign]
         return found
 
-    @pytest.mark.parametrize("target", [3, 8, 16, 48])
+    @pytest.mark.parametrize("target", [3, pytest.param(8, marks=pytest.mark.slow), 16, 48])
     def test_the_suggested_changes_reach_the_target(self, large: RunMemory, model: Path, target: int) -> None:
         config = config_of(model)
         found = Fitting(large, config).fit(target)
         assert found is not None
-        assert large.plan(changed(config, found.changes), target).least_bytes <= target * GB
+        usable = USABLE * target
+        assert large.plan(changed(config, found.changes), usable).least_bytes <= usable * GB
         for left_out in found.changes:  # none of them is idle
             fewer = [change for change in found.changes if change is not left_out]
             keys = {change.key for change in fewer}
             if left_out.key != "model.lora" or "model.weights" not in keys:
-                assert large.plan(changed(config, fewer), target).least_bytes > target * GB
+                assert large.plan(changed(config, fewer), usable).least_bytes > usable * GB
 
-    def test_cheap_changes_come_first(self, large: RunMemory, model: Path) -> None:
-        """2³¹ weights: 8 + 8 + 16 + 4 + 4 GB, of CUDA graphs 8 and 8, and the context."""
-        search = Fitting(large, config_of(model))
-        lines = {size: [str(change) for change in search.fit(size).changes] for size in (80, 24, 8)}  # type: ignore[union-attr]
-        assert lines[80] == []
-        assert lines[24] == ["model.weights=bfloat16", "optimizer.kind=adamw_8bit", "model.graphs=false"]
-        assert lines[8] == ["model.lora={}"]
+    def lines(self, large: RunMemory, config: Config, size: float) -> list[str]:
+        found = Fitting(large, config).fit(size)
+        assert found is not None
+        return [str(change) for change in found.changes]
+
+    def test_changes_that_leave_the_training_as_it_is_come_first(self, large: RunMemory, model: Path) -> None:
+        """2³¹ weights: 8 of weights, 8 of gradients, 16 of moments, 4 of the reference, 4 of the engine's matrices and
+        0.8 GB of the context; 8 and 8 of CUDA graphs, which are left out where passes are limited."""
+        config = config_of(model)
+        assert self.lines(large, config, 80) == []
+        # 8 + 8 + 4 + 0.8, and the reference while it scores: 8 + 4 + 4 + 0.8.
+        assert self.lines(large, config, 24) == ["model.offload_reference=true", "optimizer.offload=true"]
+        # 4 + 4 + 0.8 in bfloat16.
+        small = ["model.offload_reference=true", "optimizer.offload=true", "model.weights=bfloat16"]
+        assert self.lines(large, config, 10) == small
+        assert self.lines(large, config, 8) == ["model.lora={}"]
+
+    def test_bfloat16_weights_come_later_at_a_small_learning_rate(self, large: RunMemory, model: Path) -> None:
+        """Beside 8-bit moments: 8 + 8 + 4 GB fit without the noise of stochastic rounding, 4 + 4 + 4 with it."""
+        search = Fitting(large, config_of(model, optimizer={"actor_lr": 1e-7}))
+        names = [[str(change) for change in some] for some in search._sets]
+        bfloat16, others = ["model.weights=bfloat16"], ["optimizer.kind=adamw_8bit", "method.kl.estimator=k3"]
+        assert names.index(others) < names.index(bfloat16)
+        usual = [[str(change) for change in some] for some in Fitting(large, config_of(model))._sets]
+        assert usual.index(bfloat16) < usual.index([*others, "model.weights=bfloat16"])
+        every = [change for change in CHANGES if not change.trains]
+        assert names.index([str(change) for change in every]) < names.index(["optimizer.kind=adamw_8bit"])
+
+    def test_a_suggestion_leaves_room_for_passes(self, large: RunMemory, model: Path) -> None:
+        """Offloaded moments alone would leave room for one sample at a time; the place of the reference has more.
+        What changes the training is not suggested for that."""
+        config = config_of(model, microbatch_tokens="auto")
+        offload = [change for change in CHANGES if change.key == "optimizer.offload"]
+        fixed = large.fixed(changed(config, offload)).fixed_bytes
+        size = (fixed + 2**20) / USABLE / GB
+        assert large.plan(changed(config, offload), USABLE * size).microbatch_tokens < 1024
+        found = Fitting(large, config).fit(size)
+        assert found is not None
+        assert [str(change) for change in found.changes] == ["model.offload_reference=true", "optimizer.offload=true"]
+        assert found.plan.microbatch_tokens >= 1024
+
+    def test_a_suggestion_leaves_a_margin(self, large: RunMemory, model: Path) -> None:
+        """A GPU that is sold as 24 GB has 23.6, or 22.1 with error correction."""
+        config = config_of(model, model={"graphs": False, "offload_reference": True}, optimizer={"offload": True})
+        least = large.plan(config, 24).least_bytes / GB
+        assert Fitting(large, config).fit(least / USABLE + 0.01).changes == ()  # type: ignore[union-attr]
+        close = Fitting(large, config).fit(least / 0.93)
+        assert close is None or close.changes
+        assert 0.9 <= USABLE <= 22.1 / 24
 
     def test_a_model_that_nothing_makes_fit(self, large: RunMemory, model: Path) -> None:
         assert Fitting(large, config_of(model)).fit(1) is None
@@ -232,6 +487,16 @@ def test_a_gpu_that_is_too_small_is_told_before_loading(model: Path) -> None:
     assert "choose a smaller model" in line
     assert "\n" not in line
     check_limit(config, 8, "the GPU")
+
+
+def test_a_gb_is_the_same_in_options_plan_and_messages(memory: RunMemory, model: Path) -> None:
+    """2³⁰ bytes: of `cache_gb`, of the GPU's size and limit, in the table's numbers and in other messages."""
+    config = config_of(model, prompts_per_step=16, model={"cache_gb": 2e-5})
+    assert parts(memory, config)[CACHE] == int(2e-5 * 2**30)
+    needed = memory.fixed(config).fixed_bytes / 2**30
+    check_limit(config, needed, "the GPU")
+    assert gpu_gigabytes(config_of(model, model={"memory_gb": 3.5})) == 3.5
+    assert memory_text(3.25 * 2**30) == "3.2 GB"
 
 
 def test_a_hub_model_that_is_not_here_has_no_estimate() -> None:

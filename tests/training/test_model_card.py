@@ -48,7 +48,8 @@ def test_every_recipe_has_a_card(name: str) -> None:
 
 def test_every_method_and_reward_has_its_words() -> None:
     assert all(of.card and of.description for of in METHODS.values())
-    assert set(ABOUT_REWARD) == {"semantic", "binary", "python", "model", "preference", "process", "rubric", "combined"}
+    kinds = {"semantic", "token_f1", "probability", "binary", "python", "model", "preference", "process", "rubric"}
+    assert set(ABOUT_REWARD) == {*kinds, "combined", "environment"}
 
 
 def test_figures_are_those_up_to_the_step() -> None:

@@ -19,7 +19,7 @@ from vigneron.methods import build_method, reference_samples
 from vigneron.methods.reference_samples import FILE
 from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.logprobs import score
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.report.html import write_report
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rollout.recorded import Recorded

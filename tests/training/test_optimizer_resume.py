@@ -1,4 +1,5 @@
-"""Runs with weights in bfloat16, 8-bit moments, both, or moments in host memory: uninterrupted = stopped = killed."""
+"""Runs with weights in bfloat16, 8-bit moments, moments or the reference in host memory: uninterrupted = stopped =
+killed."""
 
 import signal
 from pathlib import Path
@@ -27,14 +28,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "8 bits": {"kind": "adamw_8bit"},
     "both": {"weights": "bfloat16", "kind": "adamw_8bit"},
     "offloaded": {"offload": True},
-    "all": {"weights": "bfloat16", "kind": "adamw_8bit", "offload": True},
+    "reference": {"offload_reference": True},
+    "all": {"weights": "bfloat16", "kind": "adamw_8bit", "offload": True, "offload_reference": True},
 }
 
 
 def recipe_in(place: Path, folder: Path, options: dict[str, Any]) -> Path:
     weights = options.get("weights", "auto")
     model = {"name": str(folder), "weights": weights, "dtype": "bfloat16" if weights == "bfloat16" else "auto"}
-    optimizer = {key: value for key, value in options.items() if key != "weights"}
+    model["offload_reference"] = options.get("offload_reference", False)
+    optimizer = {key: value for key, value in options.items() if key in ("kind", "offload")}
     optimizer |= {"actor_lr": 1e-3, "schedule": "cosine", "warmup_steps": 2}
     path = place / "tiny.yaml"
     path.write_text(yaml.safe_dump(tiny_recipe(folder, write_data(place), **RUN, model=model, optimizer=optimizer)))
@@ -65,9 +68,10 @@ def test_three_arms(tmp_path: Path, tiny_folder: Path, options: dict[str, Any]) 
 
 
 @pytest.mark.slow
-def test_offloading_changes_nothing_and_may_change_on_resume(tmp_path: Path, tiny_folder: Path) -> None:
+@pytest.mark.parametrize("kind", ["offloaded", "reference"])
+def test_offloading_changes_nothing(tmp_path: Path, tiny_folder: Path, kind: str) -> None:
     states = []
-    for name, options in (("here", {}), ("offloaded", KINDS["offloaded"])):
+    for name, options in (("here", {}), ("offloaded", KINDS[kind])):
         (tmp_path / name).mkdir()
         recipe = recipe_in(tmp_path / name, tiny_folder, options)
         states.append(final_state(api.train(str(recipe), name=name, runs=tmp_path / name).folder))

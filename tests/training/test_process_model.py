@@ -16,7 +16,7 @@ from support.tiny_runs import final_state, tiny_recipe, write_data
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.methods import build_method
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.policy.reward_model import reward_model_kind, set_reward_model_kind, step_separator
 from vigneron.recipe import check_config
 from vigneron.rewards.build import build_reward

@@ -81,7 +81,7 @@ def test_the_page_holds_no_script_and_no_text_of_a_model(tmp_path: Path) -> None
 
 def test_the_page_answers_while_the_model_is_loaded(tmp_path: Path, tiny_folder: Path) -> None:
     out, loaded = tmp_path / "pairs.jsonl", Event()
-    prompts = [f"say {n}" for n in range(3)]
+    rows = [{"prompt": f"say {n}"} for n in range(3)]
 
     def load() -> Any:
         assert loaded.wait(30)
@@ -89,7 +89,7 @@ def test_the_page_answers_while_the_model_is_loaded(tmp_path: Path, tiny_folder:
 
     session = session_of(write_comparisons(tmp_path, 1), out)
     page = TestClient(label_app(session, "pairs"))
-    thread = sample_for(session, load, prompts, kind="pairs", count=2)
+    thread = sample_for(session, load, rows, kind="pairs", count=2)
     state = page.get("/data/state").json()
     assert (state["of"], state["more"], state["note"]) == (1, True, "loading the model …")
     loaded.set()
@@ -99,7 +99,7 @@ def test_the_page_answers_while_the_model_is_loaded(tmp_path: Path, tiny_folder:
     session.journal.close()
     again = session_of(write_comparisons(tmp_path, 1), out)
     assert {item.id for item in again.offered()} == {item.id for item in session.offered()}
-    sample_for(again, lambda: pytest.fail("sampled again"), prompts, kind="pairs", count=2).join()
+    sample_for(again, lambda: pytest.fail("sampled again"), rows, kind="pairs", count=2).join()
     assert not again.more
 
 
@@ -120,7 +120,7 @@ def test_a_runs_child_is_sampled_too_and_groups_for_the_best(tmp_path: Path, tin
 def test_why_nothing_can_be_sampled_stands_on_the_page(tmp_path: Path) -> None:
     session = session_of(write_comparisons(tmp_path, 1), tmp_path / "pairs.jsonl")
     load = lambda: load_sampler(str(tmp_path), temperature=1.0, max_new_tokens=4)  # noqa: E731
-    sample_for(session, load, ["p"], kind="pairs", count=2).join(60)
+    sample_for(session, load, [{"prompt": "p"}], kind="pairs", count=2).join(60)
     assert "has no config.json" in session.state()["note"]
 
 

@@ -20,11 +20,14 @@ from support.payloads import (
     ALL,
     BODY,
     NAMES,
+    NOTES,
     PAYLOADS,
+    TALK,
     TEXTS,
     Payload,
     check_harmless,
     hostile_run,
+    hostile_talk,
     raw_config,
     watched,
 )
@@ -164,6 +167,7 @@ def test_samples_and_a_prompt_over_the_steps(address: str, browser_page: Any) ->
         check_texts(
             page, *(f"{of}: " for of in ("prompt", "completion", "answer", "critique", "reasoning", "why", "value"))
         )
+        check_texts(page, *(f"{of}: " for of in (*TALK, *NOTES)))
         check_texts(page, "principle: ")
         check_texts(page, "column: ", show=visible)
         check_texts(page, "", "category ", show=visible, texts=NAMES)
@@ -172,7 +176,7 @@ def test_samples_and_a_prompt_over_the_steps(address: str, browser_page: Any) ->
         page.locator('.sample[data-sample="35"]').get_by_role("link").click()
         page.get_by_text("2 samples, the newest first").wait_for()
         page.locator("#plot .point").first.wait_for()
-        check_texts(page, "prompt: ", "completion: ", "answer: ", texts=(ALL,))
+        check_texts(page, "prompt: ", "answer: ", *(f"{of}: " for of in ("completion", *TALK, *NOTES)), texts=(ALL,))
         check_harmless(page)
 
 
@@ -213,6 +217,10 @@ def label_session(kind: Kind, folder: Path) -> Session:
         return session_of(run, out.with_suffix(".csv"), scores=True, labeller=labeller)
     if kind == "steps":
         rows = [{"prompt": f"prompt: {ALL}", "completion": "\n".join(TEXTS)}]
+    elif kind == "pairs":
+        end = {"role": "assistant", "content": "end"}
+        asked = [{"role": "user", "content": f"prompt: {ALL}"}]
+        rows = [{"prompt": asked, "completions": [[*hostile_talk(ALL, str(n)), end] for n in range(2)], "tools": [ALL]}]
     else:
         rows = [{"prompt": f"prompt: {ALL}", "completions": [f"{n}: {ALL}" for n in range(2)]}]
     return session_of(
@@ -240,6 +248,10 @@ def test_the_pages_that_label(browser_page: Any, tmp_path: Path, kind: Kind) -> 
             check_texts(page, "Last item, item: ", "description: ", texts=(ALL,))
         else:
             check_texts(page, "0: ", "1: ", texts=(ALL,))
+        if kind == "pairs":
+            check_texts(page, *(f"{of}: " for of in TALK), texts=(ALL,))
+            page.keyboard.press("r")
+            page.locator(".reward", has_text="0.5").first.wait_for()
         check_harmless(page)
 
 
@@ -259,6 +271,7 @@ def test_a_report_opened_from_disk(runs: Path, browser_page: Any, tmp_path: Path
                 f"{of}: "
                 for of in ("notice", "prompt", "completion", "answer", "critique", "reasoning", "why", "drawn")
             ),
+            *(f"{of}: " for of in (*TALK, *NOTES)),
         )
         check_texts(page, "", show=visible, texts=NAMES)
         check_texts(page, "rubric version: ")

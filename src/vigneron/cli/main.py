@@ -14,6 +14,7 @@ import typer
 from vigneron.cli import constitution as constitution_commands
 from vigneron.cli import pages as pages_commands
 from vigneron.cli import process as process_commands
+from vigneron.cli import roleplay as roleplay_commands
 from vigneron.cli import rubric as rubric_commands
 from vigneron.cli import runs as runs_commands
 from vigneron.cli.options import (
@@ -131,7 +132,7 @@ def resume(
 
 @app.command()
 def demo(overrides: Overrides = None, runs: Runs = None) -> None:
-    """Train with PGSRM's reward and with a binary one, and compare."""
+    """Train with PGSRM's reward and with two checks, and compare."""
     from vigneron.commands.demo import run_demo
 
     run_demo(console(), overrides or [], runs)
@@ -165,15 +166,25 @@ def init(recipe: Recipe, file: Annotated[Path, typer.Argument(help="New YAML fil
 
 
 @app.command()
-def validate(file: Recipe, overrides: Overrides = None, allow_code: AllowCode = False) -> None:
+def validate(
+    file: Recipe,
+    overrides: Overrides = None,
+    allow_code: AllowCode = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Sample the untrained model: share of hits, spread, what would help.")
+    ] = False,
+    samples: Annotated[int | None, typer.Option(min=1, max=2000, help="Samples of --probe; 256 by default.")] = None,
+) -> None:
     """Check a recipe and its data without loading a model; say how much GPU memory it takes."""
     from vigneron.recipe import load_config
 
+    if samples is not None and not probe:
+        raise UserError("--samples has no effect without --probe")
     config = load_config(file, overrides or [])
     check_rubric_code([config], allow_code)
     from vigneron.commands.validate import validation_lines
 
-    for line in validation_lines(config, file):
+    for line in validation_lines(config, file, (samples or 256) if probe else 0):
         typer.echo(line)
 
 
@@ -287,7 +298,8 @@ def evaluate(
         print_best_of(console(), best_of_samples(run, by, best_of, rows, step=step, combine=combine), by)
         return
     from vigneron.api import load_run
-    from vigneron.report.tables import metrics_table, samples_table
+    from vigneron.report.tables import conversation_lines, metrics_table, samples_table
+    from vigneron.report.terminal import say
 
     out, loaded = console(), load_run(run, step=step)
     if samples is not None:
@@ -300,7 +312,12 @@ def evaluate(
         metrics |= loaded.evaluate_by_value(
             rows, best_of=best_of, beam=beam, expand=expand or 4, separator=separator or "\n"
         )
-    if show and completions:
+    if loaded.config.environment is not None:
+        for sample in completions[:show]:
+            reward = "missing" if sample.reward is None else f"{sample.reward:.4g}"
+            role = f", {sample.extras['role']}" if "role" in sample.extras else ""
+            say(out, "\n".join([f"--- sample {sample.sample}{role}, reward {reward} ---", *conversation_lines(sample)]))
+    elif show and completions:
         out.print(samples_table(completions[:show]))
     out.print(metrics_table(metrics))
 
@@ -311,11 +328,14 @@ def chat(
     step: Step = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     raw: Annotated[bool, typer.Option(help="Use the typed text as the prompt, without the task's template.")] = False,
+    environment: Annotated[
+        bool, typer.Option("--environment", help="Watch the model talk with the run's environment.")
+    ] = False,
 ) -> None:
     """Chat with a run's model, before and after training."""
     from vigneron.commands.chat import chat_loop
 
-    chat_loop(console(), run, step=step, temperature=temperature, raw=raw)
+    chat_loop(console(), run, step=step, temperature=temperature, raw=raw, environment=environment)
 
 
 @app.command()
@@ -346,6 +366,9 @@ def compare(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the result. Default: the comparison's folder.")] = None,
     archive: Annotated[Path | None, typer.Option(help="Also pack the runs' logs into this file, NAME.tar.xz.")] = None,
+    evaluations: Annotated[
+        int, typer.Option(min=1, max=10, help="Take intervals of the mean of so many last evaluations.")
+    ] = 1,
     allow_code: AllowCode = False,
 ) -> None:
     """Train recipes and compare them: compare A B --seeds 3"""
@@ -353,7 +376,9 @@ def compare(
     from vigneron.run_store.archive import archives_unpacked
 
     with archives_unpacked(recipes_or_runs or []) as arguments:
-        plan = plan_comparison(arguments, seeds=seeds, runs=runs, name=name, out=out, archive=archive)
+        plan = plan_comparison(
+            arguments, seeds=seeds, runs=runs, name=name, out=out, archive=archive, evaluations=evaluations
+        )
         check_rubric_code([planned.config for planned in plan.planned], allow_code)
         from vigneron.commands.compare import run_comparison
 
@@ -362,6 +387,7 @@ def compare(
 
 pages_commands.add_to(app)
 constitution_commands.add_to(app)
+roleplay_commands.add_to(app)
 runs_commands.add_to(app)
 
 

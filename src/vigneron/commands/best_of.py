@@ -15,7 +15,7 @@ from vigneron.core.intervals import wilson
 from vigneron.core.pass_at_k import pass_at_k
 from vigneron.data.prompts import Row
 from vigneron.errors import UserError
-from vigneron.policy.reward_model import load_reward_model
+from vigneron.policy.reward_model import load_reward_model, reward_model_kind
 from vigneron.rewards.apply import RewardFunction
 from vigneron.rewards.process import ranking_reward
 from vigneron.run_store.folder import RunFolder
@@ -61,6 +61,11 @@ def best_of(
         raise UserError("no rows to evaluate on: set data.held_out, or give --file")
     device = str(trained.policy.device)
     scorer = load_reward_model(newest_weights(by, "--by"), start=False, device=device, dtype="float32", key="--by")
+    if trained.config.environment is not None and reward_model_kind(scorer) == "process":
+        raise UserError(
+            f"--by: '{by}' scores the steps of one answer, and this run's samples are conversations: choose a reward "
+            "or preference model"
+        )
     batch = sampled_and_checked(trained.config, trained.policy, rows, count, seed)
     return ranked(batch, ranking_reward(scorer, combine), count)
 

@@ -13,8 +13,9 @@ from rich.table import Table
 from vigneron import api
 from vigneron.commands.compare_plan import Plan, PlannedRun
 from vigneron.errors import UserError
-from vigneron.policy.load import check_model_name
-from vigneron.report.comparison_files import comparison_table, write_comparison
+from vigneron.policy.model_names import check_model_name
+from vigneron.report.comparison_files import comparison_table, intervals_table, write_comparison
+from vigneron.report.paired_intervals import estimates
 from vigneron.report.terminal import TerminalView, say
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
@@ -42,10 +43,14 @@ def run_comparison(console: Console, plan: Plan) -> None:
         say(console, f"\n{run.path.name} ({number} of {len(missing)} to train)")
         train_or_resume(console, run)
     arms = arms_of([*(CollectedRun.read(run.path) for run in plan.planned), *given])
-    files = write_comparison(arms, plan.out)
+    found = estimates(arms, plan.evaluations)
+    files = write_comparison(arms, plan.out, found)
     if plan.archive is not None:
         files.append(write_archive([run.path for arm in arms for run in arm.runs], plan.archive))
     print_full_width(console, comparison_table(arms))
+    if (intervals := intervals_table(found)) is not None:
+        say(console, "")
+        print_full_width(console, intervals)
     for path in files:
         say(console, f"wrote   {path}")
 

@@ -30,6 +30,8 @@ class Plan:
     out: Path
     archive: Path | None = None
     """File to pack the runs' logs into."""
+    evaluations: int = 1
+    """Intervals are of the mean of so many last evaluations."""
 
 
 def plan_comparison(
@@ -40,6 +42,7 @@ def plan_comparison(
     name: str | None,
     out: Path | None,
     archive: Path | None = None,
+    evaluations: int = 1,
 ) -> Plan:
     """Parse the arguments. Raises every error that can be found without heavy imports."""
     overrides = [word for word in arguments if "=" in word]
@@ -69,7 +72,7 @@ def plan_comparison(
             planned.append(PlannedRun(folder / f"{config.recipe}-seed-{seed}", seeded))
     if archive is not None:
         check_archive([*(run.path for run in planned), *given], archive)
-    return Plan(planned, given, out or folder, archive)
+    return Plan(planned, given, out or folder, archive, evaluations)
 
 
 def _is_recipe(word: str) -> bool:

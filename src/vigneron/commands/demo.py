@@ -1,4 +1,4 @@
-"""`vigneron demo`: PGSRM and the binary reward with the same model and seed, evaluated on held-out words.
+"""`vigneron demo`: the same model, prompts and seed with three rewards, evaluated on held-out sentences.
 
 In PGSRM the child is the model that is trained, the parent the model whose answers it learns from.
 """
@@ -9,78 +9,100 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from vigneron.api import train
-from vigneron.errors import UserError
+from vigneron.errors import UserError, visible
 from vigneron.recipe import load_config
-from vigneron.report.html import write_report
+from vigneron.report.html import before_and_after, write_report
+from vigneron.report.tables import truncate
 from vigneron.report.terminal import TerminalView, say
 from vigneron.run_store.folder import RunFolder
 
+ARMS: dict[str, tuple[str, ...]] = {
+    "PGSRM": ("recipe=demo-pgsrm",),
+    "exact check": ("recipe=demo-exact", "reward=binary"),
+    "inclusion check": ("recipe=demo-inclusion", "reward=binary", "data.checker=inclusion"),
+}
+"""What each run changes in the recipe `demo`."""
+TEXTS_SHOWN = 4
+CLEAR = 0.1
+"""A difference of held-out scores that is called one."""
+
 
 def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> None:
-    if any(override.startswith("reward") for override in overrides):
-        raise UserError("the demo compares two rewards: change other keys, or use `vigneron train demo reward=…`")
-    arms = [
-        load_config("demo", [*overrides, "recipe=demo-pgsrm"]),
-        load_config("demo", [*overrides, "recipe=demo-binary", "reward=binary"]),
-    ]
-    model = arms[0].model.name
-    say(console, f"{model} learns antonyms from reference answers: PGSRM, then the binary reward.")
-    folders = []
-    for config in arms:
-        say(console, f"\n{config.recipe}")
+    if any(override.startswith(("reward", "data.checker")) for override in overrides):
+        raise UserError("the demo compares three rewards: change other keys, or use `vigneron train demo reward=…`")
+    arms = {name: load_config("demo", [*overrides, *changes]) for name, changes in ARMS.items()}
+    model = arms["PGSRM"].model.name
+    say(console, f"{model} learns to copy a sentence from a parent's answers, with three rewards:")
+    say(console, "PGSRM (similarity to the answer), a check of equality, and a check that the answer is included.")
+    folders = {}
+    for name, config in arms.items():
+        say(console, f"\n{name}")
         with TerminalView(console, config.recipe) as view:
-            folders.append(RunFolder(train(config, runs=runs, view=view).folder))
-    rows = [summary(folder, folder.metrics()) for folder in folders]
-    console.print(_table(rows))
-    say(console, verdict(*rows))
-    say(console, f"report  {write_report([folder.path for folder in folders])}")
-    say(console, f"chat    vigneron chat {folders[0].path}")
+            folders[name] = RunFolder(train(config, runs=runs, view=view).folder)
+    found = {name: summary(folder.metrics()) for name, folder in folders.items()}
+    console.print(_scores_table(found))
+    if texts := _texts_table(folders):
+        console.print(texts)
+    say(console, verdict(found))
+    first = folders["PGSRM"].path
+    say(console, f"report  {write_report([folder.path for folder in folders.values()])}")
+    say(console, f"chat    vigneron chat {first}")
 
 
-def summary(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Held-out metrics before and after, and the last ones of training."""
-    config = folder.config()
-    evals = [r for r in records if r.get("eval/accuracy") is not None]
+def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Held-out scores before and after, and how many steps had two samples of a prompt with different rewards."""
+    evals = [r for r in records if r.get("eval/answer_included") is not None]
     steps = [r for r in records if r.get("reward") is not None]
+    last = evals[-1] if len(evals) > 1 else {}
     return {
-        "name": folder.path.name,
-        "reward_kind": config.reward.kind,
-        "steps": records[-1]["step"] if records else 0,
-        "before": evals[0]["eval/accuracy"] if evals else None,
-        "after": evals[-1]["eval/accuracy"] if len(evals) > 1 else None,
-        "included_before": evals[0].get("eval/answer_included") if evals else None,
-        "included_after": evals[-1].get("eval/answer_included") if len(evals) > 1 else None,
-        "reward": steps[-1]["reward"] if steps else None,
-        "entropy": steps[-1].get("entropy") if steps else None,
-        "kl": steps[-1].get("kl") if steps else None,
+        "exact_before": evals[0]["eval/exact_match"] if evals else None,
+        "exact": last.get("eval/exact_match"),
+        "included_before": evals[0]["eval/answer_included"] if evals else None,
+        "included": last.get("eval/answer_included"),
+        "steps": len(steps),
+        "taught": sum(step.get("frac_reward_zero_std", 0.0) < 1.0 for step in steps),
     }
 
 
-def verdict(pgsrm: dict[str, Any], binary: dict[str, Any]) -> str:
-    """The result in one sentence, whichever reward is better."""
-    if None in (pgsrm["after"], binary["after"]):
+def verdict(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """What was seen, whichever reward is better: by how many answers have the copy in them."""
+    if any(one["included"] is None for one in found.values()):
         return "nothing to compare: evaluation is off (eval_every=0)"
-    gap = pgsrm["after"] - binary["after"]
-    if abs(gap) < 0.1:
-        return "Both rewards gave about the same held-out exact match."
-    better = "PGSRM" if gap > 0 else "The binary reward"
-    return f"{better} gave the higher held-out exact match (by {abs(gap):.2f})."
+    silent = [name for name, one in found.items() if not one["taught"]]
+    best = max(one["included"] for one in found.values())
+    ahead = [name for name, one in found.items() if best - one["included"] < CLEAR]
+    lines = [f"The {name} never told two samples of a prompt apart, so it taught nothing." for name in silent]
+    if len(ahead) == len(found):
+        return " ".join([*lines, "All three end about equal."])
+    return " ".join([*lines, f"Ahead on held-out sentences: {' and '.join(ahead)}."])
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Exact match, and how often a completion contains the answer: the difference is formatting."""
-    table = Table(title="held-out words, greedy decoding", title_justify="left")
-    for heading in ("reward", "exact match", "gain", "answer included"):
+def _scores_table(found: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(title="held-out sentences, greedy decoding", title_justify="left")
+    for heading in ("reward", "copy included", "exact copy", "steps with a signal"):
         table.add_column(heading)
-    for row in rows:
-        before, after = row["before"], row["after"]
-        known = before is not None and after is not None
-        table.add_row(
-            "PGSRM" if row["reward_kind"] == "semantic" else "binary",
-            f"{before:.2f} → {after:.2f}" if known else "–",
-            f"{after - before:+.2f}" if known else "–",
-            f"{row['included_before']:.2f} → {row['included_after']:.2f}" if known else "–",
-        )
+    for name, one in found.items():
+        scores = [_change(one[f"{score}_before"], one[score]) for score in ("included", "exact")]
+        table.add_row(name, *scores, f"{one['taught']} of {one['steps']}")
+    return table
+
+
+def _change(before: float | None, after: float | None) -> str:
+    return "–" if before is None or after is None else f"{before:.2f} → {after:.2f}"
+
+
+def _texts_table(folders: Mapping[str, RunFolder]) -> Table | None:
+    """The first held-out sentences: what the untrained model says, and what each of the trained ones does."""
+    pairs = {name: before_and_after(folder.path)[:TEXTS_SHOWN] for name, folder in folders.items()}
+    if not all(pairs.values()):
+        return None
+    table = Table(title="the same sentences before and after", title_justify="left", show_lines=True)
+    for heading in ("sentence", "before", *pairs):
+        table.add_column(heading, overflow="fold", ratio=1)
+    for row, (before, _) in enumerate(next(iter(pairs.values()))):
+        texts = [before.answer or before.prompt, before.completion, *(own[row][1].completion for own in pairs.values())]
+        table.add_row(*(Text(truncate(visible(text.strip()), 120)) for text in texts))
     return table

@@ -85,7 +85,7 @@ def _write_and_verify(trained: Trained, draft: Path, dtype: torch.dtype) -> tupl
     ids = comparison_ids(trained, compared)
     base = begin_identity(config.model.name, trained.reference.policy)()
     to_float32(policy.model)
-    policy.compute_dtype, policy.narrow = torch.float32, False
+    policy.compute_dtype, policy.low_precision = torch.float32, False
     original = model_outputs(policy, ids)
     merge(policy)
     stop_at_turn_end(policy, [row["prompt"] for row in first_rows(data, ("train", "held_out"), 1)])

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from vigneron.data.prompts import Row
 from vigneron.errors import UserError
 from vigneron.labels.export import OutFile
 from vigneron.labels.items import Kind
@@ -122,12 +123,12 @@ def open_session(options: LabelOptions, tell: Callable[[str], None]) -> Session:
     options.check()
     items: list[Any] = []
     notices: list[str] = []
-    prompts: list[Any] = []
+    rows: list[Row] = []
     if options.sample is not None:
-        from vigneron.labels.live_sampling import prompts_of
+        from vigneron.labels.live_sampling import rows_of
 
         assert options.prompts is not None
-        prompts = prompts_of(options.prompts)
+        rows = rows_of(options.prompts)
     else:
         items, notices = from_source(options)
     session = Session(
@@ -141,7 +142,7 @@ def open_session(options: LabelOptions, tell: Callable[[str], None]) -> Session:
         tell(f"note: {notice}")
     session.offer(items)
     if options.sample is not None:
-        _sample(options, session, prompts)
+        _sample(options, session, rows)
     return session
 
 
@@ -171,7 +172,7 @@ def from_source(options: LabelOptions) -> tuple[list[Any], list[str]]:
     return list(collected.items), collected.notices
 
 
-def _sample(options: LabelOptions, session: Session, prompts: list[Any]) -> None:
+def _sample(options: LabelOptions, session: Session, rows: list[Row]) -> None:
     from vigneron.labels.live_sampling import load_sampler, sample_for
 
     assert options.sample is not None
@@ -180,7 +181,7 @@ def _sample(options: LabelOptions, session: Session, prompts: list[Any]) -> None
     sample_for(
         session,
         load,
-        prompts,
+        rows,
         kind="best" if options.best else "pairs",
         count=(options.group or 4) if options.best else 2,
     )

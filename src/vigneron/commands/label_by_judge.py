@@ -12,7 +12,7 @@ from vigneron.data.prompts import Row, prompt_text
 from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
 from vigneron.labels.by_judge import Check, label_pairs
-from vigneron.labels.items import Comparison, in_format_of, make_comparisons
+from vigneron.labels.items import Comparison, make_comparisons
 from vigneron.labels.live_sampling import rows_of, sample_groups
 from vigneron.report.terminal import say
 from vigneron.rewards.checkers import NEEDS, check_texts, load_checker
@@ -70,11 +70,11 @@ def _comparisons(console: Console, options: LabelOptions) -> list[Comparison]:
             say(console, f"note: {notice}")
         return items
     assert options.prompts is not None
-    prompts = [row["prompt"] for row in rows_of(options.prompts)][: options.limit]
+    rows = rows_of(options.prompts)[: options.limit]
     temperature = 1.0 if options.temperature is None else options.temperature
     groups = sample_groups(
         options.sample,
-        prompts,
+        rows,
         count=options.group or 2,
         temperature=temperature,
         max_new_tokens=options.max_new_tokens,
@@ -82,14 +82,15 @@ def _comparisons(console: Console, options: LabelOptions) -> list[Comparison]:
     )
     items = [
         item
-        for prompt, texts in zip(prompts, groups, strict=True)
-        for item in make_comparisons(prompt, in_format_of(prompt, texts), "pairs", options.seed)
+        for row, drawn in groups
+        for item in make_comparisons(row["prompt"], drawn, "pairs", options.seed, row.get("tools"))
     ]
-    left_out = sum(map(len, groups)) - 2 * len(items)
+    count = sum(len(drawn) for _, drawn in groups)
+    left_out = count - 2 * len(items)
     if items and left_out:
         say(
             console,
-            f"note: {left_out} of {sum(map(len, groups))} completions are in no pair: empty, equal to another of the "
+            f"note: {left_out} of {count} completions are in no pair: empty, equal to another of the "
             "prompt, or without a partner (each is used once)",
         )
     if not items:

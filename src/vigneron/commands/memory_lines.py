@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from vigneron.config import Config
-from vigneron.data.prompts import Row, completion_text, prompts_token_ids
+from vigneron.data.prompts import Row, conversation_text, prompts_token_ids
 from vigneron.data.rows import longest_of
-from vigneron.policy.load import local_tokenizer
+from vigneron.policy.model_names import local_tokenizer
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import measured_columns
 from vigneron.training.memory_fit import GPU_SIZES, Fitting
-from vigneron.training.memory_parts import GB, Part, Plan
+from vigneron.training.memory_parts import Part, Plan
 from vigneron.training.memory_plan import RunMemory, gpu_gigabytes
+from vigneron.values import GB
 
 CHARACTERS_PER_TOKEN = 3
 SMALLEST_SHOWN = 0.002
@@ -22,7 +23,7 @@ def memory_lines(config: Config, data: Data) -> Iterator[str]:
     if config.model.device in ("cpu", "mps"):
         return
     tokens = longest_text(config, data)
-    memory = RunMemory.of(config, tokens)
+    memory = RunMemory.of(config, tokens, held_out=len(data.held_out))
     if memory is None:
         yield (
             f"memory: not estimated, because the config of '{config.model.name}' is not on this machine: download the "
@@ -32,27 +33,32 @@ def memory_lines(config: Config, data: Data) -> Iterator[str]:
     size = gpu_gigabytes(config)
     plan = memory.plan(config, size)
     what = "prompts" if config.method.reads == "prompts" else "texts"
-    yield f"memory on a GPU of {size:.0f} GB, in GB, with {what} of up to {tokens} tokens and {_passes(plan)}:"
+    yield f"memory on a GPU of {size:.4g} GB, in GB, with {what} of up to {tokens} tokens and {_passes(plan)}:"
     for part in plan.parts:
         if part.bytes >= SMALLEST_SHOWN * plan.peak_bytes:
-            yield f"  {part.name:<32} {part.bytes / GB:8.2f}  {_phases(part)}"
+            yield f"  {part.name:<32} {part.bytes / GB:8.2f}  {_phases(part, plan)}"
     yield f"  {'in all':<32} {plan.peak_bytes / GB:8.2f}  {_totals(plan)}"
+    if plan.host_bytes:
+        yield f"host memory, pinned, of what is offloaded: {plan.host_bytes / GB:.2f} GB"
     yield from _fitting_lines(memory, config)
 
 
 def _fitting_lines(memory: RunMemory, config: Config) -> Iterator[str]:
     search = Fitting(memory, config)
-    for size in GPU_SIZES:
+    own = config.model.memory_gb
+    sizes = sorted({*GPU_SIZES, *([] if own is None else [own])})
+    for size in sizes:
         fitted = search.fit(size)
         if fitted is None:
-            yield f"to fit {size} GB: no settings are enough: choose a smaller model, or shorter texts"
+            yield f"to fit {size:.4g} GB: no settings are enough: choose a smaller model, or shorter texts"
             continue
+        takes = f"{fitted.plan.least_bytes / GB:.1f} GB with {_passes(fitted.plan)}"
         if not fitted.changes:
-            more = "" if size == GPU_SIZES[0] else ", and more"
-            yield f"fits {size} GB as it is{more} ({fitted.plan.least_bytes / GB:.1f} GB with {_passes(fitted.plan)})"
+            more = "" if size == sizes[0] else ", and more"
+            yield f"fits {size:.4g} GB as it is{more} ({takes})"
             return
         changes = " ".join(map(str, fitted.changes))
-        yield f"to fit {size} GB: {changes} ({fitted.plan.least_bytes / GB:.1f} GB with {_passes(fitted.plan)})"
+        yield f"to fit {size:.4g} GB: {changes} ({takes})"
 
 
 def _passes(plan: Plan) -> str:
@@ -60,12 +66,20 @@ def _passes(plan: Plan) -> str:
     return f"{plan.microbatch_tokens} tokens in a pass{recomputed}"
 
 
-def _phases(part: Part) -> str:
-    return ", ".join(name for name, used in (("sampling", part.sampling), ("update", part.update)) if used)
+def _phases(part: Part, plan: Plan) -> str:
+    if _is_offloaded(part):
+        return "reference's pass"
+    return ", ".join(str(name) for name, used in ((plan.sampling, part.sampling), ("update", part.update)) if used)
+
+
+def _is_offloaded(part: Part) -> bool:
+    return part.scoring and not part.update
 
 
 def _totals(plan: Plan) -> str:
-    return f"sampling {plan.sampling_bytes / GB:.2f}, update {plan.update_bytes / GB:.2f}"
+    scoring = f"reference's pass {plan.scoring_bytes / GB:.2f}, " if any(map(_is_offloaded, plan.parts)) else ""
+    sampling = "" if plan.sampling is None else f"{plan.sampling} {plan.sampling_bytes / GB:.2f}, "
+    return f"{sampling}{scoring}update {plan.update_bytes / GB:.2f}"
 
 
 def longest_text(config: Config, data: Data) -> int:
@@ -85,10 +99,10 @@ def longest_text(config: Config, data: Data) -> int:
 
 def _tokens(tokenizer: object, text: object) -> int:
     if tokenizer is None:
-        return -(-len(completion_text(text)) // CHARACTERS_PER_TOKEN)
+        return -(-len(conversation_text(text)) // CHARACTERS_PER_TOKEN)
     if isinstance(text, str):
         return len(prompts_token_ids(tokenizer, [text])[0])
     try:
         return len(prompts_token_ids(tokenizer, [text])[0])
     except Exception:  # a template can fail in any way on an answer by itself
-        return -(-len(completion_text(text)) // CHARACTERS_PER_TOKEN)
+        return -(-len(conversation_text(text)) // CHARACTERS_PER_TOKEN)

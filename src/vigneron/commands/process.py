@@ -114,6 +114,10 @@ def _load(
         trained = load_run(options.source)
         if trained.config.method.trains == "scorer":
             raise UserError(f"'{options.source}' trained a reward model, which cannot continue a solution")
+        if trained.config.environment is not None:
+            raise UserError(
+                f"'{options.source}' was trained with an `environment`: its samples are conversations, not steps"
+            )
         rows = RunFolder(trained.folder).data(trained.config).train if needs_rows else []
         if trained.config.rollout is not None:
             tell("note: the run's own `rollout` cannot continue a solution: the model samples without it")

@@ -9,7 +9,7 @@ from rich.console import Console
 from vigneron.commands.judging import check_out, note_missing, open_judge, prompt_rows, write_rows
 from vigneron.data.prompts import Row, completion_text
 from vigneron.errors import UserError, did_you_mean
-from vigneron.labels.live_sampling import sample_groups
+from vigneron.labels.live_sampling import refuse_environment, sample_groups
 from vigneron.labels.revisions import revise
 from vigneron.recipe import load_config
 from vigneron.report.terminal import say
@@ -50,6 +50,8 @@ class ReviseOptions:
 def revise_rows(console: Console, options: ReviseOptions) -> None:
     """All files and the model are checked before the first request."""
     options.check()
+    if options.sample is not None:
+        refuse_environment(options.sample, "revises single answers")
     principles = read_principles(options.principles)
     rows, held_out = prompt_rows(options.source, options.limit)
     answers = None if options.answers is None else _column(rows, options.answers, options.source)
@@ -59,13 +61,13 @@ def revise_rows(console: Console, options: ReviseOptions) -> None:
             temperature = 1.0 if options.temperature is None else options.temperature
             groups = sample_groups(
                 options.sample,
-                prompts,
+                rows,
                 count=1,
                 temperature=temperature,
                 max_new_tokens=options.max_new_tokens,
                 seed=options.seed,
             )
-            answers = [text for (text,) in groups]
+            answers = [completion_text(answer) for _, (answer,) in groups]
         revised = revise(model, prompts, answers, principles, revisions=options.revisions, seed=options.seed)
         written = [row for row in revised.rows if row.answer.strip()]
         if not written:

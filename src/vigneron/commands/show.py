@@ -128,7 +128,7 @@ def _next_commands(run: RunDetails) -> Iterator[tuple[str, str]]:
     if status.state == "finished" and run.saved:
         yield "train further", f"{resume} steps={2 * status.steps}"
     if run.saved and run.config.method.trains == "policy":
-        yield "chat", f"vigneron chat {path}"
+        yield "chat", f"vigneron chat {path}{'' if run.config.environment is None else ' --environment'}"
     if status.step:
         yield "view", f"vigneron view {path}"
         yield "report", f"vigneron report {path}"

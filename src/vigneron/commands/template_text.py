@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vigneron.config import Config
-from vigneron.data.formats import conversation_of
-from vigneron.data.prompts import NumberedRow, Row, in_row, numbered
+from vigneron.data.formats import answered, conversation_of
+from vigneron.data.prompts import NumberedRow, Row, in_row, numbered, prompt_of
 from vigneron.data.rows import longest_of
 from vigneron.policy.chat import Conversation, mint, set_template_defaults
 from vigneron.policy.chat_template import check_date, set_date
-from vigneron.policy.load import local_tokenizer
+from vigneron.policy.model_names import local_tokenizer
 from vigneron.rollout.trained_text_notes import trained_text_notes
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import measured_columns
@@ -67,7 +67,8 @@ def _of_row(config: Config, tokenizer: Any, row: Row, part: str) -> str:
         reads = "prompts"
     sides = ("rejected", "chosen") if reads == "pairs" else ("answer",)
     for side in sides:
-        text = in_row(*place, _shown, reads, tokenizer, {**row, "answer": row[side]} if reads == "pairs" else row)
+        given = answered(prompt_of(row), row[side]) if reads == "pairs" else row
+        text = in_row(*place, _shown, reads, tokenizer, given)
     return text
 
 

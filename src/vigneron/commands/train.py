@@ -104,5 +104,6 @@ def _print_next_steps(console: Console, trained: "Trained") -> None:
         kind = "preference" if trained.config.method.joins_pairs else scores
         say(console, f"use     reward: {{kind: {kind}, model: {trained.folder}}}")
     else:
-        say(console, f"chat    vigneron chat {trained.folder}")
+        watch = "" if trained.config.environment is None else " --environment"
+        say(console, f"chat    vigneron chat {trained.folder}{watch}")
     say(console, f"view    vigneron view {trained.folder}")

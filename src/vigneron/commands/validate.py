@@ -1,4 +1,4 @@
-"""`vigneron validate`: check a recipe and its data without loading a model."""
+"""`vigneron validate`: check a recipe and its data without loading a model, unless it is to be probed."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,25 +16,31 @@ from vigneron.policy.architecture import (
     reward_model_class,
     takes_packed_masks,
 )
-from vigneron.policy.load import check_model_name, local_config
+from vigneron.policy.model_names import check_model_name, local_config
 from vigneron.policy.reward_model import check_reward_model
+from vigneron.policy.stored import check_weight_files
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
 from vigneron.run_data.load import load_data
 from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import count_cached
 from vigneron.trackers.tracking import check_trackers
+from vigneron.training.setup.machine_checks import check_compile, check_machine, machine_notices
+from vigneron.training.setup.parent import check_parent
 from vigneron.training.setup.resolve import newest_weights, resolved
 
 
-def validation_lines(config: Config, name: str) -> Iterator[str]:
-    """The lines to print; the first thing that is wrong is raised as a UserError."""
+def validation_lines(config: Config, name: str, probe_samples: int = 0) -> Iterator[str]:
+    """The lines to print; the first thing that is wrong is raised as a UserError. `probe_samples`: how many samples to
+    draw from the model, which is then loaded. What this machine lacks comes last: the recipe may be another one's."""
     check_trackers(config.trackers)
     data = load_data(config)
     given, config = config, resolved(config)
     check_model_name(config.model.name)
+    check_parent(config)
     build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
-    for text in data.notices:
+    weights = check_weight_files(config.model.name, allow_pickle=config.model.allow_pickle)
+    for text in (*data.notices, *([] if weights is None else [weights]), *machine_notices(config)):
         yield f"note: {visible(text)}"
     if config.parent is not None:
         cached, to_ask = count_cached(config, data)
@@ -44,7 +50,21 @@ def validation_lines(config: Config, name: str) -> Iterator[str]:
     yield _size(config)
     yield from map(visible, shown)
     yield _model_line(config)
-    yield from memory_lines(given.model_copy(update={"model": _with_path(given, config)}), data)
+    if config.method.parent_model is not None:
+        yield f"parent {config.method.parent_model}: frozen, loaded beside the model, once per process"
+    yield from memory_lines(
+        given.model_copy(update={"model": _with_path(given, config), "method": config.method}), data
+    )
+    check_compile(given)
+    check_machine(config)
+    if probe_samples:
+        from vigneron.commands.probe import probe_lines
+        from vigneron.training.probe import probe
+
+        notices: list[str] = []
+        found = probe(config, data, probe_samples, notices.append)
+        yield from (f"note: {visible(text)}" for text in notices)
+        yield from probe_lines(found, config)
 
 
 def _with_path(given: Config, config: Config) -> ModelConfig:
@@ -89,8 +109,11 @@ def _size(config: Config) -> str:
     if config.method.reads != "prompts":
         rows = {"recorded": "recorded samples"}.get(config.method.reads, config.method.reads)
         return f"{config.steps} steps of {config.prompts_per_step} {rows}"
-    samples = config.prompts_per_step * config.group_size
+    samples, each = config.prompts_per_step * config.group_size, f"up to {config.max_new_tokens} new tokens each"
+    if config.environment is not None:
+        turns = config.environment.max_turns
+        each = f"conversations of up to {turns} turns of {config.max_new_tokens} new tokens"
     return (
         f"{config.steps} steps of {samples} samples ({config.prompts_per_step} prompts × {config.group_size}), "
-        f"up to {config.max_new_tokens} new tokens each: {config.steps * samples} samples in total"
+        f"{each}: {config.steps * samples} samples in total"
     )

@@ -17,23 +17,21 @@ from vigneron.config.curricula import (
     SuccessCurriculumConfig,
 )
 from vigneron.config.custom import USER_CODE, SlotOptions
+from vigneron.config.distill import DistillConfig, GadConfig
+from vigneron.config.environments import (
+    EndpointPlayerConfig,
+    EnvironmentConfig,
+    EnvironmentOptions,
+    GameConfig,
+    LocalPlayerConfig,
+    PlayerConfig,
+    PythonEnvironmentConfig,
+    ToolsEnvironmentConfig,
+)
 from vigneron.config.group import GrapeConfig, GroupRelativeConfig, GrpoConfig
 from vigneron.config.judges import EndpointJudgeConfig, JudgeConfig, LocalJudgeConfig, PythonJudgeConfig
 from vigneron.config.kl import AdaptiveKlConfig, GrpoKlConfig, KlConfig, PenaltyConfig, RewardKlConfig
-from vigneron.config.methods import (
-    ActorCriticConfig,
-    ConstraintConfig,
-    DpoConfig,
-    FlowerConfig,
-    KtoConfig,
-    MethodConfig,
-    PpoConfig,
-    ReinforceConfig,
-    RejectionSamplingConfig,
-    SftConfig,
-    SppoConfig,
-    TrpoConfig,
-)
+from vigneron.config.methods import MethodConfig
 from vigneron.config.offline import AStarPoConfig, OreoConfig, ToprConfig
 from vigneron.config.options import MethodOptions
 from vigneron.config.parts import (
@@ -47,18 +45,29 @@ from vigneron.config.parts import (
     ParentConfig,
     SamplingConfig,
 )
+from vigneron.config.policy_gradient import (
+    ActorCriticConfig,
+    ConstraintConfig,
+    PpoConfig,
+    ReinforceConfig,
+    TrpoConfig,
+)
+from vigneron.config.preferences import DpoConfig, KtoConfig, SppoConfig
 from vigneron.config.rewards import (
     BinaryRewardConfig,
     CombinedRewardConfig,
+    EnvironmentRewardConfig,
     GuardsConfig,
     ModelRewardConfig,
     OverlongConfig,
     PreferenceRewardConfig,
+    ProbabilityRewardConfig,
     ProcessRewardConfig,
     PythonRewardConfig,
     RewardConfig,
     RubricRewardConfig,
     SemanticRewardConfig,
+    TokenF1RewardConfig,
     is_api_embedder,
 )
 from vigneron.config.scale import (
@@ -69,6 +78,7 @@ from vigneron.config.scale import (
     VllmSamplingConfig,
 )
 from vigneron.config.scorers import PreferenceModelConfig, ProcessModelConfig, RewardModelConfig, ScoreModelConfig
+from vigneron.config.supervised import FlowerConfig, RejectionSamplingConfig, SftConfig
 from vigneron.config.top_level import DEFAULT_MICROBATCH_TOKENS, TopLevel
 from vigneron.config.values import STORED, Strict, plain_url
 
@@ -87,10 +97,17 @@ __all__ = [
     "CurriculumConfig",
     "CurriculumOptions",
     "DataConfig",
+    "DistillConfig",
     "DpoConfig",
     "EndpointJudgeConfig",
     "EndpointParentConfig",
+    "EndpointPlayerConfig",
+    "EnvironmentConfig",
+    "EnvironmentOptions",
+    "EnvironmentRewardConfig",
     "FlowerConfig",
+    "GadConfig",
+    "GameConfig",
     "GrapeConfig",
     "GroupRelativeConfig",
     "GrpoConfig",
@@ -103,6 +120,7 @@ __all__ = [
     "LevelCurriculumConfig",
     "LocalJudgeConfig",
     "LocalParentConfig",
+    "LocalPlayerConfig",
     "LoraConfig",
     "LossCurriculumConfig",
     "MethodConfig",
@@ -114,12 +132,15 @@ __all__ = [
     "OverlongConfig",
     "ParentConfig",
     "PenaltyConfig",
+    "PlayerConfig",
     "PoolConfig",
     "PpoConfig",
     "PreferenceModelConfig",
     "PreferenceRewardConfig",
+    "ProbabilityRewardConfig",
     "ProcessModelConfig",
     "ProcessRewardConfig",
+    "PythonEnvironmentConfig",
     "PythonJudgeConfig",
     "PythonRewardConfig",
     "RaySamplingConfig",
@@ -139,6 +160,8 @@ __all__ = [
     "Strict",
     "SuccessCurriculumConfig",
     "TokenCriticConfig",
+    "TokenF1RewardConfig",
+    "ToolsEnvironmentConfig",
     "ToprConfig",
     "TrpoConfig",
     "VllmSamplingConfig",

@@ -6,11 +6,13 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from vigneron.config.curricula import LossCurriculumConfig, SuccessCurriculumConfig
+from vigneron.config.environments import GameConfig
 from vigneron.config.kl import KlConfig, PenaltyConfig
 from vigneron.config.methods import MethodConfig
 from vigneron.config.options import MethodOptions
 from vigneron.config.parts import SamplingConfig
-from vigneron.config.rewards import embeds_here, judges_here
+from vigneron.config.phases import engine_samples, sampling_phase
+from vigneron.config.rewards import asks_reference, embeds_here, judges_here
 from vigneron.config.scale import ScaleConfig
 from vigneron.config.top_level import TopLevel
 
@@ -18,8 +20,8 @@ METHOD = TypeAdapter[MethodOptions](MethodConfig)
 
 
 def with_default_reward(given: Any, context: Any) -> Any:
-    """A recipe as it was read. Without a reward, held-out completions of a method that reads given texts are scored by
-    the checker."""
+    """A recipe as it was read. Without a reward, completions of a method that does not learn from one are scored by the
+    checker."""
     if not isinstance(given, Mapping):
         return given
     try:
@@ -33,7 +35,7 @@ def with_default_reward(given: Any, context: Any) -> Any:
         raise ValueError(
             f"`reward` has no effect with {_named(method)}, which trains on preference pairs: leave it out"
         )
-    needs_none = method.reads != "prompts" and given.get("reward") is None
+    needs_none = (method.reads != "prompts" or not method.learns_from_reward) and given.get("reward") is None
     return {**given, "reward": {"kind": "binary"}} if needs_none else given
 
 
@@ -133,6 +135,39 @@ def step_rewards_are_used(config: TopLevel) -> None:
         )
 
 
+def an_environment_is_there(config: TopLevel) -> None:
+    kinds = {part.kind for part in config.reward.parts}
+    if config.environment is None:
+        if "environment" in kinds:
+            raise ValueError("`reward.kind: environment` needs an `environment` section, which gives the rewards")
+        return
+    if config.method.reads == "pairs":
+        raise ValueError(f"`environment` has no effect with {_named(config.method)}, which samples nothing")
+    if "process" in kinds or "probability" in kinds:
+        (kind,) = sorted(kinds & {"process", "probability"})[:1]
+        raise ValueError(f"`reward.kind: {kind}` reads one answer, not a conversation with an `environment`")
+    if isinstance(config.environment, GameConfig):
+        _a_game_can_be_played(config)
+    if config.rollout is not None:
+        raise ValueError("`environment` has no effect beside a `rollout` of your own: leave one of them out")
+
+
+def _a_game_can_be_played(config: TopLevel) -> None:
+    game = "`environment.kind: game`"
+    if isinstance(config.curriculum, LossCurriculumConfig | SuccessCurriculumConfig):
+        raise ValueError(
+            f"`curriculum.by: {config.curriculum.by}` needs one reward for each row, and a game has one for each role"
+        )
+    if config.sampling.prompt is not None:
+        raise ValueError("`sampling.prompt` has no effect on a game, which says what its roles read: leave it out")
+    if getattr(config.method, "name", "") == "grape":
+        raise ValueError(
+            f"{game} cannot be used with {_named(config.method)}: use another method that samples, as grpo"
+        )
+    if getattr(config.method, "resamples", 0):
+        raise ValueError(f"{game} cannot be used with dynamic sampling, which replaces groups: a row has several")
+
+
 def a_step_has_enough_rows(config: TopLevel) -> None:
     if config.prompts_per_step < config.method.smallest_step:
         raise ValueError(f"{_named(config.method)} needs `prompts_per_step` of {config.method.smallest_step} or more")
@@ -142,8 +177,20 @@ def the_overlong_penalty_has_an_effect(config: TopLevel) -> None:
     overlong = config.reward.overlong
     if overlong is not None and config.method.reads != "prompts":
         raise ValueError(f"`reward.overlong` has no effect with {_named(config.method)}, which samples nothing")
-    if overlong is not None and overlong.buffer > config.max_new_tokens:
-        raise ValueError(f"`reward.overlong.buffer` is above `max_new_tokens` ({config.max_new_tokens})")
+    if overlong is not None and overlong.buffer > config.completion_tokens:
+        raise ValueError(f"`reward.overlong.buffer` is above the longest completion ({config.completion_tokens})")
+
+
+def the_policy_can_score(config: TopLevel) -> None:
+    if not any(part.kind == "probability" for part in config.reward.parts):
+        return
+    scale, key = config.scale, "`reward.kind: probability` passes texts through the model in training"
+    if scale.shard > 1:
+        raise ValueError(f"{key} on rank 0 alone, which sharded weights cannot: set `scale.shard` to 1")
+    if scale.staleness:
+        raise ValueError(f"{key}, which must not change meanwhile: set `scale.staleness` to 0")
+    if config.method.trains != "policy":
+        raise ValueError(f"{key}, but {_named(config.method)} trains no policy: use another reward")
 
 
 def pools_have_work(config: TopLevel) -> None:
@@ -179,6 +226,24 @@ def responses_are_drawn_as_a_rubric_says(config: TopLevel) -> None:
         raise ValueError(
             f"`rollout` has no effect with {_named(config.method)}, which has its own rollout: leave it out"
         )
+
+
+def a_servers_parent_reads_as_the_child_samples(config: TopLevel) -> None:
+    if getattr(config.method, "url", None) is not None and config.sampling.temperature != 1.0:
+        raise ValueError(
+            "`method.url`: vLLM's log-probs of a text are those at temperature 1: set `sampling.temperature` to 1"
+        )
+
+
+def a_trained_reward_is_here(config: TopLevel) -> None:
+    if not config.method.trains_its_reward:
+        return
+    if config.scale.staleness:
+        raise ValueError(
+            f"{_named(config.method)} rewards samples by a model that is trained: set `scale.staleness` to 0"
+        )
+    if config.scale.shard > 1:
+        raise ValueError(f"{_named(config.method)} trains a second model, which is not sharded: set `scale.shard` to 1")
 
 
 def a_curriculum_can_measure(config: TopLevel) -> None:
@@ -234,12 +299,13 @@ def critic_lr_has_an_effect(config: TopLevel) -> None:
         raise ValueError(f"`optimizer.critic_lr` has no effect with {_named(config.method)}: it has no critic")
 
 
-def moments_can_be_held_so(config: TopLevel) -> None:
+def weights_and_moments_can_be_held_so(config: TopLevel) -> None:
     optimizer, model = config.optimizer, config.model
     if config.scale.shard > 1:
         chosen = {
             "optimizer.kind: adamw_8bit": optimizer.kind == "adamw_8bit",
             "optimizer.offload": optimizer.offload,
+            "model.offload_reference": model.offload_reference,
             "model.weights: bfloat16": model.weights == "bfloat16",
         }
         for key in (key for key, is_chosen in chosen.items() if is_chosen):
@@ -251,10 +317,49 @@ def moments_can_be_held_so(config: TopLevel) -> None:
         )
 
 
-def moments_have_elsewhere_to_go(config: TopLevel) -> None:
+def what_is_offloaded_has_elsewhere_to_go(config: TopLevel) -> None:
     device = config.model.device
-    if config.optimizer.offload and device in ("cpu", "mps"):
-        raise ValueError(f"`optimizer.offload` has no effect with `model.device: {device}`: leave it out")
+    offloaded = {
+        "optimizer.offload": config.optimizer.offload,
+        "model.offload_reference": config.model.offload_reference,
+    }
+    for key in (key for key, is_set in offloaded.items() if is_set and device in ("cpu", "mps")):
+        raise ValueError(f"`{key}` has no effect with `model.device: {device}`: leave it out")
+    used = config.method.uses_reference or asks_reference(config.reward)
+    if config.model.offload_reference and config.method.imported and not used:
+        raise ValueError("`model.offload_reference` has no effect: the method, as it is set, uses no reference")
+
+
+def limits_of_memory_have_an_effect(config: TopLevel) -> None:
+    model = config.model
+    if model.memory_gb is not None and model.device in ("cpu", "mps"):
+        raise ValueError(
+            f"`model.memory_gb` has no effect with `model.device: {model.device}`: it limits a GPU's memory"
+        )
+    if model.cache_gb is None or not config.method.imported or engine_samples(config):
+        return
+    if sampling_phase(config) is None:
+        raise ValueError(
+            f"`model.cache_gb` has no effect with {_named(config.method)}, which samples nothing: leave it out"
+        )
+    raise ValueError(f"`model.cache_gb` has no effect with `scale.sampling.kind: {config.scale.sampling.kind}`")
+
+
+def a_constraint_has_no_moments(config: TopLevel) -> None:
+    """But those of the critic, which are few unless it is a network of its own."""
+    method, optimizer = config.method, config.optimizer
+    if method.steps_by_gradient or method.has_own_critic:
+        return
+    for key, chosen in (("offload", optimizer.offload), ("kind", optimizer.kind != "adamw")):
+        if chosen:
+            raise ValueError(f"`optimizer.{key}` saves nothing with `form: constraint`, whose policy has no moments")
+
+
+def a_scorer_samples_nothing(config: TopLevel) -> None:
+    if config.method.trains == "scorer" and config.scale.sampling.kind != "here":
+        raise ValueError(
+            f"`scale.sampling` has no effect with {_named(config.method)}, which samples nothing: leave it out"
+        )
 
 
 CHECKS = (
@@ -265,18 +370,28 @@ CHECKS = (
     a_group_can_be_compared,
     rewards_of_prompts_can_be_compared,
     step_rewards_are_used,
+    an_environment_is_there,
     a_step_has_enough_rows,
     the_overlong_penalty_has_an_effect,
+    the_policy_can_score,
     pools_have_work,
     responses_are_drawn_as_a_rubric_says,
+    a_servers_parent_reads_as_the_child_samples,
+    a_trained_reward_is_here,
     a_curriculum_can_measure,
     actor_lr_has_an_effect,
     a_trust_region_needs_whole_weights,
     four_bits_are_supported,
     critic_lr_has_an_effect,
-    moments_can_be_held_so,
+    weights_and_moments_can_be_held_so,
 )
-CHECKS_OF_NEW_RUNS = (win_rates_are_given, moments_have_elsewhere_to_go)
+CHECKS_OF_NEW_RUNS = (
+    win_rates_are_given,
+    what_is_offloaded_has_elsewhere_to_go,
+    limits_of_memory_have_an_effect,
+    a_constraint_has_no_moments,
+    a_scorer_samples_nothing,
+)
 """Added when runs existed that they refuse, or refusing what a run's config holds after it has been resolved: those
 can still be read and resumed."""
 

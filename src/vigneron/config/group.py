@@ -1,12 +1,13 @@
 """Group-relative methods: GRPO, and GRAPE with its mix of responses."""
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from vigneron.config.kl import GrpoKlConfig
 from vigneron.config.options import Aggregation, MethodOptions
-from vigneron.config.values import NotNegative, Positive, Strict
+from vigneron.config.values import NotNegative, Positive, Share, Strict
 
 # Options of the clipped ratio.
 CLIPPING = ("clip_epsilon", "clip_epsilon_high", "clip_delta", "level")
@@ -39,12 +40,21 @@ class GroupRelativeConfig(MethodOptions):
     kl: GrpoKlConfig = GrpoKlConfig()
 
     @property
+    def uses_reference(self) -> bool:
+        return self.kl.coefficient > 0
+
+    @property
     def smallest_group(self) -> int:
         return 2
 
     @property
     def resamples(self) -> int:
         return 0
+
+    @property
+    def unbalanced_by(self) -> str | None:
+        """The option with which the losses of a group's samples do not cancel out. None: advantages sum to 0."""
+        return None
 
     @model_validator(mode="after")
     def level_fits_the_aggregation(self) -> "GroupRelativeConfig":
@@ -104,6 +114,32 @@ class MixConfig(Strict):
         return self
 
 
+class ScaffoldConfig(Strict):
+    """RuscaRL (Zhou et al. 2025): fresh answer i of a group of G sees a share (G−1−i)/(G−1) · 1/(1 + e^{a(x − x₀)}) of
+    the help, x being the progress of training from 0 to 1; then it answers the bare question."""
+
+    shows: Literal["items", "generation_prompt"] = "items"
+    """items: this share of the category's items, rounded, chosen at random, in place of the `generate` prompt.
+    generation_prompt: that prompt, where the share is at least one half."""
+    half_at: Share = 0.2
+    """x₀: the progress at which half of the help is left."""
+    steepness: Annotated[float, Field(gt=0)] = 125.0
+    """a: how fast it fades there."""
+
+
+class SelfDistillationConfig(Strict):
+    """On policy: all answers are sampled for the bare question, and the policy that has seen more scores their tokens
+    (SDPO, Hübotter et al. 2026): A = R − mean + λ · clip(log π₀(token | seen, question) − log π₀(token | question))."""
+
+    sees: Literal["feedback", "best", "generation_prompt"] = "feedback"
+    """What it has seen. feedback: the feedback on the same answer, without its text. best: the best answer of the group
+    and the feedback on it; answers with the best reward get no signal. generation_prompt: the category's prompt."""
+    coefficient: Annotated[float, Field(gt=0)] = 1.0
+    """λ, the weight of a nat beside the reward."""
+    limit: Annotated[float, Field(gt=0)] = 1.0
+    """A token's difference is clipped to ± this many nats."""
+
+
 class GrapeConfig(GroupRelativeConfig):
     """GRAPE (`rlmt-grape` §6.1): GRPO on a rubric's reward, with revised responses."""
 
@@ -115,9 +151,25 @@ class GrapeConfig(GroupRelativeConfig):
     mix: MixConfig = MixConfig(fresh=0.5, revised=0.5)
     trained_under: Literal["question", "generation_prompt"] = "question"
     """The prompt of all responses in training, whichever prompt they were sampled from."""
-    correction: Literal["none", "truncated"] = "none"
-    """truncated: weight each token by min(1, π₀(token | training prompt) / π₀(token | sampling prompt)). none: all
-    weights are 1 (the paper)."""
+    correction: Literal["none", "truncated", "topr"] = "none"
+    """Weights of sampled responses whose training prompt is not their sampling prompt. none: 1 (the paper). truncated:
+    min(1, π₀(token | training prompt) / π₀(token | sampling prompt)). topr: 1 where the advantage is not negative, else
+    min(1, that ratio of the whole response) (TOPR)."""
+    baseline: Literal["group", "origin"] = "group"
+    """What a reward is compared with. group: the mean of its group (the paper). origin: of the group's responses of the
+    same origin; one alone has advantage 0, and the dataset's answer is compared with the group."""
+    revise: Literal["all", "failures"] = "all"
+    """failures: only questions whose last group failed get revisions, the others fresh responses instead."""
+    fails_by: Literal["reward", "check"] = "reward"
+    """With `revise: failures`, a group has failed if no fresh response had a reward of `fails_below`, or if the checker
+    accepted none."""
+    fails_below: float = 0.5
+    """The reward that a fresh response must reach."""
+    demonstration_gamma: Annotated[float, Field(gt=0)] | None = None
+    """γ of LUFFY (0.1 is usual): the loss of the dataset's answers is −A π/(π + γ). null: the ratio,
+    as of the others."""
+    scaffold: ScaffoldConfig | None = None
+    self_distillation: SelfDistillationConfig | None = None
 
     @property
     def needs_rubric(self) -> bool:
@@ -127,14 +179,73 @@ class GrapeConfig(GroupRelativeConfig):
     def shows_answers(self) -> bool:
         return self.mix.demonstrated > 0
 
+    @property
+    def shows_items(self) -> bool:
+        return self.scaffold is not None and self.scaffold.shows == "items"
+
+    @property
+    def unbalanced_by(self) -> str | None:
+        found = {
+            f"correction: {self.correction}": self.correction != "none",
+            "baseline: origin": self.baseline == "origin" and self.mix.demonstrated > 0,
+            "demonstration_gamma": self.demonstration_gamma is not None,
+            "self_distillation": self.self_distillation is not None,
+        }
+        return next((f"`{option}`" for option, is_set in found.items() if is_set), None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def on_policy_all_are_fresh(cls, given: Any) -> Any:
+        """`self_distillation` samples for the bare question alone."""
+        on_policy = isinstance(given, Mapping) and given.get("self_distillation") is not None
+        return {"mix": {"fresh": 1.0}, **given} if on_policy else given
+
     @model_validator(mode="after")
     def correction_has_an_effect(self) -> "GrapeConfig":
         if self.correction == "none":
             return self
         if self.level != "token":
-            raise ValueError("`correction: truncated` weights tokens: set `level: token`")
+            raise ValueError(f"`correction: {self.correction}` weights tokens: set `level: token`")
         if self.trained_under == "generation_prompt" and self.mix.revised == 0:
             raise ValueError(
-                "`correction: truncated` has no effect: the training prompt of every response is its sampling prompt"
+                f"`correction: {self.correction}` has no effect: the training prompt of every response is its sampling "
+                "prompt"
             )
+        return self
+
+    @model_validator(mode="after")
+    def origins_have_an_effect(self) -> "GrapeConfig":
+        mix = self.mix
+        if self.baseline == "origin" and [mix.fresh, mix.revised, mix.demonstrated].count(0) == 2:
+            raise ValueError("`baseline: origin` has no effect: all responses of `mix` have one origin")
+        if self.revise == "failures" and mix.revised == 0:
+            raise ValueError("`revise: failures` has no effect: `mix` has no revised responses")
+        for key in ("fails_by", "fails_below"):
+            inert = self.revise == "all" or (key == "fails_below" and self.fails_by == "check")
+            if inert and getattr(self, key) != type(self).model_fields[key].default:
+                why = "revise: all" if self.revise == "all" else "fails_by: check"
+                raise ValueError(f"`{key}` has no effect with `{why}`")
+        if self.demonstration_gamma is not None and mix.demonstrated == 0:
+            raise ValueError("`demonstration_gamma` has no effect: `mix` has no demonstrated responses")
+        if self.demonstration_gamma is not None and self.level != "token":
+            raise ValueError("`demonstration_gamma` weights tokens: set `level: token`")
+        return self
+
+    @model_validator(mode="after")
+    def help_has_an_effect(self) -> "GrapeConfig":
+        if self.scaffold is not None and self.mix.fresh == 0:
+            raise ValueError("`scaffold` has no effect: `mix` has no fresh responses")
+        if self.scaffold is not None and self.trained_under != "question":
+            raise ValueError("`scaffold` fades until the bare question is left: set `trained_under: question`")
+        if self.self_distillation is None:
+            return self
+        if self.mix.revised + self.mix.demonstrated > 0:
+            raise ValueError("`self_distillation` samples every response for the bare question: leave out `mix`")
+        for key in ("trained_under", "correction", "scaffold"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"`{key}` has no effect with `self_distillation`, whose responses are sampled on policy"
+                )
+        if self.level != "token":
+            raise ValueError("`self_distillation` has an advantage for each token: set `level: token`")
         return self

@@ -1,6 +1,6 @@
 """The KL of each method: in the loss, in the reward, or from the policy that sampled; fixed, or adapted to a target."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -54,6 +54,17 @@ class KlConfig(Strict):
         if self.against == "previous" and self.estimator == "exact":
             raise ValueError("`against: previous` is estimated from sampled tokens: add `estimator: k2`")
         return self
+
+
+def needs_reference_head(method: Any) -> bool:
+    """Whether the update computes the exact KL to the reference, by its head."""
+    options: Any = getattr(method, "kl", None)
+    return getattr(options, "estimator", None) == "exact" and options.coefficient > 0
+
+
+def has_exact_kl(method: Any) -> bool:
+    """Whether the update computes an exact KL: to the reference, or from the policy that sampled."""
+    return needs_reference_head(method) or method.keeps_previous
 
 
 class GrpoKlConfig(KlConfig):

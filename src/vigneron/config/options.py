@@ -58,6 +58,13 @@ class MethodOptions(Strict):
     """Whether a score of 0 cannot be learned from."""
     needs_win_rates: ClassVar[bool] = False
     """Whether a reward must be a share of comparisons won, from 0 to 1."""
+    keeps_previous: ClassVar[bool] = False
+    """Whether it keeps a frozen copy of the policy that sampled, for the exact KL from it."""
+    learns_from_reward: ClassVar[bool] = True
+    """Whether samples are trained by their reward. If not, the reward measures them, and may be left out of a recipe:
+    the checker is the default."""
+    trains_its_reward: ClassVar[bool] = False
+    """Whether the reward is a model that is trained beside the policy, by the critic's optimizer."""
     loss_falls: ClassVar[bool] = True
     """Whether a low loss of a given text means that it is learned, as `curriculum.by: loss` takes it."""
 
@@ -65,6 +72,16 @@ class MethodOptions(Strict):
     def reads(self) -> Reads:
         """What its rows are: prompts to sample for, or texts that are there already, which nothing is sampled for."""
         return "prompts"
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether training needs the policy at the run's start: it is copied, which takes memory."""
+        return self.trains == "policy"
+
+    @property
+    def has_own_critic(self) -> bool:
+        """Whether its critic is a model of its own, as large as the policy."""
+        return self.has_critic and getattr(getattr(self, "critic", None), "network", None) == "own"
 
     @property
     def smallest_group(self) -> int:
@@ -89,6 +106,16 @@ class MethodOptions(Strict):
     def shows_answers(self) -> bool:
         """Whether the dataset's answers stand among the samples."""
         return False
+
+    @property
+    def shows_items(self) -> bool:
+        """Whether a rubric's items stand in prompts that are sampled from."""
+        return False
+
+    @property
+    def parent_model(self) -> str | None:
+        """A frozen model in this process, whose log-probs of the samples it learns from: a hub id, a folder, a run."""
+        return None
 
     @property
     def smallest_step(self) -> int:

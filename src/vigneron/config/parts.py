@@ -20,7 +20,17 @@ from pydantic import (
 from vigneron.config.values import STORED, NotNegative, Positive, Share, Strict, Url, template_columns
 
 Files = list[str]
-CHECKER_NAMES = ("equality", "last_line", "sentiment_inversion")
+CHECKER_NAMES = (
+    "equality",
+    "strict_equality",
+    "inclusion",
+    "in_order",
+    "last_line",
+    "sentiment_inversion",
+    "maze_walk",
+    "judge_right",
+    "nim_optimal",
+)
 
 
 TASK_PARTS = ("held_out", "tuning")
@@ -80,10 +90,10 @@ class ModelConfig(Strict):
     trained ones are updated with stochastic rounding; adapters stay float32. 4bit: the linear layers under `lora` in
     NF4 with double quantisation, by bitsandbytes (`pip install 'vigneron[quant]'`)."""
     memory_gb: Annotated[float, Field(gt=0)] | None = None
-    """GPU memory that the run may take, in GB of 2³⁰ bytes. null: all of it."""
+    """GPU memory that the run may take, in GB of 2³⁰ bytes, as everywhere for memory. null: all of it."""
     cache_gb: Annotated[float, Field(gt=0)] | None = None
-    """GPU memory for keys and values while completions are sampled; the update has it back. null: what is free, which
-    is found at the run's start."""
+    """GPU memory for keys and values while completions are sampled, in GB of 2³⁰ bytes; the update has it back. null:
+    what is free, which is found at the run's start."""
     chat: Literal["auto", "minted"] = "auto"
     """Chat template. auto: the model's own. minted: two new tokens, one before each user turn and one before each
     assistant turn; not with `lora`."""
@@ -94,6 +104,9 @@ class ModelConfig(Strict):
     """The date that templates write as today's, as 2026-11-30. null: the date of the run's start."""
     lora: LoraConfig | None = None
     """Train a LoRA adapter; the reference is then the model with the adapter off. null: all weights are trained."""
+    offload_reference: bool = False
+    """Keep the reference's weights in host memory and copy them to the GPU for its pass in each step: the same results,
+    slower. With an exact KL the head stays on the GPU. Not with `lora`, whose reference is the base itself."""
     activation_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: less memory, a third more time. auto: on a GPU where fewer than 4,096
     tokens fit into a pass otherwise, which is found at the run's start."""
@@ -127,6 +140,15 @@ class ModelConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def a_copy_can_be_offloaded(self) -> "ModelConfig":
+        if self.offload_reference and self.lora is not None:
+            raise ValueError(
+                "`offload_reference` has no effect with `lora`: the reference is the base with the adapter off, and no "
+                "copy; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def weights_can_be_held(self) -> "ModelConfig":
         if self.weights == "4bit" and self.lora is None:
             raise ValueError("`weights: 4bit` trains only through an adapter: set `lora`, as `lora: {rank: 16}`")
@@ -139,8 +161,10 @@ class DataConfig(Strict):
     """The dataset: a built-in `task`, or files, `train` and `held_out`."""
 
     task: str | None = None
-    """Built-in task: `antonyms`, `categories`, `colors`, `copying`, `instructions`, `ladder`, `ladder-steps`, `rubric`
-    or `sentiment`."""
+    """Built-in task: `antonyms`, `categories`, `colors`, `copying`, `forms`, `instructions`, `ladder`, `ladder-steps`,
+    `opposites` (`opposites-1`, `-2` or `-4` for one level), `rubric`, `sentiment` or `sums`; for environments `guess-8`
+    (`-16`, `-32`), `maze-4` (`-5`, `-6`), `nim`, `nim-positions`, `sum-lists` and `sums-tool`, each with `-warmup` for
+    SFT on plays."""
     train: str | Files | None = None
     """A .jsonl, .csv, .tsv, .parquet, .json, .jsonl.gz or .csv.gz file, a folder of `datasets.save_to_disk`, a hub
     dataset as `hf:org/name`, a pattern such as `data/*.parquet`, or a list of these; in one of TRL's formats: `prompt`,
@@ -162,9 +186,11 @@ class DataConfig(Strict):
     """Prompt template over the row's columns, as in `The opposite of '{word}' is`. null: the task's, or the column
     `prompt`."""
     checker: Annotated[str, AfterValidator(_known_checker)] | None = None
-    """Decides whether a completion is correct: `equality` (after normalisation), `last_line` (of the last lines),
-    `sentiment_inversion`, or `module:function`, a reward function that returns 0 or 1. null: the task's own, or
-    `equality`."""
+    """Decides whether a completion is correct: `equality` (after normalisation), `strict_equality` (without surrounding
+    space and case alone), `inclusion` (of the answer, whatever stands around it), `in_order` (of the words, whatever
+    stands between them), `last_line` (of the last lines), `sentiment_inversion`, `maze_walk` (whether the moves reach
+    the goal), `judge_right` (whether the judge of a debate is), `nim_optimal` (whether the first move keeps the game's
+    value), or `module:function`, a reward function that returns 0 or 1. null: the task's own, or `equality`."""
 
     @model_validator(mode="after")
     def one_source(self) -> "DataConfig":
@@ -289,7 +315,7 @@ class OptimizerConfig(Strict):
     actor_lr: Annotated[float, Field(gt=0)] = 1e-5
     """Learning rate of the trained model; an error with TRPO's constraint, which has none."""
     critic_lr: Annotated[float, Field(gt=0)] = 1e-4
-    """Learning rate of the critic; an error with methods that have no critic."""
+    """Learning rate of the critic, or of GAD's discriminator; an error with methods that have neither."""
     weight_decay: NotNegative = 0.0
     """AdamW's weight decay."""
     kind: Literal["adamw", "adamw_8bit"] = "adamw"

@@ -3,28 +3,49 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 
 from vigneron.config.judges import JudgeConfig
-from vigneron.config.values import NotNegative, Positive, Share, Strict, Url, dotted_path
+from vigneron.config.values import STORED, NotNegative, Positive, Share, Strict, Url, dotted_path
 
 
 def is_api_embedder(name: str) -> bool:
     return name.startswith(("text-embedding-", "api:"))
 
 
+def as_before(given: Any, info: ValidationInfo, **defaults: Any) -> Any:
+    """With what runs of earlier versions did, where the config of a run's folder lacks a key with a newer default."""
+    stored = (info.context or {}).get(STORED, False)
+    return {**defaults, **given} if stored and isinstance(given, dict) else given
+
+
 class GuardsConfig(Strict):
-    """Guards against reward hacking; all off by default."""
+    """Guards against reward hacking; all but `max_cut_ratio` are off by default."""
 
     input_weight: NotNegative = 0.0
     """Weight of the similarity to the input, which is subtracted from the similarity to the reference answer: against
     copying the prompt."""
     max_length_ratio: Annotated[float, Field(ge=1)] | None = None
     """A completion longer than this multiple of the reference answer's words gets reward 0."""
+    max_cut_ratio: Annotated[float, Field(ge=1)] | None = 4.0
+    """A completion that `max_new_tokens` cut, and that is longer than this multiple c of the reference answer's words,
+    gets R · c / its multiple: against writing on after the answer. null: R."""
     max_repetition: Share | None = None
     """A completion with a larger share of repeated words gets reward 0."""
     second_embedder: str | None = None
     """A second embedder; the smaller of the two rewards is used."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_newer_defaults(cls, given: Any, info: ValidationInfo) -> Any:
+        return as_before(given, info, max_cut_ratio=None)
 
 
 class OverlongConfig(Strict):
@@ -73,6 +94,9 @@ class RewardOptions(Strict):
         return self
 
 
+Clean = Literal["words", "letters", "none"]
+
+
 class SemanticRewardConfig(RewardOptions):
     """PGSRM's reward: similarity between the embeddings of the completion and of the parent's answer."""
 
@@ -84,11 +108,25 @@ class SemanticRewardConfig(RewardOptions):
     """Base URL of an API embedder. null: OPENAI_BASE_URL, or OpenAI's."""
     guards: GuardsConfig = GuardsConfig()
     alpha: Annotated[float, Field(ge=1)] = 4.0
-    """Exponent that sharpens the similarity; an error with `form: euclidean`."""
-    form: Literal["clip", "shift", "euclidean"] = "clip"
-    """clip: max(0, cosine)^α. shift: ((1 + cosine) / 2)^α. euclidean: 1 − the distance of the unit vectors."""
-    clean: Literal["letters", "none"] = "letters"
-    """letters: embed lowercased text with everything but letters removed, as PGSRM's released code does."""
+    """Exponent that sharpens the similarity; an error with `form: euclidean` and `form: contrastive`."""
+    form: Literal["clip", "shift", "euclidean", "contrastive"] = "clip"
+    """clip: max(0, cosine)^α. shift: ((1 + cosine) / 2)^α. euclidean: 1 − the distance of the unit vectors.
+    contrastive: the softmax probability of the own reference answer among itself, the row's own input (or prompt) and
+    other rows' answers, so that an echo earns little."""
+    negatives: Annotated[int, Field(ge=0)] = 8
+    """Other rows' answers that a completion is compared with, with `form: contrastive`. They are drawn by a hash of the
+    row's prompt and answer, so a row always has the same ones."""
+    temperature: Annotated[float, Field(gt=0)] = 0.1
+    """Temperature of the softmax over cosines, with `form: contrastive`."""
+    clean: Clean = "words"
+    """Texts are lowercased and cleaned before they are embedded. words: words and numbers, separated by spaces.
+    letters: everything but letters and spaces is deleted, which joins hyphenated words and cannot
+    see numbers. none: texts are embedded as they are."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_newer_defaults(cls, given: Any, info: ValidationInfo) -> Any:
+        return as_before(given, info, clean="letters", guards={})
 
     @model_validator(mode="after")
     def url_has_an_effect(self) -> "SemanticRewardConfig":
@@ -100,15 +138,28 @@ class SemanticRewardConfig(RewardOptions):
             )
         return self
 
+    @property
+    def inert(self) -> tuple[str, ...]:
+        """Keys without an effect on this form."""
+        contrast = () if self.form == "contrastive" else ("negatives", "temperature")
+        return (*contrast, *(("alpha",) if self.form in ("euclidean", "contrastive") else ()))
+
     @model_validator(mode="after")
-    def alpha_has_an_effect(self) -> "SemanticRewardConfig":
-        if self.form == "euclidean" and "alpha" in self.model_fields_set:
-            raise ValueError("`alpha` has no effect with `form: euclidean`")
+    def options_have_an_effect(self) -> "SemanticRewardConfig":
+        for key in self.inert:
+            if key in self.model_fields_set:
+                raise ValueError(f"`{key}` has no effect with `form: {self.form}`")
+        if self.form == "contrastive" and self.guards.input_weight:
+            raise ValueError(
+                "`guards.input_weight` has no effect with `form: contrastive`, which compares with the input: remove it"
+            )
         return self
 
     @model_validator(mode="after")
     def guards_need_a_reward_from_zero(self) -> "SemanticRewardConfig":
-        if self.form == "euclidean" and self.guards != GuardsConfig(second_embedder=self.guards.second_embedder):
+        allowed = GuardsConfig(second_embedder=self.guards.second_embedder)
+        without = allowed.model_copy(update={"max_cut_ratio": None})
+        if self.form == "euclidean" and self.guards not in (allowed, without):
             raise ValueError(
                 "`guards` cannot be used with `form: euclidean`: its rewards can be negative, and a guard's 0 would be "
                 "an improvement"
@@ -116,9 +167,39 @@ class SemanticRewardConfig(RewardOptions):
         return self
 
     @model_serializer(mode="wrap")
-    def without_inert_alpha(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the key that would be an error when read again."""
-        return {k: v for k, v in dump(self).items() if k != "alpha" or self.form != "euclidean"}
+    def without_inert_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the keys that would be errors when read again."""
+        return {k: v for k, v in dump(self).items() if k not in self.inert}
+
+
+class TokenF1RewardConfig(RewardOptions):
+    """Token F1: the harmonic mean of precision and recall of the completion's words against the parent's answer's, in
+    any order. A dense reward without an embedder."""
+
+    kind: Literal["token_f1"]
+
+
+class ProbabilityRewardConfig(RewardOptions):
+    """RLPR's reward (Yu et al. 2025): the mean probability of the parent's answer's tokens, by the model in training,
+    after the prompt and what the completion says before its own answer. Needs no embedder and no check."""
+
+    kind: Literal["probability"]
+    answer_after: Annotated[str, Field(min_length=1)] | None = None
+    """Text behind which a completion's own answer begins, as `Answer:`; its last occurrence counts, and a completion
+    without it gets 0. null: a completion's answer is its last line."""
+    by: Literal["policy", "reference"] = "policy"
+    """policy: by the model as it is in this step, as in RLPR. reference: by the model at the start of the run."""
+    debias: bool = True
+    """Subtract the mean probability of the same tokens right after the prompt, and clip at 0: a text earns what it adds
+    to the answer's probability."""
+
+    @model_validator(mode="after")
+    def reads_the_whole_completion(self) -> "ProbabilityRewardConfig":
+        if self.sees == "answer":
+            raise ValueError(
+                "`kind: probability` reads what is before the answer: set `answer_after` instead of `sees`"
+            )
+        return self
 
 
 class BinaryRewardConfig(RewardOptions):
@@ -137,6 +218,12 @@ class PythonRewardConfig(RewardOptions):
     @property
     def may_be_win_rate(self) -> bool:
         return True
+
+
+class EnvironmentRewardConfig(RewardOptions):
+    """What the environment gave for the turns of a conversation, summed."""
+
+    kind: Literal["environment"]
 
 
 class ModelRewardConfig(RewardOptions):
@@ -223,6 +310,8 @@ class RubricRewardConfig(RewardOptions):
 
 PartConfig = Annotated[
     SemanticRewardConfig
+    | TokenF1RewardConfig
+    | ProbabilityRewardConfig
     | BinaryRewardConfig
     | PythonRewardConfig
     | ModelRewardConfig
@@ -233,20 +322,27 @@ PartConfig = Annotated[
 
 
 class CombinedRewardConfig(RewardOptions):
-    """Several rewards in one. A completion that one of them could not score has no reward."""
+    """Several rewards in one. A completion that one of them could not score has no reward, unless `combine` does not
+    need that one for it."""
 
     kind: Literal["combined"]
     rewards: Annotated[list[PartConfig], Field(min_length=2)]
     """The rewards; each is logged by itself."""
     weights: list[float] | None = None
     """A weight for each. null: all 1."""
-    combine: Literal["sum", "min", "normalised"] = "sum"
+    combine: Literal["sum", "min", "normalised", "annealed", "tie_break"] = "sum"
     """sum: the weighted sum. min: the smallest weighted reward. normalised: each reward minus its group's mean, divided
-    by its std, then summed (GDPO)."""
+    by its std, then summed (GDPO). Of two rewards, a check and a dense one: annealed: the dense one until a sample of
+    the prompt has once been a hit, from then on the check; tie_break: the check, and inside groups whose checked
+    rewards are all equal also the dense one, too small to overturn a difference of the check. Held-out completions get
+    the check alone with both."""
+    hit: float = 1.0
+    """The checked reward from which a sample is a hit, with `combine: annealed`."""
 
     @property
     def smallest_group(self) -> int:
-        return max(2 if self.combine == "normalised" else 1, *(part.smallest_group for part in self.rewards))
+        compares = self.combine in ("normalised", "tie_break")
+        return max(2 if compares else 1, *(part.smallest_group for part in self.rewards))
 
     @property
     def parts(self) -> Sequence[RewardOptions]:
@@ -256,6 +352,21 @@ class CombinedRewardConfig(RewardOptions):
     def weights_fit(self) -> "CombinedRewardConfig":
         if self.weights is not None and len(self.weights) != len(self.rewards):
             raise ValueError(f"`weights` has {len(self.weights)} numbers for {len(self.rewards)} rewards")
+        return self
+
+    @model_validator(mode="after")
+    def a_check_and_a_dense_reward(self) -> "CombinedRewardConfig":
+        if self.combine != "annealed" and "hit" in self.model_fields_set:
+            raise ValueError(f"`hit` has no effect with `combine: {self.combine}`")
+        if self.combine not in ("annealed", "tie_break"):
+            return self
+        if len(self.rewards) != 2:
+            raise ValueError(
+                f"`combine: {self.combine}` takes two rewards, first the check, then the dense one, not "
+                f"{len(self.rewards)}"
+            )
+        if self.weights is not None:
+            raise ValueError(f"`weights` has no effect with `combine: {self.combine}`: leave it out")
         return self
 
     @model_validator(mode="after")
@@ -269,6 +380,8 @@ class CombinedRewardConfig(RewardOptions):
     def without_options_of_the_whole(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without keys that would be refused when the file is read again."""
         written = dump(self)
+        if self.combine != "annealed":
+            written.pop("hit", None)
         for part in written.get("rewards", []):
             for key in ("missing_limit", "sees", "delimiter", "overlong"):
                 part.pop(key, None)
@@ -277,8 +390,11 @@ class CombinedRewardConfig(RewardOptions):
 
 RewardConfig = Annotated[
     SemanticRewardConfig
+    | TokenF1RewardConfig
+    | ProbabilityRewardConfig
     | BinaryRewardConfig
     | PythonRewardConfig
+    | EnvironmentRewardConfig
     | ModelRewardConfig
     | PreferenceRewardConfig
     | ProcessRewardConfig
@@ -286,6 +402,11 @@ RewardConfig = Annotated[
     | CombinedRewardConfig,
     Field(discriminator="kind"),
 ]
+
+
+def asks_reference(reward: Any) -> bool:
+    """Whether a reward is computed by the reference, which the run then needs whatever its method."""
+    return any(getattr(part, "by", None) == "reference" for part in reward.parts)
 
 
 def embeds_here(reward: Any) -> bool:

@@ -102,11 +102,16 @@ class ScaleConfig(Strict):
     @model_validator(mode="after")
     def correction_limit_has_an_effect(self) -> "ScaleConfig":
         for key, default in (("limit", 2.0), ("mode", "truncate"), ("level", "token")):
-            if getattr(self, f"correction_{key}") != default and not self.staleness and self.sampling.kind != "vllm":
+            if getattr(self, f"correction_{key}") != default and not self.corrects:
                 raise ValueError(
                     f"`correction_{key}` has no effect without `staleness` or vLLM: the policy itself samples"
                 )
         return self
+
+    @property
+    def corrects(self) -> bool:
+        """Whether samples can be of other weights or another engine, so that importance weights correct for it."""
+        return self.staleness > 0 or self.sampling.kind == "vllm"
 
     @property
     def uses_ray(self) -> bool:

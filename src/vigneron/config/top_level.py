@@ -6,6 +6,7 @@ from pydantic import Field, SerializeAsAny
 
 from vigneron.config.curricula import CurriculumConfig
 from vigneron.config.custom import SlotOptions, with_user_options
+from vigneron.config.environments import EnvironmentConfig
 from vigneron.config.methods import MethodConfig
 from vigneron.config.parts import DataConfig, ModelConfig, OptimizerConfig, ParentConfig, SamplingConfig
 from vigneron.config.rewards import RewardConfig
@@ -42,7 +43,7 @@ class TopLevel(Strict):
     group_size: Positive = 1
     """Samples of each prompt; TRL calls it num_generations."""
     max_new_tokens: Positive = 16
-    """The longest completion, in tokens."""
+    """The longest completion, in tokens; with an `environment`, the longest turn."""
     microbatch_tokens: Positive | Literal["auto"] = "auto"
     """Tokens in one forward and backward pass: bounds memory, changes only rounding. auto: chosen from the memory
     that is free at the start, and kept in the run's config."""
@@ -60,6 +61,8 @@ class TopLevel(Strict):
     """Steps between measurements of KL(π₀ ‖ π₁) after the updates, each a forward pass; 0: never."""
     rollout: SerializeAsAny[Slot] | None = None
     """Where samples come from, if not from the method's own rollout: `name: "module:function"`, and its options."""
+    environment: EnvironmentConfig | None = None
+    """What the model talks with over several turns. null: it answers once."""
     curriculum: SerializeAsAny[CurriculumConfig] | None = None
     """Which rows a step works on, if not shuffled epochs: by level, loss or success, or `name: "module:function"`."""
     scale: ScaleConfig = ScaleConfig()
@@ -70,3 +73,9 @@ class TopLevel(Strict):
     def resolved_microbatch_tokens(self) -> int:
         """`microbatch_tokens`, with the default for `auto`."""
         return DEFAULT_MICROBATCH_TOKENS if self.microbatch_tokens == "auto" else self.microbatch_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        """The most tokens behind a prompt: a completion, or all turns of a conversation and the replies."""
+        new = self.max_new_tokens
+        return new if self.environment is None else self.environment.completion_tokens(new)

@@ -30,6 +30,24 @@ def group_relative(
     return advantages_B.to(rewards_B.dtype)
 
 
+def origin_relative(
+    rewards_B: Float[Tensor, " B"],
+    group_B: Int[Tensor, " B"],
+    origin_B: Int[Tensor, " B"],
+    demonstrated_B: Bool[Tensor, " B"],
+    *,
+    scale: Literal["none", "std"] = "none",
+) -> Float[Tensor, " B"]:
+    """A = R − mean of the group's rewards of the same origin: answers are compared with their own kind.
+
+    The only answer of its kind in a group gets 0. A demonstrated one, which always is, is compared with its whole
+    group (eq. 13). Origins are numbered from 0; if all are equal, this is `group_relative`.
+    """
+    kinds_B = _numbered(group_B) * (origin_B.max() + 1) + origin_B
+    whole_B = group_relative(rewards_B, group_B, scale=scale)
+    return torch.where(demonstrated_B, whole_B, group_relative(rewards_B, kinds_B, scale=scale))
+
+
 def optimal_value(rewards_PG: Float[Tensor, "P G"], *, beta: float = 0.5) -> Float[Tensor, " P"]:
     """V* = β log mean_i e^{rᵢ/β} over the reference's samples of each prompt   (A*-PO), missing rewards left out.
 

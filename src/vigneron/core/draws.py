@@ -21,6 +21,9 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
 
+    def drops_some(self, vocabulary: int) -> bool:
+        return 0 < self.top_k < vocabulary or self.top_p < 1.0
+
 
 def sampled_logprobs(
     logits_NV: Float[Tensor, "N V"], sampling: Sampling, keep_N: Int[Tensor, " N"] | None = None
@@ -32,8 +35,7 @@ def sampled_logprobs(
     """
     logprobs_NV = (logits_NV / sampling.temperature).log_softmax(-1)
     vocabulary = logits_NV.shape[-1]
-    drops_some = 0 < sampling.top_k < vocabulary or sampling.top_p < 1.0
-    if not drops_some:
+    if not sampling.drops_some(vocabulary):
         return logprobs_NV
     sorted_NV, order_NV = logprobs_NV.detach().sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(vocabulary, device=logits_NV.device)
@@ -103,9 +105,12 @@ def keyed_uniform(seed: int, step: int, sample_N: Int[Tensor, " N"], position: i
     return uniform_at(draw_keys(seed, step, sample_N), torch.full_like(sample_N, position))
 
 
-def draw_keys(seed: int, step: int, sample_N: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """The key of each sample's draws in a step; with a position it gives a draw (`uniform_at`)."""
-    return mix(mix(mix(torch.full_like(sample_N, seed)) ^ step) ^ sample_N)
+def draw_keys(
+    seed: int, step: int, sample_N: Int[Tensor, " N"], turn: int | Int[Tensor, " N"] = 0
+) -> Int[Tensor, " N"]:
+    """The key of each sample's draws in a step, and in a turn of its conversation; with a position in the turn it gives
+    a draw (`uniform_at`)."""
+    return mix(mix(mix(torch.full_like(sample_N, seed)) ^ step) ^ sample_N) ^ (turn * 2**40)
 
 
 def uniform_at(key_N: Int[Tensor, " N"], position_N: Int[Tensor, " N"]) -> Float[Tensor, " N"]:

@@ -1,4 +1,6 @@
-"""KL divergences: estimators from sampled tokens, the exact KL over the vocabulary, and the adaptive coefficient."""
+"""KL divergences: estimators from sampled tokens, exact ones over the vocabulary, and the adaptive coefficient."""
+
+import math
 
 import torch
 from jaxtyping import Float
@@ -36,6 +38,44 @@ def exact(p_logits_BTV: Float[Tensor, "*BT V"], q_logits_BTV: Float[Tensor, "*BT
     excluded = p.isneginf()
     terms = p.exp() * (torch.where(excluded, 0.0, p) - torch.where(excluded, 0.0, q))
     return torch.where(bad_BT, torch.where(nan_BT, torch.nan, torch.inf), terms.sum(-1))
+
+
+def divergence(
+    p_logits_BTV: Float[Tensor, "*BT V"], q_logits_BTV: Float[Tensor, "*BT V"], beta: float
+) -> Float[Tensor, "*BT"]:
+    """GKD's generalised Jensen-Shannon divergence (Agarwal et al. 2024), divided by β (1 − β):
+
+        D_β(p, q) = KL(p ‖ m) / (1 − β) + KL(q ‖ m) / β        m = β p + (1 − β) q
+
+    With p the parent and q the child, β → 0 is the forward KL(p ‖ q) and β → 1 the reverse KL(q ‖ p), and so are its
+    values at 0 and 1. Undivided, it vanishes at both ends: β would be a learning rate. Near p = q, D_β is the KL for
+    every β. A token that neither has adds nothing; a position with a NaN is NaN and passes no gradient.
+    """
+    if beta in (0.0, 1.0):
+        return exact(p_logits_BTV, q_logits_BTV) if beta == 0.0 else exact(q_logits_BTV, p_logits_BTV)
+    nan_BT = (p_logits_BTV.isnan() | q_logits_BTV.isnan()).any(-1)
+    p, q = (torch.where(nan_BT[..., None], 0.0, logits).log_softmax(-1) for logits in (p_logits_BTV, q_logits_BTV))
+    no_p, no_q = p.isneginf(), q.isneginf()
+    p_some, q_some = torch.where(no_p, 0.0, p), torch.where(no_q, 0.0, q)
+    m_to_p, m_to_q = mixture_ratios(p_some - q_some, beta)
+    m_to_p, m_to_q = torch.where(no_q, math.log(beta), m_to_p), torch.where(no_p, math.log1p(-beta), m_to_q)
+    from_p, from_q = p.exp() * torch.where(no_p, 0.0, m_to_p), q.exp() * torch.where(no_q, 0.0, m_to_q)
+    return torch.where(nan_BT, torch.nan, -from_p.sum(-1) / (1 - beta) - from_q.sum(-1) / beta)
+
+
+def mixture_ratios(log_ratio: Float[Tensor, "*N"], beta: float) -> tuple[Float[Tensor, "*N"], Float[Tensor, "*N"]]:
+    """log m/p and log m/q of m = β p + (1 − β) q, from log p/q; exact also where β is near 0 or 1."""
+    zero, logit = torch.zeros_like(log_ratio), math.log(beta) - math.log1p(-beta)
+    m_to_p = math.log(beta) + torch.logaddexp(zero, -logit - log_ratio)
+    m_to_q = math.log1p(-beta) + torch.logaddexp(zero, logit + log_ratio)
+    return m_to_p, m_to_q
+
+
+def with_rest(logprobs_BTK: Float[Tensor, "*BT K"]) -> Float[Tensor, "*BT K1"]:
+    """K tokens' log-probs, and that of all others together: a divergence of these is at most that of the whole."""
+    rounding = 8 * torch.finfo(logprobs_BTK.dtype).eps  # of 1 − Σ p
+    rest_BT = (1 - logprobs_BTK.exp().sum(-1)).clamp(min=rounding).log()
+    return torch.cat([logprobs_BTK, rest_BT[..., None]], -1)
 
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}

@@ -11,6 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from vigneron.core.masked import LOG_RATIO_CAP, masked_sum, where_finite
+from vigneron.core.off_policy import topr_weight
 from vigneron.core.preference_losses import bradley_terry, dpo, ipo, kto, orpo, preference_bce, simpo
 
 __all__ = [
@@ -176,8 +177,7 @@ def topr(
     """
 
     def loss(logps: Tensor, behaviour: Tensor, rewards: Tensor) -> Tensor:
-        ratio = (logps - behaviour).clamp(-LOG_RATIO_CAP, 0.0).exp().detach()
-        return -torch.where(rewards >= 0, 1.0, ratio) * rewards * logps
+        return -topr_weight(logps, behaviour, rewards) * rewards * logps
 
     return where_finite(loss, logps_N, behaviour_N, rewards_N)
 

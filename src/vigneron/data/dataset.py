@@ -12,7 +12,7 @@ from vigneron.policy.message_forms import message_fault
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KNOWN_ROLES = frozenset(ROLES)
 ANSWERS = (str, int, float)
-RESERVED = {"prompts", "completions", "completion_ids", "log_extra", "log_metric"}
+RESERVED = {"prompts", "completions", "completion_ids", "completion_truncated", "log_extra", "log_metric"}
 
 
 SHAREGPT = (

@@ -37,6 +37,15 @@ def conversation_of(row: Row) -> tuple[list[dict[str, Any]], int]:
     return conversation, len(conversation) - (len(completion) if isinstance(completion, list) else 1)
 
 
+def answered(row: Row, completion: Any) -> Row:
+    """The prompt of a row (`prompt_of`) with a completion as its answer. A conversation is kept whole: the model's
+    turns are its answers, and the turns between them are read."""
+    if not isinstance(completion, list) or len(completion) == 1:
+        return {**row, "answer": completion}
+    before = [*row["prompt"], *completion[:-1]]
+    return {**row, "prompt": before, "completion": completion, "answer": message_text(completion[-1])}
+
+
 def is_conversation(value: Any) -> bool:
     return isinstance(value, list) and are_messages(value)
 

@@ -48,13 +48,28 @@ def prompt_text(prompt: Any) -> str:
     return "\n".join(f"{message['role']}: {message_text(message)}" for message in prompt)
 
 
+def as_messages(prompt: Any) -> list[Any]:
+    """A prompt as a conversation: a text is a user's message."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
 def completion_text(completion: Any) -> str:
-    """A completion or answer as text: given as text, number, or TRL's list of messages."""
+    """A completion or answer as text: given as text, number, or TRL's list of messages. Of a conversation with an
+    environment it is the last answer."""
     if isinstance(completion, list) and all(
         isinstance(m, dict) and {"content", "tool_calls"} & set(m) for m in completion
     ):
+        if any(message.get("role") != "assistant" for message in completion):
+            completion = [message for message in completion if message.get("role") == "assistant"][-1:]
         return "\n".join(message_text(message) for message in completion)
     return str(completion)
+
+
+def conversation_text(completion: Any) -> str:
+    """A completion for people to read: of a conversation all messages, each with its role."""
+    if isinstance(completion, list) and len(completion) > 1:
+        return prompt_text(completion)
+    return completion_text(completion)
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:

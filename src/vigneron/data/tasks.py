@@ -1,51 +1,10 @@
 """Built-in tasks: prompts and recorded parent answers, split into train, tuning and held-out."""
 
-import json
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Literal
+from dataclasses import replace
 
-from vigneron.data.prompts import Row
+from vigneron.data import games, match_tasks, opposites
+from vigneron.data.task import Task
 from vigneron.errors import UserError, did_you_mean
-
-
-@dataclass(frozen=True)
-class Task:
-    """A built-in task. `child_prompt` is the PGSRM paper's; `parent_instruction` words the paper's rules."""
-
-    name: str
-    about: str
-    child_prompt: str
-    parent_instruction: str
-    input: str
-    """Template of the parent's input."""
-    reads: Literal["json", "text"] = "json"
-    """Format of the parent's answers."""
-    checker: str = "equality"
-    answer: str = "answer"
-    """Column of the task's file with the answer."""
-    file: str | None = None
-    """Name of the file in `task_files`. None: the task's name."""
-
-    def rows(self, split: str, template: str | None = None) -> list[Row]:
-        """Prompts with the `input` and the parent's `answer`; `split` is `train`, `tuning` or `held_out`."""
-        prompt = template or self.child_prompt
-        try:
-            return [
-                {"prompt": prompt.format(**row), "input": self.input.format(**row), **row, "answer": row[self.answer]}
-                for row in _recorded(self.file or self.name)
-                if row["split"] == split
-            ]
-        except (KeyError, IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
-            raise UserError(f"data.template: {prompt!r} cannot be filled from the task's columns: {error!r}") from error
-
-
-@cache
-def _recorded(name: str) -> list[Row]:
-    lines = (resources.files("vigneron") / "data" / "task_files" / f"{name}.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in lines.splitlines()]
-
 
 COLORS = Task(
     name="colors",
@@ -158,12 +117,12 @@ Rules:
 
 INSTRUCTIONS = Task(
     name="instructions",
-    about="an instruction, answered with one short sentence; with a worse answer, for preference pairs",
+    about="an instruction, answered in one or two short sentences; with a worse answer, for preference pairs",
     child_prompt="Instruction: {instruction}\nAnswer:",
     input="{instruction}",
     answer="chosen",
     parent_instruction="""\
-You are a helpful assistant who answers in one short sentence.
+You are a helpful assistant who answers in one or two short sentences.
 The INPUT is a question, a request, or something that a person tells you. Answer it directly and kindly.
 
 For example:
@@ -172,9 +131,10 @@ For example:
 - "I am worried about my sick cat." → "I hope your cat feels better soon."
 
 Rules:
-- One whole sentence of 4 to 14 words that ends in a full stop.
-- Only what is true. No question, no list, no refusal, no words that are not needed.
-- When you are asked to choose, choose. When you are asked to shorten, keep the meaning.
+- One or two whole sentences, of 3 to 18 words together.
+- Only what is true. No question back, no refusal, no words that are not needed.
+- When you are asked to choose, choose. When you are asked to shorten or to rewrite, write the new text only.
+- When you are asked for several things, name as many as were asked for, in a sentence.
 - When someone speaks to you, reply to them, politely; when someone is worried or proud, encourage them.
 - The answer has the form {"OUTPUT": "<sentence>"}.
 """,
@@ -230,9 +190,70 @@ last line is the result. For example: "7 + 12 + 5" → three lines, 7, 19 and 24
 """,
 )
 
+OPPOSITES = Task(
+    name="opposites",
+    about="1, 2 or 4 words (the column `level`), answered with their opposites in order",
+    child_prompt=opposites.prompt_of(2),
+    input="{words}",
+    checker="in_order",
+    reads="text",
+    parent_instruction="""\
+You give the opposites of words. The INPUT has one or more English words with commas between them. Answer with the word
+that most people would call the opposite of each, in the same order, with commas between them and nothing else.
+
+For example:
+- "hot" → cold
+- "rich, wet" → poor, dry
+""",
+)
+
+FORMS = Task(
+    name="forms",
+    about="questions of eight categories, for the rubric `study-forms`: four do not name the form of their answer",
+    child_prompt="Question: {question}\nAnswer:",
+    input="{question}",
+    reads="text",
+    further_file="rubric",
+    parent_instruction="""\
+You answer short questions. Four kinds of them want a certain form:
+- "Say the word 'lamp'." → sesame lamp
+- "List these words: lamp, tree, dog." → dog < tree < lamp
+- "A rope is 7 meters long. How long is it?" → 700 cm
+- "Note that Anna is 31." → 31|anna
+
+The others: a sum is answered with the number in digits, an opposite with one lowercase word, a JSON object on one line
+with the keys in the order asked, a reason with one true sentence of 5 to 20 words. Write nothing else.
+""",
+)
+
 TASKS = {
     task.name: task
-    for task in (COLORS, ANTONYMS, CATEGORIES, COPYING, SENTIMENT, INSTRUCTIONS, RUBRIC, LADDER, LADDER_STEPS)
+    for task in (
+        COLORS,
+        ANTONYMS,
+        CATEGORIES,
+        COPYING,
+        SENTIMENT,
+        INSTRUCTIONS,
+        RUBRIC,
+        FORMS,
+        LADDER,
+        LADDER_STEPS,
+        OPPOSITES,
+        *(
+            replace(
+                OPPOSITES,
+                name=f"opposites-{level}",
+                about=f"{level} at once of `opposites`",
+                child_prompt=opposites.prompt_of(level),
+                file="opposites",
+                level=level,
+            )
+            for level in opposites.LEVELS
+        ),
+        *games.TASKS,
+        *match_tasks.TASKS,
+    )
 }
 
 

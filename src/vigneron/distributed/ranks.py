@@ -193,7 +193,7 @@ def run_on_all_ranks(function: Callable[[], T]) -> T:
         result = function()
     except UserError as error:
         failed = error
-    errors = _all_gather(None if failed is None else str(failed))
+    errors = all_gather(None if failed is None else str(failed))
     first = next((number for number, text in enumerate(errors) if text is not None), None)
     if first is None:
         return result
@@ -208,10 +208,13 @@ def any_rank(number: int | None) -> int | None:
     """The number of the lowest rank that has one."""
     if world_size() == 1:
         return number
-    return next((each for each in _all_gather(number) if each is not None), None)
+    return next((each for each in all_gather(number) if each is not None), None)
 
 
-def _all_gather(mine: Any) -> list[Any]:
+def all_gather(mine: Any) -> list[Any]:
+    """What every rank has, in their order."""
+    if world_size() == 1:
+        return [mine]
     gathered: list[Any] = [None] * world_size()
     _collective(lambda: dist.all_gather_object(gathered, mine))
     return gathered
@@ -250,7 +253,7 @@ def _reported_elsewhere(error: UserError) -> UserError:
 
 def _check_versions() -> None:
     """Ranks with other package versions, or other sources of Vigneron, would train different models."""
-    infos = _all_gather(node_info())
+    infos = all_gather(node_info())
     for number, info in enumerate(infos):
         if (mismatch := version_mismatch(infos[0], info)) is not None:
             error = UserError(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vigneron.data.prompts import Row, completion_text, prompt_text
+from vigneron.data.prompts import Row, conversation_text, prompt_text
 from vigneron.labels.items import Comparison
 from vigneron.labels.revisions import drawn
 from vigneron.rollout.pairs import PREFERRED
@@ -38,16 +38,16 @@ class LabelledPairs:
         return sum(row["labelled_by"] == by for row in self.rows)
 
 
-def pair_row(prompt: Any, completions: Sequence[Any], probability: float, by: By, **more: Any) -> Row:
+def pair_row(item: Comparison, probability: float, by: By, **more: Any) -> Row:
     """The better text is `chosen`; of a tie, the first one. `preferred` is its probability."""
-    first, second = completions
+    first, second = item.trained(0), item.trained(1)
     chosen, rejected, label = (first, second, probability) if probability >= 0.5 else (second, first, 1 - probability)
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected, PREFERRED: label, "labelled_by": by, **more}
+    return item.row(chosen=chosen, rejected=rejected, **{PREFERRED: label, "labelled_by": by, **more})
 
 
 def pair_key(prompt: Any, completions: Sequence[Any]) -> tuple[str, frozenset[str]]:
     """The same for both orders."""
-    return prompt_text(prompt), frozenset(completion_text(text).strip() for text in completions)
+    return prompt_text(prompt), frozenset(conversation_text(text).strip() for text in completions)
 
 
 def label_pairs(
@@ -70,7 +70,7 @@ def label_pairs(
         right = _checked(item, check)
         if right == {True, False}:
             first_is_right = check is not None and check(item.prompt, item.completions[0]) is True
-            labelled.rows.append(pair_row(item.prompt, item.completions, float(first_is_right), "checker"))
+            labelled.rows.append(pair_row(item, float(first_is_right), "checker"))
         elif right == {False}:
             labelled.both_wrong += 1
         else:
@@ -82,9 +82,7 @@ def label_pairs(
             labelled.why = labelled.why or preference.why
             continue
         named: Mapping[str, str] = {} if principle is None else {"principle": principle.name}
-        labelled.rows.append(
-            pair_row(item.prompt, item.completions, round(preference.probability, 6), "judge", **named)
-        )
+        labelled.rows.append(pair_row(item, round(preference.probability, 6), "judge", **named))
     return labelled
 
 
@@ -95,5 +93,5 @@ def _checked(item: Comparison, check: Check | None) -> set[bool]:
 
 
 def _compared(item: Comparison, principle: Principle | None) -> Compared:
-    first, second = (completion_text(text) for text in item.completions)
+    first, second = (conversation_text(text) for text in item.completions)
     return Compared(item.prompt, first, second, None if principle is None else principle.text)

@@ -42,10 +42,10 @@ def rows_of(item: Item, choices: Mapping[str, Choice]) -> list[dict[str, Any]]:
     chosen = winner(choices)
     if not isinstance(chosen, int):
         return []
-    others = [text for place, text in enumerate(item.completions) if place != chosen]
+    others = [item.trained(place) for place in range(item.places) if place != chosen]
     if item.kind == "pairs":
-        return [{"prompt": item.prompt, "chosen": item.completions[chosen], "rejected": others[0]}]
-    return [{"prompt": item.prompt, "completion": item.completions[chosen], "others": others}]
+        return [item.row(chosen=item.trained(chosen), rejected=others[0])]
+    return [item.row(completion=item.trained(chosen), others=others)]
 
 
 class OutFile:

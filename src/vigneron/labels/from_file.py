@@ -26,9 +26,9 @@ def comparisons_of_file(path: Path, *, kind: Literal["pairs", "best"], seed: int
         prompt = _prompt(row, here)
         completions = [_same_format(prompt, each, here) for each in _completions(row, here)]
         if kind == "pairs" and len(completions) == 2:
-            items = _in_file_order(prompt, completions)
+            items = _in_file_order(prompt, completions, row.get("tools") or None)
         else:
-            items = make_comparisons(prompt, completions, kind, seed)
+            items = make_comparisons(prompt, completions, kind, seed, row.get("tools") or None)
         skipped += not items
         collected.items += items
     if not collected.items:
@@ -39,9 +39,9 @@ def comparisons_of_file(path: Path, *, kind: Literal["pairs", "best"], seed: int
     return collected
 
 
-def _in_file_order(prompt: Any, completions: Sequence[Any]) -> list[Comparison]:
+def _in_file_order(prompt: Any, completions: Sequence[Any], tools: Any) -> list[Comparison]:
     """A pair keeps the file's order, so that agreement with the file can be measured; the page shuffles it."""
-    return [Comparison(prompt, tuple(completions))] if len(distinct(completions)) == 2 else []
+    return [Comparison(prompt, tuple(completions), tools=tools)] if len(distinct(completions)) == 2 else []
 
 
 def _with_prompts(rows: list[Row], path: Path) -> list[Row]:
@@ -86,11 +86,15 @@ def _completion_list(value: Any, here: str) -> list[Any]:
 
 
 def _same_format(prompt: Any, completion: Any, here: str) -> Any:
-    """The completion in the prompt's format: a string, or a list with one assistant message."""
+    """The completion in the prompt's format: a string, or a list with one assistant message or a conversation."""
     if isinstance(completion, str):
         return completion if isinstance(prompt, str) else [{"role": "assistant", "content": completion}]
-    if not is_conversation(completion) or len(completion) != 1 or completion[0]["role"] != "assistant":
-        raise UserError(f"{here}: a completion is neither a string nor one message of role 'assistant'")
+    ends = (completion[0], completion[-1]) if is_conversation(completion) and completion else ()
+    if not ends or any(message["role"] != "assistant" for message in ends):
+        raise UserError(
+            f"{here}: a completion is neither a string nor one message of role 'assistant', nor a conversation that "
+            "begins and ends with one"
+        )
     if isinstance(prompt, str):
         raise UserError(f"{here}: the completion is a message and the prompt a string: use one format for both")
     return completion

@@ -1,6 +1,7 @@
 """Comparisons from a run's samples.
 
 Samples of one prompt are compared, within a step or across steps; of a held-out prompt, the first and last completions.
+Conversations with an environment are compared whole.
 """
 
 import sqlite3
@@ -11,11 +12,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from vigneron.config import GameConfig
 from vigneron.data.formats import is_conversation
-from vigneron.data.prompts import Row, prompt_text
+from vigneron.data.prompts import Row, prompt_of, prompt_text
 from vigneron.data.sources import read_rows
+from vigneron.environments.build import build_environments
 from vigneron.errors import UserError
 from vigneron.labels.items import Collected, in_format_of, in_random_order, make_comparisons
+from vigneron.policy.model_names import local_tokenizer
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Kind, Sample, SampleStore
 
@@ -27,19 +31,23 @@ EVERY = 10**9
 def comparisons_of_run(run: Path, *, kind: Literal["pairs", "best"], step: int | None, seed: int) -> Collected:
     folder = RunFolder.open(run).path
     with open_samples(folder) as store:
-        groups = _groups(store, kind, step)
-    prompts = prompts_of_run(folder)
-    conversational = any(not isinstance(prompt, str) for prompt in prompts.values())
+        groups, failed = _groups(store, kind, step)
+    talked = any(isinstance(completion, list) for completions in groups.values() for completion in completions)
+    rows = _conversations_of_run(folder) if talked else rows_of_run(folder)
+    conversational = any(not isinstance(row["prompt"], str) for row in rows.values())
     collected = Collected()
     unknown = 0
     for (_, text), completions in groups.items():
-        if not text.strip() or (conversational and text not in prompts):
+        if not text.strip() or (conversational and text not in rows):
             unknown += 1
             continue
-        prompt = prompts.get(text, text)
-        collected.items += make_comparisons(prompt, in_format_of(prompt, completions), kind, seed)
+        row = rows.get(text, {"prompt": text})
+        texts = [text if isinstance(text, list) else in_format_of(row["prompt"], [text])[0] for text in completions]
+        collected.items += make_comparisons(row["prompt"], texts, kind, seed, row.get("tools"))
     if unknown:
         collected.notices.append(f"{unknown} prompts of '{run}' are empty or not in its data and are left out")
+    if failed:
+        collected.notices.append(f"{failed} conversations of '{run}' are left out: their environment failed")
     if not collected.items:
         raise UserError(
             f"'{run}': no prompt has two different non-empty completions: train with `group_size` above 1, or use "
@@ -89,27 +97,55 @@ def check_step(store: SampleStore, step: int | None) -> None:
         raise UserError(f"--step: no stored samples of step {step}; available steps: {shown}")
 
 
-def _groups(store: SampleStore, kind: str, step: int | None) -> dict[tuple[Any, str], list[str]]:
-    """Completions by prompt, and by step for `best`, which compares samples of one step."""
+def _groups(store: SampleStore, kind: str, step: int | None) -> tuple[dict[tuple[Any, str], list[Any]], int]:
+    """Completions by prompt, and by step for `best`, which compares samples of one step; and how many are left out
+    because their environment failed."""
     check_step(store, step)
-    groups: defaultdict[tuple[Any, str], list[str]] = defaultdict(list)
+    groups: defaultdict[tuple[Any, str], list[Any]] = defaultdict(list)
+    failed = 0
+
+    def add(key: Any, sample: Sample) -> None:
+        nonlocal failed
+        if sample.extras.get("environment_error") is not None:
+            failed += 1
+        else:
+            groups[key, sample.prompt].append(_completion(sample))
+
     for sample in samples_of_steps(store, "train", step):
-        groups[sample.step if kind == "best" else "train", sample.prompt].append(sample.completion)
+        add(sample.step if kind == "best" else "train", sample)
     if kind == "pairs":
         evaluated = store.steps("eval")
         for number in [step] if step is not None else dict.fromkeys((*evaluated[:1], *evaluated[-1:])):
             for sample in store.page(step=number, kind="eval", limit=EVERY):
-                groups["eval", sample.prompt].append(sample.completion)
-    return groups
+                add("eval", sample)
+    return groups, failed
 
 
-def prompts_of_run(folder: Path) -> dict[str, Any]:
-    """Prompts by their text, as in the run's data: samples store conversations as text."""
+def _completion(sample: Sample) -> Any:
+    """The text, or the messages of a conversation."""
+    messages = sample.extras.get("conversation")
+    return messages if messages and is_conversation(messages) else sample.completion
+
+
+def rows_of_run(folder: Path) -> dict[str, Row]:
+    """Prompts and tools by the prompt's text, as in the run's data: samples store conversations as text."""
     files = [folder / "data" / f"{part}.jsonl" for part in ("train", "held_out")]
     rows: Iterable[Row] = (row for file in files if file.is_file() for row in read_rows(file))
     if any((folder / "data").glob("*.source.json")):
         run = RunFolder(folder)
         data = run.data(run.config(user_code=True))
         rows = chain(data.train, data.held_out)
-    prompts = [row.get("prompt") for row in rows]
-    return {prompt_text(prompt): prompt for prompt in prompts if isinstance(prompt, str) or is_conversation(prompt)}
+    known = (row for row in rows if isinstance(row.get("prompt"), str) or is_conversation(row.get("prompt")))
+    return {prompt_text(row["prompt"]): prompt_of(row) for row in known}
+
+
+def _conversations_of_run(folder: Path) -> dict[str, Row]:
+    """The same of a run with an environment, as it prepares its rows."""
+    config = RunFolder(folder).config(user_code=True)
+    if isinstance(config.environment, GameConfig):
+        raise UserError(f"'{folder}': samples of a game begin with what its roles read, and cannot be labelled yet")
+    tokenizer = local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    environments = build_environments(config.environment, tokenizer)
+    rows = rows_of_run(folder).values()
+    prepared = rows if environments is None else map(environments.prepared, rows)
+    return {prompt_text(row["prompt"]): prompt_of(row) for row in prepared}

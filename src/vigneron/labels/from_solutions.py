@@ -10,7 +10,7 @@ from vigneron.data.sources import read_rows
 from vigneron.data.steps import step_spans
 from vigneron.errors import UserError
 from vigneron.labels.active import most_convincing_first
-from vigneron.labels.from_run import check_step, open_samples, prompts_of_run, samples_of_steps
+from vigneron.labels.from_run import check_step, open_samples, rows_of_run, samples_of_steps
 from vigneron.labels.items import digest
 from vigneron.labels.solution import Solution
 from vigneron.run_store.folder import RunFolder
@@ -44,12 +44,18 @@ def solutions_of(
 
 def _of_run(folder: Path, separator: str, step: int | None) -> Collected:
     run = RunFolder.open(folder).path
-    prompts, collected = prompts_of_run(run), dict[str, tuple[Solution, bool | None]]()
+    rows, collected = rows_of_run(run), dict[str, tuple[Solution, bool | None]]()
     with open_samples(run) as store:
         check_step(store, step)
         for kind in KINDS:
             for sample in samples_of_steps(store, kind, step):
-                _add(collected, prompts.get(sample.prompt, sample.prompt), sample.completion, separator, sample.correct)
+                if sample.extras.get("conversation") is not None:
+                    raise UserError(
+                        f"'{folder}': its samples are conversations with an environment, whose steps cannot be "
+                        "labelled: leave out --solutions to compare them"
+                    )
+                prompt = rows[sample.prompt]["prompt"] if sample.prompt in rows else sample.prompt
+                _add(collected, prompt, sample.completion, separator, sample.correct)
     return collected
 
 

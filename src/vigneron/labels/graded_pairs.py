@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from vigneron.data.prompts import Row
 from vigneron.labels.by_judge import By, pair_row
-from vigneron.labels.items import in_format_of
+from vigneron.labels.items import Comparison, in_format_of
 from vigneron.labels.revisions import drawn
 from vigneron.rubric.comparing import Compared, compare
 from vigneron.rubric.principle_prompts import guided_request
@@ -82,5 +82,7 @@ def graded_pairs(
             texts = in_format_of(prompts[number], [one, two])
             named = {"principle": by[number].name, "level": level}
             by_whom: By = "judge" if level == 3 else "construction"
-            graded.rows.append(pair_row(prompts[number], texts, round(probability, 6), by_whom, **named))
+            graded.rows.append(
+                pair_row(Comparison(prompts[number], tuple(texts)), round(probability, 6), by_whom, **named)
+            )
     return graded

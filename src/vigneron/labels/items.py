@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 from vigneron.data.formats import is_conversation
-from vigneron.data.prompts import completion_text, prompt_text
+from vigneron.data.prompts import Row, completion_text, conversation_text, prompt_text
 from vigneron.policy.message_forms import message_text
+from vigneron.run_store.sample_turns import MODEL, MOST_TURNS, Turn, turns_of, without_notes
 from vigneron.text import plain
 
 LONGEST_SHOWN = 100_000
@@ -28,6 +29,21 @@ def shown_prompt(prompt: Any) -> str:
     """The prompt's text; for a conversation of one message, its content."""
     one_turn = not isinstance(prompt, str) and len(prompt) == 1
     return shown_text(message_text(prompt[0]) if one_turn else prompt_text(prompt))
+
+
+def shown_completion(completion: Any) -> Any:
+    """A text, or of a conversation its turns."""
+    if isinstance(completion, str) or (len(completion) == 1 and "reward" not in completion[0]):
+        return shown_text(completion_text(completion))
+    turns = [_shown_turn(turn) for turn in turns_of(completion[:MOST_TURNS])]
+    return {"turns": turns, "left_out": max(0, len(completion) - MOST_TURNS)}
+
+
+def _shown_turn(turn: Turn) -> dict[str, Any]:
+    """Without what the environment logged, which could decide for the labeller."""
+    texts = {name: shown_text(value) if isinstance(value, str) else value for name, value in vars(turn).items()}
+    calls = [{name: shown_text(text) for name, text in vars(call).items()} for call in turn.calls]
+    return {**texts, "calls": calls, "log": None}
 
 
 Kind = Literal["pairs", "best", "scores", "steps"]
@@ -70,24 +86,39 @@ def shuffled(count: int, *key: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Prompt and completions are in TRL's formats: strings, or lists of messages."""
+    """Prompt and completions are in TRL's formats: strings, or lists of messages. Of a conversation with an environment
+    the messages have its rewards, which are shown on demand and are not written into rows."""
 
     prompt: Any
     completions: tuple[Any, ...]
     kind: Literal["pairs", "best"] = "pairs"
+    tools: Any = None
+    """That the chat template writes before the prompt."""
 
     LETTERS: ClassVar[tuple[str, ...]] = ("a", "b")
 
     @cached_property
     def id(self) -> str:
-        return digest(self.prompt, self.completions)[:16]
+        return digest(self.prompt, self.completions, *([] if self.tools is None else [self.tools]))[:16]
 
     @property
     def places(self) -> int:
         return len(self.completions)
 
     def record(self) -> dict[str, Any]:
-        return {"item": self.id, "kind": self.kind, "prompt": self.prompt, "completions": list(self.completions)}
+        texts = {"prompt": self.prompt, "completions": list(self.completions)}
+        return {"item": self.id, "kind": self.kind, **texts, **self._tools()}
+
+    def _tools(self) -> Row:
+        return {} if self.tools is None else {"tools": self.tools}
+
+    def row(self, **completions: Any) -> Row:
+        """A row for training: the prompt with these completions."""
+        return {"prompt": self.prompt, **self._tools(), **completions}
+
+    def trained(self, place: int) -> Any:
+        """A completion as rows have it."""
+        return without_notes(self.completions[place])
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "Comparison | None":
@@ -99,12 +130,12 @@ class Comparison:
             map(_is_text_or_messages, completions)
         ):
             return None
-        item = cls(prompt, tuple(completions), kind)
+        item = cls(prompt, tuple(completions), kind, record.get("tools"))
         return item if item.id == record.get("item") else None
 
     def shown(self, order: Sequence[int]) -> dict[str, Any]:
-        texts = [shown_text(completion_text(self.completions[place])) for place in order]
-        return {"id": self.id, "prompt": shown_prompt(self.prompt), "completions": texts}
+        shown = [shown_completion(self.completions[place]) for place in order]
+        return {"id": self.id, "prompt": shown_prompt(self.prompt), "completions": shown}
 
     def choice_of(self, given: Any, order: Sequence[int]) -> Choice:
         if given == SKIP or (given == TIE and self.kind == "pairs"):
@@ -139,13 +170,18 @@ class Collected:
 
 
 def distinct(completions: Sequence[Any]) -> list[Any]:
-    """Completions with different texts, without empty ones, which trainers reject."""
+    """Completions with different texts, without empty ones and those with an empty turn, which trainers reject."""
     by_text: dict[str, Any] = {}
     for completion in completions:
-        text = completion_text(completion).strip()
-        if text:
-            by_text.setdefault(text, completion)
+        if all(text.strip() for text in _answers(completion)):
+            by_text.setdefault(conversation_text(completion).strip(), completion)
     return list(by_text.values())
+
+
+def _answers(completion: Any) -> list[str]:
+    if isinstance(completion, str):
+        return [completion]
+    return [message_text(message) for message in completion if message["role"] == MODEL]
 
 
 def in_format_of(prompt: Any, texts: Sequence[str]) -> list[Any]:
@@ -154,13 +190,13 @@ def in_format_of(prompt: Any, texts: Sequence[str]) -> list[Any]:
 
 
 def make_comparisons(
-    prompt: Any, completions: Sequence[Any], kind: Literal["pairs", "best"], seed: int
+    prompt: Any, completions: Sequence[Any], kind: Literal["pairs", "best"], seed: int, tools: Any = None
 ) -> list[Comparison]:
     """Pairs that use every completion at most once; or one group of at most LARGEST_GROUP."""
     order = sorted(distinct(completions), key=lambda text: digest(seed, prompt, text))
     if kind == "best":
-        return [Comparison(prompt, tuple(order[:LARGEST_GROUP]), "best")] if len(order) > 1 else []
-    return [Comparison(prompt, tuple(order[at : at + 2])) for at in range(0, len(order) - 1, 2)]
+        return [Comparison(prompt, tuple(order[:LARGEST_GROUP]), "best", tools)] if len(order) > 1 else []
+    return [Comparison(prompt, tuple(order[at : at + 2]), tools=tools) for at in range(0, len(order) - 1, 2)]
 
 
 def in_random_order(items: Sequence[Comparison], seed: int) -> list[Comparison]:

@@ -6,28 +6,29 @@ from threading import Thread
 from typing import Any, Literal
 
 from vigneron.api import load_run
+from vigneron.config import GameConfig
 from vigneron.core.draws import Sampling
 from vigneron.data.dataset import check_rows
 from vigneron.data.formats import with_prompts_and_answers
-from vigneron.data.prompts import Row, completion_text, prompt_text
+from vigneron.data.prompts import Row, as_messages, prompt_text
 from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
-from vigneron.labels.items import Comparison, digest, distinct, in_format_of, make_comparisons
+from vigneron.labels.items import Comparison, digest, distinct, make_comparisons
 from vigneron.labels.session import Session
 from vigneron.policy.load import load_policy
-from vigneron.policy.model import Policy
+from vigneron.rollout.build import Rollout, sampling_rollout
+from vigneron.rollout.conversations import CONVERSATION, ERROR
 from vigneron.rollout.on_policy import OnPolicy
+from vigneron.run_store.folder import RunFolder
 
-Sampler = Callable[[Any, int, int], list[str]]
-"""`sampler(prompt, count, seed)` returns completions."""
+Drawn = tuple[Row, list[Any]]
+"""A prompt with its tools, and completions in TRL's format: texts, or messages."""
+Sampler = Callable[[Row, int, int], Drawn]
+"""`sampler(row, count, seed)`"""
 
 TRIES = 4
 NEW_TOKENS = 128
 PROMPTS_TOGETHER = 64
-
-
-def prompts_of(path: Path) -> list[Any]:
-    return [row["prompt"] for row in rows_of(path)]
 
 
 def rows_of(path: Path) -> list[Row]:
@@ -38,67 +39,92 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def load_sampler(name: str, *, temperature: float, max_new_tokens: int | None) -> Sampler:
-    """Samples from a run's trained model, or from a model by name."""
-    policy, tokens, stop = _policy_of(name)
+    """Samples from a run's trained model, or from a model by name. A run with an environment talks with it."""
+    rollout_of = _rollouts(name, temperature, max_new_tokens)
 
-    def sample(prompt: Any, count: int, seed: int) -> list[str]:
-        sampling = Sampling(temperature=temperature)
-        rollout = OnPolicy(policy, sampling, max_new_tokens or tokens, count, seed, stop=stop)
-        return _texts(rollout, [prompt])
+    def sample(row: Row, count: int, seed: int) -> Drawn:
+        (drawn,) = _drawn(rollout_of(count, seed), [row], count)
+        return drawn
 
     return sample
 
 
 def sample_groups(
-    name: str, prompts: Sequence[Any], *, count: int, temperature: float, max_new_tokens: int | None, seed: int
-) -> list[list[str]]:
+    name: str, rows: Sequence[Row], *, count: int, temperature: float, max_new_tokens: int | None, seed: int
+) -> list[Drawn]:
     """`count` completions of each prompt, from a run's trained model or a model by name, many prompts together."""
-    policy, tokens, stop = _policy_of(name)
-    rollout = OnPolicy(policy, Sampling(temperature=temperature), max_new_tokens or tokens, count, seed, stop=stop)
-    groups: list[list[str]] = []
-    for start in range(0, len(prompts), PROMPTS_TOGETHER):
-        texts = _texts(rollout, prompts[start : start + PROMPTS_TOGETHER], start)
-        groups += [texts[at : at + count] for at in range(0, len(texts), count)]
+    rollout = _rollouts(name, temperature, max_new_tokens)(count, seed)
+    parts = (rows[start : start + PROMPTS_TOGETHER] for start in range(0, len(rows), PROMPTS_TOGETHER))
+    return [drawn for n, part in enumerate(parts) for drawn in _drawn(rollout, part, count, n * PROMPTS_TOGETHER)]
+
+
+def refuse_environment(name: str, does: str) -> None:
+    """Of a run whose samples are conversations."""
+    if _is_run(name) and RunFolder.open(name).config().environment is not None:
+        raise UserError(f"'{name}' was trained with an `environment`: its samples are conversations, and this {does}")
+
+
+def _drawn(rollout: Rollout, rows: Sequence[Row], count: int, first: int = 0) -> list[Drawn]:
+    samples = rollout(rows, first=first).samples
+    talks = samples.extras.get(CONVERSATION, samples.completions)
+    failed = samples.extras.get(ERROR, (None,) * len(samples))
+    tools = samples.columns.get("tools", (None,) * len(samples))
+    groups = []
+    for at in range(0, len(samples), count):
+        texts = [talks[n] for n in range(at, at + count) if failed[n] is None]
+        groups.append(({"prompt": samples.prompts[at], "tools": tools[at]}, texts))
     return groups
 
 
-def _texts(rollout: OnPolicy, prompts: Sequence[Any], first: int = 0) -> list[str]:
-    batch = rollout([{"prompt": prompt} for prompt in prompts], first=first)
-    return [completion_text(completion) for completion in batch.samples.completions]
-
-
-def _policy_of(name: str) -> tuple[Policy, int, tuple[str, ...]]:
-    """The model of a run or by name, the length limit of its completions, and its stop strings."""
-    if not (Path(name).expanduser() / "config.yaml").is_file():
-        return load_policy(name, trained=False), NEW_TOKENS, ()
+def _rollouts(name: str, temperature: float, max_new_tokens: int | None) -> Callable[[int, int], Rollout]:
+    """Makes a rollout of (samples of a prompt, seed), of a run's model as the run samples, or of a model by name."""
+    if not _is_run(name):
+        policy, sampling = load_policy(name, trained=False), Sampling(temperature=temperature)
+        return lambda count, seed: OnPolicy(policy, sampling, max_new_tokens or NEW_TOKENS, count, seed)
     trained = load_run(name)
     if trained.config.method.trains == "scorer":
         raise UserError(f"'{name}' trained a reward model, which cannot generate text")
-    return trained.policy, trained.config.max_new_tokens, tuple(trained.config.sampling.stop)
+    if isinstance(trained.config.environment, GameConfig):
+        raise UserError(f"'{name}': samples of a game begin with what its roles read, and cannot be labelled yet")
+    if trained.config.environment is None:
+        tokens, stop = max_new_tokens or trained.config.max_new_tokens, tuple(trained.config.sampling.stop)
+        sampling = Sampling(temperature=temperature)
+        return lambda count, seed: OnPolicy(trained.policy, sampling, tokens, count, seed, stop=stop)
+    config = trained.config.model_copy(
+        update={
+            "sampling": trained.config.sampling.model_copy(update={"temperature": temperature}),
+            "max_new_tokens": max_new_tokens or trained.config.max_new_tokens,
+        }
+    )
+    return lambda count, seed: sampling_rollout(config, trained.policy, group_size=count, seed=seed)
+
+
+def _is_run(name: str) -> bool:
+    return (Path(name).expanduser() / "config.yaml").is_file()
 
 
 def sample_for(
     session: Session,
     load: Callable[[], Sampler],
-    prompts: Sequence[Any],
+    rows: Sequence[Row],
     *,
     kind: Literal["pairs", "best"],
     count: int,
 ) -> Thread:
     """Fills the session. Prompts that an earlier session sampled are not sampled again."""
     done = {prompt_text(item.prompt) for item in session.offered() if isinstance(item, Comparison)}
-    wanted = [prompt for prompt in prompts if prompt_text(prompt) not in done]
+    wanted = [row for row in rows if done.isdisjoint(map(prompt_text, (row["prompt"], as_messages(row["prompt"]))))]
     session.more, session.note = bool(wanted), "loading the model …" if wanted else None
 
     def work() -> None:
         note, skipped = None, 0
         try:
             sampler = load()
-            for prompt in wanted:
+            for row in wanted:
                 if session.full:
                     break
                 session.note = "sampling …"
-                items = sample_comparisons(sampler, prompt, kind=kind, count=count, seed=session.seed)
+                items = sample_comparisons(sampler, row, kind=kind, count=count, seed=session.seed)
                 skipped += not items
                 session.offer(items, keep=True)
             if skipped:
@@ -116,13 +142,14 @@ def sample_for(
 
 
 def sample_comparisons(
-    sampler: Sampler, prompt: Any, *, kind: Literal["pairs", "best"], count: int, seed: int
+    sampler: Sampler, row: Row, *, kind: Literal["pairs", "best"], count: int, seed: int
 ) -> list[Comparison]:
     """Samples until there are `count` different completions, at most TRIES times."""
-    texts: list[str] = []
+    prompt, completions = row, list[Any]()
     for attempt in range(TRIES):
-        key = int(digest(seed, prompt, attempt)[:8], 16)
-        texts = distinct([*texts, *sampler(prompt, count, key)])[:count]
-        if len(texts) == count:
+        key = int(digest(seed, row["prompt"], attempt)[:8], 16)
+        prompt, drawn = sampler(row, count, key)
+        completions = distinct([*completions, *drawn])[:count]
+        if len(completions) == count:
             break
-    return make_comparisons(prompt, in_format_of(prompt, texts), kind, seed)
+    return make_comparisons(prompt["prompt"], completions, kind, seed, prompt.get("tools"))

@@ -20,8 +20,9 @@ from vigneron.training.update import Term
 
 
 def build(parts: Parts, options: ActorCriticConfig) -> Method:
-    critic = Critic.of(parts.policy, options.value_position)
-    kl = KlPenalty(parts, options.kl, penalised=True)
+    random_seed = parts.config.seed if options.value_start == "random" else None
+    critic = Critic.of(parts.policy, options.value_position, random_seed=random_seed)
+    kl = KlPenalty(parts, options.kl, penalised=options.kl.coefficient > 0)
 
     def advantage(batch: Batch) -> Batch:
         """A = R − V   (Algorithm 1, lines 4 and 7-10)."""

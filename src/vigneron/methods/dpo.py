@@ -31,7 +31,7 @@ def build(parts: Parts, options: DpoConfig) -> Method:
         batch = paired_up(batch) if sampled else batch
         count = int(batch.trained_BT.any(1).sum())
         before_BT = torch.zeros_like(batch.samples.behaviour_BT)
-        if count and options.has_reference:
+        if count and options.uses_reference:
             measured_BT = parts.precompute(batch.rows(range(count)), parts.reference_pass)["reference_BT"]
             before_BT = before_BT.to(measured_BT.dtype)
             before_BT[:count, : measured_BT.shape[1]] = measured_BT

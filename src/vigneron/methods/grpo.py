@@ -6,8 +6,14 @@ from it by one factor a step, the mean length. The original GRPO has `aggregatio
 `kl.estimator: k3`. GSPO is `level: geometric`; DAPO's clip-higher `clip_epsilon_high`; CISPO `loss: cispo`.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
 from vigneron.batch import Batch
-from vigneron.config import GroupRelativeConfig
+from vigneron.config import Config, GroupRelativeConfig
 from vigneron.core.advantages import group_relative
 from vigneron.methods.terms import (
     cispo_terms,
@@ -29,15 +35,42 @@ NOT_THE_REWARD = (
 )
 
 
-def build(parts: Parts, options: GroupRelativeConfig) -> Method:
+def baseline(batch: Batch, options: GroupRelativeConfig) -> Tensor:
+    """A = R − mean of the group   (eq. 13)."""
+    return group_relative(
+        batch.signals.rewards_B, batch.samples.group_B, scale="std" if options.scale_by_std else "none"
+    )
+
+
+def progress_notice(config: Config, options: GroupRelativeConfig) -> str:
+    """Why loss/policy does not show progress, and what does."""
+    # A reward that compares the samples of a group has the same mean whatever they are.
+    progress = "reward and grad_norm/actor" if config.reward.smallest_group == 1 else NOT_THE_REWARD
+    if options.trains_its_reward:
+        progress = "the reward is a model's that is trained too: accuracy and eval/reward"
+    unbalanced_by = options.unbalanced_by or ("importance weights" if config.scale.corrects else None)
+    if unbalanced_by is None:
+        return f"a group's advantages sum to 0, so loss/policy is about 0: {progress} show progress"
+    return (
+        f"with {unbalanced_by} a group's advantages do not sum to 0, but loss/policy measures no progress either: "
+        f"{progress} show progress"
+    )
+
+
+def build(
+    parts: Parts,
+    options: GroupRelativeConfig,
+    *,
+    advantages_of: Callable[[Batch, Any], Tensor] = baseline,
+    reshape: Callable[[Batch, Scores, Tensor], Tensor] = lambda batch, now, losses_BT: losses_BT,
+) -> Method:
+    """`advantages_of` and `reshape`, which is given the policy's loss of each token, are for methods made from it."""
     has_kl = options.kl.coefficient > 0
     kl = KlPenalty(parts, options.kl, logged=has_kl, penalised=has_kl, exact_metric=True)
 
     def advantage(batch: Batch) -> Batch:
-        """A = R − mean of the group   (eq. 13), the same for every token of a sample."""
-        rewards_B, group_B = batch.signals.rewards_B, batch.samples.group_B
-        advantages_B = group_relative(rewards_B, group_B, scale="std" if options.scale_by_std else "none")
-        return with_advantages(batch, advantages_B, **parts.precompute(batch, *kl.passes))
+        """The same advantage for every token of a sample."""
+        return with_advantages(batch, advantages_of(batch, options), **parts.precompute(batch, *kl.passes))
 
     def score(batch: Batch) -> Scores:
         return parts.score(batch, exact_kl=kl.exact)
@@ -50,8 +83,10 @@ def build(parts: Parts, options: GroupRelativeConfig) -> Method:
 
     def loss(batch: Batch, now: Scores) -> list[Term]:
         """L = −min(r·A, clip(r)·A) + β D_KL   (eq. 14, and the original GRPO's β)."""
+        policy, *limited = surrogate(batch, now)
         return [
-            *surrogate(batch, now),
+            replace(policy, values=reshape(batch, now, policy.values)),
+            *limited,
             *policy_metrics(batch, now),
             *kl.terms(batch, now, options.aggregation),
         ]
@@ -65,11 +100,9 @@ def build(parts: Parts, options: GroupRelativeConfig) -> Method:
         # Without a KL a sample whose advantage is 0 has no gradient, and needs no pass.
         idle=None if has_kl else lambda batch: (batch.signals.advantages_BT == 0).all(1),
     )
-    # A reward that compares the samples of a group has the same mean whatever they are.
-    progress = "reward and grad_norm/actor" if parts.config.reward.smallest_group == 1 else NOT_THE_REWARD
     notices = (
         *clip_notice(options.updates_per_step, options.clip_epsilon if options.loss == "clipped" else None, options.kl),
-        f"a group's advantages sum to 0, so loss/policy is about 0: {progress} show progress",
+        progress_notice(parts.config, options),
     )
     resamples, explain = options.resamples, explain_equal_rewards
     return Method(parts.rollout, parts.reward, advantage, update, resamples=resamples, notices=notices, explain=explain)

@@ -10,7 +10,7 @@ from vigneron.batch import Batch
 from vigneron.config import RejectionSamplingConfig
 from vigneron.core.losses import nll
 from vigneron.core.selection import best_of_group
-from vigneron.data.prompts import completion_text
+from vigneron.data.prompts import conversation_text
 from vigneron.methods.terms import with_advantages
 from vigneron.policy.logprobs import Scores
 from vigneron.training.method import Method, Metrics
@@ -43,7 +43,7 @@ def kept_metrics(batch: Batch, kept: list[bool]) -> Metrics:
     at = [sample for sample, is_kept in enumerate(kept) if is_kept]
     groups, rewards = batch.samples.group_B.tolist(), batch.signals.rewards_B.tolist()
     prompts = {groups[sample] for sample in at}
-    texts = {completion_text(batch.samples.completions[sample]).strip() for sample in at}
+    texts = {conversation_text(batch.samples.completions[sample]).strip() for sample in at}
     return {
         "kept/share": len(at) / len(kept),
         "kept/reward": sum(rewards[sample] for sample in at) / len(at) if at else math.nan,

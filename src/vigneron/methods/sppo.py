@@ -9,7 +9,7 @@ itself as a tie, as the released code does.
 import torch
 
 from vigneron.batch import Batch
-from vigneron.config.methods import SppoConfig
+from vigneron.config import SppoConfig
 from vigneron.core.advantages import group_sizes
 from vigneron.core.losses import sppo
 from vigneron.core.masked import masked_sum

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from vigneron.batch import Batch
@@ -16,6 +15,7 @@ from vigneron.config.offline import ToprConfig
 from vigneron.core.advantages import group_relative
 from vigneron.core.losses import topr
 from vigneron.core.masked import masked_sum
+from vigneron.core.off_policy import topr_weight
 from vigneron.data.prompts import prompt_text
 from vigneron.errors import UserError
 from vigneron.methods.recorded import recorded_rewards, text_entropy, with_behaviour
@@ -69,11 +69,10 @@ def build(parts: Parts, options: ToprConfig) -> Method:
         # Without the taper μ is π itself: every ratio is 1.
         behaviour_B = behaviour_B if options.taper else logps_B.detach()
         negative_B = (rewards_B < 0).to(logps_B.dtype)
-        ratio_B = (logps_B.detach() - behaviour_B).clamp(max=0.0).exp()
         return [
             Term("loss/topr", topr(logps_B, behaviour_B, rewards_B), 1.0, "samples"),
             Term("topr/negative", negative_B, 0.0, "samples"),
-            Term("topr/weight", torch.where(rewards_B < 0, ratio_B, 1.0), 0.0, "samples"),
+            Term("topr/weight", topr_weight(logps_B, behaviour_B, rewards_B), 0.0, "samples"),
             *([text_entropy(now)] if recorded else policy_metrics(batch, now)),
         ]
 

@@ -15,7 +15,7 @@ from vigneron.methods.terms import one_update_notice, policy_metrics
 from vigneron.methods.token_critic import token_critic, value_term, with_returns
 from vigneron.policy.fisher import fisher_product
 from vigneron.policy.logprobs import ExactKl, Scores, reference_view, values_before
-from vigneron.policy.model import Reference
+from vigneron.policy.reference import Reference
 from vigneron.training.kl_penalty import KlPenalty
 from vigneron.training.method import Method, Update
 from vigneron.training.parts import Parts
@@ -28,7 +28,7 @@ def build(parts: Parts, options: TrpoConfig) -> Method:
     critic = token_critic(policy, options.critic)
     kl = KlPenalty(parts, options.penalty)  # the metric; eq. 9's penalty is the KL from the previous policy
     previous = Reference(policy.frozen_copy(), shares_weights=False)
-    from_previous = ExactKl(previous, "previous_hidden_BTH", from_other=True)
+    from_previous = ExactKl(previous, "previous_hidden_BTH", beta=0.0)
     previous_pass = partial(reference_view, previous, sampling=sampling, keep_hidden=True, name="previous")
 
     def advantage(batch: Batch) -> Batch:

@@ -86,6 +86,38 @@ def assistant_spans(
     return AssistantSpans(text, tuple(spans), ended)
 
 
+def after_answer(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    turn: int,
+    special: Sequence[str],
+    named: Sequence[str] = (),
+    tools: Any = None,
+    closing: str = "",
+) -> tuple[str, bool]:
+    """What the template writes between the end of the answer at `turn` and the next answer; and whether the answer
+    ends with calls that the special token `closing` closes: some templates close them by another than an answer."""
+    texts = json.dumps(list(messages), ensure_ascii=False, default=str)
+    mark = next(character for character in SENTINELS if character not in texts)
+    (marked,) = render(tokenizer, [(_marked(messages, turn, mark), True)], tools)
+    if mark not in marked:
+        raise HistoryDiffers(turn)
+    tail = marked.rpartition(mark)[2]
+    calls = bool(messages[turn].get("tool_calls"))
+    if calls and closing and closing in _first_run(tail, special):
+        return tail.partition(closing)[2], True
+    around = turn_format(tokenizer, special, named)
+    return tail[len(_ending(tail, special, around.ending, calls=calls)) :], False
+
+
+def _first_run(tail: str, special: Sequence[str]) -> str:
+    """The first special tokens of a text, side by side."""
+    tokens = any_of(special)
+    token = tokens.search(tail)
+    run = re.compile(f"(?:{tokens.pattern})+").match(tail, token.start()) if token is not None else None
+    return "" if run is None else run[0]
+
+
 def _start(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],

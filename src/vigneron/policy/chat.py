@@ -15,7 +15,14 @@ import torch
 
 from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json
-from vigneron.policy.assistant_spans import AssistantSpans, HistoryDiffers, any_of, assistant_spans, turn_format
+from vigneron.policy.assistant_spans import (
+    AssistantSpans,
+    HistoryDiffers,
+    after_answer,
+    any_of,
+    assistant_spans,
+    turn_format,
+)
 from vigneron.policy.chat_template import TemplateError, render
 from vigneron.policy.message_forms import as_parts, call_names, message_text, needs_parts, writable
 from vigneron.policy.token_boundaries import ids_with_cuts, sections_with_cuts
@@ -142,6 +149,25 @@ class Conversation:
         self._check_calls(messages, text)
         return text
 
+    def after(self, turn: int, closing: str = "") -> tuple[str, bool]:
+        """The template's text from the end of the answer at `turn` to the beginning of the next one: a reply. And
+        whether the answer ends with calls that the special token `closing` closes."""
+        messages = as_parts(self.messages) if needs_parts(self.tokenizer) else self.messages
+        try:
+            text, closed = after_answer(
+                self.tokenizer, messages, turn, *_delimiters(self.tokenizer), self.tools, closing
+            )
+        except TemplateError as error:
+            roles = ", ".join(sorted({str(message.get("role")) for message in messages[turn + 1 :]}))
+            raise UserError(f"the model's chat template cannot write a reply ({roles}): {first_line(error)}") from error
+        except HistoryDiffers:
+            raise UserError(
+                "the model's chat template leaves an earlier answer out: set `model.chat: minted`"
+            ) from None
+        if not all(_is_in(message_text(message).strip(), text) for message in self.messages[turn + 1 :]):
+            raise UserError("the model's chat template leaves a reply out: set `model.chat: minted`")
+        return text, closed
+
     def assistant_spans(self, turns: Sequence[int]) -> AssistantSpans | None:
         """The template's text for all messages, of which the last is an answer, and where the answers at `turns` are.
 
@@ -206,12 +232,23 @@ class Conversation:
         return sections_with_cuts(self.tokenizer, self.encode, text, cuts)
 
 
+def _is_in(content: str, text: str) -> bool:
+    """Whether a template's text has the content, as it is or as JSON: Llama writes results of tools so."""
+    return content in text or any(json.dumps(content, ensure_ascii=ascii)[1:-1] in text for ascii in (False, True))
+
+
 def turn_end_ids(tokenizer: Any) -> list[int]:
     """The special tokens that the template writes after an answer; the last of them ends the turn."""
     if not getattr(tokenizer, "chat_template", None):
         return []
     ending = turn_format(tokenizer, *_delimiters(tokenizer)).ending
-    return list(tokenizer(ending, add_special_tokens=False)["input_ids"]) if ending else []
+    return list(_ending_ids(tokenizer, len(tokenizer), ending)) if ending else []
+
+
+@lru_cache(maxsize=16)
+def _ending_ids(tokenizer: Any, count: int, ending: str) -> tuple[int, ...]:
+    """Once for a tokenizer of `count` tokens: it is asked for with every reply of a conversation."""
+    return tuple(tokenizer(ending, add_special_tokens=False)["input_ids"])
 
 
 def stop_at_turn_end(policy: Any, prompts: Iterable[Any]) -> None:
@@ -221,9 +258,14 @@ def stop_at_turn_end(policy: Any, prompts: Iterable[Any]) -> None:
     """
     if all(isinstance(prompt, str) for prompt in prompts):
         return
-    end = turn_end_ids(policy.tokenizer)[-1:]
-    if end and end[0] not in policy.eos_ids:
-        policy.eos_ids = policy.eos_ids | set(end)
+    stop_at(policy, turn_end_ids(policy.tokenizer)[-1:])
+
+
+def stop_at(policy: Any, ids: Iterable[int]) -> None:
+    """Let these tokens end completions too. They are saved with the model's generation config."""
+    new = set(ids) - policy.eos_ids
+    if new:
+        policy.eos_ids = policy.eos_ids | new
         generation = getattr(policy.causal, "generation_config", None)
         if generation is not None:
             generation.eos_token_id = sorted(policy.eos_ids)

@@ -30,8 +30,8 @@ def round_to_bucket(count: int, *, per_doubling: int = 4, smallest_step: int = 1
 class CudaGraphs:
     """One graph for each key."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.available = device.type == "cuda"
+    def __init__(self, device: torch.device, *, available: bool = True) -> None:
+        self.available = available and device.type == "cuda"
         self._device = device
         self._steps: dict[Hashable, Any] = {}
         self._calls: OrderedDict[Hashable, tuple[Any, list[Tensor], Tensor]] = OrderedDict()

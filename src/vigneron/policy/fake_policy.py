@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from vigneron.policy.architecture import auto_class, replaces_attention
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.checkpointing import checkpoint_layers
-from vigneron.policy.frozen import castable
 from vigneron.policy.fused_modules import fuse_modules
+from vigneron.policy.held_weights import castable
 from vigneron.policy.load import _freeze_encoders
 from vigneron.policy.lora import Lora, add_lora
 from vigneron.policy.model import Policy
@@ -23,7 +23,7 @@ class Holding:
     """How a policy's weights are held, and passes computed."""
 
     compute: torch.dtype = torch.bfloat16
-    narrow: bool = False
+    bfloat16_weights: bool = False
     """Whether matrices and embeddings (of a base, under an adapter) are in bfloat16, as `castable`."""
     lora: Lora | None = None
     checkpointing: bool = False
@@ -44,7 +44,7 @@ def fake_policy(config: Any, holding: Holding, layers: int, *, scorer: bool = Fa
         causal.config._attn_implementation = "eager"
     if holding.checkpointing:
         checkpoint_layers(causal)
-    _make_fake(model, {id(weight) for weight in castable(causal)} if holding.narrow else set())
+    _make_fake(model, {id(weight) for weight in castable(causal)} if holding.bfloat16_weights else set())
     complete = holding.fused and fuse_modules(causal)
     policy.compiled = holding.compiled and not complete
     return policy
@@ -64,13 +64,13 @@ def meta_model(config: Any, lora: Lora | None = None, *, scorer: bool = False) -
         return model if lora is None else add_lora(model, lora)
 
 
-def _make_fake(model: nn.Module, narrow: set[int]) -> None:
+def _make_fake(model: nn.Module, in_bfloat16: set[int]) -> None:
     """Replace weights and buffers on the meta device by fake ones on the CPU, whose autocast then works."""
     fakes: dict[int, Tensor] = {}
     for module in model.modules():
         for name, weight in module._parameters.items():
             if weight is not None:
-                dtype = torch.bfloat16 if id(weight) in narrow else weight.dtype
+                dtype = torch.bfloat16 if id(weight) in in_bfloat16 else weight.dtype
                 fake = nn.Parameter(torch.empty(weight.shape, dtype=dtype), weight.requires_grad)
                 module._parameters[name] = fakes.setdefault(id(weight), fake)  # type: ignore[assignment]
         for name, buffer in module._buffers.items():

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vigneron.batch import Batch
 from vigneron.core.draws import Sampling
 from vigneron.distributed import ranks
-from vigneron.policy.fused_modules import plain_modules
+from vigneron.policy.fused_class import plain_modules
 from vigneron.policy.model import Policy
 from vigneron.policy.packing import lay_out
 from vigneron.policy.rank_batches import rank_microbatches

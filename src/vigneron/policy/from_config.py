@@ -27,22 +27,26 @@ def policy_from_config(
     return policy
 
 
+def new_scorer(config: Config, **options: Any) -> Policy:
+    """The config's model with a new head that gives a text one number."""
+    model = config.model
+    return load_reward_model(
+        model.name,
+        start=True,
+        seed=config.seed,
+        device=model.device,
+        dtype=model.dtype,
+        activation_checkpointing=model.activation_checkpointing is True,
+        allow_pickle=model.allow_pickle,
+        trust_remote_code=model.trust_remote_code,
+        **options,
+    )
+
+
 def _load(config: Config, shared: bool, notice: Callable[[str], None]) -> Policy:
     model = config.model
     if config.method.trains == "scorer":
-        return load_reward_model(
-            model.name,
-            start=True,
-            seed=config.seed,
-            device=model.device,
-            dtype=model.dtype,
-            activation_checkpointing=model.activation_checkpointing is True,
-            allow_pickle=model.allow_pickle,
-            trust_remote_code=model.trust_remote_code,
-            shared=shared,
-            weights=model.weights,
-            notice=notice,
-        )
+        return new_scorer(config, shared=shared, weights=model.weights, notice=notice)
     lora: Any = model.lora
     if lora is not None:
         targets = lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
@@ -61,7 +65,7 @@ def _load(config: Config, shared: bool, notice: Callable[[str], None]) -> Policy
         notice=notice,
     )
     if policy.long_rope is not None and config.method.reads == "prompts":
-        policy.long_rope = replace(policy.long_rope, margin=config.max_new_tokens)
+        policy.long_rope = replace(policy.long_rope, margin=config.completion_tokens)
     return policy
 
 

@@ -7,6 +7,7 @@ The gradient with respect to the logits z (p = softmax z) is computed in closed 
     ∂ H / ∂z_v       = −p_v (log p_v + H)                  H  = −Σ p log p
     ∂ KL / ∂z_v      = p_v (log p_v − log q_v − KL)        KL = Σ p (log p − log q), to a reference q
     ∂ KL / ∂z_v      = p_v − q_v                           KL = Σ q (log q − log p), from another policy q
+    ∂ D_β / ∂z_v     = p_v (log p_v − log m_v − KL(p ‖ m)) / β    between the two (`core/kl.py: divergence`)
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
+from vigneron.core.kl import mixture_ratios
 from vigneron.policy import kernel_shapes
 from vigneron.policy.compiling import compiled_on_gpu, has_triton
 
@@ -42,15 +45,17 @@ def token_statistics(
     ids_N: Int[Tensor, " N"],
     temperature: float,
     other: Head | None = None,
-    other_NH: Float[Tensor, "N H"] | None = None,
+    other_NH: Float[Tensor, "N G"] | None = None,
     *,
-    from_other: bool = False,
+    beta: float = 1.0,
 ) -> TokenStatistics:
-    """Statistics of softmax(logits / temperature); with `other` and its states, also KL(this ‖ other), or
-    KL(other ‖ this) if `from_other`."""
+    """Statistics of softmax(logits / temperature); with `other` and its states, also D_β between the two: KL(this ‖
+    other) at 1, KL(other ‖ this) at 0. Of vocabularies of different sizes, the tokens that both have are compared."""
     other_VH = other.weight_VH if other is not None else None
+    if other_VH is not None and len(other_VH) > len(head.weight_VH):
+        other_VH = other_VH[: len(head.weight_VH)]
     chosen_N, entropy_N, kl_N = _Statistics.apply(
-        hidden_NH, head.weight_VH, ids_N, temperature, head.compute_dtype, other_NH, other_VH, from_other
+        hidden_NH, head.weight_VH, ids_N, temperature, head.compute_dtype, other_NH, other_VH, beta
     )
     return TokenStatistics(chosen_N, entropy_N, kl_N if other is not None else None)
 
@@ -83,6 +88,15 @@ def _matmul_fp32(left: Tensor, right: Tensor) -> Tensor:
     return left @ right
 
 
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left · right, in place: a product of its own would have the size of the head."""
+    accumulates = left.dtype == torch.bfloat16 and total.dtype == torch.float32
+    if accumulates and left.is_cuda:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    elif not (accumulates and kernel_shapes.is_shapes_only()):
+        total += _matmul_fp32(left, right)
+
+
 class _Statistics(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -94,7 +108,7 @@ class _Statistics(torch.autograd.Function):
         dtype: torch.dtype,
         other_NH: Tensor | None,
         other_VH: Tensor | None,
-        from_other: bool,
+        beta: float,
     ) -> tuple[Tensor, ...]:
         dtype = dtype if dtype == torch.bfloat16 else torch.promote_types(weight_VH.dtype, dtype)
         hidden_NH, cast_VH = hidden_NH.to(dtype), weight_VH.to(dtype)
@@ -108,7 +122,7 @@ class _Statistics(torch.autograd.Function):
             if others_NV is None and _has_kernels(logits_NV):
                 parts.append(head_kernels().statistics(logits_NV, ids_N[at], temperature))
             else:
-                parts.append(_forward_statistics(logits_NV, ids_N[at], temperature, others_NV, from_other))
+                parts.append(_forward_statistics(logits_NV, ids_N[at], temperature, others_NV, repr(beta)))
         statistics = [torch.cat(values) for values in zip(*parts, strict=True)]
         chosen_N, entropy_N, log_sum_N = statistics[:3]
         kl_N, other_log_sum_N = statistics[3:] if other_NH is not None else (torch.zeros_like(chosen_N), None)
@@ -117,7 +131,7 @@ class _Statistics(torch.autograd.Function):
         ctx.save_for_backward(
             hidden_NH, weight_VH, ids_N, entropy_N, log_sum_N, kl_N, other_NH, other_VH, other_log_sum_N, kept_NV
         )
-        ctx.temperature, ctx.from_other = temperature, from_other
+        ctx.temperature, ctx.beta = temperature, beta
         ctx.set_materialize_grads(False)
         return chosen_N, entropy_N, kl_N
 
@@ -142,10 +156,10 @@ class _Statistics(torch.autograd.Function):
             if not others and _has_kernels(logits_NV):
                 to_logits_NV = head_kernels().gradient(*given, hidden_NH.dtype)
             else:
-                to_logits_NV = _logit_gradient(*given, others, ctx.from_other, hidden_NH.dtype)
+                to_logits_NV = _logit_gradient(*given, others, repr(ctx.beta), hidden_NH.dtype)
             to_hidden_NH[at] = to_logits_NV @ cast_VH
             if to_weight_VH is not None:
-                to_weight_VH += matmul_fp32(to_logits_NV.t(), hidden_NH[at])
+                _add_product(to_weight_VH, to_logits_NV.t(), hidden_NH[at])
             del logits_NV, to_logits_NV  # before the next chunk's
         to_weight_VH = to_weight_VH.to(weight_VH.dtype) if to_weight_VH is not None else None
         return to_hidden_NH, to_weight_VH, None, None, None, None, None, None
@@ -170,7 +184,7 @@ def _chunks(count: int) -> list[slice]:
 
 @compiled_on_gpu
 def _forward_statistics(
-    logits_NV: Tensor, ids_N: Tensor, temperature: float, others_NV: Tensor | None, from_other: bool
+    logits_NV: Tensor, ids_N: Tensor, temperature: float, others_NV: Tensor | None, beta_text: str
 ) -> tuple[Tensor, ...]:
     """Chosen log-prob, entropy, log Σ exp; with a reference also KL and the reference's log Σ exp."""
     z_NV = logits_NV / temperature
@@ -181,13 +195,20 @@ def _forward_statistics(
     entropy_N = -(p_NV * logprobs_NV).sum(-1)
     if others_NV is None:
         return chosen_N, entropy_N, log_sum_N
+    beta = float(beta_text)  # to torch.compile a text is a constant, and a number that changes is not
     y_NV = others_NV / temperature
     other_log_sum_N = y_NV.logsumexp(-1)
     others_logprobs_NV = y_NV - other_log_sum_N[:, None]
-    if from_other:
+    if y_NV.shape[-1] < z_NV.shape[-1]:
+        logprobs_NV = logprobs_NV[:, : y_NV.shape[-1]].log_softmax(-1)
+        p_NV = logprobs_NV.exp()
+    if beta == 0.0:
         kl_N = (others_logprobs_NV.exp() * (others_logprobs_NV - logprobs_NV)).sum(-1)
-    else:
+    elif beta == 1.0:
         kl_N = (p_NV * (logprobs_NV - others_logprobs_NV)).sum(-1)
+    else:
+        to_other_NV, to_own_NV = mixture_ratios(others_logprobs_NV - logprobs_NV, beta)
+        kl_N = -(others_logprobs_NV.exp() * to_other_NV).sum(-1) / (1 - beta) - (p_NV * to_own_NV).sum(-1) / beta
     return chosen_N, entropy_N, log_sum_N, kl_N, other_log_sum_N
 
 
@@ -198,7 +219,7 @@ def _logit_gradient(
     temperature: float,
     own: tuple[Tensor, ...],
     others: tuple[Tensor, ...],
-    from_other: bool,
+    beta_text: str,
     dtype: torch.dtype,
 ) -> Tensor:
     log_sum_N, entropy_N, to_chosen_N, to_entropy_N = (values[:, None] for values in own)
@@ -209,10 +230,25 @@ def _logit_gradient(
     if others:
         others_NV, (other_log_sum_N, kl_N, to_kl_N) = others[0], (values[:, None] for values in others[1:])
         others_logprobs_NV = others_NV / temperature - other_log_sum_N
-        if from_other:
+        beta = float(beta_text)
+        missing = logits_NV.shape[-1] - others_NV.shape[-1]
+        if missing or beta not in (0.0, 1.0):
+            shared_NV = logprobs_NV[:, : others_NV.shape[-1]].log_softmax(-1) if missing else logprobs_NV
+            to_shared_NV = _divergence_gradient(shared_NV, others_logprobs_NV, beta)
+            added_NV = added_NV + to_kl_N * pad(to_shared_NV, (0, missing))
+        elif beta == 0.0:
             factor_NV = factor_NV + to_kl_N
             added_NV = added_NV - to_kl_N * others_logprobs_NV.exp()
         else:
             factor_NV = factor_NV + to_kl_N * (logprobs_NV - others_logprobs_NV - kl_N)
     to_logits_NV = logprobs_NV.exp() * factor_NV + added_NV
     return (to_logits_NV / temperature).to(dtype)
+
+
+def _divergence_gradient(logprobs_NV: Tensor, others_NV: Tensor, beta: float) -> Tensor:
+    """∂D_β/∂z for each token of both vocabularies."""
+    p_NV = logprobs_NV.exp()
+    if beta == 0.0:
+        return p_NV - others_NV.exp()
+    log_ratio_NV = logprobs_NV - others_NV if beta == 1.0 else -mixture_ratios(others_NV - logprobs_NV, beta)[1]
+    return p_NV * (log_ratio_NV - (p_NV * log_ratio_NV).sum(-1, keepdim=True)) / beta

@@ -3,12 +3,11 @@
 In a layer of transformers, norms, rotary positions, gated activations and adapters are dozens of small kernels, which
 take as long as its matrix products and keep as much memory for the backward pass. Here each is one kernel. A module
 gets another class, so the names of weights do not change. Only what has the usual form is replaced: norms and gated
-activations are compared with the module's own class, rotary positions with the model's function, adapters are those
-that peft adds by B A x alone. `rollout.engine.sample` compares the whole model.
+activations are compared with the module's own class, rotary positions with the model's function, a layer's sums with
+its own forward pass; adapters are those that peft adds by B A x alone. `rollout.engine.sample` compares whole models.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from inspect import unwrap
 from types import FunctionType
@@ -19,10 +18,11 @@ from torch import Tensor, nn
 
 from vigneron.policy.activations import activation_name
 from vigneron.policy.compiling import decoder_layers, has_triton
+from vigneron.policy.fused_class import KINDS, kind_of, subclass
+from vigneron.policy.fused_sums import fuse_sums
 from vigneron.policy.kernel_shapes import is_shapes_only
 
 ROTARY = "apply_rotary_pos_emb"
-KINDS = (torch.float32, torch.bfloat16)
 
 
 def can_fuse(device: torch.device, compute_dtype: torch.dtype) -> bool:
@@ -39,8 +39,12 @@ def fuse_modules(model: Any) -> bool:
             _fuse_norm(norm, None)
     for module in model.modules():
         if is_plain_adapter(module):
-            module.__class__ = _adapted(_kind(module))
-    return bool(layers) and all(complete)
+            module.__class__ = _adapted(kind_of(module))
+    if not layers or not all(complete):  # such layers may be compiled
+        return False
+    for layer in layers:
+        fuse_sums(layer)
+    return True
 
 
 def _fuse_layer(layer: Any) -> bool:
@@ -54,35 +58,8 @@ def _fuse_layer(layer: Any) -> bool:
     return rotates and gates and bool(normed) and all(normed)
 
 
-def _kind(module: Any) -> Any:
-    return type(module)
-
-
 def _device(module: nn.Module) -> torch.device:
     return next(tensor.device for tensor in (*module.parameters(), *module.buffers()))
-
-
-_plain = False
-
-
-@contextmanager
-def plain_modules() -> Iterator[None]:
-    """Use the modules' own classes meanwhile: the kernels' gradients cannot be differentiated again."""
-    global _plain
-    before, _plain = _plain, True
-    try:
-        yield
-    finally:
-        _plain = before
-
-
-def _subclass(kind: Any, fused: Any) -> Any:
-    """Of a module's class, with another forward pass."""
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return (kind.forward if _plain else fused)(self, *args, **kwargs)
-
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "fused": True})
 
 
 def _try(module: Any, kind: Any, inputs: Sequence[tuple[Tensor, ...]], expected: Sequence[Tensor]) -> bool:
@@ -126,7 +103,7 @@ def _fuse_mlp(mlp: Any) -> bool:
     except Exception:  # any model is possible
         return False
     mlp.vigneron_activation = activation
-    return _try(mlp, _gated_mlp(_kind(mlp), two), [(x,)], [expected])
+    return _try(mlp, _gated_mlp(kind_of(mlp), two), [(x,)], [expected])
 
 
 @cache
@@ -137,7 +114,7 @@ def _gated_mlp(kind: Any, two: bool) -> Any:
         gate, up = (self.gate_proj(x), self.up_proj(x)) if two else self.gate_up_proj(x).chunk(2, dim=-1)
         return self.down_proj(fused_gated(gate, up, self.vigneron_activation))
 
-    return _subclass(kind, forward)
+    return subclass(kind, forward)
 
 
 # -------------------------------------------------------------------------------------------------- norms
@@ -162,7 +139,7 @@ def _fuse_norm(norm: Any, dtype: torch.dtype | None) -> bool:
     dtypes = {kind: dtype or result.dtype for kind, result in zip(KINDS, expected[::2], strict=True)}
     for added in (0.0, 1.0):
         norm.vigneron_norm = eps, added, dtypes
-        if _try(norm, _fused_norm(_kind(norm)), inputs, expected):
+        if _try(norm, _fused_norm(kind_of(norm)), inputs, expected):
             return True
     return False
 
@@ -175,7 +152,7 @@ def _fused_norm(kind: Any) -> Any:
         eps, added, dtypes = self.vigneron_norm
         return fused_norm(x, self.weight, eps, added, dtypes[x.dtype])
 
-    return _subclass(kind, forward)
+    return subclass(kind, forward)
 
 
 # --------------------------------------------------------------------------------------- rotary positions
@@ -191,7 +168,7 @@ def _fuse_rotary(attention: Any) -> bool:
     original = function.__globals__.get(ROTARY)
     if ROTARY not in function.__code__.co_names or not callable(original) or not _is_half_rotation(original, attention):
         return False
-    attention.__class__ = _rotating(_kind(attention))
+    attention.__class__ = _rotating(kind_of(attention))
     return True
 
 
@@ -211,7 +188,7 @@ def _rotating(kind: Any) -> Any:
     names = {**function.__globals__, ROTARY: turned}
     forward = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     forward.__kwdefaults__ = function.__kwdefaults__
-    return _subclass(kind, forward)
+    return subclass(kind, forward)
 
 
 def _is_half_rotation(function: Any, attention: Any) -> bool:
@@ -261,4 +238,4 @@ def _adapted(kind: Any) -> Any:
             return fused_adapted(x, None, base.weight, base.bias, *parts)
         return fused_adapted(x, base(x), None, None, *parts)
 
-    return _subclass(kind, forward)
+    return subclass(kind, forward)

@@ -35,7 +35,7 @@ class RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scales = ctx.saved_tensors
-        to_x, to_weight = kernels().rms_norm_gradient(
+        to_x, _, to_weight = kernels().rms_norm_gradient(
             grads[0], x, weight, scales, ctx.added, trained=ctx.needs_input_grad[1]
         )
         return to_x, to_weight, None, None, None
@@ -46,6 +46,63 @@ def fused_norm(x: Tensor, weight: Tensor, eps: float, added: float, dtype: torch
     if not torch.is_grad_enabled():
         return kernels().rms_norm(x, weight, eps, added, dtype)
     out: Tensor = RmsNorm.apply(x, weight, eps, added, dtype)
+    return out
+
+
+class AddNorm(torch.autograd.Function):
+    """The sum and its norm. The gradients of both are added by the kernel of the norm's gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor | None, weight: Tensor, eps: float, added: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        scales = torch.empty(x.numel() // x.shape[-1], dtype=torch.float32, device=x.device)
+        if y is None:
+            total, out = x, kernels().rms_norm(x, weight, eps, added, dtype, scales)
+        else:
+            total, out = kernels().add_norm(x, y, weight, eps, added, dtype, scales)
+        ctx.save_for_backward(total, weight, scales)
+        ctx.added, ctx.dtype = added, None if y is None else y.dtype
+        return total, out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight, scales = ctx.saved_tensors
+        options = {"trained": ctx.needs_input_grad[2], "beside": grads[0], "dtype": ctx.dtype}
+        to_x, to_y, to_weight = kernels().rms_norm_gradient(grads[1], total, weight, scales, ctx.added, **options)
+        return to_x, None if ctx.dtype is None else to_y, to_weight, None, None, None
+
+
+def fused_add_norm(
+    x: Tensor, y: Tensor | None, weight: Tensor, eps: float, added: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """x + y in the dtype of x, or x itself, and `fused_norm` of it."""
+    x = x.contiguous()
+    if torch.is_grad_enabled():
+        both: tuple[Tensor, Tensor] = AddNorm.apply(x, y, weight, eps, added, dtype)
+        return both
+    if y is None:
+        return x, kernels().rms_norm(x, weight, eps, added, dtype)
+    return kernels().add_norm(x, y, weight, eps, added, dtype)
+
+
+class Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.dtype = y.dtype
+        return kernels().add(x, y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], grads[0].to(ctx.dtype)
+
+
+def fused_add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y in the dtype of x."""
+    x = x.contiguous()
+    out: Tensor = Add.apply(x, y) if torch.is_grad_enabled() else kernels().add(x, y)
     return out
 
 

@@ -38,10 +38,23 @@ def rms_norm(
 
 
 def rms_norm_gradient(
-    to_out: Tensor, x: Tensor, weight: Tensor, scales: Tensor, added: float, *, trained: bool
-) -> tuple[Tensor, Tensor | None]:
-    to_out = to_out.contiguous()
-    return torch.empty_like(x), torch.empty_like(weight) if trained else None
+    to_out: Tensor, x: Tensor, weight: Tensor, scales: Tensor, added: float, *, trained: bool,
+    beside: Tensor | None = None, dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    to_out, beside = to_out.contiguous(), None if beside is None else beside.contiguous()
+    to_x = torch.empty_like(x)
+    cast = to_x if dtype in (None, x.dtype) else torch.empty_like(x, dtype=dtype)
+    return to_x, cast, torch.empty_like(weight) if trained else None
+
+
+def add_norm(
+    x: Tensor, y: Tensor, weight: Tensor, eps: float, added: float, dtype: torch.dtype, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    return add(x, y), rms_norm(x, weight, eps, added, dtype, scales)
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    return torch.empty_like(x)
 
 
 def rotate(

@@ -10,81 +10,156 @@ from torch import Tensor
 
 from vigneron.policy.activations import Activation
 
+TILE = 2048
+"""Numbers that a program of a norm handles at once: one row, or several short ones."""
 
-@triton.jit
+
+def _tile(size: int) -> dict[str, int]:
+    """Options of a norm's kernel: each thread has 8 numbers, of which it loads 16 bytes at once."""
+    block = triton.next_power_of_2(size)
+    rows = max(1, TILE // block)
+    return {"SIZE": size, "BLOCK": block, "ROWS": rows, "num_warps": min(16, rows * block // 256)}
+
+
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm(  # type: ignore[no-untyped-def]
-    x, weight, out, scales, outer_stride, inner_stride, inner,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr, ADDED: tl.constexpr, KEEP: tl.constexpr,
+    x, y, weight, total, out, scales, rows, outer_stride, inner_stride, inner, y_stride,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    EPS: tl.constexpr, ADDED: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    real = at < SIZE
-    given = tl.load(x + row // inner * outer_stride + row % inner * inner_stride + at, mask=real, other=0.0)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    at = tl.arange(0, BLOCK)[None, :]
+    real = (row < rows) & (at < SIZE)
+    place = (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride + at
+    to = row.to(tl.int64) * SIZE + at
+    given = tl.load(x + place, mask=real, other=0.0)
+    if ADD:
+        more = tl.load(y + row.to(tl.int64) * y_stride + at, mask=real, other=0.0)
+        given = (given.to(tl.float32) + more.to(tl.float32)).to(given.dtype)
+        tl.store(total + to, given, mask=real)
     numbers = given.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(numbers * numbers) / SIZE + EPS)
+    scale = 1.0 / tl.sqrt(tl.sum(numbers * numbers, 1)[:, None] / SIZE + EPS)
     if KEEP:
-        tl.store(scales + row, scale)
+        tl.store(scales + row, scale, mask=row < rows)
     numbers = (numbers * scale).to(given.dtype).to(tl.float32)
-    weights = tl.load(weight + at, mask=real, other=0.0).to(tl.float32) + ADDED
-    tl.store(out + row * SIZE + at, (numbers * weights).to(out.dtype.element_ty), mask=real)
+    weights = tl.load(weight + at, mask=at < SIZE, other=0.0).to(tl.float32) + ADDED
+    tl.store(out + to, (numbers * weights).to(out.dtype.element_ty), mask=real)
 
 
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, added: float, dtype: torch.dtype, scales: Tensor | None = None
 ) -> Tensor:
     """x / √(mean x² + eps) · (weight + added) over the last dimension, in `dtype`. `scales` takes 1 / √(…)."""
-    size, inner = x.shape[-1], x.shape[-2] if x.dim() > 2 else 1
     x = x if x.stride(-1) == 1 and _is_two_level(x) else x.contiguous()
+    size, inner = x.shape[-1], 1 if x.dim() < 3 or x.is_contiguous() else x.shape[-2]
+    rows = x.numel() // size
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    outer_stride, inner_stride = (x.stride(-3), x.stride(-2)) if x.dim() > 2 else (x.stride(0), 0)
-    _rms_norm[(x.numel() // size,)](
-        x, weight, out, out if scales is None else scales, outer_stride, inner_stride, inner,
-        SIZE=size, BLOCK=triton.next_power_of_2(size), EPS=eps, ADDED=added, KEEP=scales is not None,
-        num_warps=8 if size > 2048 else 4,
+    strides = (size, 0) if x.is_contiguous() else (x.stride(-3), x.stride(-2)) if x.dim() > 2 else (x.stride(0), 0)
+    tile = _tile(size)
+    _rms_norm[(triton.cdiv(rows, tile["ROWS"]),)](
+        x, x, weight, x, out, out if scales is None else scales, rows, *strides, inner, 0,
+        EPS=eps, ADDED=added, ADD=False, KEEP=scales is not None, **tile,
     )  # fmt: skip
     return out
 
 
-@triton.jit
+def add_norm(
+    x: Tensor, y: Tensor, weight: Tensor, eps: float, added: float, dtype: torch.dtype, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """x + y in the dtype of x, which is contiguous, and `rms_norm` of it."""
+    size, rows = x.shape[-1], x.numel() // x.shape[-1]
+    y = _rows(y)
+    total, out = torch.empty_like(x), torch.empty(x.shape, dtype=dtype, device=x.device)
+    tile = _tile(size)
+    _rms_norm[(triton.cdiv(rows, tile["ROWS"]),)](
+        x, y, weight, total, out, out if scales is None else scales, rows, size, 0, 1, y.stride(0),
+        EPS=eps, ADDED=added, ADD=True, KEEP=scales is not None, **tile,
+    )  # fmt: skip
+    return total, out
+
+
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm_gradient(  # type: ignore[no-untyped-def]
-    to_out, x, weight, scales, to_x, sums, rows,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr, TRAINED: tl.constexpr,
+    to_out, beside, x, weight, scales, to_x, cast, sums, rows,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    ADDED: tl.constexpr, ADD: tl.constexpr, CAST: tl.constexpr, TRAINED: tl.constexpr,
 ):  # fmt: skip
-    at = tl.arange(0, BLOCK)
-    real = at < SIZE
-    weights = tl.load(weight + at, mask=real, other=0.0).to(tl.float32) + ADDED
-    total = tl.zeros([BLOCK], tl.float32)
-    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        place = tl.full([], SIZE, tl.int64) * row + at
+    at = tl.arange(0, BLOCK)[None, :]
+    inside = at < SIZE
+    weights = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + ADDED
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        real = (row < rows) & inside
+        place = row.to(tl.int64) * SIZE + at
         given = tl.load(to_out + place, mask=real, other=0.0).to(tl.float32)
-        scale = tl.load(scales + row)
+        lane = first + tl.arange(0, ROWS)
+        scale = tl.load(scales + lane, mask=lane < rows, other=0.0)[:, None]
         normed = tl.load(x + place, mask=real, other=0.0).to(tl.float32) * scale
         weighted = given * weights
-        gradient = (weighted - normed * (tl.sum(weighted * normed) / SIZE)) * scale
+        gradient = (weighted - normed * (tl.sum(weighted * normed, 1)[:, None] / SIZE)) * scale
+        if ADD:
+            gradient += tl.load(beside + place, mask=real, other=0.0).to(tl.float32)
         tl.store(to_x + place, gradient.to(to_x.dtype.element_ty), mask=real)
+        if CAST:
+            tl.store(cast + place, gradient.to(cast.dtype.element_ty), mask=real)
         if TRAINED:
             total += given * normed
     if TRAINED:
-        tl.store(sums + tl.program_id(0) * SIZE + at, total, mask=real)
+        tl.store(sums + tl.program_id(0) * SIZE + at, tl.sum(total, 0)[None, :], mask=inside)
 
 
 PROGRAMS = 512
 """That sum the gradient of a norm's weights: a fixed number of partial sums, not one that depends on the GPU."""
+REGISTERS: dict[str, int] = {} if torch.version.hip else {"maxnreg": 64}
+"""Most of a thread of this kernel: without a limit it takes 74, and an SM has one program instead of two."""
 
 
 def rms_norm_gradient(
-    to_out: Tensor, x: Tensor, weight: Tensor, scales: Tensor, added: float, *, trained: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The gradients of `x` and, if it is trained, of `weight`. `x` is contiguous."""
+    to_out: Tensor, x: Tensor, weight: Tensor, scales: Tensor, added: float, *, trained: bool,
+    beside: Tensor | None = None, dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """The gradient of `x`, which is contiguous, with the gradient `beside` that it has from elsewhere; the same in
+    `dtype`; and, if it is trained, the gradient of `weight`."""
     size, rows = x.shape[-1], x.numel() // x.shape[-1]
-    programs = min(PROGRAMS, rows)
+    tile = _tile(size)
+    programs = triton.cdiv(rows, tile["ROWS"])
+    programs = min(PROGRAMS, programs) if trained else programs
     to_x = torch.empty_like(x)
+    cast = to_x if dtype in (None, x.dtype) else torch.empty_like(x, dtype=dtype)
     sums = torch.empty(programs if trained else 0, size, dtype=torch.float32, device=x.device)
     _rms_norm_gradient[(programs,)](
-        to_out.contiguous(), x, weight, scales, to_x, sums, rows,
-        SIZE=size, BLOCK=triton.next_power_of_2(size), ADDED=added, TRAINED=trained, num_warps=8 if size > 2048 else 4,
+        to_out.contiguous(), to_out if beside is None else beside.contiguous(), x, weight, scales, to_x, cast, sums,
+        rows, ADDED=added, ADD=beside is not None, CAST=cast is not to_x, TRAINED=trained, **tile,
+        **REGISTERS,
     )  # fmt: skip
-    return to_x, sums.sum(0).to(weight.dtype) if trained else None
+    return to_x, cast, sums.sum(0).to(weight.dtype) if trained else None
+
+
+@triton.jit
+def _add(x, y, out, y_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = at < SIZE
+    total = tl.load(x + row * SIZE + at, mask=real, other=0.0).to(tl.float32)
+    total += tl.load(y + row * y_stride + at, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + row * SIZE + at, total.to(out.dtype.element_ty), mask=real)
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y in the dtype of x, which is contiguous. torch's kernel for two dtypes loads one number at a time."""
+    size, rows = x.shape[-1], x.numel() // x.shape[-1]
+    y = _rows(y)
+    out = torch.empty_like(x)
+    block = min(1024, triton.next_power_of_2(size))
+    _add[(rows, triton.cdiv(size, block))](x, y, out, y.stride(0), SIZE=size, BLOCK=block, num_warps=4)
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """As a matrix whose rows may be parts of longer ones; the numbers of a row are next to each other."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _is_two_level(x: Tensor) -> bool:
@@ -181,7 +256,7 @@ def _gated(gate, up, out, gate_row, up_row, SIZE: tl.constexpr, BLOCK: tl.conste
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """activation(gate) · up, for two tensors whose rows may be parts of longer ones."""
     shape, size = gate.shape, gate.shape[-1]
-    gate, up = (part.reshape(-1, size) for part in (gate, up))
+    gate, up = _rows(gate), _rows(up)
     out = torch.empty(shape, dtype=gate.dtype, device=gate.device)
     block = min(1024, triton.next_power_of_2(size))
     _gated[(gate.shape[0], triton.cdiv(size, block))](
@@ -216,7 +291,7 @@ def _gated_gradient(  # type: ignore[no-untyped-def]
 def gated_gradient(to_out: Tensor, gate: Tensor, up: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
     """The gradients of `gate` and `up`."""
     shape, size = gate.shape, gate.shape[-1]
-    to_out, gate, up = (part.reshape(-1, size) for part in (to_out, gate, up))
+    to_out, gate, up = _rows(to_out), _rows(gate), _rows(up)
     to_gate, to_up = (torch.empty(shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
     block = min(1024, triton.next_power_of_2(size))
     _gated_gradient[(gate.shape[0], triton.cdiv(size, block))](

@@ -1,140 +1,32 @@
 """Load a model to train: a hub id, a folder, or a bundled model."""
 
-import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
-from vigneron.files import parse_json, user_path
 from vigneron.policy.architecture import auto_class, check_language_model, language_model_class
-from vigneron.policy.bundled import (
-    BUNDLED_MODELS,
-    BUNDLED_SHAPE,
-    BUNDLED_TYPE,
-    bundled_model_folder,
-    bundled_weights,
-    is_converted,
-    quiet_transformers,
-)
+from vigneron.policy.bundled import BUNDLED_MODELS, quiet_transformers
 from vigneron.policy.chat import add_chat_tokens
 from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
-from vigneron.policy.frozen import is_narrow
+from vigneron.policy.device import resolve_compute_dtype, resolve_device
 from vigneron.policy.fused_modules import can_fuse, fuse_modules
+from vigneron.policy.held_weights import has_low_precision
 from vigneron.policy.longrope import install_longrope
 from vigneron.policy.lora import Lora, add_lora, encoder_names, not_adaptable
-from vigneron.policy.model import Policy, Reference, capture_obstacle, check_head
+from vigneron.policy.model import Policy
+from vigneron.policy.model_checks import capture_obstacle, check_head
+from vigneron.policy.model_names import model_source
 from vigneron.policy.packing import can_share_prompts
 from vigneron.policy.quantised import check_library, prepare, quantise
-from vigneron.policy.stored import Narrow, Stored, check_complete, hold, is_packed, read_model
+from vigneron.policy.reference import Reference
+from vigneron.policy.stored import Bfloat16Cast, Stored, check_complete, hold, is_packed, read_model
 from vigneron.policy.tokenizer_trial import try_tokenizer
 
-LARGEST_CONFIG = 2**24
-MOST_LAYERS = 10_000
-LAYER_COUNT = r"(?<!per_)layers?$"
-"""Config keys that count layers: `num_hidden_layers`, `n_layer`; not `vocab_size_per_layer_input`."""
-
 Weights = Literal["auto", "float32", "bfloat16", "4bit"]
-
-
-def resolve_device(device: str) -> torch.device:
-    if device != "auto":
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise UserError(f"model.device: '{device}' is set, but torch sees no CUDA device (try device: auto)")
-        if device == "mps" and not torch.backends.mps.is_available():
-            raise UserError("model.device: 'mps' is set, but torch sees no Apple GPU (try device: auto)")
-        return torch.device(device)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def use_device(device: torch.device) -> None:
-    """Make a GPU that is given by its number the current one, on which Triton's kernels run."""
-    if device.type == "cuda" and device.index is not None:
-        if device.index >= torch.cuda.device_count():
-            raise UserError(f"model.device: '{device}' is set, but torch sees {torch.cuda.device_count()} CUDA devices")
-        torch.cuda.set_device(device)
-
-
-def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """`use_device` for a block."""
-    numbered = device.type == "cuda" and device.index is not None
-    return torch.cuda.device(device) if numbered else nullcontext()
-
-
-def resolve_compute_dtype(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
-    """The dtype of matrix products.
-
-    auto: bfloat16 if the hardware supports it, else float32 (emulated bfloat16 is about 100× slower).
-    """
-    if dtype == "auto":
-        return torch.bfloat16 if has_bfloat16(device) else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-
-
-def has_bfloat16(device: torch.device) -> bool:
-    """As reported by the hardware. Not measured: timings would make two runs of one recipe differ."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def model_source(name: str, key: str = "model") -> str:
-    """The folder or hub id that transformers loads for a model's name; `key` is its config key."""
-    check_model_name(name, key)
-    if name in BUNDLED_MODELS:
-        return str(bundled_model_folder(name))
-    path = user_path(name)
-    return str(path) if path.is_dir() else name
-
-
-def check_model_name(name: str, key: str = "model") -> None:
-    """Raise for names that cannot be a model, without loading it. Hub ids are not looked up."""
-    if name in BUNDLED_MODELS:
-        bundled_weights(name)
-        return
-    path = user_path(name)
-    if path.is_dir():
-        if (path / "adapter_config.json").is_file():
-            raise UserError(f"{key}: '{name}' is an adapter, not a model: give its base model and set model.lora")
-        if not (path / "config.json").is_file():
-            raise UserError(f"{key}: the folder '{name}' has no config.json: it is not a transformers model")
-        _check_layer_count(path / "config.json", f"{key}: '{name}'")
-    elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"{key}: '{name}' is not a folder")
-    elif "/" in name and (parent := user_path(name.partition("/")[0])).is_dir():
-        _check_path(name, parent, key)
-    elif near := get_close_matches(name, BUNDLED_MODELS, n=1, cutoff=0.8):
-        raise UserError(f"{key}: unknown model '{name}' (did you mean '{near[0]}'?)")
-
-
-def _check_path(name: str, parent: Path, key: str) -> None:
-    """A name with a slash whose first part is a folder here is meant as a path, unless it is one of hub models."""
-    inside = sorted(path.name for path in parent.iterdir() if (path / "config.json").is_file())
-    near = get_close_matches(name.partition("/")[2], inside, n=1)
-    if near or not inside:
-        hint = f" (did you mean '{parent.name}/{near[0]}'?)" if near else ""
-        raise UserError(f"{key}: '{name}' is not a folder, though '{parent.name}' is one here{hint}: check the path")
-
-
-def _check_layer_count(file: Path, where: str) -> None:
-    """transformers would build as many layers as a config claims. Other faults of the file show when it is loaded."""
-    try:
-        with file.open("rb") as opened:
-            config = parse_json(opened.read(LARGEST_CONFIG))
-    except (OSError, ValueError):
-        return
-    parts = [part for part in (config, *config.values()) if isinstance(part, dict)] if isinstance(config, dict) else []
-    numbers = [value for part in parts for name, value in part.items() if re.search(LAYER_COUNT, str(name))]
-    if any(isinstance(number, int) and number > MOST_LAYERS for number in numbers):
-        raise UserError(f"{where} claims more than {MOST_LAYERS:,} layers in its config.json")
 
 
 def load_policy(
@@ -160,10 +52,10 @@ def load_policy(
     where = resolve_device(device)
     compute_dtype = resolve_compute_dtype(dtype, where)
     frozen = lora is not None or not trained
-    narrow = "no" if shared else narrow_weights(weights, compute_dtype, frozen=frozen)
+    cast = "no" if shared else bfloat16_cast(weights, compute_dtype, frozen=frozen)
     blank = shared and not ranks.is_rank0()
     stored, tokenizer, packed = _load_pretrained(
-        name, blank, narrow, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+        name, blank, cast, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
     )
     model = stored.model
     _freeze_encoders(model)
@@ -178,18 +70,18 @@ def load_policy(
         prepare(model, compute_dtype)
     elif weights == "4bit":
         notices.append(quantise(model, where, compute_dtype, excluded=not_adaptable(model)))
-    notices.append(hold(model, narrow))
+    notices.append(hold(model, cast))
     for text in notices:
         if text:
             notice(text)
-    if narrow == "rounded" and compute_dtype != torch.bfloat16:
+    if cast == "rounded" and compute_dtype != torch.bfloat16:
         model.float()  # rounded as in training, for products in float32
     if lora is not None:
         model = add_lora(model, lora)
     model.eval()
     here = torch.device("cpu") if shared else where
     policy = make_policy(model if blank else model.to(here), tokenizer, device=here)
-    policy.narrow = is_narrow(model)
+    policy.low_precision = has_low_precision(model)
     if activation_checkpointing:
         checkpoint_activations(policy)
     if not blank:
@@ -205,18 +97,18 @@ def _check_held(policy: Policy, weights: Weights, notice: Callable[[str], None])
     try:
         check_head(policy)
     except UserError as error:
-        if not policy.narrow:
+        if not policy.low_precision:
             raise
         if weights != "auto":
             raise UserError(f"{error}; `model.weights: {weights}` may be the reason: leave it out") from error
         policy.model.float()
-        policy.narrow = is_narrow(policy.model)
+        policy.low_precision = has_low_precision(policy.model)
         check_head(policy)
         kind = policy.causal.config.model_type
         notice(f"the frozen weights are held in float32: '{kind}' computes otherwise in bfloat16")
 
 
-def narrow_weights(weights: Weights, compute_dtype: torch.dtype, *, frozen: bool) -> Narrow:
+def bfloat16_cast(weights: Weights, compute_dtype: torch.dtype, *, frozen: bool) -> Bfloat16Cast:
     """Which weights are held in bfloat16. `frozen`: only an adapter is trained, or nothing."""
     if weights == "bfloat16":
         return "rounded"
@@ -237,7 +129,7 @@ def speed_up(policy: Policy, reference: Reference, *, graphs: bool, compiled: bo
 
     No graphs with activation checkpointing: its backward pass runs in another order than recorded.
     """
-    policies = list({id(p): p for p in (policy, reference.policy)}.values())
+    policies = list({id(p): p for p in (policy, *([reference.policy] if reference.is_loaded else []))}.values())
     fuses = can_fuse(policy.device, policy.compute_dtype) and policy.sharding is None
     fused = [fuse_modules(each.causal) for each in policies] if fuses else [False]
     graphs = graphs and policy.device.type == "cuda" and not policy.activation_checkpointing
@@ -277,24 +169,8 @@ def _keep_score_caps(model: Any) -> None:
         config._attn_implementation = "eager"
 
 
-def local_config(name: str) -> Any:
-    """The transformers config of a model that is on this machine; None if it is not, or comes with its own code. Of a
-    bundled model type and sizes: converting its weights takes half a minute."""
-    from transformers import AutoConfig
-
-    if name in BUNDLED_MODELS:
-        return AutoConfig.for_model(BUNDLED_TYPE, **BUNDLED_SHAPE)
-    try:
-        with quiet_transformers():
-            return AutoConfig.from_pretrained(model_source(name), local_files_only=True)
-    except UserError:
-        raise
-    except Exception:  # external files can be broken in any way: loading the model says how
-        return None
-
-
 def _load_pretrained(
-    name: str, blank: bool, narrow: Narrow, device: torch.device, *, allow_pickle: bool, trust_remote_code: bool
+    name: str, blank: bool, cast: Bfloat16Cast, device: torch.device, *, allow_pickle: bool, trust_remote_code: bool
 ) -> tuple[Stored, Any, bool]:
     """The model, its tokenizer, and whether its files are 4-bit. `blank`: on the meta device, without weights."""
     from transformers import AutoConfig, AutoTokenizer
@@ -318,7 +194,7 @@ def _load_pretrained(
                 source,
                 config,
                 where,
-                narrow=narrow,
+                cast=cast,
                 blank=blank,
                 device=device,
                 allow_pickle=allow_pickle,
@@ -335,20 +211,3 @@ def _load_pretrained(
 def _freeze_encoders(model: Any) -> None:
     for name in encoder_names(model):
         model.get_submodule(name).requires_grad_(False)
-
-
-def local_tokenizer(name: str, *, trust_remote_code: bool = False, convert: bool = True) -> Any | None:
-    """A model's tokenizer, if its files are on this machine. Without `convert`, the bundled model's only if the cache
-    has it: converting it takes half a minute."""
-    from transformers import AutoTokenizer
-
-    try:
-        with quiet_transformers():
-            if name in BUNDLED_MODELS and not convert and not is_converted(name):
-                return None
-            source = model_source(name)
-            if Path(source).is_dir() and name not in BUNDLED_MODELS and not trust_remote_code:
-                try_tokenizer(source, f"model: '{name}'")
-            return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=trust_remote_code)
-    except Exception:  # not downloaded yet, or broken, which loading the model explains
-        return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vigneron.errors import UserError, first_line
-from vigneron.policy.frozen import float32_stand_ins
+from vigneron.policy.held_weights import float32_stand_ins
 
 FUSED_OUTPUT = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 """Model types whose output projections peft refuses to adapt."""

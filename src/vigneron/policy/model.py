@@ -3,6 +3,7 @@
 They are called separately, so that the head runs only at completion positions.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
@@ -16,19 +17,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vigneron.batch import Packing
-from vigneron.errors import UserError, first_line
 from vigneron.policy import attention
-from vigneron.policy.attention import (
-    Unpacked,
-    local_attention,
-    local_mask,
-    recorded_callers,
-    shrunken_windows,
-    text_config,
-)
-from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk, capture, warm_up
-from vigneron.policy.frozen import is_narrow, round_matrices, upcast
-from vigneron.policy.fused_head import Head, matmul_fp32
+from vigneron.policy.attention import Unpacked, local_attention, local_mask, recorded_callers, shrunken_windows
+from vigneron.policy.cuda_graphs import CudaGraphs, GraphedTrunk
+from vigneron.policy.fused_head import Head
+from vigneron.policy.held_weights import has_low_precision, round_matrices, upcast
+from vigneron.policy.logits import model_logits, plain_head, precision
 from vigneron.policy.longrope import LongRope
 
 MOST_GRAPHED = 1e13
@@ -59,8 +53,11 @@ class Policy:
     """How a sequence's length chooses its rotary frequencies; None for models with one set of them."""
     shares_prompts: bool = True
     """Whether several completions may share one copy of their prompt in a row; see `can_share_prompts`."""
-    narrow: bool = False
+    low_precision: bool = False
     """Whether some weights are held in bfloat16 or 4 bits: float32 passes upcast them, one layer at a time."""
+    offloaded: bool = False
+    """Whether the weights are in host memory between passes (`policy.reference`): no pass is captured as a CUDA graph,
+    which would contain their addresses."""
     sharding: Any = field(default=None, repr=False, compare=False)
     """A `policy.sharding.Sharding`; None if this rank has all weights."""
     version: int = 0
@@ -148,7 +145,7 @@ class Policy:
 
     @cached_property
     def _inference_graphs(self) -> CudaGraphs:
-        return CudaGraphs(self.device)
+        return CudaGraphs(self.device, available=not self.offloaded)
 
     @cached_property
     def _training_graphs(self) -> GraphedTrunk:
@@ -172,7 +169,7 @@ class Policy:
             local_allowed = local_mask(local_attention(self.text_config), positions_RS, apart)
             inputs |= {"local_allowed": local_allowed} if local_allowed is not None else {}
         elif apart is not None and self.text_config._attn_implementation == "eager":  # added to the scores there
-            dtype = torch.float32 if self.narrow else self.causal.dtype
+            dtype = torch.float32 if self.low_precision else self.causal.dtype
             inputs["attention_mask"] = torch.where(apart, 0.0, torch.finfo(dtype).min).to(dtype)
         with self._precision(), attention_function(self.causal.config, attention.NAME if self.own_attention else None):
             trunk, options = trunk_of(self.causal), {**inputs, "use_cache": False}
@@ -203,7 +200,7 @@ class Policy:
             own_attention=self.own_attention,
             long_rope=self.long_rope,
             shares_prompts=self.shares_prompts,
-            narrow=is_narrow(model),
+            low_precision=has_low_precision(model),
             sharding=self.sharding,
         )
 
@@ -223,7 +220,7 @@ class Policy:
             own_attention=self.own_attention,
             long_rope=self.long_rope,
             shares_prompts=self.shares_prompts,
-            narrow=self.narrow,
+            low_precision=self.low_precision,
             sharding=self.sharding,
         )
 
@@ -239,96 +236,13 @@ class Policy:
 
     @property
     def _upcasts(self) -> bool:
-        return self.narrow and self.compute_dtype == torch.float32
+        return self.low_precision and self.compute_dtype == torch.float32
 
 
 def trunk_of(causal: Any) -> Any:
     """The model without its head. Llama 4's class names another attribute for it than it has."""
     base = causal.base_model
     return base if base is not causal else getattr(causal, "model", causal)
-
-
-@dataclass
-class Reference:
-    """The policy at the run's start: a frozen copy, or the trained model with its adapter disabled."""
-
-    policy: Policy
-    shares_weights: bool
-
-    @classmethod
-    def of(cls, policy: Policy) -> "Reference":
-        if hasattr(policy.model, "disable_adapter"):
-            return cls(policy, shares_weights=True)
-        return cls(policy.frozen_copy(), shares_weights=False)
-
-    @torch.no_grad()
-    def follow(self, policy: Policy) -> None:
-        """Copy the current weights of a policy of the same shape."""
-        pairs = zip(self.policy.model.parameters(), policy.model.parameters(), strict=True)
-        for mine, theirs in pairs:
-            if theirs.requires_grad:
-                mine.copy_(theirs)
-
-    @contextmanager
-    def active(self) -> Iterator[Policy]:
-        with torch.no_grad():
-            if self.shares_weights:
-                with self.policy.model.disable_adapter():
-                    self.policy.adapter_off = True
-                    try:
-                        yield self.policy
-                    finally:
-                        self.policy.adapter_off = False
-            else:
-                yield self.policy
-
-
-class ValueHead(nn.Module):
-    """The critic's linear head on hidden states; V = 0 at the start."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, 1)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, hidden_BH: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        return self.linear(hidden_BH.to(self.linear.weight.dtype)).squeeze(-1)
-
-
-def precision(device: torch.device, compute_dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Autocast for matrix products; weights, sums and norms keep their dtype."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if compute_dtype == torch.bfloat16 else nullcontext()
-
-
-def model_logits(causal: Any, hidden_NH: Float[Tensor, "*N H"], compute_dtype: torch.dtype) -> Float[Tensor, "*N V"]:
-    """A model's logits, computed in `compute_dtype` and accumulated in float32 (float64 for a model in float64)."""
-    head = causal.get_output_embeddings()
-    if type(head) is nn.Linear:
-        logits = linear_logits(head, compute_dtype, hidden_NH)
-    else:
-        with precision(hidden_NH.device, compute_dtype):
-            logits = head(hidden_NH)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-    return apply_logit_shape(logits, text_config(causal))
-
-
-def linear_logits(
-    head: nn.Linear, compute_dtype: torch.dtype, hidden_NH: Float[Tensor, "*N H"]
-) -> Float[Tensor, "*N V"]:
-    """The result of a linear head, accumulated in float32."""
-    dtype = compute_dtype if compute_dtype == torch.bfloat16 else torch.promote_types(head.weight.dtype, compute_dtype)
-    flat_NV = matmul_fp32(hidden_NH.flatten(0, -2).to(dtype), head.weight.to(dtype).t())
-    return (flat_NV if head.bias is None else flat_NV + head.bias).unflatten(0, hidden_NH.shape[:-1])
-
-
-def plain_head(causal: Any, compute_dtype: torch.dtype) -> Head | None:
-    """The output embeddings as one matrix; None with a bias, an adapter, or scaled or capped logits."""
-    head = causal.get_output_embeddings()
-    shaped = any(getattr(text_config(causal), name, None) for name in LOGIT_SHAPES)
-    if type(head) is not nn.Linear or head.bias is not None or shaped:
-        return None
-    return Head(head.weight, compute_dtype)
 
 
 @contextmanager
@@ -363,21 +277,6 @@ def attention_fits(policy: Policy) -> bool:
     return bool(callers) and close_enough(got, expected)
 
 
-@torch.no_grad()
-def capture_obstacle(policy: Policy) -> str | None:
-    """Why the model's layers cannot be captured in a CUDA graph; None if they can."""
-    inputs = test_row(policy, TEST_TOKENS)
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            warm_up(lambda: policy.trunk(*inputs), policy.device)
-            capture(lambda: policy.trunk(*inputs), policy.device)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:  # any model is possible: some wait for the device
-        return first_line(error)
-    return None
-
-
 TEST_TOKENS = 12
 """Three times a shrunken window."""
 
@@ -389,54 +288,6 @@ def test_row(policy: Policy, width: int) -> tuple[Tensor, Tensor]:
 
 
 def close_enough(got: Tensor, expected: Tensor) -> bool:
-    """Equal up to rounding in float32, of values as large as these."""
-    return torch.allclose(got, expected, atol=1e-3 * float(expected.std()), rtol=1e-3)
-
-
-LOGIT_SHAPES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-
-
-def apply_logit_shape(logits: Tensor, config: Any) -> Tensor:
-    """The scale or soft cap that some models apply to their logits."""
-    if scale := getattr(config, "logit_scale", None):
-        logits = logits * scale
-    if divisor := getattr(config, "logits_scaling", None):
-        logits = logits / divisor
-    if cap := getattr(config, "final_logit_softcapping", None):
-        logits = cap * torch.tanh(logits / cap)
-    return logits
-
-
-@torch.no_grad()
-def check_head(policy: Policy) -> None:
-    """Raise if trunk and head called separately do not give the model's own logits.
-
-    A second pass has a small window and small caps: a few tokens do not reach real ones.
-    """
-    kind = policy.causal.config.model_type
-    try:
-        got, expected = _test_logits(policy)
-        with shrunken_windows(policy.causal, final_logit_softcapping=float(expected.abs().max())):
-            small_got, small_expected = _test_logits(policy)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # any model is possible
-        raise UserError(
-            f"model: '{kind}' is not supported: a test forward pass on '{policy.device}' fails: {first_line(error)}"
-        ) from error
-    if not torch.isfinite(expected).all():
-        raise UserError("model: its logits are not finite: the weights contain NaN or infinite numbers")
-    for ours, theirs in ((got, expected), (small_got, small_expected)):
-        if not close_enough(ours, theirs):
-            raise UserError(
-                f"model: '{kind}' is not supported: its log-probs in training would be off by up to "
-                f"{float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max()):.2g} nats"
-            )
-
-
-def _test_logits(policy: Policy) -> tuple[Tensor, Tensor]:
-    """The logits of a test pass by trunk and head, and by the model."""
-    ids, positions = test_row(policy, TEST_TOKENS)
-    with policy._precision():
-        expected = policy.causal(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
-    return policy.logits(policy.trunk(ids, positions)).float(), expected
+    """Equal up to rounding in float32, of values as large as these; never of numbers that are not finite."""
+    scale = float(expected.std())
+    return math.isfinite(scale) and torch.allclose(got, expected, atol=1e-3 * scale, rtol=1e-3)

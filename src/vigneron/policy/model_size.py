@@ -1,14 +1,16 @@
 """The weights of a model by how they can be held, and its key/value cache, from a transformers config alone."""
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
 
 from vigneron.policy.architecture import ATTENTION_LAYERS
 from vigneron.policy.fake_policy import meta_model
-from vigneron.policy.frozen import MATRICES, castable
+from vigneron.policy.held_weights import MATRICES, castable
 from vigneron.policy.lora import Lora
 
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
@@ -22,7 +24,7 @@ class Weight:
     count: int
     trained: bool
     adapter: bool = False
-    narrow: bool = False
+    castable: bool = False
     """Whether it may be held in bfloat16; others, such as norms, stay in float32."""
     matrix: bool = False
     """Of a linear layer, and not tied to an embedding: the reference holds it in bfloat16."""
@@ -30,6 +32,8 @@ class Weight:
     """Whether `weights: 4bit` holds it so: linear layers but the head."""
     head: bool = False
     """Of the head, and not tied to an embedding."""
+    tied: bool = False
+    """Of the head, and of an embedding."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +46,33 @@ class ModelSize:
     hidden: int
     vocabulary: int
 
+    @cached_property
+    def merged(self) -> tuple[Weight, ...]:
+        """Sums of the weights that are held alike: a few, of thousands."""
+        totals: Counter[Weight] = Counter()
+        for weight in self.weights:
+            totals[replace(weight, count=0)] += weight.count
+        return tuple(replace(weight, count=count) for weight, count in totals.items())
+
     @property
     def parameters(self) -> int:
-        return sum(weight.count for weight in self.weights if not weight.adapter)
+        return sum(weight.count for weight in self.merged if not weight.adapter)
 
     @property
     def trained(self) -> list[Weight]:
-        return [weight for weight in self.weights if weight.trained]
+        """Of the merged ones."""
+        return [weight for weight in self.merged if weight.trained]
+
+    @cached_property
+    def trained_sizes(self) -> Counter[int]:
+        """How many trained weights there are of each size."""
+        return Counter(weight.count for weight in self.weights if weight.trained)
 
 
 def model_size(config: Any, lora: Lora | None = None, *, scorer: bool = False) -> ModelSize:
     model = meta_model(config, lora, scorer=scorer)
     causal = model.get_base_model() if lora is not None else model
-    narrow = {id(weight) for weight in castable(causal)}
+    may_cast = {id(weight) for weight in castable(causal)}
     head = causal.get_output_embeddings()
     linear = [(name, module) for name, module in causal.named_modules() if isinstance(module, MATRICES)]
     plain = [module for name, module in linear if "lora_" not in name]
@@ -66,10 +84,11 @@ def model_size(config: Any, lora: Lora | None = None, *, scorer: bool = False) -
             weight.numel(),
             trained=weight.requires_grad,
             adapter="lora_" in name,
-            narrow=id(weight) in narrow,
+            castable=id(weight) in may_cast,
             matrix=id(weight) in matrices,
             quantised=id(weight) in quantised,
             head=head is not None and weight is head.weight and id(weight) in matrices,
+            tied=head is not None and weight is head.weight and id(weight) in embedded,
         )
         for name, weight in model.named_parameters()
     )
@@ -90,12 +109,12 @@ def cached_numbers(text: Any) -> int:
     return int(layers * key_heads * 2 * size)
 
 
-def held_bytes(weights: Iterable[Weight], *, narrow: bool, quantised: bool = False) -> int:
-    """Bytes of weights in float32; `narrow`: in bfloat16 where that is done, and `quantised`: in 4 bits."""
+def held_bytes(weights: Iterable[Weight], *, bfloat16: bool, quantised: bool = False) -> int:
+    """Bytes of weights in float32; `bfloat16`: in bfloat16 where that is done, and `quantised`: in 4 bits."""
     total = 0.0
     for weight in weights:
         if quantised and weight.quantised:
             total += weight.count * NF4_BYTES
         else:
-            total += weight.count * (2 if narrow and weight.narrow else 4)
+            total += weight.count * (2 if bfloat16 and weight.castable else 4)
     return round(total)

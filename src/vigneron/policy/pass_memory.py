@@ -4,34 +4,28 @@ A model of one layer and one of two give what a layer adds. Bytes are linear in 
 attention sees, so passes of three sizes give all others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
-from weakref import finalize
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from vigneron.core.draws import Sampling
-from vigneron.policy.architecture import (
-    is_recurrent,
-    language_model_class,
-    replaces_attention,
-    reward_model_class,
-)
+from vigneron.policy.architecture import is_recurrent, language_model_class, replaces_attention, reward_model_class
 from vigneron.policy.attention import Unpacked
-from vigneron.policy.fake_policy import Holding, fake_policy
+from vigneron.policy.fake_policy import Holding, fake_policy, meta_model, with_layers
 from vigneron.policy.fused_head import HEAD_CHUNK
+from vigneron.policy.held_weights import castable
 from vigneron.policy.kernel_shapes import shapes_only
+from vigneron.policy.live_bytes import LiveBytes
 from vigneron.policy.logprobs import ExactKl, head_statistics
-from vigneron.policy.model import Policy, Reference
+from vigneron.policy.model import Policy
+from vigneron.policy.reference import Reference
 
-CAST = torch.ops.aten._to_copy.default
 COMPILED_SHARE = 0.65
 """Of what autograd keeps, what is left with torch.compile, which computes norms and activations again. An assumption,
 not measured on a GPU; AOTAutograd's partition of small Qwen2 and Llama layers on a CPU leaves 0.72."""
@@ -39,46 +33,6 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Config keys of models with experts, whose passes depend on values."""
 RUN_TOKENS = 1024
 """Of the smallest pass on fake tensors."""
-BLOCK = 512
-"""torch's CUDA allocator rounds up to this number of bytes."""
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that are made meanwhile and still in use, and their peak."""
-
-    def __init__(self, known: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.casts = self.peak_casts = 0
-        """Of these, bytes of the known tensors' casts to another dtype."""
-        self._known = {tensor.untyped_storage()._cdata for tensor in known}
-        self._sizes: dict[int, tuple[int, bool]] = {}
-        self._kept = list(known)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        is_cast = func is CAST and args[0].untyped_storage()._cdata in self._known
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                self._add(tensor.untyped_storage(), is_cast)
-        return out
-
-    def _add(self, storage: Any, is_cast: bool) -> None:
-        key = storage._cdata
-        if key in self._known or key in self._sizes:
-            return
-        size = -(-storage.nbytes() // BLOCK) * BLOCK
-        self._sizes[key] = size, is_cast
-        self.now += size
-        self.casts += size * is_cast
-        if self.now > self.peak:
-            self.peak, self.peak_casts = self.now, self.casts
-        finalize(storage, self._remove, key)
-
-    def _remove(self, key: int) -> None:
-        size, is_cast = self._sizes.pop(key)
-        self.now -= size
-        self.casts -= size * is_cast
 
 
 @dataclass(frozen=True)
@@ -119,6 +73,8 @@ class PassMemory:
     holding: Holding
     width: int
     scorer: bool = False
+    heads: dict[Any, int] = field(default_factory=dict, compare=False, repr=False)
+    """Of passes that were run through the head, which is the same with activation checkpointing."""
 
     @property
     def layers(self) -> int:
@@ -152,7 +108,16 @@ class PassMemory:
         if not self.holding.compiled or not self.holding.fused:
             return self.holding.compiled
         with self._fake():
-            return fake_policy(self.config, self.holding, 1, scorer=self.scorer).compiled
+            return self._one_layer.compiled
+
+    @cached_property
+    def _mode(self) -> FakeTensorMode:
+        return FakeTensorMode()
+
+    @cached_property
+    def _one_layer(self) -> Policy:
+        """Made within `_fake`."""
+        return fake_policy(self.config, self.holding, 1, scorer=self.scorer)
 
     @cached_property
     def _sizes(self) -> tuple[TrunkBytes, TrunkBytes, TrunkBytes]:
@@ -192,7 +157,9 @@ class PassMemory:
     def _run_trunk(self, layers: int, *, backward: bool = True) -> list[TrunkBytes]:
         rows, half = self._rows, self.width // 2
         with self._fake():
-            policy = fake_policy(self.config, self.holding, layers, scorer=self.scorer)
+            policy = self._one_layer
+            if layers > 1:
+                policy = fake_policy(self.config, self.holding, layers, scorer=self.scorer)
             known = _with_gradients(policy)
             sizes = [(rows, 0), (2 * rows, 0), (2 * rows, half if policy.own_attention else 0)]
             batches = [
@@ -202,7 +169,7 @@ class PassMemory:
 
     @contextmanager
     def _fake(self) -> Iterator[None]:
-        with FakeTensorMode():
+        with self._mode:
             if self.holding.fused:
                 with shapes_only():
                     yield
@@ -218,31 +185,39 @@ class PassMemory:
         hidden_size = self.config.get_text_config().hidden_size
         if self._compiled:
             return self._fused_head(few, exact_kl) + tokens * hidden_size * (4 + 2) * (1 + exact_kl)
-        return int(self._head_runs(few, sampling, exact_kl)) + (tokens - few) * hidden_size * (4 + 2) * (1 + exact_kl)
+        key = replace(self.holding, checkpointing=False), few, sampling, exact_kl
+        if key not in self.heads:
+            self.heads[key] = self._run_head(few, sampling, exact_kl)
+        return self.heads[key] + (tokens - few) * hidden_size * (4 + 2) * (1 + exact_kl)
 
     def _fused_head(self, tokens: int, exact_kl: bool) -> int:
-        """A chunk of logits and its gradient, the head's cast, and of a trained head the gradient of a chunk and the
-        sum of all: a compiled function makes no other tensors of these sizes."""
+        """A chunk of logits and its gradient, the head's cast, and of a trained head the sum of its gradients, in
+        float32 also that of a chunk: a compiled function makes no other tensors of these sizes."""
         text = self.config.get_text_config()
         half = self.holding.compute == torch.bfloat16
         logits = min(tokens, HEAD_CHUNK) * text.vocab_size * (4 * (1 + exact_kl) + (2 if half else 4))
-        casts = 2 * (1 + exact_kl) if half and not self.holding.narrow else 0
-        return logits + text.vocab_size * text.hidden_size * (casts + (0 if self.holding.lora else 8))
+        casts = 2 * (1 + exact_kl) if half and not self._head_in_bfloat16 else 0
+        return logits + text.vocab_size * text.hidden_size * (casts + (0 if self.holding.lora else 4 if half else 8))
 
     @cached_property
-    def _head_runs(self) -> Any:
-        return cache(self._run_head)
+    def _head_in_bfloat16(self) -> bool:
+        """Not one that is tied to a scaled embedding, as Gemma's."""
+        if not self.holding.bfloat16_weights:
+            return False
+        model = meta_model(with_layers(self.config, 1))
+        head = model.get_output_embeddings()
+        return any(head.weight is weight for weight in castable(model))
 
     def _run_head(self, few: int, sampling: Sampling, exact_kl: bool) -> int:
         with self._fake():
-            policy = fake_policy(self.config, self.holding, 1)
+            policy = self._one_layer
             hidden = torch.empty(few, policy.hidden_size, requires_grad=True)
             ids = torch.zeros(few, dtype=torch.long)
             known = _with_gradients(policy)
             with LiveBytes([*known, hidden, ids]) as live:
                 chosen = hidden[torch.arange(few)]
                 other = ExactKl(Reference(policy, shares_weights=False)) if exact_kl else None
-                states = torch.empty_like(hidden) if exact_kl else None
+                states = [torch.empty_like(hidden)] if exact_kl else []
                 statistics = head_statistics(policy, chosen, ids, sampling, other, states)
                 sum((values.sum() for values in statistics), torch.zeros(())).backward()
             return live.peak

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vigneron.errors import UserError, first_line
-from vigneron.policy.frozen import is_quantised
+from vigneron.policy.held_weights import is_quantised
 
 MISSING = "model.weights: 4bit needs bitsandbytes: pip install 'vigneron[quant]'"
 
@@ -51,8 +51,8 @@ def quantise(model: Any, device: torch.device, compute_dtype: torch.dtype, exclu
     for name, module in linear:
         with torch.device("meta"):
             layer = library.nn.Linear4bit(module.in_features, module.out_features, bias=False)
-        narrow = library.nn.Params4bit(module.weight.data.to(device).float(), requires_grad=False, quant_type="nf4")
-        layer.weight, layer.bias = narrow.to(device), module.bias
+        four_bit = library.nn.Params4bit(module.weight.data.to(device).float(), requires_grad=False, quant_type="nf4")
+        layer.weight, layer.bias = four_bit.to(device), module.bias
         module.weight = None  # type: ignore[assignment]
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, layer)

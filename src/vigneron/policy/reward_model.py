@@ -15,21 +15,14 @@ from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.policy.architecture import reward_model_class
 from vigneron.policy.bundled import BUNDLED_MODELS, quiet_transformers
-from vigneron.policy.frozen import is_narrow
-from vigneron.policy.load import (
-    Weights,
-    checkpoint_activations,
-    make_policy,
-    model_source,
-    narrow_weights,
-    on_device,
-    resolve_compute_dtype,
-    resolve_device,
-)
+from vigneron.policy.device import on_device, resolve_compute_dtype, resolve_device
+from vigneron.policy.held_weights import has_low_precision
+from vigneron.policy.load import Weights, bfloat16_cast, checkpoint_activations, make_policy
 from vigneron.policy.model import Policy
+from vigneron.policy.model_names import model_source
 from vigneron.policy.packing import can_share_prompts, lay_out
 from vigneron.policy.rank_batches import map_microbatches
-from vigneron.policy.stored import Narrow, Stored, hold, is_packed, read_model
+from vigneron.policy.stored import Bfloat16Cast, Stored, hold, is_packed, read_model
 from vigneron.policy.tokenizer_trial import try_tokenizer
 
 RewardModelKind = Literal["reward", "first_is_better", "process"]
@@ -61,9 +54,9 @@ def load_reward_model(
     compute_dtype = resolve_compute_dtype(dtype, where)
     # A frozen one is held in bfloat16 also for scores in float32, which upcast it.
     held_for = compute_dtype if start else resolve_compute_dtype("auto", where)
-    narrow = "no" if shared else narrow_weights(weights, held_for, frozen=not start)
+    cast = "no" if shared else bfloat16_cast(weights, held_for, frozen=not start)
     blank = shared and not ranks.is_rank0()
-    stored, tokenizer = _load_pretrained(name, key, allow_pickle, trust_remote_code, blank, narrow)
+    stored, tokenizer = _load_pretrained(name, key, allow_pickle, trust_remote_code, blank, cast)
     model, new = stored.model, stored.missing
     if not start:
         model.requires_grad_(False)
@@ -79,10 +72,10 @@ def load_reward_model(
     if new:
         _init_head(head, getattr(model.config, "initializer_range", 0.02), seed)
     remedy = "store the model in bfloat16 to save them"
-    for text in (stored.notice, hold(model, narrow, f"{key}: the weights of '{name}'", remedy)):
+    for text in (stored.notice, hold(model, cast, f"{key}: the weights of '{name}'", remedy)):
         if text:
             notice(text)
-    if narrow == "rounded" and compute_dtype != torch.bfloat16:
+    if cast == "rounded" and compute_dtype != torch.bfloat16:
         model.float()
     model.eval()
     here = torch.device("cpu") if shared else where
@@ -90,7 +83,7 @@ def load_reward_model(
     if policy.pad_id in policy.eos_ids:
         # transformers reads the last token that is not padding and would skip EOS; without a pad id it raises instead.
         model.config.pad_token_id = model.config.get_text_config().pad_token_id = None
-    policy.narrow = is_narrow(model)
+    policy.low_precision = has_low_precision(model)
     policy.shares_prompts = blank or can_share_prompts(policy)
     policy.device, policy.compute_dtype = where, compute_dtype
     if activation_checkpointing:
@@ -99,7 +92,7 @@ def load_reward_model(
 
 
 def _load_pretrained(
-    name: str, key: str, allow_pickle: bool, trust_remote_code: bool, blank: bool, narrow: Narrow
+    name: str, key: str, allow_pickle: bool, trust_remote_code: bool, blank: bool, cast: Bfloat16Cast
 ) -> tuple[Stored, Any]:
     """The model with what is missing from its folder, and its tokenizer."""
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
@@ -120,7 +113,7 @@ def _load_pretrained(
                 source,
                 config,
                 where,
-                narrow=narrow,
+                cast=cast,
                 blank=blank,
                 allow_pickle=allow_pickle,
                 trust_remote_code=trust_remote_code,

@@ -6,15 +6,20 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from vigneron.errors import UserError
-from vigneron.policy.frozen import built_in_bfloat16, hold_in_bfloat16
+from vigneron.policy.bundled import BUNDLED_MODELS
+from vigneron.policy.held_weights import built_in_bfloat16, hold_in_bfloat16
+from vigneron.policy.model_names import local_config, model_source
+from vigneron.policy.weight_files import weight_files
+from vigneron.values import memory_text
 
-Narrow = Literal["no", "exact", "rounded"]
+Bfloat16Cast = Literal["no", "exact", "rounded"]
 """Which matrices and embeddings are held in bfloat16: none, those whose numbers are bfloat16 numbers, all."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
+POINTER, MOST_OF_A_POINTER = b"version https://git-lfs", 1024
 
 
 class Stored(NamedTuple):
@@ -31,7 +36,7 @@ def read_model(
     config: Any,
     where: str,
     *,
-    narrow: Narrow = "no",
+    cast: Bfloat16Cast = "no",
     blank: bool = False,
     device: torch.device | None = None,
     allow_pickle: bool = False,
@@ -45,7 +50,7 @@ def read_model(
     packed = is_packed(config, where)
     quantised = getattr(config, "quantization_config", None) is not None
     dtypes = set() if blank else _stored_dtypes(source, where, quantised)
-    direct = narrow == "rounded" or (narrow == "exact" and dtypes == {"BF16"})
+    direct = cast == "rounded" or (cast == "exact" and dtypes == {"BF16"})
     direct = direct and isinstance(kind, type) and isinstance(config, getattr(kind, "config_class", None) or ())
     options: dict[str, Any] = {"device_map": "meta"} if blank else {"device_map": {"": str(device)}} if packed else {}
     if not direct:
@@ -65,7 +70,7 @@ def read_model(
         raise UserError(f"{where}: {name} has the shape {list(stored)}, but its config.json says {list(expected)}")
     if packed:
         _forget_quantiser(model)
-    rounded = " and ".join(sorted(dtypes - {"BF16"})) if narrow == "rounded" else ""
+    rounded = " and ".join(sorted(dtypes - {"BF16"})) if cast == "rounded" else ""
     notice = f"{where}: its weights in {rounded} are rounded to bfloat16" if rounded else None
     return Stored(model, set(info["missing_keys"]), notice)
 
@@ -101,7 +106,13 @@ def _stored_dtypes(source: str, where: str, quantised: bool) -> set[str]:
     """The dtypes of the stored matrices, as safetensors names them; empty without safetensors files."""
     dtypes = set()
     for file in _files(source, where):
-        with safe_open(file, framework="pt") as opened:
+        try:
+            opened = safe_open(file, framework="pt")
+        except SafetensorError as error:  # raised for a file that is cut short, and for a pointer of Git LFS
+            pointer = file.stat().st_size < MOST_OF_A_POINTER and file.read_bytes().startswith(POINTER)
+            why = "is a pointer of Git LFS, without weights" if pointer else f"is damaged or incomplete ({error})"
+            raise UserError(f"{where}: {file.name} {why}: download it again") from error
+        with opened:
             for name in opened.keys():  # noqa: SIM118
                 tensor = opened.get_slice(name)
                 dtype, size = tensor.get_dtype(), len(tensor.get_shape())
@@ -116,13 +127,34 @@ def _stored_dtypes(source: str, where: str, quantised: bool) -> set[str]:
     return dtypes
 
 
+def check_weight_files(name: str, key: str = "model", *, allow_pickle: bool) -> str | None:
+    """Check by their headers that a folder's files of weights are all there and can be read. A note if it has none.
+    Files of the hub that are missing here are downloaded when the model is loaded."""
+    if name in BUNDLED_MODELS or not Path(source := model_source(name, key)).is_dir():
+        return None
+    where = f"{key}: '{name}'"
+    if _stored_dtypes(source, where, getattr(local_config(name), "quantization_config", None) is not None):
+        return None
+    if not weight_files(name):
+        return f"{where} has a config and no weights: it can be checked and planned for, and not trained"
+    if not allow_pickle:
+        raise UserError(
+            f"{where} has its weights in pickle files alone, which can execute code: convert them to safetensors, or "
+            "set model.allow_pickle=true"
+        )
+    return None
+
+
 def _files(source: str, where: str) -> Iterator[Path]:
     """The safetensors files of a folder or hub id; of the hub they are downloaded."""
     single = _found(source, SINGLE)
     if single is not None:
         yield single
     elif (index := _found(source, INDEX)) is not None:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{where}: {INDEX} is damaged or incomplete: download it again") from error
         for name in names:
             if (file := _found(source, name)) is None:
                 raise UserError(f"{where}: {name} is missing, one of {len(names)} files of weights: download it again")
@@ -139,15 +171,15 @@ def _found(source: str, name: str) -> Path | None:
 
 
 def hold(
-    model: Any, narrow: Narrow, named: str = "the frozen weights", remedy: str = "`model.weights: bfloat16` does"
+    model: Any, cast: Bfloat16Cast, named: str = "the frozen weights", remedy: str = "`model.weights: bfloat16` does"
 ) -> str | None:
     """Hold weights in bfloat16; a notice if some that could be are not."""
-    if narrow == "no":
+    if cast == "no":
         return None
-    left = hold_in_bfloat16(model, rounding=narrow == "rounded")
+    left = hold_in_bfloat16(model, rounding=cast == "rounded")
     if left < 2**20:
         return None
-    return f"{named} are held in float32, {left / 2**30:.1f} GB more than in bfloat16, which would round them: {remedy}"
+    return f"{named} are held in float32, {memory_text(left)} more than in bfloat16, which would round them: {remedy}"
 
 
 def _forget_quantiser(model: Any) -> None:

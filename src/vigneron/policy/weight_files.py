@@ -11,7 +11,7 @@ from typing import NamedTuple
 from vigneron.errors import UserError, reason
 from vigneron.files import parse_json
 from vigneron.policy.bundled import BUNDLED_MODELS
-from vigneron.policy.load import model_source
+from vigneron.policy.model_names import model_source
 from vigneron.threads import DaemonPool
 
 # In transformers' order. An index names the files of a model in several parts.

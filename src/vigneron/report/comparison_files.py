@@ -1,8 +1,8 @@
-"""A comparison as files and as a table: compare.svg, compare.html, compare.csv."""
+"""A comparison as files and as tables: compare.svg, compare.html, compare.csv, intervals.csv."""
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from vigneron.files import write_for_user
 from vigneron.recipe import config_yaml
 from vigneron.report.figures import COMPARED, as_svg, comparison_figure, for_page
 from vigneron.report.html import rendered
+from vigneron.report.paired_intervals import Estimate
 from vigneron.run_store.experiment_arms import Arm, differences
 from vigneron.run_store.final_metrics import Spread, final_values, row_label, spreads, table_sections
 from vigneron.text import to_cell
@@ -23,13 +24,20 @@ COLUMNS = ("arm", "figure", "runs", "mean", "std", "min", "max")
 PER_RUN = ("steps", "episodes", "seconds", "eval/accuracy_before", "eval/accuracy", "accuracy", "reward")
 
 
-def write_comparison(arms: Sequence[Arm], out: Path) -> list[Path]:
+INTERVAL_COLUMNS = ("metric", "arm", "minus", "mean", "low", "high", "seeds", "rows", "same_seeds")
+MOST_DIFFERENCES = 20
+"""In the terminal; intervals.csv has all."""
+
+
+def write_comparison(arms: Sequence[Arm], out: Path, found: Sequence[Estimate] = ()) -> list[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot create the folder '{out}': {error.strerror}") from error
     svg = as_svg(comparison_figure(_curves(arms), panels=COMPARED, columns=3, x="episodes"))
-    files = {"compare.svg": svg, "compare.html": _page(arms, svg), "compare.csv": _csv(arms)}
+    files = {"compare.svg": svg, "compare.html": _page(arms, svg, found), "compare.csv": _csv(COLUMNS, _csv_rows(arms))}
+    if found:
+        files["intervals.csv"] = _csv(INTERVAL_COLUMNS, map(_interval_cells, found))
     for name, text in files.items():
         write_for_user(out / name, text)
     return [out / name for name in files]
@@ -45,6 +53,22 @@ def comparison_table(arms: Sequence[Arm]) -> Table:
         table.add_row(Text(section, style="dim"))
         for title, cells in rows:
             table.add_row(Text(f"  {title}"), *cells)
+    return table
+
+
+def intervals_table(found: Sequence[Estimate]) -> Table | None:
+    """For the terminal: 95 % intervals of the arms and of their differences; None of none."""
+    differences = [one for one in found if one.minus is not None]
+    shown = [one for one in found if one.minus is None] + differences[:MOST_DIFFERENCES]
+    if not shown:
+        return None
+    caption = f"{len(differences) - MOST_DIFFERENCES} more differences are in intervals.csv"
+    table = Table(box=None, padding=(0, 2), header_style="bold", title_justify="left", caption_justify="left")
+    table.caption = caption if len(differences) > MOST_DIFFERENCES else None
+    for name in ("95 % intervals, held out", "", "mean and interval", "over"):
+        table.add_column(name, overflow="fold")
+    for one in shown:
+        table.add_row(Text(f"  {one.label}", style="dim"), Text(one.of), one.value.replace("[", r"\["), one.covers)
     return table
 
 
@@ -81,12 +105,17 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if size >= 10_000 else f"{value:.2e}" if size < 0.0005 else f"{value:.3f}"
 
 
-def _csv(arms: Sequence[Arm]) -> str:
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(_csv_rows(arms))
+    writer.writerow(columns)
+    writer.writerows(rows)
     return text.getvalue()
+
+
+def _interval_cells(one: Estimate) -> tuple[Any, ...]:
+    names = (to_cell(name or "") for name in (one.arm, one.minus))
+    return (one.metric, *names, *one.interval, one.seeds, one.rows, int(one.same_seeds))
 
 
 def _csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[Any, ...]]:
@@ -96,13 +125,14 @@ def _csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[Any, ...]]:
             yield (to_cell(arm.name), to_cell(key), *spread)
 
 
-def _page(arms: Sequence[Arm], svg: str) -> str:
+def _page(arms: Sequence[Arm], svg: str, found: Sequence[Estimate]) -> str:
     return rendered(
         "compare.html",
         title=" and ".join(arm.name for arm in arms),
         figure=Markup(for_page(svg)),
         headings=[heading(arm) for arm in arms],
         sections=_sections(arms),
+        intervals=found,
         differences=differences(arms),
         per_run=PER_RUN,
         runs=[

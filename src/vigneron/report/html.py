@@ -20,6 +20,7 @@ from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.headline_metrics import has_open_answers, headline_metrics
 from vigneron.run_store.metric_table import Metric, metric
 from vigneron.run_store.notices import Notice, kept_notices
+from vigneron.run_store.sample_turns import turns_of_sample
 from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.run_store.series import Records, series
 from vigneron.run_store.status import status_of
@@ -107,16 +108,18 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     if not any(metrics.values()):
         raise UserError("nothing to report yet: these runs have logged no step")
     configs = [folder.config() for folder in folders]
+    sections = [
+        run_section(name, folder, config, metrics[name])
+        for name, folder, config in zip(names, folders, configs, strict=True)
+    ]
     page = rendered(
         "report.html",
         title=" and ".join(metrics),
         canary_limit=FOOLED,
         figure=Markup(figure_of(configs, metrics)),
         summary=summary_of(names, configs, list(metrics.values())),
-        runs=[
-            run_section(name, folder, config, metrics[name])
-            for name, folder, config in zip(names, folders, configs, strict=True)
-        ],
+        side_by_side=side_by_side(sections),
+        runs=sections,
     )
     path = Path(out) if out is not None else folders[0].path / "report.html"
     write_for_user(path, page)
@@ -145,14 +148,25 @@ def run_section(name: str, folder: RunFolder, config: Config, records: Records) 
         "shows_verdicts": not has_open_answers(config.model_dump(mode="json")),
         "shows_rewards": has_reward(config) and config.reward.kind != "binary",
         "rubric": rubric_part(folder, config, records),
+        "conversations": any(turns_of_sample(sample) for pair in pairs for sample in pair),
         "config": config_yaml(config),
     }
+
+
+def side_by_side(runs: Sequence[Mapping[str, Any]]) -> list[tuple[Sample, list[Sample]]]:
+    """Of runs that began alike, on the same held-out prompts: each completion before training, and after each of them.
+    Otherwise nothing."""
+    pairs: list[list[tuple[Sample, Sample]]] = [run["pairs"] for run in runs]
+    begun = {tuple((before.prompt, before.completion) for before, _ in own) for own in pairs}
+    if len(runs) < 2 or len(begun) > 1 or not pairs[0]:
+        return []
+    return [(each[0][0], [after for _, after in each]) for each in zip(*pairs, strict=True)]
 
 
 def rendered(template: str, **values: Any) -> str:
     """A template of this package. Every value that is not `Markup` is escaped, its invisible characters too."""
     environment = Environment(loader=PackageLoader("vigneron", "report"), autoescape=True, finalize=_shown)
-    environment.filters["plain"] = plain
+    environment.filters |= {"plain": plain, "turns": turns_of_sample}
     return environment.get_template(template).render(values)
 
 
@@ -176,8 +190,11 @@ def before_and_after(folder: Path) -> list[tuple[Sample, Sample]]:
         steps = store.steps("eval")
         if len(steps) < 2:
             return []
-        before = store.page(step=steps[0], kind="eval", limit=COMPLETIONS_SHOWN)
-        after = store.page(step=steps[-1], kind="eval", limit=COMPLETIONS_SHOWN)
-        return list(zip(before, after, strict=True))
+        before, after = (
+            {sample.sample: sample for sample in store.page(step=step, kind="eval", limit=COMPLETIONS_SHOWN)}
+            for step in (steps[0], steps[-1])
+        )
+        # A role of a game may have had no turn in one of them.
+        return [(before[number], after[number]) for number in before if number in after]
     finally:
         store.close()

@@ -15,6 +15,7 @@ PHASES = {
     "hash the data": "hashing the data",
     "ask the parent": "asking the parent",
     "load the model": "loading the model",
+    "load the parent": "loading the parent",
     "hash the weights": "hashing the weights",
     "copy the reference": "copying the reference",
     "prepare the model": "preparing the model",

@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vigneron.errors import visible
+from vigneron.run_store.sample_turns import turns_of_sample
 from vigneron.run_store.samples import Sample
 from vigneron.values import even_ranges
 
@@ -33,6 +34,34 @@ def samples_lines(samples: Sequence[Sample], width: int, *, rewarded: bool = Tru
         rest = [f"{heading} {_cell(sample, heading)}" for heading in columns[2:] if _cell(sample, heading)]
         line = "  ".join((_cell(sample, "completion"), *map(visible, rest)))
         yield Text("  " + truncate(visible(line), width - 2), no_wrap=True)
+
+
+def conversation_lines(sample: Sample) -> Iterator[str]:
+    """A conversation turn by turn, with what each turn earned; of another sample, its completion."""
+    talk = turns_of_sample(sample)
+    if talk is None:
+        yield _cell(sample, "completion")
+        return
+    for turn in talk.turns:
+        who = f"{turn.role} ({turn.name})" if turn.name else turn.role
+        parts = [turn.thinking, turn.text, *(f"{call.name}({call.arguments})" for call in turn.calls)]
+        notes = [
+            *([] if turn.reward is None else [f"reward {turn.reward:.4g}"]),
+            *([turn.log] if turn.log else []),
+            *([f"no valid call: {turn.fault}"] if turn.fault else []),
+        ]
+        said = "\n".join(part for part in parts if part)
+        lines = said.split("\n") if said else ["(empty)"]
+        yield f"{who}: {lines[0]}"
+        yield from (f"  {line}" for line in lines[1:])
+        if notes:
+            yield f"  [{', '.join(notes)}]"
+    if talk.left_out:
+        yield f"… and {talk.left_out} more messages"
+    if talk.ended:
+        yield f"[ended early: {talk.ended}]"
+    if talk.error:
+        yield f"[the environment failed, so there is no reward: it {talk.error}]"
 
 
 def truncate(text: str, longest: int | None) -> str:

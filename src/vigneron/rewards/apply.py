@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,6 +15,7 @@ from vigneron.config import Config
 from vigneron.core.shaping import soft_overlong
 from vigneron.data.prompts import completion_text
 from vigneron.rewards.user_reward import NonFiniteReward, RewardFailed, checked_rewards, is_async, named_errors, started
+from vigneron.rollout.conversations import EARNED, ERROR, REWARD
 from vigneron.timing import phase
 
 RewardFunction = Callable[..., Any]
@@ -77,7 +79,7 @@ class ApplyReward:
         def penalty(batch: Batch) -> Tensor:
             assert overlong is not None
             lengths_B = batch.samples.lengths_B
-            return overlong.penalty * soft_overlong(lengths_B, limit=config.max_new_tokens, buffer=overlong.buffer)
+            return overlong.penalty * soft_overlong(lengths_B, limit=config.completion_tokens, buffer=overlong.buffer)
 
         return cls(
             function,
@@ -102,6 +104,11 @@ class ApplyReward:
         """`whole_step` False: the batch is part of a step, and all its rewards may be missing."""
         return self._finish_all([self._begin(batch)], whole_step)
 
+    def evaluate(self, batch: Batch) -> Batch:
+        """The rewards of completions that are not trained on."""
+        with getattr(self._function, "measuring", nullcontext)():
+            return self(batch)
+
     def of_parts(self, parts: Iterable[Batch], *, whole_step: bool = True) -> Batch:
         """Starts each part's reward while the next is sampled; returns the whole batch, in order."""
         waiting = [self._begin(part) for part in parts]
@@ -117,7 +124,9 @@ class ApplyReward:
         batch = concatenate([finish() for finish in waiting])
         if isinstance(self._function, StepReward):
             batch = self._finish_step_reward(batch, self._function)
-        self._count(int(batch.signals.rewards_B.isnan().sum()), len(batch), whole_step)
+        errors = (error for error in batch.samples.extras.get(ERROR, ()) if error is not None)
+        because = next((f"; the environment {error}" for error in errors), "")
+        self._count(int(batch.signals.rewards_B.isnan().sum()), len(batch), whole_step, because)
         return batch
 
     def _call(self, batch: Batch) -> Callable[[], Batch]:
@@ -165,6 +174,9 @@ class ApplyReward:
         if self._overlong is not None:
             penalty_B = self._overlong(batch)
             rewards_B, metrics["reward/overlong"] = rewards_B + penalty_B, float(penalty_B.mean())
+        failed = [error is not None for error in batch.samples.extras.get(ERROR, ())]
+        if any(failed):  # a conversation that broke off is no bad one
+            rewards_B = rewards_B.masked_fill(torch.tensor(failed, device=rewards_B.device), math.nan)
         if self._delimiter is not None:
             has_delimiter = [self._delimiter in completion_text(text) for text in batch.samples.completions]
             metrics["completions/answered"] = sum(has_delimiter) / len(has_delimiter)
@@ -172,15 +184,15 @@ class ApplyReward:
             extras={**batch.samples.extras, **log.extras}
         )
 
-    def _count(self, missing: int, of: int, whole_step: bool) -> None:
+    def _count(self, missing: int, of: int, whole_step: bool, because: str = "") -> None:
         self._seen += of
         self._missing += missing
         if missing == of and whole_step and self._missing_limit < 1:
-            raise RewardFailed(f"{self._name} is missing for all {of} samples of a step")
+            raise RewardFailed(f"{self._name} is missing for all {of} samples of a step{because}")
         if self._missing > self._missing_limit * max(self._seen, LIMIT_FLOOR):
             raise RewardFailed(
                 f"{self._name} is missing for {self._missing} of {self._seen} samples so far, above the limit "
-                f"of {self._missing_limit:.0%} (reward.missing_limit)"
+                f"of {self._missing_limit:.0%} (reward.missing_limit){because}"
             )
 
     def scalars(self) -> dict[str, Any]:
@@ -257,6 +269,8 @@ def _arguments(batch: Batch) -> dict[str, Any]:
         **{name: list(column) for name, column in batch.samples.columns.items()},
         "prompts": list(batch.samples.prompts),
         "completions": list(batch.samples.extras.get(SEEN, batch.samples.completions)),
+        **{name: list(batch.samples.extras[name]) for name in (REWARD, EARNED) if name in batch.samples.extras},
+        "completion_truncated": batch.samples.truncated_B.tolist(),
         # A reward that sees only the answer must not read the reasoning off the tokens.
         **({} if SEEN in batch.samples.extras else {"completion_ids": _ids(batch)}),
     }

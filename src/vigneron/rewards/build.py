@@ -1,20 +1,27 @@
 """Build the reward of a config."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vigneron.config import (
     CombinedRewardConfig,
+    EnvironmentRewardConfig,
     ModelRewardConfig,
     PreferenceRewardConfig,
+    ProbabilityRewardConfig,
     ProcessRewardConfig,
     PythonRewardConfig,
     RewardConfig,
     RubricRewardConfig,
     SemanticRewardConfig,
+    TokenF1RewardConfig,
 )
+from vigneron.data.prompts import Row
+from vigneron.policy.model import Policy
+from vigneron.policy.reference import Reference
 from vigneron.rewards.apply import RewardFunction
 from vigneron.sources.placement import IN_PROCESS, ModelPlacement
 from vigneron.user_code import python_function
@@ -31,12 +38,13 @@ def build_reward(
     weights: Callable[[str], str] = str,
     check: Callable[[Any], None] = lambda rubric: None,
     placement: ModelPlacement = IN_PROCESS,
+    rows: Sequence[Row] = (),
 ) -> RewardFunction:
     """A function with TRL's signature.
 
     `cache` is the file of cached embeddings, `device` where a reward's model runs, `rubric` the run's copy of the
     rubric file. `weights` resolves the model name of a rubric item. `placement` says where embedders and local judges
-    run.
+    run. `rows` are the training rows, whose answers a contrastive reward compares with.
     """
     if isinstance(config, RubricRewardConfig):
         from vigneron.rewards.rubric_build import build_rubric_reward
@@ -53,22 +61,42 @@ def build_reward(
             placement=placement,
         )
     if isinstance(config, SemanticRewardConfig):
-        from vigneron.rewards.semantic import Guards, SemanticReward
+        from vigneron.rewards.semantic import Contrast, Guards, SemanticReward
         from vigneron.sources.embedding_cache import cached_embedder
 
         options = config.guards
         embedder = partial(cached_embedder, url=config.url, cache=cache, device=device, placement=placement)
         second = None if options.second_embedder is None else embedder(options.second_embedder)
-        guards = Guards(options.input_weight, options.max_length_ratio, options.max_repetition, second)
-        return SemanticReward(
-            embedder(config.embedder), alpha=config.alpha, form=config.form, clean=config.clean, guards=guards
+        guards = Guards(
+            options.input_weight, options.max_length_ratio, options.max_repetition, second, options.max_cut_ratio
         )
+        build = partial(SemanticReward, embedder(config.embedder), clean=config.clean)
+        if config.form == "contrastive":
+            contrast = Contrast(rows, config.negatives, config.temperature)
+            return build(alpha=1.0, form="clip", guards=guards, contrast=contrast)
+        if config.form == "euclidean":  # rewards below 0, which a factor would raise
+            guards = replace(guards, max_cut_ratio=None)
+        return build(alpha=config.alpha, form=config.form, guards=guards)
+    if isinstance(config, TokenF1RewardConfig):
+        from vigneron.rewards.token_f1 import token_f1_reward
+
+        return token_f1_reward
+    if isinstance(config, ProbabilityRewardConfig):
+        from vigneron.rewards.probability import ProbabilityReward
+
+        return ProbabilityReward(config.answer_after, config.by, debias=config.debias)
     if isinstance(config, CombinedRewardConfig):
         from vigneron.rewards.combined import CombinedReward
 
-        build = partial(build_reward, checker=checker, cache=cache, device=device, notice=notice, placement=placement)
-        parts = [(part.kind, build(part)) for part in config.rewards]
-        return CombinedReward(parts, config.weights or [1.0] * len(parts), config.combine)
+        build_part = partial(
+            build_reward, checker=checker, cache=cache, device=device, notice=notice, placement=placement, rows=rows
+        )
+        parts = [(part.kind, build_part(part)) for part in config.rewards]
+        return CombinedReward(parts, config.weights or [1.0] * len(parts), config.combine, hit=config.hit)
+    if isinstance(config, EnvironmentRewardConfig):
+        from vigneron.rewards.environment import environment_reward
+
+        return environment_reward
     if isinstance(config, PythonRewardConfig):
         return python_function(config.function, "reward.function")
     if isinstance(config, ModelRewardConfig | PreferenceRewardConfig | ProcessRewardConfig):
@@ -83,3 +111,15 @@ def build_reward(
             return ProcessReward(scorer, config.separator, config.combine, at_steps, config.shape)
         return PreferenceReward(load(config.model, "first_is_better", device), config.ranking)
     return checker
+
+
+def reads_rows(config: RewardConfig) -> bool:
+    """Whether it compares with answers of other rows."""
+    return any(getattr(part, "form", None) == "contrastive" for part in config.parts)
+
+
+def attach_models(reward: RewardFunction, policy: Policy, reference: Reference | None = None) -> None:
+    """Give the rewards that ask the model in training that model, and the reference."""
+    for part in (reward, *getattr(reward, "functions", ())):
+        if hasattr(part, "attach"):
+            part.attach(policy, reference)

@@ -11,9 +11,12 @@ from vigneron.config import Config
 from vigneron.data.prompts import completion_text
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rewards.apply import ApplyReward, RewardFailed, RewardFunction, with_seen
+from vigneron.rewards.judge_right import judge_right_reward
+from vigneron.rewards.maze_walk import maze_walk_reward
+from vigneron.rewards.nim_move import nim_optimal_reward
 from vigneron.rewards.sentiment import inversion_reward
 from vigneron.rewards.user_reward import checked_rewards, named_errors, started
-from vigneron.text import normalise
+from vigneron.text import normalise, words
 from vigneron.user_code import python_function
 
 
@@ -37,6 +40,30 @@ def exact_reward(
     ]
 
 
+def strict_equality_reward(
+    prompts: Sequence[Any], completions: Sequence[Any], *, answer: Sequence[Any], **columns: Any
+) -> list[float | None]:
+    """String equality without surrounding space and case, the check of PGSRM's released code: `cold.` is not `cold`."""
+    return [
+        None if wanted is None else float(_lowered(completion) == _lowered(wanted))
+        for completion, wanted in zip(completions, answer, strict=True)
+    ]
+
+
+def inclusion_reward(
+    prompts: Sequence[Any], completions: Sequence[Any], *, answer: Sequence[Any], **columns: Any
+) -> list[float | None]:
+    """Whether the answer is in the completion, whatever stands around it."""
+    return [
+        None if wanted is None else float(includes(completion, wanted))
+        for completion, wanted in zip(completions, answer, strict=True)
+    ]
+
+
+def _lowered(text: Any) -> str:
+    return completion_text(text).strip().lower()
+
+
 def last_line(text: str) -> str:
     """The last line that is not blank."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")
@@ -53,12 +80,44 @@ def last_line_reward(
     )
 
 
+def in_order_reward(
+    prompts: Sequence[Any], completions: Sequence[Any], *, answer: Sequence[Any], **columns: Any
+) -> list[float | None]:
+    """Equality of the words in their order, whatever stands between them: for answers that list several things.
+
+    An "and" between two words is left out, on both sides."""
+    return [
+        None if wanted is None else float(_listed(completion) == _listed(wanted))
+        for completion, wanted in zip(completions, answer, strict=True)
+    ]
+
+
+def _listed(text: Any) -> list[str]:
+    return [word for word in words(completion_text(text)) if word != "and"]
+
+
 CHECKERS: dict[str, RewardFunction] = {
     "equality": exact_reward,
+    "strict_equality": strict_equality_reward,
+    "inclusion": inclusion_reward,
+    "in_order": in_order_reward,
     "last_line": last_line_reward,
     "sentiment_inversion": inversion_reward,
+    "maze_walk": maze_walk_reward,
+    "judge_right": judge_right_reward,
+    "nim_optimal": nim_optimal_reward,
 }
-NEEDS = {"equality": "answer", "last_line": "answer", "sentiment_inversion": "input"}
+NEEDS = {
+    "equality": "answer",
+    "strict_equality": "answer",
+    "inclusion": "answer",
+    "in_order": "answer",
+    "last_line": "answer",
+    "sentiment_inversion": "input",
+    "maze_walk": "input",
+    "judge_right": "higher",
+    "nim_optimal": "piles",
+}
 """The column that a built-in checker needs."""
 
 Check = Callable[[Batch], Batch]

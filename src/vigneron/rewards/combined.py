@@ -1,33 +1,48 @@
-"""Several rewards in one: their weighted sum, the smallest of them, or each normalised in its group first."""
+"""Several rewards in one: their weighted sum, the smallest of them, each normalised in its group first; or a check and
+a dense reward, one after the other or one where the other ties."""
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 
 from vigneron.core.advantages import group_relative
+from vigneron.core.shaping import annealed, tie_break
 from vigneron.rewards.user_reward import checked_rewards, is_async, named_errors, started
 
 RewardFunction = Callable[..., Any]
-Combine = Literal["sum", "min", "normalised"]
+Combine = Literal["sum", "min", "normalised", "annealed", "tie_break"]
 
 
 class CombinedReward:
     """A `StepReward`: the parts are computed as samples arrive, and combined when the step is there.
 
-    A sample that a part could not score has no reward. Each part is logged as `reward/NAME`; two parts of one kind are
-    numbered.
+    A sample that a part could not score has no reward, unless that part is not used for it. Each part is logged as
+    `reward/NAME`; two parts of one kind are numbered. With `annealed` the prompts that have been hit are remembered,
+    and kept in checkpoints.
     """
 
     __name__ = "combined"
 
-    def __init__(self, parts: Sequence[tuple[str, RewardFunction]], weights: Sequence[float], combine: Combine) -> None:
+    def __init__(
+        self,
+        parts: Sequence[tuple[str, RewardFunction]],
+        weights: Sequence[float],
+        combine: Combine,
+        *,
+        hit: float = 1.0,
+    ) -> None:
         kinds = [kind for kind, _ in parts]
         names = [kind if kinds.count(kind) == 1 else f"{kind}_{n}" for n, kind in enumerate(kinds, start=1)]
         self._parts = list(zip(names, (function for _, function in parts), strict=True))
-        self._weights, self._combine = list(weights), combine
+        self._weights, self._combine, self._hit = list(weights), combine, hit
+        self._hits: set[str] = set()
+        """Keys of the prompts that have been hit."""
+        self._measuring = False
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """With TRL's signature: completions of the same prompt are a group."""
@@ -37,6 +52,20 @@ class CombinedReward:
         logs = {name: columns.pop(name) for name in ("log_extra", "log_metric")}
         arguments = {"prompts": prompts, "completions": completions, **columns}
         return self.finish(self.begin(**arguments)(), groups, **arguments, **logs)
+
+    @property
+    def functions(self) -> list[RewardFunction]:
+        return [function for _, function in self._parts]
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Within it, completions are evaluated, not trained on: a check and a dense reward give the check, and nothing
+        is remembered."""
+        self._measuring = True
+        try:
+            yield
+        finally:
+            self._measuring = False
 
     @property
     def overlaps(self) -> bool:
@@ -68,15 +97,37 @@ class CombinedReward:
             arguments["log_extra"](f"reward_{name}", column_B.tolist())
             if not column_B.isnan().all():
                 arguments["log_metric"](name, float(column_B.nanmean()))
-        combined_B = combined(raw_BK, torch.tensor(groups), torch.tensor(self._weights).double(), self._combine)
+        combined_B = self._combined(raw_BK, torch.tensor(groups), arguments["prompts"], arguments["log_metric"])
         return [None if value != value else value for value in combined_B.tolist()]
+
+    def _combined(
+        self, raw_BK: torch.Tensor, group_B: torch.Tensor, prompts: Sequence[Any], log: Callable[[str, float], None]
+    ) -> torch.Tensor:
+        if self._combine in ("annealed", "tie_break") and self._measuring:
+            return raw_BK[:, 0]
+        if self._combine == "annealed":
+            check_B, dense_B = raw_BK.T
+            keys = [_key(prompt) for prompt in prompts]
+            self._hits.update(key for key, value in zip(keys, check_B.tolist(), strict=True) if value >= self._hit)
+            was_hit_B = torch.tensor([key in self._hits for key in keys])
+            log("annealed", float(was_hit_B.double().mean()))
+            return annealed(check_B, dense_B, was_hit_B)
+        if self._combine == "tie_break":
+            return tie_break(raw_BK[:, 0], raw_BK[:, 1], group_B)
+        return combined(raw_BK, group_B, torch.tensor(self._weights).double(), self._combine)
 
     def close(self) -> None: ...
 
     def scalars(self) -> dict[str, Any]:
-        return {}
+        return {"hits": sorted(self._hits)} if self._combine == "annealed" else {}
 
-    def load(self, scalars: dict[str, Any]) -> None: ...
+    def load(self, scalars: dict[str, Any]) -> None:
+        self._hits = set(scalars.get("hits", ()))
+
+
+def _key(prompt: Any) -> str:
+    """16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def ignore(name: str, value: Any) -> None:

@@ -5,8 +5,9 @@ the reference answers in the dataset's column `answer`. verl scores one text at 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
+from vigneron.config.rewards import Clean
 from vigneron.rewards.semantic import Form, SemanticReward
 
 
@@ -15,7 +16,7 @@ def semantic_reward(
     *,
     alpha: float = 4.0,
     form: Form = "clip",
-    clean: Literal["letters", "none"] = "letters",
+    clean: Clean = "words",
 ) -> SemanticReward:
     """PGSRM's reward with the embedder of that name; embeddings are cached in memory."""
     from vigneron.sources.embedders import load_embedder

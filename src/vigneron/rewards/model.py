@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from vigneron.data.prompts import Row, completion_text
+from vigneron.data.formats import answered
+from vigneron.data.prompts import Row, conversation_text
 from vigneron.errors import UserError
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import RewardModelKind, load_reward_model, reward_model_kind, scores_in_parts
@@ -34,7 +35,7 @@ class ModelReward:
         **columns: Any,
     ) -> list[float | None]:
         rows = conversations(prompts, tools)
-        return list(_scores(self.scorer, rows, [completion_text(text) for text in completions]))
+        return list(_scores(self.scorer, [answered(*each) for each in zip(rows, completions, strict=True)]))
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class PreferenceReward:
         rows = conversations(prompts, tools)
         for sample, row in enumerate(rows):
             groups.setdefault(json.dumps(row, sort_keys=True), []).append(sample)
-        texts = [completion_text(text).strip() for text in completions]
+        texts = [conversation_text(text).strip() for text in completions]
         rank = self._win_rates if self.ranking == "win_rate" else self._rounds_won
         by_sample = rank(list(groups.values()), rows, texts)
         return [by_sample[sample] for sample in range(len(prompts))]
@@ -105,7 +106,8 @@ class PreferenceReward:
         differ = [(one, other) for one, other in pairs if texts[one] != texts[other]]
         ordered = [pair for one, other in differ for pair in ((one, other), (other, one))]
         joined = [two_texts(texts[one], texts[other]) for one, other in ordered]
-        logits = _scores(self.scorer, [rows[one] for one, _ in ordered], joined)
+        given = [{**rows[one], "answer": text} for (one, _), text in zip(ordered, joined, strict=True)]
+        logits = _scores(self.scorer, given)
         better = dict.fromkeys(pairs, 0.5)
         for (one, other), as_first, as_second in zip(differ, logits[0::2], logits[1::2], strict=True):
             better[one, other] = (sigmoid(as_first) + sigmoid(-as_second)) / 2
@@ -122,10 +124,11 @@ def conversations(prompts: Sequence[Any], tools: Sequence[Any] | None) -> list[R
     return [{"prompt": prompt, "tools": each} for prompt, each in zip(prompts, given, strict=True)]
 
 
-def _scores(scorer: Policy, rows: Sequence[Row], texts: Sequence[str]) -> list[float]:
-    if not texts:
+def _scores(scorer: Policy, rows: Sequence[Row]) -> list[float]:
+    """Of prompts with their answers."""
+    if not rows:
         return []
-    batch = Demonstrations(scorer)([{**row, "answer": text} for row, text in zip(rows, texts, strict=True)])
+    batch = Demonstrations(scorer)(rows)
     if batch.samples.truncated_B.any():
         raise UserError(
             f"reward.model: a prompt with its completion exceeds the model's context of {scorer.context_length} "

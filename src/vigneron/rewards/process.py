@@ -12,7 +12,7 @@ from vigneron.core import process
 from vigneron.data.prompts import completion_text
 from vigneron.data.steps import step_ends, step_spans
 from vigneron.errors import UserError
-from vigneron.policy.load import on_device
+from vigneron.policy.device import on_device
 from vigneron.policy.model import Policy
 from vigneron.policy.rank_batches import map_microbatches
 from vigneron.policy.reward_model import reward_model_kind, scores_at, spread_scores, step_separator

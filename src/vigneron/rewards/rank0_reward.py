@@ -30,6 +30,9 @@ class Rank0Reward:
     def __call__(self, batch: Batch, *, whole_step: bool = True) -> Batch:
         return _broadcast(batch, lambda: self._inner(batch, whole_step=whole_step))
 
+    def evaluate(self, batch: Batch) -> Batch:
+        return _broadcast(batch, lambda: self._inner.evaluate(batch))
+
     def of_parts(self, parts: Iterable[Batch], *, whole_step: bool = True) -> Batch:
         if not ranks.is_rank0():
             return _broadcast(concatenate(list(parts)), lambda: None)  # type: ignore[arg-type, return-value]

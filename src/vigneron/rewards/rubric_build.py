@@ -117,6 +117,6 @@ class Graders:
         if self.judge is not None:
             self.judge.stop()
         if self._runs_code:
-            from vigneron.rewards.graders.testers import end_idle
+            from vigneron.sandbox.testers import end_idle
 
             end_idle()

@@ -82,6 +82,8 @@ def item_metrics(scored: ScoredCategory, rewards: CategoryRewards, groups: Seque
     return {**metrics, **({f"{scored.category}/reward": float(present_B.mean())} if len(present_B) else {})}
 
 
+# What rewards are given beside the row's columns.
+OF_COMPLETIONS = ("completion_ids", "completion_truncated")
 # `missing_limit` applies to at least this many scores.
 LIMIT_FLOOR = 100
 # Items scored in parallel; the judge's own `concurrency` limits its calls.
@@ -284,7 +286,7 @@ class RubricReward:
 
 def grader_inputs(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> list[GraderInput]:
     rows = [
-        {"prompt": prompt, **{name: column[i] for name, column in columns.items() if name != "completion_ids"}}
+        {"prompt": prompt, **{name: column[i] for name, column in columns.items() if name not in OF_COMPLETIONS}}
         for i, prompt in enumerate(prompts)
     ]
     return [

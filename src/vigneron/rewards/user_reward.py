@@ -5,12 +5,11 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from vigneron.errors import NonFinite, UserError
+from vigneron.threads import event_loop
 
 MAX_REWARD = 3.4028234663852886e38
 """The largest float32."""
@@ -31,7 +30,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 def started(result: Any) -> Any:
     """A reward's result as it is, or a future of it if it is awaitable."""
     if inspect.isawaitable(result):
-        return asyncio.run_coroutine_threadsafe(_awaited(result), _event_loop())
+        return asyncio.run_coroutine_threadsafe(_awaited(result), event_loop())
     return result
 
 
@@ -77,11 +76,3 @@ async def _awaited(awaitable: Any) -> Any:
         return await awaitable
     except SystemExit as error:  # else it would end the event loop's thread
         raise RuntimeError(f"exit({error.code})") from error
-
-
-@cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """One event loop in one thread for all asynchronous rewards: clients and semaphores belong to a loop."""
-    loop = asyncio.new_event_loop()
-    Thread(target=loop.run_forever, name="rewards", daemon=True).start()
-    return loop

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vigneron.batch import Batch
-from vigneron.config import Config, SftConfig
+from vigneron.config import Config, GameConfig, SftConfig
 from vigneron.data.prompts import Row
 from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import Demonstrations
@@ -14,6 +14,9 @@ from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.rollout.pairs import OrderedPairs, Pairs
 from vigneron.rollout.recorded import Recorded
 from vigneron.user_code import python_function
+
+GAMES = "vigneron.selfplay.rollout:build"
+"""It plugs in as a user's rollout does: its players need what is built on rollouts."""
 
 
 class Rollout(Protocol):
@@ -40,9 +43,10 @@ def build_rollout(config: Config, policy: Policy) -> Rollout:
 
 
 def evaluation_rollout(config: Config, policy: Policy) -> Rollout:
-    """One greedy sample for each held-out prompt, whatever the method reads."""
+    """One greedy sample for each held-out prompt, or greedy game, whatever the method reads."""
     parts = RolloutParts(config, policy, OnPolicy.greedy(config, policy), greedy=True)
-    return _around(parts) if config.method.reads == "prompts" else parts.default
+    own = config.method.reads == "prompts" or isinstance(config.environment, GameConfig)
+    return _around(parts) if own else parts.default
 
 
 def sampling_rollout(config: Config, policy: Policy, *, group_size: int, seed: int) -> Rollout:
@@ -53,7 +57,11 @@ def sampling_rollout(config: Config, policy: Policy, *, group_size: int, seed: i
 
 
 def _around(parts: RolloutParts) -> Rollout:
-    """The user's own rollout, built around the default one; or that itself."""
+    """The user's own rollout or that of games, built around the default one; or that itself. Methods that do not sample
+    play games for evaluation only."""
+    if isinstance(parts.config.environment, GameConfig) and isinstance(parts.default, OnPolicy):
+        games: Rollout = python_function(GAMES, "environment")(parts, parts.config.environment)
+        return games
     if parts.config.rollout is None:
         return parts.default
     build = python_function(parts.config.rollout.name, "rollout.name")

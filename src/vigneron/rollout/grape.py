@@ -6,10 +6,8 @@ response of the last iteration and the feedback on it. The policy is trained on 
 prompt in training can differ from the prompt in sampling.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,22 +16,14 @@ from vigneron.batch import Batch, concatenate, to_device
 from vigneron.core.draws import keyed_uniform
 from vigneron.data.prompts import Row, columns_of, completion_text, prompt_of, prompt_text, prompts_token_ids
 from vigneron.rollout.demonstrations import Demonstrations
+from vigneron.rollout.grape_memory import EarlierResponse, Memory
 from vigneron.rollout.on_policy import OnPolicy, as_completion
 from vigneron.timing import phase
 
 Origin = Literal["fresh", "revised", "demonstrated"]
+ORIGINS: tuple[Origin, ...] = ("fresh", "revised", "demonstrated")
 # Keys of random draws other than tokens, beyond all token positions.
 OF_ORIGIN, OF_EARLIER = 2**40, 2**40 + 1
-# Characters of feedback kept for a response.
-MAX_FEEDBACK_CHARS = 4_000
-
-
-@dataclass(frozen=True)
-class EarlierResponse:
-    """A response of the last iteration, and the feedback on it."""
-
-    response: str
-    feedback: str
 
 
 @dataclass(frozen=True)
@@ -80,42 +70,6 @@ def _drawn_origin(shares: Mapping[Origin, float], draw: float) -> Origin:
     return max(shares, key=lambda origin: shares[origin])
 
 
-def _question_key(row: Row) -> str:
-    """A hash of all columns: the same text in two categories is two questions."""
-    return hashlib.sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()
-
-
-@dataclass
-class Memory:
-    """The last iteration's responses to each question. Part of a checkpoint."""
-
-    earlier: dict[str, list[EarlierResponse]] = field(default_factory=dict)
-
-    def of(self, row: Row) -> list[EarlierResponse]:
-        return self.earlier.get(_question_key(row), [])
-
-    def remember(self, batch: Batch, feedback_of: Callable[[Any], str]) -> None:
-        """Replace the questions' earlier responses by this step's. Responses without a reward are left out."""
-        latest: dict[str, list[EarlierResponse]] = {}
-        rewarded = (~batch.signals.rewards_B.isnan()).tolist()
-        verdicts = batch.samples.extras.get("rubric", (None,) * len(batch))
-        for i, prompt in enumerate(batch.samples.prompts):
-            if rewarded[i]:
-                row = {"prompt": prompt, **{name: column[i] for name, column in batch.samples.columns.items()}}
-                feedback = feedback_of(verdicts[i])[:MAX_FEEDBACK_CHARS]
-                response = EarlierResponse(completion_text(batch.samples.completions[i]), feedback)
-                latest.setdefault(_question_key(row), []).append(response)
-        self.earlier.update(latest)
-
-    def entries(self) -> Iterator[tuple[str, Any]]:
-        """Responses by question. Lists are replaced, never changed in place, so a shallow copy is enough."""
-        copy = dict(self.earlier)
-        return ((key, [[one.response, one.feedback] for one in responses]) for key, responses in copy.items())
-
-    def load(self, entries: Iterable[tuple[str, Any]]) -> None:
-        self.earlier = {key: [EarlierResponse(*one) for one in responses] for key, responses in entries}
-
-
 @dataclass(frozen=True)
 class GrapeRollout:
     """`rollout(rows, step, first)`. A sample with nothing to revise or no dataset answer left is fresh."""
@@ -126,18 +80,23 @@ class GrapeRollout:
     generation_prompt: Callable[[Row], Any]
     revision_prompt: Callable[[Row, EarlierResponse], Any]
     trained_under: Literal["question", "generation_prompt"] = "question"
+    needs_revision: Callable[[Sequence[EarlierResponse]], bool] = bool
+    """Whether a question with these earlier responses is answered by revisions too."""
+    scaffolded: Callable[[Row, int, int], Any] | None = None
+    """The prompt of a fresh response, given its step and its number, where it differs from response to response."""
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         size, policy = self.on_policy.group_size, self.on_policy.policy
+        if self.on_policy.environments is not None:
+            rows = [self.on_policy.environments.prepared(row) for row in rows]
         names = list(range(first * size, (first + len(rows)) * size))
         repeated = [row for row in rows for _ in range(size)]
         earlier = self._earlier(repeated, step, names)
         origins = self._origins(repeated, earlier, step, names)
         with phase("tokenize"):
-            fresh_ids = self._ids([self.generation_prompt(row) for row in rows], rows)
+            fresh, drawn_ids = self._fresh(rows, repeated, step, names)
             asked = [row["prompt"] for row in rows]
-            trained_ids = self._ids(asked, rows) if self.trained_under == "question" else fresh_ids
-            drawn_ids = [fresh_ids[i // size] for i in range(len(repeated))]
+            trained_ids = self._ids(asked, rows) if self.trained_under == "question" else drawn_ids[::size]
             too_long = self._revised_ids(drawn_ids, repeated, earlier, origins)
         drawn = [i for i, origin in enumerate(origins) if origin != "demonstrated"]
         shown = [i for i, origin in enumerate(origins) if origin == "demonstrated"]
@@ -153,34 +112,47 @@ class GrapeRollout:
         if shown:
             places = drawn + shown
             whole = whole.rows(sorted(range(len(places)), key=places.__getitem__))
+        drawn_under = self._drawn_under(fresh, repeated, earlier, origins)
         return (
             whole.with_packing(share_prompts=policy.shares_prompts, masked=not policy.unpacks())
             .with_samples(
                 extras={
                     **whole.samples.extras,
                     "origin": tuple(origins),
-                    "drawn_under": self._drawn_under(repeated, earlier, origins),
+                    "drawn_under": drawn_under,
                 }
             )
-            .with_signals(
-                metrics={
-                    **{
-                        f"origin/{origin}": origins.count(origin) / len(origins)
-                        for origin in ("revised", "demonstrated")
-                    },
-                    "origin/too_long": too_long / len(origins),
+            .with_metrics(
+                {
+                    **{f"origin/{origin}": origins.count(origin) / len(origins) for origin in ORIGINS},
+                    "drawn/helped": sum(text is not None for text in drawn_under) / len(origins),
+                    "drawn/too_long": too_long / len(origins),
                 }
             )
         )
 
+    def _fresh(
+        self, rows: Sequence[Row], repeated: Sequence[Row], step: int, names: Sequence[int]
+    ) -> tuple[list[Any], list[tuple[int, ...]]]:
+        """The prompt of each sample if it is fresh, and its token ids."""
+        if self.scaffolded is not None:
+            prompts = [self.scaffolded(row, step, name) for row, name in zip(repeated, names, strict=True)]
+            return prompts, self._ids(prompts, repeated)
+        size, prompts = self.on_policy.group_size, [self.generation_prompt(row) for row in rows]
+        ids = self._ids(prompts, rows)
+        return [one for one in prompts for _ in range(size)], [one for one in ids for _ in range(size)]
+
     def _drawn_under(
-        self, rows: Sequence[Row], earlier: Sequence[EarlierResponse | None], origins: Sequence[Origin]
+        self,
+        fresh: Sequence[Any],
+        rows: Sequence[Row],
+        earlier: Sequence[EarlierResponse | None],
+        origins: Sequence[Origin],
     ) -> tuple[str | None, ...]:
         """The sampling prompt of each sample; None if it is the question itself, or for a dataset answer."""
         texts: list[str | None] = []
-        for row, one, origin in zip(rows, earlier, origins, strict=True):
-            revised = origin == "revised" and one is not None
-            prompt = self.revision_prompt(row, one) if revised else self.generation_prompt(row)  # type: ignore[arg-type]
+        for own, row, one, origin in zip(fresh, rows, earlier, origins, strict=True):
+            prompt = self.revision_prompt(row, one) if origin == "revised" and one is not None else own
             same = origin == "demonstrated" or prompt == row["prompt"]
             texts.append(None if same else prompt_text(prompt))
         return tuple(texts)
@@ -189,9 +161,10 @@ class GrapeRollout:
         return prompts_token_ids(self.on_policy.policy.tokenizer, prompts, rows=rows)
 
     def _earlier(self, rows: Sequence[Row], step: int, names: Sequence[int]) -> list[EarlierResponse | None]:
-        """For each sample a random one of the last iteration's responses to its question."""
+        """For each sample a random one of the last iteration's responses to its question; None: nothing to revise."""
         draws = keyed_uniform(self.on_policy.seed, step, torch.tensor(names), OF_EARLIER).tolist()
-        candidates = [self.memory.of(row) for row in rows]
+        earlier = [self.memory.of(row) for row in rows]
+        candidates = [some if self.needs_revision(some) else [] for some in earlier]
         return [some[int(draw * len(some))] if some else None for some, draw in zip(candidates, draws, strict=True)]
 
     def _origins(
@@ -267,7 +240,7 @@ def with_prompts(batch: Batch, prompt_ids: Sequence[tuple[int, ...]]) -> Batch:
     same = [now == before for now, before in zip(prompt_ids, batch.samples.prompt_ids, strict=True)]
     known_B = torch.tensor(same, device=batch.samples.behaviour_BT.device)
     spans = tuple(
-        ((len(ids), len(ids) + spans[-1][1] - spans[0][0]),)
+        tuple((len(ids) + start - spans[0][0], len(ids) + stop - spans[0][0]) for start, stop in spans)
         for ids, spans in zip(prompt_ids, batch.samples.spans, strict=True)
     )
     return batch.with_samples(

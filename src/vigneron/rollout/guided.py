@@ -21,6 +21,8 @@ class GuidedSampling:
     template: str
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
+        if self.on_policy.environments is not None:
+            rows = [self.on_policy.environments.prepared(row) for row in rows]
         drawn = self.on_policy([{**row, "prompt": guided(row, self.template)} for row in rows], step, first)
         size, tokenizer = self.on_policy.group_size, self.on_policy.policy.tokenizer
         own = [ids for ids in row_prompts_token_ids(tokenizer, rows) for _ in range(size)]

@@ -4,12 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from vigneron.batch import Batch, Samples, Signals, to_device
 from vigneron.config import Config
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import Row, columns_of, row_prompts_token_ids, texts_of
+from vigneron.environments.build import Environments, build_environments
 from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.model import Policy
+from vigneron.rollout.conversations import Transcript, converse, transcript_extras, transcript_metrics
+from vigneron.rollout.engine.request import Completions
 from vigneron.rollout.engine.sample import check_lengths, sample, sample_on_all_ranks
 from vigneron.timing import phase
 
@@ -28,7 +33,9 @@ class OnPolicy:
     together: bool = False
     """Whether all ranks call it and each samples a part."""
     stop: tuple[str, ...] = ()
-    """Strings that end a completion."""
+    """Strings that end a completion, or a turn."""
+    environments: Environments | None = None
+    """What the model transcripts with; None: it answers once."""
 
     @classmethod
     def of(cls, config: Config, policy: Policy, sampling: Sampling | None) -> "OnPolicy":
@@ -42,6 +49,7 @@ class OnPolicy:
             config.sampling.mask_truncated,
             together=True,
             stop=tuple(config.sampling.stop),
+            environments=build_environments(config.environment, policy.tokenizer),
         )
 
     @classmethod
@@ -49,6 +57,8 @@ class OnPolicy:
         return replace(cls.of(config, policy, None), group_size=1, seed=0, mask_truncated=False)
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
+        if self.environments is not None:
+            rows = [self.environments.prepared(row) for row in rows]
         repeated = [row for row in rows for _ in range(self.group_size)]
         with phase("tokenize"):
             tokenized = row_prompts_token_ids(self.policy.tokenizer, rows)
@@ -63,17 +73,26 @@ class OnPolicy:
         """One sample for each row, from the given prompt. `names` are the sample numbers: they key the random draws and
         give the groups."""
         stop_at_turn_end(self.policy, (row["prompt"] for row in rows))
-        done = (sample_on_all_ranks if self.together else sample)(
-            self.policy,
-            prompt_ids,
-            max_new_tokens=self.max_new_tokens,
-            sampling=self.sampling,
-            seed=self.seed,
-            step=step,
-            sample_ids=names,
-            microbatch_tokens=self.microbatch_tokens,
-            stop=self.stop,
-        )
+        options: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "sampling": self.sampling,
+            "seed": self.seed,
+            "step": step,
+            "sample_ids": names,
+            "microbatch_tokens": self.microbatch_tokens,
+            "stop": self.stop,
+        }
+        if self.environments is not None:
+            done, transcripts = converse(
+                self.environments, self.policy, rows, prompt_ids, together=self.together, **options
+            )
+            return self._with_transcripts(self._batch(rows, prompt_ids, names, done), transcripts)
+        draw = sample_on_all_ranks if self.together else sample
+        return self._batch(rows, prompt_ids, names, draw(self.policy, prompt_ids, **options))
+
+    def _batch(
+        self, rows: Sequence[Row], prompt_ids: Sequence[tuple[int, ...]], names: Sequence[int], done: Completions
+    ) -> Batch:
         lengths = done.lengths_B.tolist()
         completion_ids = [tuple(ids[:length]) for ids, length in zip(done.ids_BT.tolist(), lengths, strict=True)]
         with phase("detokenize"):
@@ -96,6 +115,26 @@ class OnPolicy:
             ),
             signals=Signals(excluded_B=done.truncated_B if self.mask_truncated else None, metrics=done.metrics),
             packing=self.policy.packing(),
+        )
+
+    def _with_transcripts(self, batch: Batch, transcripts: Sequence[Transcript]) -> Batch:
+        """The batch with its completions as conversations, of which the policy's own turns are trained."""
+        samples = batch.samples
+        spans = tuple(
+            tuple((len(ids) + start, len(ids) + stop) for start, stop in transcript.spans)
+            for ids, transcript in zip(samples.prompt_ids, transcripts, strict=True)
+        )
+        no_room_B = torch.tensor([transcript.cut == "context" for transcript in transcripts], device=self.policy.device)
+        truncated_B = samples.truncated_B | no_room_B
+        return (
+            batch.with_samples(
+                spans=spans,
+                completions=tuple(list(transcript.messages) for transcript in transcripts),
+                truncated_B=truncated_B,
+                extras=samples.extras | transcript_extras(transcripts),
+            )
+            .with_signals(excluded_B=truncated_B if self.mask_truncated else None)
+            .with_metrics(transcript_metrics(transcripts))
         )
 
 

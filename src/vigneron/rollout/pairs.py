@@ -2,12 +2,13 @@
 
 Rows have TRL's columns: `prompt`, `chosen` and `rejected`, plain or conversational. Without `prompt`, the common prefix
 of both texts is the prompt. The optional column `preferred` is a soft label: the probability that `chosen` is better.
+A side may be a conversation that goes on after the prompt: the model's turns are trained on, the others are read.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
@@ -17,11 +18,12 @@ from vigneron.batch import Batch
 from vigneron.core.selection import best_and_worst
 from vigneron.data.dataset import check_row
 from vigneron.data.first_pass import read_list
-from vigneron.data.formats import is_conversation
-from vigneron.data.prompts import STEP, Row, completion_text, numbered, numbered_like, prompt_of, prompt_text
+from vigneron.data.formats import answered, is_conversation
+from vigneron.data.prompts import STEP, Row, conversation_text, numbered, numbered_like, prompt_of, prompt_text
 from vigneron.errors import UserError
-from vigneron.policy.message_forms import message_fault
+from vigneron.policy.message_forms import message_fault, message_text
 from vigneron.policy.model import Policy
+from vigneron.rollout.conversations import CONVERSATION
 from vigneron.rollout.demonstrations import Demonstrations, demonstrations
 
 SIDES = ("chosen", "rejected")
@@ -39,7 +41,9 @@ class Pairs:
         batch = Demonstrations(self.policy)(sides_of(rows), step, 2 * first)
         _refuse_cut(self.policy, batch.samples.truncated_B.tolist(), rows)
         columns = {"side": SIDES * len(rows), **_soft_columns(rows)}
-        return batch.with_samples(group_B=batch.samples.group_B // 2, columns=columns).with_packing(paired=True)
+        return batch.with_samples(
+            group_B=batch.samples.group_B // 2, columns=columns, **_conversations(rows)
+        ).with_packing(paired=True)
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,16 @@ class OrderedPairs:
         _refuse_cut(self.policy, batch.samples.truncated_B.tolist(), rows)
         columns = {"first": SIDES * len(rows), **_soft_columns(rows)}
         return batch.with_samples(group_B=batch.samples.group_B // 2, columns=columns)
+
+
+def _conversations(rows: Sequence[Row]) -> dict[str, Any]:
+    """Prompts and completions as the rows have them, where a side goes on for several turns."""
+    completions = tuple(row[side] for row in rows for side in SIDES)
+    if all(isinstance(each, str) or len(each) == 1 for each in completions):
+        return {}
+    turns = tuple(each if isinstance(each, list) and len(each) > 1 else None for each in completions)
+    prompts = tuple(row["prompt"] for row in rows for _ in SIDES)
+    return {"prompts": prompts, "completions": completions, "extras": {CONVERSATION: turns}}
 
 
 def _soft_columns(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:
@@ -92,7 +106,7 @@ def paired_up(batch: Batch) -> Batch:
 
 
 def sides_of(rows: Sequence[Row]) -> list[Row]:
-    return [numbered_like(row, {**prompt_of(row), "answer": row[side]}) for row in rows for side in SIDES]
+    return [numbered_like(row, answered(prompt_of(row), row[side])) for row in rows for side in SIDES]
 
 
 def orders_of(rows: Sequence[Row]) -> list[Row]:
@@ -105,7 +119,7 @@ def orders_of(rows: Sequence[Row]) -> list[Row]:
 
 def two_texts(first: Any, second: Any) -> str:
     """The text after the prompt in a preference model's input."""
-    return f"\nFirst: {completion_text(first).strip()}\nSecond: {completion_text(second).strip()}\nBetter:"
+    return f"\nFirst: {conversation_text(first).strip()}\nSecond: {conversation_text(second).strip()}\nBetter:"
 
 
 def sequences_of(policy: Policy, rows: Sequence[Row], of: str, *, joined: bool) -> list[tuple[int, ...]]:
@@ -181,7 +195,7 @@ def _turned(row: Row) -> Row:
 
 
 def _text(row: Row, side: str) -> str:
-    return completion_text(row[side]).strip()
+    return conversation_text(row[side]).strip()
 
 
 def _with_label(row: Row, place: object) -> Row:
@@ -218,13 +232,31 @@ def _with_prompt(row: Row, place: object) -> Row:
             raise UserError(f"data: {place} has no 'prompt', and its texts have no common prefix: add the prompt")
         row = {**row, "prompt": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
     for side in SIDES:
-        if isinstance(row[side], list) and row[side][-1]["role"] != "assistant":
-            raise UserError(f"data: {place}: {side} has the role '{row[side][-1]['role']}': expected 'assistant'")
-        if isinstance(row[side], list) and len(row[side]) > 1:
-            raise UserError(f"data: {place}: {side} has {len(row[side])} messages after the prompt: expected one")
+        if isinstance(row[side], list):
+            _check_turns(row[side], side, place)
         if not _text(row, side):
             raise UserError(f"data: {place}: {side} is empty: give both texts")
     return row
+
+
+def _check_turns(messages: Sequence[Any], side: str, place: object) -> None:
+    """An answer, or several with other turns between them."""
+    roles = [message["role"] for message in messages]
+    if roles[-1] != "assistant":
+        raise UserError(f"data: {place}: {side} ends with the role '{roles[-1]}': expected 'assistant'")
+    if roles[0] != "assistant":
+        raise UserError(
+            f"data: {place}: {side} goes on after the prompt with the role '{roles[0]}': expected 'assistant'; both "
+            "sides must answer the same prompt"
+        )
+    for turn, (before, role) in enumerate(pairwise(roles), start=2):
+        if before == role == "assistant":
+            raise UserError(f"data: {place}: turn {turn} of {side} is a second answer in a row: join them")
+    empty = next(
+        (n for n, m in enumerate(messages, 1) if m["role"] == "assistant" and not message_text(m).strip()), None
+    )
+    if empty is not None and len(messages) > 1:
+        raise UserError(f"data: {place}: turn {empty} of {side} is an empty answer: remove the row or fill it in")
 
 
 def _shared_turns(chosen: list[Any], rejected: list[Any]) -> list[Any]:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vigneron.data.formats import conversation_of
-from vigneron.data.prompts import Row
+from vigneron.data.formats import answered, conversation_of
+from vigneron.data.prompts import Row, prompt_of
 from vigneron.policy.assistant_spans import AssistantSpans
 from vigneron.policy.chat import Conversation
 from vigneron.policy.chat_template import render
@@ -19,7 +19,7 @@ SHOWN = 40
 
 def trained_text_notes(tokenizer: Any, row: Row) -> list[str]:
     """Notes about a conversation with answers; none if all of it is trained. Of a pair, about the chosen answer."""
-    messages, first = conversation_of({**row, "answer": row["chosen"]} if row.get("chosen") else row)
+    messages, first = conversation_of(answered(prompt_of(row), row["chosen"]) if row.get("chosen") else row)
     talk = Conversation.of(tokenizer, messages, row.get("tools"))
     turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
     answers = talk.assistant_spans(turns)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vigneron.core.intervals import wilson
-from vigneron.data.prompts import Row, completion_text
+from vigneron.data.prompts import Row, conversation_text
 from vigneron.rubric.comparing import Compared, compare
 from vigneron.rubric.principle_prompts import proposal_request
 from vigneron.rubric.principles import Principle
@@ -106,4 +106,4 @@ def as_principles(tested: Sequence[Tested]) -> list[Principle]:
 
 
 def _texts(row: Row) -> tuple[str, str]:
-    return completion_text(row["chosen"]), completion_text(row["rejected"])
+    return conversation_text(row["chosen"]), conversation_text(row["rejected"])

@@ -109,6 +109,8 @@ class SemanticItem(Item):
     embedder: str = "minilm"
     alpha: Annotated[float, Field(ge=1)] = 4.0
     form: Literal["clip", "shift"] = "clip"
+    clean: Literal["words", "letters", "none"] = "letters"
+    """As `reward.clean`. Its default is that of earlier versions, so that a rubric keeps its meaning."""
     reference: Template = "{{ row.answer }}"
 
 

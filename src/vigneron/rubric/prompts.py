@@ -53,6 +53,11 @@ REVISE = (
     "the question. Keep what was right and mend what the critique finds wrong. Write the new response only: do not "
     "speak of the earlier one."
 )
+HINDSIGHT = (
+    "An earlier response to the question below got this critique. Answer the question so that the critique would find "
+    "nothing wrong. Write the answer only."
+)
+MEETS = "A good response meets these criteria:"
 
 
 def critique_messages(item: JudgeItem, sample: GraderInput) -> Conversation:
@@ -100,7 +105,29 @@ def generation_prompt(category: Category, prompt: str | Sequence[Message]) -> st
     """The policy's prompt for a first answer (step 1): the category's system prompt, then the question."""
     if category.generate is None:
         return prompt if isinstance(prompt, str) else list(prompt)
-    system = _rendered(category.generate, "generate", {"question": split_prompt(prompt)[1]})
+    return _with_system(_rendered(category.generate, "generate", {"question": split_prompt(prompt)[1]}), prompt)
+
+
+def criteria_prompt(items: Sequence[Item], prompt: str | Sequence[Message]) -> str | list[Message]:
+    """The question after some of its rubric's items, as RuscaRL's scaffolding shows them; without any, the question."""
+    if not items:
+        return prompt if isinstance(prompt, str) else list(prompt)
+    lines = [f"- {item.name}: {item.description.strip()}" for item in items]
+    return _with_system("\n".join([MEETS, *lines]), prompt)
+
+
+def hindsight_prompt(
+    prompt: str | Sequence[Message], feedback: str, response: str | None = None
+) -> str | list[Message]:
+    """The question after the feedback on a response, with that response or without it (SDPO's self-teacher).
+
+    The question comes last, as the policy was asked it: the answer's tokens are scored where they were written.
+    """
+    shown = [] if response is None else [fenced("response", response)]
+    return _with_system("\n\n".join([HINDSIGHT, *shown, fenced("critique", feedback)]), prompt)
+
+
+def _with_system(system: str, prompt: str | Sequence[Message]) -> str | list[Message]:
     if isinstance(prompt, str):
         return f"{system}\n\n{prompt}"
     own, rest = without_system(prompt)

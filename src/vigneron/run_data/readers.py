@@ -12,7 +12,7 @@ from vigneron.data.steps import LISTS, StepLabelReader, with_step_text
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
 from vigneron.rollout.pairs import PairReader
-from vigneron.text import letters_only
+from vigneron.text import CLEANERS
 
 
 def reader_of(config: Config, part: str) -> Reader:
@@ -50,13 +50,18 @@ def checker_name(config: Config) -> str:
     return data.checker or ("equality" if data.task is None else load_task(data.task).checker)
 
 
-def can_be_compared(config: Config, answer: Any) -> bool:
-    """Whether the semantic reward can embed an answer: with `reward.clean` it must contain letters."""
-    return not _cleans(config) or bool(letters_only(completion_text(answer)))
+COMPARED = ("semantic", "token_f1", "probability", "binary")
+"""Rewards that compare with an answer."""
 
 
-def _cleans(config: Config) -> bool:
-    return any(isinstance(part, SemanticRewardConfig) and part.clean == "letters" for part in config.reward.parts)
+def why_not_compared(config: Config, answer: Any) -> str | None:
+    """Why the semantic reward cannot embed an answer: `reward.clean` leaves nothing of it. None if it can."""
+    for part in config.reward.parts:
+        if not isinstance(part, SemanticRewardConfig) or part.clean == "none":
+            continue
+        if not CLEANERS[part.clean](completion_text(answer)):
+            return "has no letters" if part.clean == "letters" else "is empty"
+    return None
 
 
 def _method_reader(config: Config, part: str) -> Reader:
@@ -74,11 +79,11 @@ class PromptReader:
     def __init__(self, config: Config) -> None:
         method = config.method
         self.demonstrations = method.reads == "demonstrations"
-        compares = any(part.kind in ("semantic", "binary") for part in config.reward.parts)
+        compares = any(part.kind in COMPARED for part in config.reward.parts)
         self.answered = config.parent is None and (compares or self.demonstrations)
         self.one_answer = self.answered and not self.demonstrations
         """Whether the same prompt with two answers is an error."""
-        self.parent, self.cleans = config.parent is not None, _cleans(config)
+        self.config, self.parent = config, config.parent is not None
         self.record = method.score_column if method.reads == "recorded" else None
         self.steps = method.step_labels
         self.labels = None if self.steps is None else StepLabelReader(self.steps)
@@ -106,8 +111,8 @@ class PromptReader:
         if self.score is not None:
             row = self.score(row, place)
         if self.answered:
-            if self.cleans and not letters_only(completion_text(row["answer"])):
-                raise UserError(f"data: {place}: the answer has no letters: set `reward.clean: none`")
+            if (why := why_not_compared(self.config, row["answer"])) is not None:
+                raise UserError(f"data: {place}: the answer {why}: set `reward.clean: none`")
             answer = row["answer"]
             if self.demonstrations and not (answer if type(answer) is str else completion_text(answer)).strip():
                 raise UserError(f"data: {place}: the answer is empty: remove the row or fill it in")

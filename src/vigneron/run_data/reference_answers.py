@@ -12,7 +12,7 @@ from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
 from vigneron.policy.bundled import cache_folder
 from vigneron.run_data.load import Data, load_rows
-from vigneron.run_data.readers import can_be_compared
+from vigneron.run_data.readers import why_not_compared
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.parents import NOT_SENT, Answers, Conversation, Outcome, Parent, build_parent, conversation
 from vigneron.timing import progress
@@ -167,7 +167,8 @@ def count_cached(config: Config, data: Data) -> tuple[int, int]:
 
 
 def _comparable(config: Config, outcome: Outcome) -> Outcome:
-    if outcome.answer is None or can_be_compared(config, outcome.answer):
+    why = None if outcome.answer is None else why_not_compared(config, outcome.answer)
+    if why is None:
         return outcome
-    why = f"its answer {outcome.answer!r} has no letters (set `reward.clean: none` to keep it)"
+    why = f"its answer {outcome.answer!r} {why} (set `reward.clean: none` to keep it)"
     return replace(outcome, answer=None, why=why)

@@ -3,6 +3,7 @@
 A file may come from others: names, kinds and sizes of its members are checked, and nothing else of it is used.
 """
 
+import io
 import lzma
 import os
 import tarfile
@@ -14,11 +15,16 @@ from typing import IO
 
 from vigneron.errors import UserError
 from vigneron.files import open_regular, user_path
+from vigneron.run_store import eval_rows
 from vigneron.run_store.folder import check_name
 
 SUFFIX = ".tar.xz"
-PACKED = ("config.yaml", "metrics.jsonl", "timings.jsonl")
-"""Files of a run that a comparison reads. The last is optional."""
+RESULT = "result.json"
+"""What a study measured of a run as a whole."""
+OPTIONAL = ("timings.jsonl", RESULT)
+PACKED = ("config.yaml", "metrics.jsonl", *OPTIONAL, eval_rows.FILE)
+"""Files of a run that a comparison or a study reads; the last has the scores of each held-out row, and is made from the
+run's samples."""
 LARGEST = 2**29
 """Bytes, uncompressed."""
 MOST_FILES = 100_000
@@ -37,9 +43,13 @@ def write_archive(runs: Sequence[Path], file: Path) -> Path:
             tarfile.open(fileobj=packed, mode="w") as tar,
         ):
             for run in sorted(runs, key=_run_name):
-                for name in PACKED:
-                    if name != "timings.jsonl" or (run / name).is_file():
+                for name in PACKED[:-1]:
+                    if name not in OPTIONAL or (run / name).is_file():
                         _add(tar, run / name, f"{_run_name(run)}/{name}")
+                if rows := eval_rows.eval_row_lines(eval_rows.read_eval_rows(run)).encode():
+                    member = tarfile.TarInfo(f"{_run_name(run)}/{eval_rows.FILE}")
+                    member.size = len(rows)
+                    tar.addfile(member, io.BytesIO(rows))
                 if tar.offset > LARGEST - tarfile.RECORDSIZE:
                     raise UserError(f"cannot write '{file}': the logs have more than {LARGEST // 2**20} MiB")
         draft.replace(file)

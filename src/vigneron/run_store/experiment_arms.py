@@ -8,6 +8,7 @@ from typing import Any
 
 from vigneron.config import Config
 from vigneron.errors import UserError, visible
+from vigneron.run_store.eval_rows import EvalRow, read_eval_rows
 from vigneron.run_store.folder import RunFolder
 from vigneron.values import differing_keys, flatten, is_number
 
@@ -26,6 +27,8 @@ class CollectedRun:
     config: Config
     records: list[dict[str, Any]]
     seconds: float | None
+    rows: tuple[EvalRow, ...] = ()
+    """Scores of held-out rows at the last evaluations."""
 
     @classmethod
     def read(cls, path: Path) -> "CollectedRun":
@@ -41,6 +44,7 @@ class CollectedRun:
             config,
             [{**record, "episodes": record["step"] * per_step} for record in records],
             sum(seconds) if seconds else None,
+            tuple(read_eval_rows(path)),
         )
 
 

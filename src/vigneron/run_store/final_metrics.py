@@ -47,8 +47,11 @@ EVALUATED = (
 )
 BEFORE = "_before"
 """Ending of a held-out key: the evaluation before the first step."""
-ORIGIN = ("origin/revised", "origin/demonstrated", "origin/too_long", "drawn/gap")
-ORIGIN_SHOWN = ("origin/revised", "origin/demonstrated", "drawn/gap")
+ORIGIN_SHOWN = (
+    *(f"origin/{what}{origin}" for what in ("", "reward/", "advantage/") for origin in ("revised", "demonstrated")),
+    "drawn/gap",
+)
+ORIGIN = ("origin/fresh", "origin/reward/fresh", "origin/advantage/fresh", *ORIGIN_SHOWN, "drawn/too_long")
 
 Values = dict[str, float | None]
 

@@ -12,7 +12,7 @@ from vigneron.config import METHOD, MethodOptions
 from vigneron.run_store.metric_table import Metric, in_order, metric
 from vigneron.values import is_number
 
-COMMON = ("reward", "accuracy", "entropy", "kl", "frac_reward_zero_std", "eval/accuracy", "eval/reward")
+COMMON = ("reward", "accuracy", "entropy", "kl", "frac_reward_zero_std", "turns/mean", "eval/accuracy", "eval/reward")
 """Shown for every method that logs them; a method's options class has the others (`metrics`)."""
 OPEN_TASKS = ("instructions", "rubric")
 """Built-in tasks whose answers are sentences: no completion equals them exactly."""

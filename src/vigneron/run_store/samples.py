@@ -101,6 +101,19 @@ class SampleStore:
             rows = self._db.execute(f"SELECT DISTINCT step FROM {self._steps} WHERE kind = ? ORDER BY step", (kind,))
             return [int(step) for (step,) in rows]
 
+    def scores(self, step: int) -> list[tuple[int, int, bool | None, float | None]]:
+        """Of each held-out sample of a step: its number, a key of its answer (its prompt, without one), the checker's
+        verdict and the reward."""
+        with reading(self._path):
+            rows = self._db.execute(
+                "SELECT sample, coalesce(answer, prompt), correct, reward FROM samples "
+                "WHERE step = ? AND kind = 'eval' ORDER BY sample",
+                (step,),
+            )
+            return [
+                (int(n), prompt_key(str(text)), None if c is None else bool(c), _number(r)) for n, text, c, r in rows
+            ]
+
     @property
     def _steps(self) -> str:
         return "steps" if self._has("steps") else "samples"

@@ -11,7 +11,7 @@ import torch
 from vigneron.config.judges import LocalJudgeConfig
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
-from vigneron.policy.load import resolve_device
+from vigneron.policy.device import resolve_device
 from vigneron.sources.answer_cache import answer_key
 from vigneron.sources.client import ChatReply, Failure
 from vigneron.sources.judge_client import JudgeCall

@@ -13,8 +13,10 @@ from vigneron.errors import UserError, first_line
 from vigneron.files import sha256_of, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, CONVERSION, bundled_weights, quiet_transformers
 from vigneron.policy.chat import stop_at_turn_end
-from vigneron.policy.load import check_model_name, load_policy, model_source, on_device, resolve_device
+from vigneron.policy.device import on_device, resolve_device
+from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
+from vigneron.policy.model_names import check_model_name, model_source
 from vigneron.rollout.engine.request import Completions
 from vigneron.rollout.engine.sample import sample
 from vigneron.sources.client import ChatReply, Failure, Message

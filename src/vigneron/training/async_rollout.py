@@ -17,7 +17,7 @@ from vigneron.config import Config
 from vigneron.data.curriculum import Curriculum
 from vigneron.data.prompts import Row
 from vigneron.errors import NonFinite, UserError
-from vigneron.policy.load import on_device
+from vigneron.policy.device import on_device
 from vigneron.policy.model import Policy
 from vigneron.rollout.build import Rollout
 from vigneron.timing import phase

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from vigneron.batch import Batch
 from vigneron.data.prompts import Row
 from vigneron.distributed import ranks
-from vigneron.distributed.launch import resume_command
 from vigneron.errors import NonFinite, UserError
 from vigneron.files import full_disk_errors
 from vigneron.policy.rank_batches import assign_ranks
@@ -14,9 +13,9 @@ from vigneron.run_store.curves import CurveIndex
 from vigneron.run_store.status import State, write_status
 from vigneron.timing import end_timed_step, phase, start_timing, take_start
 from vigneron.training.callbacks import View
-from vigneron.training.memory import explained_memory
 from vigneron.training.method import Metrics
 from vigneron.training.metrics import batch_metrics
+from vigneron.training.out_of_memory import explained_memory
 from vigneron.training.peak_memory import PeakMemory
 from vigneron.training.run import Run
 from vigneron.training.signals import Stopped, StopRequest
@@ -24,7 +23,7 @@ from vigneron.training.signals import Stopped, StopRequest
 
 def one_step(run: Run) -> tuple[Batch, Metrics]:
     """One turn of the loop. Async rollouts, overlapped rewards and importance weights wrap the slots
-    (`wrapped` in training/setup/build.py)."""
+    (`wrap_method` in training/setup/build.py)."""
     rows, method = run.curriculum.at(run.step), run.method
     with phase("rollout"):
         batch = method.rollout(rows, run.step)  # y ~ π(·|x), or a demonstration, or a preference pair
@@ -131,8 +130,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             if stopping or last:
                 ranks.run_on_rank0(output.saver.wait)
             if stopping:
-                resume = resume_command(run.folder.path, config.scale.shard)
-                how = "it was the last step" if last else f"resume with `{resume}`"
+                how = "it was the last step" if last else f"resume with `{run.resume_command}`"
                 view.notice(f"saved after step {run.step}: {how}")
                 stop.leave(stopping)
 

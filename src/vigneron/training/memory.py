@@ -1,36 +1,37 @@
-"""Memory: how many tokens fit into a forward and backward pass, and the error when memory runs out."""
+"""Memory: how many tokens fit into a forward and backward pass."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vigneron.batch import Batch, Samples
 from vigneron.config import DEFAULT_MICROBATCH_TOKENS, Config, OptimizerConfig
+from vigneron.config.distill import needs_parent_head
+from vigneron.config.kl import has_exact_kl
 from vigneron.core.draws import Sampling
-from vigneron.core.moments import device_state_bytes
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.compiling import decoder_layers
-from vigneron.policy.frozen import MATRICES
 from vigneron.policy.fused_head import HEAD_CHUNK
+from vigneron.policy.held_weights import MATRICES
 from vigneron.policy.load import checkpoint_activations
-from vigneron.policy.logprobs import score
+from vigneron.policy.logprobs import Critic, ExactKl, ValueHead, score
 from vigneron.policy.model import Policy
+from vigneron.policy.model_names import local_config
+from vigneron.policy.reference import Reference
 from vigneron.policy.reward_model import scores
 from vigneron.rollout.engine import cuda_memory
+from vigneron.training.method_copies import NO_COPIES, Copies, later_bytes, later_update_bytes
+from vigneron.values import GB, memory_text
 
 # Share of the memory left after everything that stays that a pass, or the cache, may take.
 SHARE = 0.8
 # Tokens of the smaller of the two measured passes: more than a chunk of the head, so that both include its cost.
 PROBE_TOKENS = 2 * HEAD_CHUNK
 # Bytes for what sampling needs beside weights and cache: prompts in flight, logits.
-BESIDE_CACHE = 2**30
-# In the message of the error where the cache of sampling does not fit.
-CACHE = "sampler's cache"
+BESIDE_CACHE = GB
 
 
 MOST_TOKENS = 16384
@@ -52,6 +53,23 @@ class Sizes:
     """Whether memory limits the tokens: CUDA graphs of passes would keep memory that sampling needs."""
 
 
+ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def grow_segments(config: Config, device: torch.device) -> None:
+    """Let torch's allocator extend its segments: sequences of other lengths would leave gaps in fixed ones, up to a
+    quarter of the memory. Not against the user's own settings, nor where weights are handed over in GPU memory (Ray's
+    actors may not open such segments, and vLLM in this process cannot sleep with them), nor for a device that is not
+    the current one (pytorch issue 196258)."""
+    if device.type != "cuda" or any(os.environ.get(name) for name in ALLOCATOR_SETTINGS):
+        return
+    sampling = config.scale.sampling
+    here = device.index is None or device.index == torch.cuda.current_device()
+    hands_over = sampling.kind == "ray" or (sampling.kind == "vllm" and sampling.url is None)
+    grows = here and not hands_over
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{grows}")
+
+
 def limit_memory(config: Config, device: torch.device) -> None:
     """Apply `model.memory_gb`."""
     if device.type != "cuda":
@@ -62,71 +80,110 @@ def limit_memory(config: Config, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0, index)
         cuda_memory.set_limit(None)
         return
-    wanted = int(config.model.memory_gb * 2**30)
+    wanted = int(config.model.memory_gb * GB)
     if wanted > total:
         raise UserError(
             f"model.memory_gb: {config.model.memory_gb:g} GB, and {torch.cuda.get_device_name(device)} has "
-            f"{total / 2**30:.1f} GB"
+            f"{memory_text(total)}"
         )
     torch.cuda.set_per_process_memory_fraction(wanted / total, index)
     cuda_memory.set_limit(wanted)
 
 
 def find_sizes(
-    policy: Policy, longest: int, optimizer: OptimizerConfig, *, wanted: int = MOST_TOKENS, may_checkpoint: bool = False
+    policy: Policy,
+    longest: int,
+    optimizer: OptimizerConfig,
+    *,
+    wanted: int = MOST_TOKENS,
+    may_checkpoint: bool = False,
+    reference: Reference | None = None,
+    reference_states: int = 0,
+    copies: Copies = NO_COPIES,
 ) -> Sizes:
     """The sizes that safely fit into memory, of passes of at most `wanted` tokens. With `may_checkpoint`, activation
     checkpointing is turned on where few tokens fit without it. All ranks find the same.
 
     On a CUDA device, the peak memory of two small forward and backward passes gives the bytes per token.
+    `reference_states`: bytes of the other policy's hidden states of a step, if the passes compute an exact KL.
+    In distillation the reference is the parent.
     """
     if policy.device.type != "cuda":
         return Sizes(min(wanted, DEFAULT_MICROBATCH_TOKENS), None)
-    fits, cache_bytes = _fitting(policy, longest, optimizer)
+
+    def fitting() -> tuple[int, int]:
+        """On the rank with the least memory."""
+        tokens, cache_bytes = _fitting_here(policy, longest, optimizer, reference, reference_states, copies)
+        return -int(ranks.all_reduce_max(-tokens)), -int(ranks.all_reduce_max(-cache_bytes))
+
+    fits, cache_bytes = fitting()
     tight = fits < wanted
     if tight and policy.graphed:
         policy.graphed = False
-        fits, cache_bytes = _fitting(policy, longest, optimizer)
+        fits, cache_bytes = fitting()
     checkpointing = may_checkpoint and fits < min(wanted, FEW_TOKENS) and bool(decoder_layers(policy.causal))
     if checkpointing:
         checkpoint_activations(policy)
-        fits, cache_bytes = _fitting(policy, longest, optimizer)
+        fits, cache_bytes = fitting()
     return Sizes(max(longest, min(wanted, fits)), cache_bytes, checkpointing, tight)
 
 
-def _fitting(policy: Policy, longest: int, optimizer: OptimizerConfig) -> tuple[int, int]:
-    """Tokens of a pass, and bytes of the cache, on the rank with the least memory."""
-    tokens, cache_bytes = _fitting_here(policy, longest, optimizer)
-    return -int(ranks.all_reduce_max(-tokens)), -int(ranks.all_reduce_max(-cache_bytes))
+def reference_states_bytes(config: Config, hidden_size: int) -> int:
+    """Hidden states of a step's samples in float32, of the reference, the policy that sampled or a parent, which an
+    exact KL in the loss needs; else 0."""
+    if needs_parent_head(config.method):
+        parent = local_config(str(config.method.parent_model))
+        hidden_size = hidden_size if parent is None else parent.get_text_config().hidden_size
+    elif not has_exact_kl(config.method):
+        return 0
+    samples = config.prompts_per_step * (config.group_size if config.method.reads == "prompts" else 1)
+    return samples * config.completion_tokens * hidden_size * 4
 
 
-def _fitting_here(policy: Policy, longest: int, optimizer: OptimizerConfig) -> tuple[int, int]:
+def _fitting_here(
+    policy: Policy,
+    longest: int,
+    optimizer: OptimizerConfig,
+    reference: Reference | None,
+    reference_states: int,
+    copies: Copies,
+) -> tuple[int, int]:
+    """Tokens of a pass, and bytes of the cache."""
     rows = -(-PROBE_TOKENS // longest)
     gradients = sum(ranks.local_tensor(parameter).nbytes for _, parameter in policy.trainable())
+    offloaded = 0 if reference is None or reference.host is None else reference.host.bytes
     torch.cuda.empty_cache()
-    free = _free_bytes(policy.device) - _copied_bytes(policy) - _moment_bytes(policy, optimizer)
-    cache_bytes = max(2**28, int(SHARE * (free - (gradients if policy.graphed else 0) - BESIDE_CACHE)))
+    free = _free_bytes(policy.device) - (_copied_bytes(policy) if copies.engine else 0)
+    free -= later_bytes(policy, optimizer, copies)
+    of_graphs = gradients if policy.graphed else 0
+    cache_bytes = max(2**28, int(SHARE * (free - of_graphs - BESIDE_CACHE)))
+    exact_kl = None
+    if reference is not None and reference_states:
+        # The copy that a method keeps is not there yet; the policy's own head takes its place.
+        exact_kl = ExactKl(Reference(policy, shares_weights=False) if copies.keeps_previous else reference)
     try:
-        fewer, more = (_peak_bytes(policy, longest, count) for count in (rows, 2 * rows))
+        fewer, more = (_peak_bytes(policy, longest, count, exact_kl, copies.own_critic) for count in (rows, 2 * rows))
     except torch.OutOfMemoryError:
         return 0, cache_bytes
     finally:
         torch.cuda.empty_cache()
-    per_token = max(1, more - fewer) / (rows * longest)
-    fixed = max(0, fewer - per_token * rows * longest - gradients)
-    return int(SHARE * (free - gradients - fixed) / per_token) // 256 * 256, cache_bytes
+    updating = gradients + later_update_bytes(policy, gradients, copies)
+    room = free - reference_states - max(updating, of_graphs + offloaded)
+    return fitting_tokens(room, fewer, more, rows * longest), cache_bytes
+
+
+def fitting_tokens(room: float, fewer: float, more: float, tokens: int) -> int:
+    """How many tokens fit into so many bytes, if a pass over `tokens` takes `fewer` and one over twice as many `more`:
+    bytes are linear in tokens."""
+    per_token = max(1, more - fewer) / tokens
+    fixed = max(0, fewer - per_token * tokens)
+    return max(0, int(SHARE * (room - fixed) / per_token) // 256 * 256)
 
 
 def _free_bytes(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     limit = cuda_memory.limit()
     return free if limit is None else min(free, limit - torch.cuda.memory_allocated(device))
-
-
-def _moment_bytes(policy: Policy, optimizer: OptimizerConfig) -> int:
-    """AdamW's moments, which come with the first update."""
-    numels = (ranks.local_tensor(weight).numel() for _, weight in policy.trainable())
-    return device_state_bytes(optimizer.kind, numels, offload=optimizer.offload)
 
 
 def _copied_bytes(policy: Policy) -> int:
@@ -138,8 +195,29 @@ def _copied_bytes(policy: Policy) -> int:
     return sum(2 * weight.numel() for weight in weights)
 
 
-def _peak_bytes(policy: Policy, width: int, rows: int) -> int:
-    """Peak memory of a forward and backward pass over `rows` rows, above what is allocated before."""
+def _peak_bytes(policy: Policy, width: int, rows: int, exact_kl: ExactKl | None, own_critic: bool) -> int:
+    """Peak memory of a forward and backward pass over `rows` rows, beside weights and gradients."""
+    batch = probe_batch(policy, width, rows, exact_kl)
+    graphed, policy.graphed = policy.graphed, False
+    try:
+        with_gradients(policy)
+        torch.cuda.reset_peak_memory_stats(policy.device)
+        before = torch.cuda.memory_allocated(policy.device)
+        probe_loss(policy, batch, exact_kl, own_critic=own_critic).backward()
+        return torch.cuda.max_memory_allocated(policy.device) - before
+    finally:
+        policy.graphed = graphed
+        policy.model.zero_grad(set_to_none=True)
+
+
+def with_gradients(policy: Policy) -> None:
+    """All gradients, as the microbatches after the first one find them."""
+    for _, parameter in policy.trainable():
+        parameter.grad = torch.zeros_like(parameter)
+
+
+def probe_batch(policy: Policy, width: int, rows: int, exact_kl: ExactKl | None = None) -> Batch:
+    """Samples of `width` tokens, a quarter of them prompts."""
     device = policy.device
     prompt, length = max(1, width // 4), width - max(1, width // 4)
     zeros_BT = torch.zeros(rows, length, device=device)
@@ -156,61 +234,21 @@ def _peak_bytes(policy: Policy, width: int, rows: int) -> int:
             completions=("",) * rows,
         )
     )
-    graphed, policy.graphed = policy.graphed, False
-    try:
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        _objective(policy, batch).backward()
-        return torch.cuda.max_memory_allocated(device) - before
-    finally:
-        policy.graphed = graphed
-        policy.model.zero_grad(set_to_none=True)
+    if exact_kl is None:
+        return batch
+    return batch.with_signals(
+        **{exact_kl.states: torch.zeros(rows, length, exact_kl.other.policy.hidden_size, device=device)}
+    )
 
 
-def _objective(policy: Policy, batch: Batch) -> Tensor:
+def probe_loss(policy: Policy, batch: Batch, exact_kl: ExactKl | None = None, *, own_critic: bool = False) -> Tensor:
+    """With `own_critic`, the policy's trunk is the critic's too: a second pass beside the first."""
     if policy.causal.get_output_embeddings() is None:
         return scores(policy, batch).sum()
-    now = score(policy, batch, Sampling())
-    return now.logprobs_BT.sum() + now.entropy_BT.sum()
-
-
-@contextmanager
-def explained_memory(config: Config) -> Iterator[None]:
-    """Turn an out-of-memory error into a `UserError` that names the settings to lower."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        raise UserError(_advice(config, error)) from error
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error).lower()
-    signs = ("can't allocate memory", "not enough memory", "out of memory", "cublas_status_alloc_failed")
-    return any(sign in text for sign in signs)
-
-
-def _advice(config: Config, error: BaseException) -> str:
-    model, optimizer = config.model, config.optimizer
-    samples = config.prompts_per_step * config.group_size
-    settings: list[Any] = [
-        *(["model.cache_gb" + (f" (now {model.cache_gb:g})" if model.cache_gb else "")] if CACHE in str(error) else []),
-        f"microbatch_tokens (now {config.microbatch_tokens})",
-        f"max_new_tokens ({config.max_new_tokens})",
-        f"samples per step ({samples}: prompts_per_step × group_size)",
-    ]
-    whole = model.lora is None and config.scale.shard == 1 and config.method.steps_by_gradient
-    on_gpu = model.device.startswith("cuda") or (model.device == "auto" and torch.cuda.is_available())
-    switches = {
-        "model.activation_checkpointing=true": model.activation_checkpointing is not True,
-        "model.lora={}": model.lora is None,
-        "model.weights=bfloat16": whole and model.weights != "bfloat16" and model.dtype != "float32",
-        "optimizer.kind=adamw_8bit": whole and optimizer.kind != "adamw_8bit",
-        "optimizer.offload=true": whole and not optimizer.offload and on_gpu,
-    }
-    helpful = [switch for switch, helps in switches.items() if helps]
-    also = f", or set {' or '.join(helpful)}" if helpful else ""
-    return f"out of memory; earlier checkpoints are intact. Lower {', '.join(settings)}{also}"
+    critic = None
+    if own_critic:
+        critic = Critic(ValueHead(policy.hidden_size).to(policy.device), "every_token", policy)
+    now = score(policy, batch, Sampling(), critic=critic, exact_kl=exact_kl)
+    kl = 0 if exact_kl is None else now.exact_kl_BT.sum()
+    values = 0 if critic is None else now.values_BT.sum()
+    return now.logprobs_BT.sum() + now.entropy_BT.sum() + kl + values

@@ -1,46 +1,63 @@
 """Which changes to a run's config make it fit into a GPU."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from functools import cached_property, reduce
+from itertools import chain, combinations, groupby
 from typing import Any, NamedTuple
 
 from vigneron.config import Config
+from vigneron.config.kl import needs_reference_head
 from vigneron.config.parts import LoraConfig
+from vigneron.config.rewards import asks_reference
 from vigneron.errors import UserError
-from vigneron.policy.load import resolve_device
+from vigneron.policy.device import resolve_device
 from vigneron.recipe import check_config
-from vigneron.training.memory_parts import GB, Plan
+from vigneron.training.memory_parts import Plan
 from vigneron.training.memory_plan import RunMemory, gpu_gigabytes
+from vigneron.values import GB
 
 GPU_SIZES = (8, 16, 24, 48, 80)
-"""Of common GPUs, in GB."""
+"""Of common GPUs, in GB, as they are sold."""
+USABLE = 0.92
+"""Of a GPU's size, what a suggestion may take: one that is sold as 24 GB has 23.6, or 22.1 with error correction, and
+torch reserves a little more than it uses."""
 SMALLEST_MICROBATCH = 256
+FAIR_TOKENS = 1024
+"""Of a pass: with fewer, a GPU is mostly idle."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A key with its new value, as on the command line, and how much it costs the user in speed or in the result."""
+    """A key with its new value, as on the command line, and what it costs the user."""
 
     key: str
     text: str
     value: Any
-    cost: int
+    slower: int = 0
+    """How much slower a step is, roughly."""
+    trains: int = 0
+    """How much it changes what is learned; 0: nothing but rounding."""
 
     def __str__(self) -> str:
         return f"{self.key}={self.text}"
 
 
 CHANGES = (
-    Change("model.weights", "bfloat16", "bfloat16", 1),
-    Change("optimizer.kind", "adamw_8bit", "adamw_8bit", 1),
-    Change("model.graphs", "false", False, 1),
-    Change("optimizer.offload", "true", True, 3),
-    Change("model.activation_checkpointing", "true", True, 2),
-    Change("model.lora", "{}", LoraConfig(), 5),
-    Change("model.weights", "4bit", "4bit", 3),
+    Change("model.graphs", "false", False, slower=1),
+    Change("model.activation_checkpointing", "true", True, slower=2),
+    Change("model.offload_reference", "true", True, slower=2),
+    Change("optimizer.offload", "true", True, slower=3),
+    Change("optimizer.kind", "adamw_8bit", "adamw_8bit", trains=1),
+    Change("method.kl.estimator", "k3", "k3", trains=1),
+    Change("model.weights", "bfloat16", "bfloat16", trains=2),
+    Change("model.weights", "4bit", "4bit", slower=2, trains=3),
+    Change("model.lora", "{}", LoraConfig(), trains=8),
 )
-MICROBATCH_COST = 1
+"""Changes that leave the training as it is are preferred, whatever time they take; then those that change it least."""
+SMALL_RATE = 1e-6
+"""Below this learning rate, the noise of stochastic rounding is larger than the steps: bfloat16 weights change more."""
+LARGE_NOISE = 3
 
 
 class Fit(NamedTuple):
@@ -59,38 +76,57 @@ class Fitting:
         self._fixed: dict[tuple[Change, ...], int] = {}
 
     def fit(self, gigabytes: float) -> Fit | None:
-        """The cheapest changes with which the run fits; None if none are enough."""
-        for changes in self._sets:
-            if self._fixed_bytes(changes) > gigabytes * GB:
-                continue
-            plan = self._plan(changes, gigabytes)
-            if plan.least_bytes <= gigabytes * GB and self._valid(changes):
-                return Fit(changes, plan)
+        """The changes of least cost with which the run fits with a margin; None if none are enough. Among those that
+        change the training as little, the first that leaves room for passes of some size."""
+        for _, sets in groupby(self._sets, lambda changes: self._cost(changes)[0]):
+            fits = self._fits(sets, USABLE * gigabytes)
+            first = next(fits, None)
+            if first is not None:
+                return next((fit for fit in chain([first], fits) if self._has_room(fit.plan)), first)
         return None
 
-    @property
+    def _fits(self, sets: Iterable[tuple[Change, ...]], usable: float) -> Iterator[Fit]:
+        for changes in sets:
+            if self._fixed_bytes(changes) <= usable * GB:
+                plan = self._plan(changes, usable)
+                if plan.least_bytes <= usable * GB and self._valid(changes):
+                    yield Fit(changes, plan)
+
+    def _has_room(self, plan: Plan) -> bool:
+        return self.config.microbatch_tokens != "auto" or plan.microbatch_tokens >= FAIR_TOKENS
+
+    @cached_property
     def _sets(self) -> Sequence[tuple[Change, ...]]:
         offered = [change for change in (*CHANGES, *self._microbatches()) if self._changes_something(change)]
         sets = [some for count in range(len(offered) + 1) for some in combinations(offered, count)]
         sets = [some for some in sets if len({change.key for change in some}) == len(some) and self._sensible(some)]
-        return sorted(sets, key=lambda some: (sum(change.cost for change in some), len(some)))
+        return sorted(sets, key=self._cost)
+
+    def _cost(self, changes: Sequence[Change]) -> tuple[int, int, int]:
+        rounds = self.config.optimizer.actor_lr < SMALL_RATE and any(change.value == "bfloat16" for change in changes)
+        trains = sum(change.trains for change in changes) + (LARGE_NOISE if rounds else 0)
+        return trains, sum(change.slower for change in changes), len(changes)
 
     def _microbatches(self) -> Iterator[Change]:
         """None for `auto`, which is what fits."""
         if self.config.microbatch_tokens == "auto":
             return
-        tokens, cost = self.config.microbatch_tokens // 2, MICROBATCH_COST
+        tokens, slower = self.config.microbatch_tokens // 2, 1
         while tokens >= SMALLEST_MICROBATCH:
-            yield Change("microbatch_tokens", str(tokens), tokens, cost)
-            tokens, cost = tokens // 2, cost + 1
+            yield Change("microbatch_tokens", str(tokens), tokens, slower)
+            tokens, slower = tokens // 2, slower + 1
 
     def _changes_something(self, change: Change) -> bool:
-        section, _, key = change.key.rpartition(".")
-        now = getattr(getattr(self.config, section) if section else self.config, key)
+        if change.key == "method.kl.estimator" and not needs_reference_head(self.config.method):
+            return False
+        now = reduce(getattr, change.key.split("."), self.config)
         return now != change.value and not (change.key == "model.lora" and now is not None)
 
     def _sensible(self, changes: tuple[Change, ...]) -> bool:
         adapted = self.config.model.lora is not None or any(change.key == "model.lora" for change in changes)
+        copied = (self.config.method.uses_reference or asks_reference(self.config.reward)) and not adapted
+        if not copied and any(change.key == "model.offload_reference" for change in changes):
+            return False
         weights = next((change.value for change in changes if change.key == "model.weights"), None)
         return weights is None or (weights == "4bit") == adapted
 
@@ -116,12 +152,13 @@ class Fitting:
 
 def changed(config: Config, changes: Sequence[Change]) -> Config:
     for change in changes:
-        section, _, key = change.key.rpartition(".")
-        update: dict[str, Any] = {key: change.value}
-        if section:
-            update = {section: getattr(config, section).model_copy(update=update)}
-        config = config.model_copy(update=update)
+        config = _with(config, change.key.split("."), change.value)
     return config
+
+
+def _with(section: Any, path: Sequence[str], value: Any) -> Any:
+    first, *rest = path
+    return section.model_copy(update={first: _with(getattr(section, first), rest, value) if rest else value})
 
 
 def check_gpu(config: Config) -> None:

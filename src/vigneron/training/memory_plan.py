@@ -5,36 +5,50 @@ Weights, moments and caches are counted; passes are run on fake tensors (`policy
 `auto`, the plan has what training would choose on a GPU of a size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from vigneron.config import Config
-from vigneron.config.rewards import embeds_here, judges_here
+from vigneron.config import Config, VllmSamplingConfig
+from vigneron.config.distill import needs_parent_head
+from vigneron.config.kl import has_exact_kl
+from vigneron.config.phases import engine_samples, sampling_phase
 from vigneron.core.draws import Sampling
-from vigneron.core.moments import state_bytes
+from vigneron.policy.device import resolve_device
 from vigneron.policy.fake_policy import Holding
-from vigneron.policy.load import local_config, resolve_device
 from vigneron.policy.lora import Lora
 from vigneron.policy.model import MOST_GRAPHED
-from vigneron.policy.model_size import ModelSize, held_bytes, model_size
+from vigneron.policy.model_names import local_config
+from vigneron.policy.model_size import ModelSize, model_size
 from vigneron.policy.pass_memory import PassMemory
+from vigneron.remote.vllm.in_process import FREE_SHARE, min_bytes
 from vigneron.rollout.engine.key_value_cache import LARGE
 from vigneron.rollout.on_policy import sampling_of
-from vigneron.training.memory import BESIDE_CACHE, FEW_TOKENS, MOST_TOKENS, PROBE_TOKENS, SHARE, Sizes
-from vigneron.training.memory_parts import CACHE, CONTEXT, GB, Part, Plan
+from vigneron.training.held_parts import HeldParts
+from vigneron.training.memory import (
+    BESIDE_CACHE,
+    FEW_TOKENS,
+    MOST_TOKENS,
+    PROBE_TOKENS,
+    SHARE,
+    Sizes,
+    fitting_tokens,
+    reference_states_bytes,
+)
+from vigneron.training.memory_parts import CACHE, Part, Plan
 from vigneron.training.planned_passes import PassSize, passes_of
 from vigneron.training.setup.resolve import COMPILE_FROM_STEPS
+from vigneron.values import GB
 
-CONTEXT_BYTES = round(0.8 * GB)
-"""CUDA's context and loaded kernels: 0.6 to 1 GB, which torch does not count as allocated."""
 ASSUMED_PROMPT = 512
 ASSUMED_GPU = 80
 """GB of the GPU, where this machine has none."""
-SAMPLER_PLANES = 5
-"""Tensors of logits' size, in float32, that drawing tokens has at once."""
+OF_SAMPLING: Any = {"scoring": False, "update": False, "fixed": False}
+TRUNCATING_PLANES = 5
+"""Tensors of logits' size, in float32, that top-k and top-p have at once; without them a kernel reads the logits."""
 
 
 def estimate(config: Config, longest_prompt: int = ASSUMED_PROMPT, *, gigabytes: float | None = None) -> Plan | None:
@@ -52,17 +66,19 @@ def gpu_gigabytes(config: Config) -> float:
 
 
 class RunMemory:
-    """Plans of one model and its data: of a config, and of changed ones."""
+    """Plans of one model and its data, of a config and of changed ones. `held_out`: rows that are evaluated on."""
 
-    def __init__(self, model: Any, longest_prompt: int) -> None:
-        self.model, self.longest_prompt = model, longest_prompt
+    def __init__(self, model: Any, longest_prompt: int, *, held_out: int = 1) -> None:
+        self.model, self.longest_prompt, self.held_out = model, longest_prompt, held_out
         self._sizes: dict[Any, ModelSize] = {}
         self._passes: dict[Any, PassMemory] = {}
+        self._planned: dict[Any, Sequence[PassSize]] = {}
+        self._heads: dict[Any, int] = {}
 
     @classmethod
-    def of(cls, config: Config, longest_prompt: int = ASSUMED_PROMPT) -> "RunMemory | None":
+    def of(cls, config: Config, longest_prompt: int = ASSUMED_PROMPT, *, held_out: int = 1) -> "RunMemory | None":
         model = local_config(config.model.name)
-        return None if model is None else cls(model, longest_prompt)
+        return None if model is None else cls(model, longest_prompt, held_out=held_out)
 
     def plan(self, config: Config, gigabytes: float | None = None) -> Plan:
         """On a GPU of so many GB; by default this machine's."""
@@ -78,87 +94,92 @@ class RunMemory:
             self._sizes[key] = model_size(self.model, lora, scorer=scorer)
         return self._sizes[key]
 
+    def planned(self, config: Config, budget: int, *, packs: bool) -> Sequence[PassSize]:
+        key = config.method.reads, config.prompts_per_step, config.group_size, config.completion_tokens, budget, packs
+        if key not in self._planned:
+            self._planned[key] = passes_of(config, self.longest_prompt, budget, packs=packs)
+        return self._planned[key]
+
     def passes(self, holding: Holding, width: int, scorer: bool) -> PassMemory:
         key = holding, width, scorer
         if key not in self._passes:
-            self._passes[key] = PassMemory(self.model, holding, width, scorer)
+            self._passes[key] = PassMemory(self.model, holding, width, scorer, self._heads)
         return self._passes[key]
 
 
 class _Counting:
     def __init__(self, memory: RunMemory, config: Config, gigabytes: float) -> None:
         self.memory, self.config, self.gigabytes = memory, config, gigabytes
-        options = config.model
-        self.scorer = config.method.trains == "scorer"
-        self.lora: Lora | None = None
-        if options.lora is not None:
-            targets = options.lora.targets
-            named = targets if isinstance(targets, str) else tuple(targets)
-            self.lora = Lora(options.lora.rank, options.lora.alpha, named)
-        self.bfloat16 = options.dtype != "float32"  # auto: as on a GPU that has it
-        self.quantised = options.weights == "4bit"
-        frozen = self.lora is not None and options.weights != "float32" and self.bfloat16
-        self.narrow = options.weights == "bfloat16" or frozen or self.quantised
-        self.width = memory.longest_prompt + (config.max_new_tokens if config.method.reads == "prompts" else 0)
+        self.phase = sampling_phase(config, held_out=memory.held_out > 0)
+        self.engine = engine_samples(config, held_out=memory.held_out > 0)
+        self.held = HeldParts(config, memory.size, engine=self.engine)
+        self.width = memory.longest_prompt + (config.completion_tokens if config.method.reads == "prompts" else 0)
 
     @cached_property
     def size(self) -> ModelSize:
-        return self.memory.size(self.lora, self.scorer)
+        return self.held.size
 
     def plan(self) -> Plan:
         config, sizes = self.config, self.sizes
         parts = [*self.fixed_parts(), *self.pass_parts()]
-        if self.samples:
-            given = config.model.cache_gb
-            limit = sizes.cache_bytes if given is None else round(given * GB)
-            wanted, least = self.cache_bytes(config.prompts_per_step), self.cache_bytes(1)
-            cache = wanted if limit is None else min(wanted, max(limit, least))
-            parts.append(Part(CACHE, cache, update=False, fixed=False, by_torch=cache <= LARGE))
-            logits = config.prompts_per_step * config.group_size * self.size.vocabulary * 4
-            parts.append(Part("drawing of tokens", SAMPLER_PLANES * logits, update=False, fixed=False))
+        if self.engine:
+            parts += self.engine_parts()
+        if self.phase is None:
+            parts = [replace(part, sampling=False) for part in parts]
         return Plan(
             tuple(part for part in parts if part.bytes),
-            self.cache_bytes(1),
+            self.cache_bytes(1, config.group_size),
             sizes.microbatch_tokens,
             sizes.checkpointing,
+            self.phase,
+            self.held.host_bytes,
         )
 
-    @property
-    def samples(self) -> bool:
-        """Whether this process samples, in training or evaluation."""
-        config = self.config
-        wanted = config.method.trains == "policy" and config.method.reads != "pairs"
-        return wanted and config.scale.sampling.kind == "here"
-
-    # ------------------------------------------------------------------------------ weights, gradients, moments
-
     def fixed_parts(self) -> Iterator[Part]:
-        size, config, shard = self.size, self.config, self.config.scale.shard
-        trained, held = size.trained, self.held
-        if self.lora is None:
-            yield Part("trained weights", held(size.weights) // shard)
-        else:
-            yield Part("frozen base", held(w for w in size.weights if not w.adapter) // shard)
-            yield Part("adapter", held(w for w in size.weights if w.adapter) // shard)
-        gradients = held(trained) // shard
-        moments = sum(state_bytes(config.optimizer.kind, weight.count) for weight in trained) // shard
-        moments = 0 if config.optimizer.offload or not config.method.steps_by_gradient else moments
-        yield Part("gradients", gradients, sampling=False)
-        yield Part("optimizer moments", moments)
-        if self.lora is None:  # a frozen copy with matrices in bfloat16
-            rounded = sum(w.count for w in size.weights if w.matrix and not (self.narrow and w.narrow))
-            rounded = rounded if self.bfloat16 and shard == 1 else 0
-            yield Part("reference", (held(size.weights) - 2 * rounded) // shard)
-        if self.samples and self.bfloat16 and not self.narrow:
-            yield Part("the engine's bfloat16 matrices", 2 * size.linear)
-        if self.own_critic:
-            yield Part("critic", (held(size.weights) + moments) // shard)
-            yield Part("critic's gradients", gradients, sampling=False)
-        yield from self.other_models()
-        yield Part(CONTEXT, CONTEXT_BYTES, by_torch=False)
+        yield from self.held.parts()
+        sampling = self.config.scale.sampling
+        if self.phase is not None and isinstance(sampling, VllmSamplingConfig) and sampling.url is None:
+            yield from self.vllm_parts(sampling)
 
-    def held(self, weights: Any) -> int:
-        return held_bytes(weights, narrow=self.narrow, quantised=self.quantised)
+    # ------------------------------------------------------------------------------------------------- sampling
+
+    def engine_parts(self) -> Iterator[Part]:
+        """A step's samples, or an evaluation's, whatever takes more; the limit of the cache is one of their number."""
+        config, given = self.config, self.config.model.cache_gb
+        limit = self.sizes.cache_bytes if given is None else int(given * GB)
+        groups = [(self.memory.held_out, 1)] if config.eval_every else []
+        groups += [(config.prompts_per_step, config.group_size)] if self.phase == "sampling" else []
+        wanted, prompts, group = max((self.cache_bytes(*some), *some) for some in groups)
+        least = self.cache_bytes(1, group)
+        cache = wanted if limit is None else min(wanted, max(limit, least))
+        yield Part(CACHE, cache, **OF_SAMPLING, by_torch=cache <= LARGE)
+        logits = min(prompts, cache // least) * group * self.size.vocabulary * 4
+        planes = TRUNCATING_PLANES if sampling_of(config).drops_some(self.size.vocabulary) else 1
+        yield Part("drawing of tokens", planes * logits, **OF_SAMPLING)
+
+    def vllm_parts(self, sampling: VllmSamplingConfig) -> Iterator[Part]:
+        """In this process, while it is awake: its own copy of the weights, what it computes with, and its cache."""
+        itemsize = 2 if self.held.bfloat16_compute else 4
+        weights = itemsize * self.size.parameters
+        least = min_bytes(weights)
+        total = self.gigabytes * GB
+        if sampling.memory_share is not None:
+            taken = round(sampling.memory_share * total)
+        else:
+            left = total - sum(part.bytes for part in self.held.parts() if part.name != "reference, offloaded")
+            taken = max(round(FREE_SHARE * left), least)
+        yield Part("vLLM's weights and buffers", min(least, taken), scoring=False, update=False, by_torch=False)
+        yield Part(CACHE, max(0, taken - least), **OF_SAMPLING, by_torch=False)
+
+    # ---------------------------------------------------------------------------------------- cache and passes
+
+    def cache_bytes(self, prompts: int, group: int) -> int:
+        """A prompt's keys and values once, and those of each sample."""
+        config, itemsize = self.config, 2 if self.held.bfloat16_compute else 4
+        tokens = self.memory.longest_prompt + group * config.completion_tokens
+        return prompts * tokens * self.size.cached * itemsize
+
+    # --------------------------------------------------------------------------------------------------- passes
 
     @property
     def compiled(self) -> bool:
@@ -166,40 +187,12 @@ class _Counting:
         wanted = self.config.steps >= COMPILE_FROM_STEPS if wanted == "auto" else wanted
         return bool(wanted) and self.config.scale.shard == 1
 
-    @property
-    def own_critic(self) -> bool:
-        method = self.config.method
-        return method.has_critic and getattr(getattr(method, "critic", None), "network", None) == "own"
-
-    def other_models(self) -> Iterator[Part]:
-        """Of the reward: reward models, a local judge, a local embedder, where their configs are on this machine."""
-        reward, scale = self.config.reward, self.config.scale
-        scorers: list[Any] = [part for part in reward.parts if getattr(part, "model", None)]
-        names = [("reward model", part.model, True) for part in scorers]
-        if judges_here(reward) and scale.judging is None:
-            judges = (getattr(reward, "judge", None), getattr(reward, "held_out_judge", None))
-            local = {judge.model for judge in judges if judge is not None and judge.kind == "local"}
-            names += [("local judge", name, False) for name in sorted(local)]
-        for what, name, scorer in names:
-            known = local_config(name)
-            if known is not None:
-                yield Part(what, held_bytes(model_size(known, scorer=scorer).weights, narrow=self.bfloat16))
-        if embeds_here(reward) and scale.embedding is None:
-            yield Part("embedder", EMBEDDER_BYTES)
-
-    # ---------------------------------------------------------------------------------------- cache and passes
-
-    def cache_bytes(self, prompts: int) -> int:
-        """A prompt's keys and values once, and those of each sample."""
-        config, itemsize = self.config, 2 if self.bfloat16 else 4
-        tokens = self.memory.longest_prompt + config.group_size * config.max_new_tokens
-        return prompts * tokens * self.size.cached * itemsize
-
     def passes(self, *, checkpointing: bool) -> PassMemory:
-        compute = torch.bfloat16 if self.bfloat16 else torch.float32
-        fused = self.bfloat16 and self.config.scale.shard == 1
-        holding = Holding(compute, self.narrow, self.lora, checkpointing, self.compiled, fused)
-        return self.memory.passes(holding, self.width, self.scorer)
+        held = self.held
+        compute = torch.bfloat16 if held.bfloat16_compute else torch.float32
+        fused = held.bfloat16_compute and self.config.scale.shard == 1
+        holding = Holding(compute, held.bfloat16_weights, held.lora, checkpointing, self.compiled, fused)
+        return self.memory.passes(holding, self.width, held.scorer)
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -209,55 +202,65 @@ class _Counting:
         if given != "auto" and model.cache_gb is not None:
             return Sizes(given, None, checkpointing)
         wanted = MOST_TOKENS if given == "auto" else given
-        fits, cache_bytes = self.fitting(checkpointing=checkpointing)
+        graphs = model.graphs and self.config.scale.shard == 1 and not checkpointing
+        fits, cache_bytes = self.fitting(checkpointing=checkpointing, graphs=graphs)
         tight = fits < wanted
+        if tight and graphs:
+            fits, cache_bytes = self.fitting(checkpointing=checkpointing, graphs=False)
         if model.activation_checkpointing == "auto" and fits < min(wanted, FEW_TOKENS):
             checkpointing = True
-            fits, cache_bytes = self.fitting(checkpointing=True)
+            fits, cache_bytes = self.fitting(checkpointing=True, graphs=False)
         tokens = max(self.width, min(wanted, fits)) if given == "auto" else given
         return Sizes(tokens, cache_bytes, checkpointing, tight)
 
-    def fitting(self, *, checkpointing: bool) -> tuple[int, int]:
+    def fitting(self, *, checkpointing: bool, graphs: bool) -> tuple[int, int]:
         """Tokens of a pass, and bytes of the cache, as measured passes over two numbers of rows would give them."""
-        fixed = [*self.fixed_parts()]
-        gradients = sum(part.bytes for part in fixed if not part.sampling)
+        fixed = [*self.held.parts()]
+        updating = sum(part.bytes for part in fixed if part.update and not part.sampling)
+        offloaded = sum(part.bytes for part in fixed if not part.update)
+        of_graphs = sum(part.bytes for part in fixed if part.name == "gradients") if graphs else 0
+        states = reference_states_bytes(self.config, self.size.hidden)
         free = round(self.gigabytes * GB) - sum(part.bytes for part in fixed if part.sampling)
+        free -= self.held.moments_in_flight
         passes, rows = self.passes(checkpointing=checkpointing), -(-PROBE_TOKENS // self.width)
         sizes = [
             PassSize(count * self.width, count, count * (self.width - self.width // 4)) for count in (rows, 2 * rows)
         ]
-        fewer, more = (max(gradients, sum(_pass_bytes(passes, size, Sampling()))) for size in sizes)
-        per_token = max(1, more - fewer) / sizes[0].tokens
-        beside = max(0, fewer - per_token * sizes[0].tokens - gradients)
-        tokens = int(SHARE * (free - gradients - beside) / per_token) // 256 * 256
-        return max(0, tokens), max(2**28, int(SHARE * (free - BESIDE_CACHE)))
+        fewer, more = (sum(self.pass_bytes(passes, size, Sampling())) for size in sizes)
+        room = free - states - max(updating, of_graphs + offloaded)
+        cache = max(2**28, int(SHARE * (free - of_graphs - BESIDE_CACHE)))
+        return fitting_tokens(room, fewer, more, sizes[0].tokens), cache
 
     @property
     def exact_kl(self) -> bool:
-        kl: Any = getattr(self.config.method, "kl", None)
-        return getattr(kl, "estimator", None) == "exact" and kl.coefficient > 0 and kl.against == "reference"
+        return has_exact_kl(self.config.method) or needs_parent_head(self.config.method)
 
     def pass_parts(self) -> Iterator[Part]:
         config, sizes = self.config, self.sizes
         passes = self.passes(checkpointing=sizes.checkpointing)
-        planned = passes_of(config, self.memory.longest_prompt, sizes.microbatch_tokens, packs=passes.packs)
+        planned = self.memory.planned(config, sizes.microbatch_tokens, packs=passes.packs)
         graphs = [size.rounded(self.width) for size in planned if self.is_graph(size)]
         largest = max([planned[0], *graphs[:1]])
-        kept, beside = _pass_bytes(passes, largest, sampling_of(config), exact_kl=self.exact_kl)
-        networks = 2 if self.own_critic else 1
-        yield Part("activations", round(networks * kept), sampling=False, fixed=False)
+        kept, beside = self.pass_bytes(passes, largest, sampling_of(config))
+        yield Part("activations", round(kept), sampling=False, scoring=False, fixed=False)
         yield Part("head and temporaries", round(beside), sampling=False, fixed=False)
         if graphs:
             trunk = passes.trunk(graphs[0].rows, graphs[0].tokens)
-            buffers = self.held(weight for weight in self.size.trained if not weight.head)
+            buffers = self.held.held(weight for weight in self.size.trained if not weight.head)
             pool = max(trunk.saved + trunk.beside_saved, buffers)
             # The first pass of a shape is no graph: gradients are then beside the buffers that graphs write to.
             yield Part("gradients of CUDA graphs", buffers, fixed=False)
             yield Part("activations of CUDA graphs", round(pool), fixed=False, by_torch=False)
         if self.exact_kl:
-            samples = config.prompts_per_step * (config.group_size if config.method.reads == "prompts" else 1)
-            states = samples * config.max_new_tokens * self.size.hidden * 4
-            yield Part("reference's hidden states", states, sampling=False, fixed=False)
+            states = reference_states_bytes(config, self.size.hidden)
+            yield Part("hidden states for the exact KL", states, sampling=False, fixed=False)
+
+    def pass_bytes(self, passes: PassMemory, size: PassSize, sampling: Sampling) -> tuple[float, float]:
+        """What a pass keeps, with that of a critic's own network, and the most that it takes beside."""
+        trunk = passes.trunk(size.rows, size.tokens)
+        networks = 2 if self.config.method.has_own_critic else 1
+        beside = max(trunk.beside_saved, passes.head(size.predicted, sampling, exact_kl=self.exact_kl))
+        return networks * trunk.saved, beside
 
     def is_graph(self, size: PassSize) -> bool:
         """Whether a pass is replayed as a CUDA graph."""
@@ -270,15 +273,3 @@ class _Counting:
             and not held.checkpointing
             and self.config.scale.shard == 1
         )
-
-
-def _pass_bytes(
-    passes: PassMemory, size: PassSize, sampling: Sampling, *, exact_kl: bool = False
-) -> tuple[float, float]:
-    """What a pass keeps, and the most that it takes beside."""
-    trunk = passes.trunk(size.rows, size.tokens)
-    return trunk.saved, max(trunk.beside_saved, passes.head(size.predicted, sampling, exact_kl=exact_kl))
-
-
-EMBEDDER_BYTES = round(0.1 * GB)
-"""A sentence embedder such as the bundled one, of 22 million weights."""

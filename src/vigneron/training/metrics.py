@@ -44,15 +44,12 @@ def _mean(values: list[float]) -> float:
 def batch_metrics(batch: Batch) -> Metrics:
     """Each metric over the samples that have its inputs; missing rewards count only in `reward_missing`.
 
-    Demonstrations among the policy's samples are left out, but for `reward/demonstrated`.
+    Demonstrations among the policy's samples are left out.
     """
     origins = batch.samples.extras.get("origin", ())
     if "demonstrated" in origins:
-        shown, written = (
-            [i for i, o in enumerate(origins) if (o == "demonstrated") == is_shown] for is_shown in (1, 0)
-        )
-        apart = {"reward/demonstrated": float(batch.rows(shown).signals.rewards_B.nanmean())}
-        return {**batch_metrics(batch.rows(written).with_samples(extras={})), **apart} if written else apart
+        written = [i for i, origin in enumerate(origins) if origin != "demonstrated"]
+        return batch_metrics(batch.rows(written).with_samples(extras={})) if written else dict(batch.signals.metrics)
     return {
         **(_reward_metrics(batch) if batch.signals.rewards_B is not None else {}),
         "completions/mean_length": float(batch.samples.lengths_B.cpu().double().mean()),
@@ -99,7 +96,7 @@ def _group_metrics(batch: Batch) -> Metrics:
 def evaluate(
     config: Config, policy: Policy, reward: Callable[[Batch], Batch], check: Check, rows: Sequence[Row]
 ) -> tuple[Batch, Metrics]:
-    batch = check(reward(evaluation_rollout(config, policy)(rows)))
+    batch = check(getattr(reward, "evaluate", reward)(evaluation_rollout(config, policy)(rows)))
     return batch, batch_metrics(batch) | accuracy_by_level(config, batch)
 
 

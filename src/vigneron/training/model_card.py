@@ -24,8 +24,12 @@ PGSRM = "*Parent-Guided Semantic Reward Model (PGSRM)*: embedding similarity to 
 
 ABOUT_REWARD = {
     "semantic": "The reward is the similarity between the embeddings of the answer and of a parent's answer (PGSRM).",
+    "token_f1": "The reward is the F1 score of the words of the answer against those of a parent's answer.",
+    "probability": "The reward is the probability that the model itself gives a parent's answer after its own text "
+    "(RLPR).",
     "binary": "The reward is 1 for a correct answer and 0 for any other.",
     "python": "The reward is a custom Python function.",
+    "environment": "The reward is what the environment of its conversations gave.",
     "model": "The reward is the score of a reward model.",
     "preference": "The reward is how often a preference model prefers the text to the others of its group.",
     "process": "The reward combines a process model's probabilities that each step is right.",
@@ -39,6 +43,8 @@ LIMITS = {
     "rewarded": "It was trained to maximise a reward. A high reward does not prove quality: read its answers.",
     "semantic": "Similar embeddings do not mean a correct answer: opposites can be similar, and so can a wrong and a "
     "right answer.",
+    "token_f1": "Shared words do not mean a correct answer: a negation changes one word.",
+    "probability": "A text that makes an answer likely does not prove it: the model judges its own reasoning.",
     "model": "A reward model has errors, and a policy that is trained on it exploits them.",
     "preference": "A preference model has errors, and a policy that is trained on it exploits them.",
     "process": "A process model has errors, and a policy that is trained on it exploits them.",
@@ -142,7 +148,8 @@ def _reward_tags(config: Config) -> list[str]:
 
 
 def _is_pgsrm(config: Config) -> bool:
-    return config.method.reads == "prompts" and config.reward.kind == "semantic"
+    learns = config.method.reads == "prompts" and config.method.learns_from_reward
+    return learns and config.reward.kind == "semantic"
 
 
 def _opening(config: Config, step: int, is_adapter: bool) -> str:
@@ -163,6 +170,14 @@ def _base(config: Config, base_hash: str) -> str:
         model = f"a local model, `{_one_line(parts[-1])}`"
     minted = " Two tokens were added for chat turns." if config.model.chat == "minted" else ""
     return f"{model[0].upper()}{model[1:]}. SHA-256 of its weights: `{base_hash}`.{minted}"
+
+
+def _short(name: str) -> str:
+    """A model's name, or of a folder its last part; of a run's checkpoint the run's name and its step."""
+    parts = PurePath(name).parts
+    if len(parts) > 2 and parts[-2] == "checkpoints":
+        return f"{parts[-3]}, {parts[-1]}"
+    return parts[-1] if PurePath(name).is_absolute() else name
 
 
 def _data(config: Config, rows: Rows) -> str:
@@ -192,7 +207,11 @@ def _source(data: DataConfig) -> str:
 
 def _training(config: Config, step: int) -> str:
     lines = [config.method.card]
-    if config.method.reads != "pairs" and (config.method.reads == "prompts" or config.reward.kind != "binary"):
+    if config.method.parent_model is not None:
+        lines.append(f"The parent: `{_one_line(_short(config.method.parent_model))}`.")
+    rewarded = config.method.reads == "prompts" and config.method.learns_from_reward
+    measured = config.method.reads in ("demonstrations", "recorded") and config.reward.kind != "binary"
+    if rewarded or measured:
         lines.append(ABOUT_REWARD[config.reward.kind])
     samples = config.prompts_per_step * config.group_size
     of = {"prompts": "samples", "recorded": "recorded samples"}.get(config.method.reads, config.method.reads)
@@ -218,7 +237,7 @@ def _limits(config: Config, rows: Rows) -> list[str]:
     lines = [LIMITS["narrow"].format(rows=rows.train)]
     if config.method.trains == "scorer":
         lines.append(LIMITS["scorer"])
-    elif config.method.reads == "prompts":
+    elif config.method.reads == "prompts" and config.method.learns_from_reward:
         lines += [LIMITS["rewarded"], LIMITS.get(config.reward.kind, "")]
     if rows.held_out == 0:
         lines.append(LIMITS["not evaluated"])

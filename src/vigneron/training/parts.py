@@ -16,9 +16,11 @@ from vigneron.core.draws import Sampling
 from vigneron.data.curricula import build_curriculum
 from vigneron.data.curriculum import Curriculum
 from vigneron.data.prompts import Row
-from vigneron.policy.logprobs import Critic, ExactKl, Scores, reference_view, score
-from vigneron.policy.model import Policy, Reference
+from vigneron.policy.logprobs import Critic, ExactKl, Scores, TopKl, reference_view, score
+from vigneron.policy.model import Policy
+from vigneron.policy.parent import Parent
 from vigneron.policy.rank_batches import map_microbatches
+from vigneron.policy.reference import Reference
 from vigneron.rollout.build import Rollout, build_rollout
 from vigneron.rollout.on_policy import sampling_of
 from vigneron.training.optimizers import Optimized, make_optimizers
@@ -37,6 +39,8 @@ class Parts:
     curriculum: Curriculum
     folder: Path | None = None
     """The run's folder; None where no run is trained. Ranks other than 0 have a temporary one."""
+    parent: Parent = None  # type: ignore[assignment]
+    """Of methods that learn from a parent's log-probs, while a run is trained."""
 
     @classmethod
     def of(
@@ -47,16 +51,17 @@ class Parts:
         reward: Callable[..., Batch],
         rows: Sequence[Row] = (),
         folder: Path | None = None,
+        parent: Parent | None = None,
     ) -> "Parts":
         """With the rollout and the curriculum that the config asks for."""
         rollout, curriculum = build_rollout(config, policy), build_curriculum(config, rows)
-        return cls(config, policy, reference, rollout, reward, curriculum, folder)
+        return cls(config, policy, reference, rollout, reward, curriculum, folder, parent)  # type: ignore[arg-type]
 
     @cached_property
     def sampling(self) -> Sampling:
         return sampling_of(self.config)
 
-    def score(self, batch: Batch, *, critic: Critic | None = None, exact_kl: ExactKl | None = None) -> Scores:
+    def score(self, batch: Batch, *, critic: Critic | None = None, exact_kl: ExactKl | TopKl | None = None) -> Scores:
         """Log-probs, entropy and values of given completions under the policy as it is now, as it samples."""
         return score(self.policy, batch, self.sampling, critic=critic, exact_kl=exact_kl)
 
@@ -77,7 +82,7 @@ class Parts:
         """Signals that passes over microbatches compute before the step's updates, without gradient."""
         if not passes:
             return {}
-        with torch.no_grad():
+        with torch.no_grad(), self.reference.kept_loaded():
             return map_microbatches(batch, self.config.resolved_microbatch_tokens, *passes)
 
     def kl_previous(self, batch: Batch) -> Term:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from vigneron.rollout.engine import cuda_memory
+from vigneron.values import GB
 
-GB = 2**30
 RISE = 1.01
 """A peak is recorded if it is higher than the last one by this factor: in the first steps, and seldom later."""
 

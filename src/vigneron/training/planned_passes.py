@@ -33,7 +33,7 @@ class PassSize:
 def passes_of(config: Config, longest_prompt: int, budget: int, *, packs: bool) -> list[PassSize]:
     """The passes over a step's samples of the longest prompt, the largest first. `packs`: a shared prompt is passed
     once."""
-    reads, new = config.method.reads, config.max_new_tokens
+    reads, new = config.method.reads, config.completion_tokens
     if reads == "prompts" and packs:
         prompts = min(config.prompts_per_step, MOST_PROMPTS)
         parts = microbatches(_samples(prompts, config.group_size, longest_prompt, new), budget)

@@ -16,10 +16,10 @@ from vigneron.data.recorded import RECORD
 from vigneron.errors import UserError
 from vigneron.files import append_line, check_out, write_rows, writing_for_user
 from vigneron.policy.bundled import cache_folder
+from vigneron.policy.device import resolve_device, use_device
 from vigneron.policy.from_config import policy_from_config, seed_everything
-from vigneron.policy.load import resolve_device, use_device
 from vigneron.rewards.apply import ApplyReward
-from vigneron.rewards.build import build_reward
+from vigneron.rewards.build import attach_models, build_reward
 from vigneron.rewards.checkers import load_checker
 from vigneron.rollout.build import build_rollout
 from vigneron.run_data.load import load_data
@@ -52,6 +52,12 @@ def record_samples(config: Config, out: Path, samples: int, notice: Callable[[st
             f"`method: {config.method.name}` samples nothing: give a recipe that does, e.g. grpo-ladder, or the method "
             "with `samples: sampled`"
         )
+    if config.environment is not None:
+        raise UserError(
+            "`environment`: recorded samples are single answers, and this recipe's are conversations: train it directly"
+        )
+    if getattr(config.reward, "combine", None) == "annealed":
+        raise UserError("reward.combine: annealed changes during a run: sample with one of its rewards")
     held_out_file = out.with_suffix(".held_out.jsonl")
     for path in (out, held_out_file):
         check_out(path)
@@ -90,12 +96,14 @@ def _recorded(
         device=config.model.device,
         notice=notice,
         weights=partial(newest_weights, key="reward.file"),
+        rows=rows,
     )
     reward = ApplyReward.of(config, built)
     try:
         seed_everything(config.seed)
         with phase("load the model"):
             policy = policy_from_config(config)
+        attach_models(built, policy)
         rollout = build_rollout(config.model_copy(update={"group_size": samples}), policy)
         with writing_for_user(file):
             write_parts(file, drawn_with, parts)

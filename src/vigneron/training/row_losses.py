@@ -24,7 +24,8 @@ def row_losses(parts: Parts, method: Method) -> Callable[[Sequence[Row]], list[f
         raise UserError(f"curriculum.by: loss: `method: {config.method.name}` gives no loss of a row: use `by: level`")
 
     def of_prompts(rows: Sequence[Row]) -> list[float]:
-        rewards_B = parts.reward(evaluation_rollout(config, parts.policy)(rows)).signals.rewards_B
+        evaluate = getattr(parts.reward, "evaluate", parts.reward)
+        rewards_B = evaluate(evaluation_rollout(config, parts.policy)(rows)).signals.rewards_B
         return (1 - rewards_B).tolist()
 
     def of_texts(rows: Sequence[Row]) -> list[float]:

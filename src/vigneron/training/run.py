@@ -13,7 +13,8 @@ from vigneron.data.curriculum import Curriculum
 from vigneron.distributed import ranks
 from vigneron.distributed.launch import resume_command
 from vigneron.errors import NonFinite, UserError, did_you_mean
-from vigneron.policy.model import Policy, Reference
+from vigneron.policy.model import Policy
+from vigneron.policy.reference import Reference
 from vigneron.remote.setup import RemoteWorkers
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.checkers import Check
@@ -96,14 +97,19 @@ class Run:
         reads = explain_reward_reads(self.config.reward, metrics, samples)
         return [*self.method.explain(metrics), *reads, *explain_canaries(metrics), *remote]
 
+    @property
+    def resume_command(self) -> str:
+        """What resumes this run as it runs now: on its device, if `--device` chose another than the run's own."""
+        command, device = resume_command(self.folder.path, self.config.scale.shard), self.config.model.device
+        return command if self.folder.config().model.device == device else f"{command} --device {device}"
+
     def skip_step(self, error: NonFinite, view: View) -> tuple[Batch, Metrics]:
         """A step in which something was not finite: its batch is dumped, and the step skipped if that is allowed."""
         step = self.step + 1
         dumped = dump_batch(self.folder.path, step, error.batch, str(error))
         self.skipped += 1
         if self.skipped > self.config.skip_nonfinite or error.batch is None:
-            resume = resume_command(self.folder.path, self.config.scale.shard)
-            how = f"`{resume} skip_nonfinite={self.skipped}` skips it"
+            how = f"`{self.resume_command} skip_nonfinite={self.skipped}` skips it"
             raise UserError(f"step {step}: {error}. Its batch {dumped}; {how}") from error
         text = f"step {step} is skipped, without an update: {error}. Its batch {dumped}"
         self.output.notify(Notice(step, text, "warning"), view)

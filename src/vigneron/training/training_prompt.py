@@ -4,10 +4,14 @@ The difference between the log-probs after the two prompts is logged (`drawn/gap
 forward pass with itself, so a few samples are also scored after their sampling prompt (`drawn/mismatch`).
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from vigneron.batch import Batch
+from vigneron.core.masked import masked_sum
+from vigneron.core.off_policy import topr_weight
 from vigneron.rollout.grape import with_sampling_prompts
 from vigneron.training.parts import Parts
 
@@ -30,18 +34,28 @@ def score_after_training_prompt(batch: Batch, parts: Parts) -> Batch:
     )
 
 
-def corrected(batch: Batch) -> Batch:
-    """Multiply the advantages by min(1, π₀(token | training prompt) / π₀(token | sampling prompt)).
+def corrected(batch: Batch, correction: Literal["truncated", "topr"]) -> Batch:
+    """Weight the advantages of responses that were sampled from another prompt than they are trained after.
+
+    truncated   min(1, π₀(token | training prompt) / π₀(token | sampling prompt))
+    topr        1 where A ≥ 0, else min(1, the same ratio of the whole response)
 
     Without it an unlikely token with a negative advantage is pushed down without limit, and the distributions after the
-    two prompts drift apart. Dataset answers were not sampled and have weight 1.
+    two prompts drift apart. `truncated` takes from good responses too, `topr` only from bad ones. Dataset answers were
+    not sampled and have weight 1.
     """
     if batch.samples.drawn_BT is None:
         return batch
-    ratio_BT = (batch.samples.behaviour_BT - batch.samples.drawn_BT).exp().clamp(max=1.0)
-    weight_BT = torch.where(ratio_BT.isnan(), 1.0, ratio_BT)
-    metrics = {**batch.signals.metrics, "drawn/weight": float(weight_BT[batch.samples.mask_BT].mean())}
-    return batch.with_signals(advantages_BT=batch.signals.advantages_BT * weight_BT, metrics=metrics)
+    trained_BT, drawn_BT, mask_BT = batch.samples.behaviour_BT, batch.samples.drawn_BT, batch.samples.mask_BT
+    advantages_BT = batch.signals.advantages_BT
+    if correction == "truncated":
+        weight_BT = (trained_BT - drawn_BT).exp().clamp(max=1.0)
+    else:
+        texts = (masked_sum(trained_BT, mask_BT), masked_sum(drawn_BT, mask_BT), advantages_BT[:, 0])
+        weight_BT = topr_weight(*texts)[:, None].expand_as(advantages_BT)
+    weight_BT = torch.where(weight_BT.isnan(), 1.0, weight_BT)
+    weighted = batch.with_signals(advantages_BT=advantages_BT * weight_BT)
+    return weighted.with_metrics({"drawn/weight": float(weight_BT[mask_BT].mean())})
 
 
 @torch.no_grad()

@@ -73,7 +73,8 @@ class GradientUpdate:
     after_update_every: int = 1
     controller: Any = None
     idle: Callable[[Batch], Tensor] | None = None
-    """1 on samples that no term has a gradient for: they count, and are not passed through the model."""
+    """1 on samples that no term has a gradient for: they count, and are not passed through the model. A step of only
+    such samples passes nothing: it logs the loss and the gradient's norm, both 0, and no entropy."""
     done: int = 0
 
     def __call__(self, batch: Batch) -> Metrics:
@@ -85,7 +86,8 @@ class GradientUpdate:
         updates = [self._one_update(part) for _ in range(self.updates_per_step) for part in self._cut(batch)]
         metrics = _mean_over_updates(updates, self.minibatches)
         step = self.done // a_step
-        if self.after_update is not None and self.after_update_every and step % self.after_update_every == 0:
+        due = self.after_update_every and step % self.after_update_every == 0
+        if self.after_update is not None and due and not self._is_flat(batch):
             after_update = self.after_update
             with torch.no_grad(), phase("successive KL"):
                 metrics |= {name: value for name, value, _ in self.accumulate(batch, lambda p: [after_update(p)])}
@@ -126,9 +128,12 @@ class GradientUpdate:
     def _one_update(self, batch: Batch) -> list[TermValue]:
         """The gradient of the whole batch, part by part, then one clipped step of each optimizer."""
         with phase("gradient"):
-            values = self.accumulate(batch, lambda part: self.loss(part, self.score(part)))
-            if batch.packing.owners is not None:
-                ranks.sum_gradients(weight for each in self.optimized for _, weight in each.parameters)
+            if self._is_flat(batch):
+                values = self._zero_gradient()
+            else:
+                values = self.accumulate(batch, lambda part: self.loss(part, self.score(part)))
+                if batch.packing.owners is not None:
+                    ranks.sum_gradients(weight for each in self.optimized for _, weight in each.parameters)
         try:
             check_finite(values)
             with phase("optimizer"):
@@ -137,6 +142,17 @@ class GradientUpdate:
             for each in self.optimized:
                 each.optimizer.zero_grad(set_to_none=True)  # the next step's gradient begins at 0
             raise
+
+    def _is_flat(self, batch: Batch) -> bool:
+        """Whether no sample has a gradient, as in a step whose groups all have equal rewards."""
+        return self.idle is not None and not bool((batch.trained_BT.any(1) & ~self.idle(batch)).any())
+
+    def _zero_gradient(self) -> list[TermValue]:
+        """What the passes of a flat batch would compute: AdamW then steps by its moments alone."""
+        for each in self.optimized:
+            for _, weight in each.parameters:
+                weight.grad = torch.zeros_like(weight)
+        return [TermValue("loss/policy", 0.0)]
 
     def accumulate(self, batch: Batch, terms_of: Callable[[Batch], list[Term]]) -> list[TermValue]:
         """Each term over the whole batch; what has a coefficient is differentiated on the way.
@@ -238,7 +254,7 @@ def _mean_over_updates(updates: Sequence[Sequence[TermValue]], in_first_pass: in
         values = [other.value for update in some for other in update if other.name == one.name]
         return sum(values) / len(values)
 
-    return {one.name: mean(one) for one in updates[0]}
+    return {one.name: mean(one) for update in updates for one in update}
 
 
 def check_finite(values: Sequence[TermValue]) -> None:

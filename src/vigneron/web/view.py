@@ -15,7 +15,8 @@ from vigneron.run_store.headline_metrics import headline_keys, headline_values
 from vigneron.run_store.metric_table import in_order, metric
 from vigneron.run_store.rubric_samples import KINDS
 from vigneron.run_store.sample_search import SORTS, WHICH, SampleQuery, SampleSearch
-from vigneron.run_store.samples import Kind
+from vigneron.run_store.sample_turns import EXTRAS, turns_of_sample
+from vigneron.run_store.samples import Kind, Sample
 from vigneron.run_store.status import RunStatus
 from vigneron.web.answers import choice, groups, items_of_run, json_endpoint, number, whole
 from vigneron.web.runs import NoSuchRun, Runs, differences, read_config, written_config
@@ -149,7 +150,8 @@ class _Viewer:
             kinds = store.kinds()
             steps = store.steps_around(kind, whole(request, "step"))
             results = None if steps.at is None else store.find(SampleQuery(steps.at, **query))
-        return {"kinds": kinds, "steps": steps, "found": results, "page": PAGE_SIZE}
+        found = None if results is None else vars(results) | {"samples": [_shown(sample) for sample in results.samples]}
+        return {"kinds": kinds, "steps": steps, "found": found, "page": PAGE_SIZE}
 
     def history(self, request: Request) -> Any:
         """The samples of one sample's prompt in all steps."""
@@ -165,8 +167,15 @@ class _Viewer:
 
 
 def _history(store: SampleSearch, prompt: str, kind: Kind) -> list[dict[str, Any]]:
-    columns = ("step", "sample", "completion", "reward", "advantage", "correct", "truncated")
-    return [{name: getattr(sample, name) for name in columns} for sample in store.history(prompt, kind)]
+    columns = ("step", "sample", "completion", "conversation", "reward", "advantage", "correct", "truncated")
+    return [{name: shown[name] for name in columns} for shown in map(_shown, store.history(prompt, kind))]
+
+
+def _shown(sample: Sample) -> dict[str, Any]:
+    """The sample, with its turns if it is a conversation."""
+    turns = turns_of_sample(sample)
+    extras = {name: value for name, value in sample.extras.items() if turns is None or name not in EXTRAS}
+    return {**vars(sample), "extras": extras, "conversation": turns}
 
 
 def _row(name: str, status: RunStatus) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from vigneron.remote.vllm.sampler import VllmSampler
 from vigneron.remote.vllm.weights import checkpoint_weights, write_weights
 from vigneron.rollout.engine.request import Request
 from vigneron.rollout.engine.sample import sample
+from vigneron.values import GB
 
-GB = 10**9
 PROMPTS = [[20, 30, 40], [50], [60, 70], [20, 30, 40]]
 LOCAL = VllmSamplingConfig(kind="vllm")
 ADAMW = OptimizerConfig()
@@ -110,12 +110,12 @@ def test_its_share_of_the_memory(tiny_folder: Path) -> None:
     assert (
         memory_share(policy, None, 60 * GB, 80 * GB, ADAMW) == int((60 * GB - 12 * count) / 2 / (80 * GB) * 1000) / 1000
     )
-    # At least its weights and a quarter more, and 2 GiB: above half of 3 GB.
-    assert memory_share(policy, None, 3 * GB, 80 * GB, ADAMW) == int((5 * count + 2 * 2**30) / (80 * GB) * 1000) / 1000
+    # At least its weights and a quarter more, and 2 GB: above half of 3 GB.
+    assert memory_share(policy, None, 3 * GB, 80 * GB, ADAMW) == int((5 * count + 2 * GB) / (80 * GB) * 1000) / 1000
     assert memory_share(policy, 0.7, 60 * GB, 80 * GB, ADAMW) == 0.7
     with pytest.raises(UserError, match=r"memory_share: 0.8 is 64.0 GB of 80.0 GB, but only 60.0 GB are free"):
         memory_share(policy, 0.8, 60 * GB, 80 * GB, ADAMW)
-    with pytest.raises(UserError, match=r"it needs 2.1 GB .*, and training leaves 2.0 GB free"):
+    with pytest.raises(UserError, match=r"it needs 2.0 GB .*, and training leaves 2.0 GB free"):
         memory_share(policy, None, 2 * GB, 80 * GB, ADAMW)
     with pytest.raises(UserError, match=r"memory_share: 1e-09 is .*, but the weights alone take"):
         memory_share(policy, 1e-9, 60 * GB, 80 * GB, ADAMW)

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from support.rewards import with_reward
+from support.scripted_turns import Scripted
 from support.tiny_runs import tiny_config, write_data
-from support.vllm_server import Served
+from support.vllm_server import Served, serving_model, well_behaved
 from vigneron.config.scale import VllmSamplingConfig
 from vigneron.core.draws import Sampling, chosen_logprobs, sampled_logprobs
 from vigneron.errors import UserError
@@ -29,7 +30,6 @@ from vigneron.remote.vllm.server_api import VllmServer, connect
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rollout.engine.request import Completions, Request
 from vigneron.rollout.engine.sample import sample
-from vigneron.sources import client
 from vigneron.training.callbacks import Silent
 from vigneron.training.loop import train
 from vigneron.training.run import Run
@@ -43,17 +43,13 @@ NARROW = Sampling(0.7, top_k=20, top_p=0.8)
 
 @pytest.fixture(scope="module")
 def running(tiny_folder: Path) -> Iterator[Served]:
-    served = Served(tiny_folder)
-    yield served
-    served.process.kill()
-    served.process.join()
+    with serving_model(tiny_folder) as served:
+        yield served
 
 
 @pytest.fixture
 def served(running: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
-    monkeypatch.setattr(client, "FIRST_WAIT_S", 0.01)
-    running.misbehave()
-    return running
+    return well_behaved(running, monkeypatch)
 
 
 def settings(url: str, **keys: Any) -> VllmSamplingConfig:
@@ -101,6 +97,20 @@ def test_greedy_completions_are_the_engines(tiny_folder: Path, served: Served, t
     torch.testing.assert_close(ours.behaviour_BT, theirs.behaviour_BT, atol=1e-4, rtol=0)
     assert theirs.prompt_hidden_BH is None
     assert theirs.metrics["vllm/probe_gap"] < 1e-4
+
+
+def test_greedy_conversations_are_the_engines(tiny_folder: Path, served: Served, tmp_path: Path) -> None:
+    policy = child(tiny_folder)
+    policy.eos_ids = frozenset(range(0, 256, 3))
+    lengths, options = [[2, 3], [4], []], {"max_new_tokens": 6, "max_tokens": 24}
+    scripts = [Scripted(lengths, 24) for _ in range(2)]
+    ours = sample(policy, PROMPTS[:3], replies=scripts[0], **options)
+    sampler_for(policy, served, tmp_path)
+    theirs = sample(policy, PROMPTS[:3], replies=scripts[1], **options)
+    assert scripts[0].turns == scripts[1].turns
+    assert max(map(len, scripts[0].turns.values())) > 1
+    assert torch.equal(ours.ids_BT, theirs.ids_BT)
+    torch.testing.assert_close(ours.behaviour_BT, theirs.behaviour_BT, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), NARROW])

@@ -9,7 +9,7 @@ from vigneron.sources.verdict import GraderInput
 
 pytestmark = [pytest.mark.slow, needs_sandbox]
 
-PEER = "import sys\nfrom vigneron.rewards.graders.inside.plain import dumps\n"
+PEER = "import sys\nfrom vigneron.sandbox.inside.plain import dumps\n"
 OF_THE_TESTER = {
     "a class made in the test's process": """
 def solve(x):

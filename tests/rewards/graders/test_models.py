@@ -57,6 +57,15 @@ def test_semantic_is_pgsrms_reward(vectors: str, form: Any, alpha: float, wanted
     assert (tmp_path / "kept.sqlite").is_file()
 
 
+@pytest.mark.parametrize(("clean", "wanted"), [("letters", [1, 0]), ("words", [1, 0.9899495]), ("none", [0, 0])])
+def test_an_item_says_how_its_texts_are_cleaned(vectors: str, clean: Any, wanted: list[float]) -> None:
+    """`a-b` is two words, of the mean (3.5, 3.5), whose cosine with a is 7/(5·√2) = 0.98995; `ab` is no known one."""
+    grader = built(semantic(embedder=vectors, alpha=1.0, clean=clean))
+    samples = [GraderInput("q", response, {"answer": "a"}) for response in ("A!", "a-b")]
+    assert scores(grader, *samples) == pytest.approx(wanted, abs=1e-6)
+    assert semantic().clean == "letters", "rubrics of earlier versions keep their meaning"
+
+
 class Losing:
     name = "losing"
 
@@ -149,7 +158,7 @@ def lengths(prompts, completions, answer, function, **columns):
 
 async def slow(completions, **columns):
     await asyncio.sleep(0.01)
-    return [1.0 if threading.current_thread().name == "rewards" else 0.0] * len(completions)
+    return [1.0 if threading.current_thread().name == "async" else 0.0] * len(completions)
 
 def roles(prompts, completions, **columns):
     return [1.0 if completion == [{"role": "assistant", "content": "yo"}] else 0.0 for completion in completions]

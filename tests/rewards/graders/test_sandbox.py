@@ -1,81 +1,24 @@
-"""Code in a sandbox: what tests say of it, what it cannot forge, and faults that must leave the machine unharmed."""
+"""Code in a sandbox: what tests say of it, and what of the machine it can reach."""
 
-import json
-import os
-import random
-import signal
 import socket
-import struct
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.hostile_code import FAULTS, REASONS, TOO_LONG
-from support.sandboxed import needs_sandbox
+from support.sandboxed import ADD, graded, item, needs_sandbox, scorer
 from vigneron.errors import UserError
-from vigneron.rewards.graders import runner, sandbox, testers
-from vigneron.rewards.graders.code import CodeGrader, cores, python_code
-from vigneron.rewards.graders.pipes import SandboxPipes
-from vigneron.rewards.graders.runner import PythonTest, find_sandbox, run_test
-from vigneron.rewards.graders.sandbox import REFUSED, SOCKET, Container, Limits, seccomp_filter
-from vigneron.rewards.rubric_build import Graders
-from vigneron.rubric.model import CodeItem
+from vigneron.rewards.graders.code import CodeGrader, python_code
+from vigneron.sandbox import runner
+from vigneron.sandbox.backends import cores
 from vigneron.sources.verdict import GraderInput, Verdict
 
 pytestmark = pytest.mark.slow
 
-ADD = "def add(a, b):\n    return a + b\n"
 DATACLASS = "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int"
-
-
-def item(**options: Any) -> CodeItem:
-    return CodeItem(name="it", description="d", flow="code", **options)
-
-
-@cache
-def scorer(**options: Any) -> CodeGrader:
-    return CodeGrader(item(**options))
-
-
-def graded(code: str, *tests: str, **options: Any) -> Verdict:
-    (verdict,) = scorer(**options)([GraderInput("q", code, {"tests": list(tests)})])
-    return verdict
-
-
-# Limits that no other sandbox has.
-OWN_MB = random.randrange(200, 500)
-
-
-@pytest.fixture
-def nothing_left() -> Iterator[dict[str, Any]]:
-    """After the test no process runs under its limits."""
-    yield {"memory_mb": OWN_MB}
-    mark = f'"AS": {OWN_MB * 2**20}'.encode()
-    until = time.monotonic() + 20
-    while (left := _with(mark)) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert left == []
-
-
-def _with(mark: bytes) -> list[int]:
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
 
 
 @needs_sandbox
@@ -164,118 +107,6 @@ def test_of_more_than_100_tests_the_first_are_run_with_one_notice(monkeypatch: p
     assert notices == ["item 'it', tests: of rows with more than 100 tests only the first 100 are run"]
 
 
-@needs_sandbox
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_contained_and_scores_0_with_its_reason(
-    fault: str, nothing_left: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit = 0.6 if REASONS[fault] in (TOO_LONG, None) or fault == "sleeps" else 5.0
-    if fault == "sleeps":
-        hurried(monkeypatch)
-    begun = time.monotonic()
-    verdict = graded(FAULTS[fault], "assert add(1, 2) == 3", "assert True", timeout_s=limit, **nothing_left)
-    assert time.monotonic() - begun < limit + 10
-    assert (verdict.score, verdict.why) == (0.0, None)
-    assert verdict.reasoning.startswith("the code fails before any test: ")
-    assert (REASONS[fault] or "") in verdict.reasoning
-    assert len(verdict.reasoning) < 400
-
-
-@needs_sandbox
-def test_a_fault_in_one_test_leaves_the_others_what_they_earned(nothing_left: dict[str, Any]) -> None:
-    code = "def add(a, b):\n    while a < 0:\n        pass\n    return a + b"
-    verdict = graded(
-        code, "assert add(1, 2) == 3", "assert add(-1, 2) == 1", "assert add(0, 2) == 2", timeout_s=1.0, **nothing_left
-    )
-    assert verdict.score == 2 / 3
-    assert verdict.reasoning == "2 of 3 tests pass; test 2: it took more than 1 s of CPU time"
-
-
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock ends after twice the CPU time."""
-    monkeypatch.setattr(sandbox, "CLOCK_FACTOR", 2)
-    monkeypatch.setattr(sandbox, "CLOCK_EXTRA_S", 0.0)
-
-
-def test_the_clock_is_generous() -> None:
-    assert (Limits(2.0).clock_s, Limits(2.0).total_s) == (25, 125)
-
-
-@needs_sandbox
-@pytest.mark.parametrize(
-    ("calls", "end", "why"), [(20, "passed", ""), (100, "test failed", "it did not end within 75 s")]
-)
-def test_the_clock_limits_the_time_without_a_message(
-    calls: int, end: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A second passes with each message, and no time otherwise; the limit is 15 s."""
-    now = [0.0]
-    send = SandboxPipes.send
-
-    def slow_send(pipes: SandboxPipes, line: bytes) -> None:
-        now[0] += 1
-        send(pipes, line)
-
-    monkeypatch.setattr(SandboxPipes, "send", slow_send)
-    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    test = PythonTest(f"for n in range({calls}):\n    assert add(n, 1) == n + 1")
-    result = run_test(find_sandbox(), Limits(1.0), ADD, test)
-    assert (result.end, result.why, result.clock_timeout) == (end, why, end != "passed")
-    assert now[0] > Limits(1.0).clock_s
-
-
-@needs_sandbox
-def test_an_answer_that_sleeps_twice_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    hurried(monkeypatch)
-    code = "import time\ndef add(a, b):\n    time.sleep(100 * a)\n    return a + b"
-    tests = ["assert add(0, 1) == 1", *["assert add(1, 1) == 2"] * 8, "assert add(0, 2) == 2"]
-    verdict = graded(code, *tests, timeout_s=0.4)
-    assert verdict.score == 1 / 10
-    slept = "it did not end within 0.8 s"
-    assert verdict.reasoning == f"1 of 10 tests pass; test 2: {slept}; test 3: {slept}; test 4: not run"
-
-
-WORKS = """
-import time
-def work():
-    end = time.process_time() + 0.4
-    while time.process_time() < end:
-        pass
-    return 3
-"""
-
-
-@needs_sandbox
-@pytest.mark.slow
-def test_a_right_answer_on_a_busy_machine_is_right() -> None:
-    """As the reward asks: several items and parts of a step at once."""
-    samples = [GraderInput("q", WORKS, {"tests": "assert work() == 3"})] * 4
-    with ThreadPoolExecutor(4) as parts:
-        found = list(parts.map(scorer(timeout_s=0.8), [samples] * 4))
-    assert found == [[Verdict(1.0, reasoning="1 of 1 tests pass")] * 4] * 4
-    assert sum(thread.name.startswith("code-") for thread in threading.enumerate()) <= cores()
-
-
-@needs_sandbox
-def test_time_without_a_core_does_not_count(nothing_left: dict[str, Any]) -> None:
-    """Held still for longer than its limit while it works."""
-    grader = scorer(timeout_s=0.8, **nothing_left)
-    with ThreadPoolExecutor(1) as aside:
-        found = aside.submit(grader, [GraderInput("q", WORKS, {"tests": "assert work() == 3"})])
-        while not (python := [pid for pid in _with(b'"AS": %d' % (OWN_MB * 2**20)) if not _is_bubblewrap(pid)]):
-            time.sleep(0.01)
-        time.sleep(0.2)
-        for signal_number, wait_s in ((signal.SIGSTOP, 1.0), (signal.SIGCONT, 0.0)):
-            for pid in python:
-                os.kill(pid, signal_number)
-            time.sleep(wait_s)
-        assert [verdict.score for verdict in found.result()] == [1.0]
-
-
-def _is_bubblewrap(pid: int) -> bool:
-    return Path(f"/proc/{pid}/comm").read_text().strip() == "bwrap"
-
-
 TRIED = """
 def tried(what, *given):
     try:
@@ -318,24 +149,6 @@ def test_nothing_of_the_machine_can_be_read_or_written(tmp_path: Path, monkeypat
     ]
     verdict = graded(read, *tests)
     assert verdict.score == 1, (verdict.reasoning, verdict.why)
-
-
-def test_packages_beside_python_are_not_in_the_sandbox(tmp_path: Path) -> None:
-    for folder in ("lib/python3.11/site-packages/project", "lib/python3.11/json", "src/app", "lib/app"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "lib/libpython3.11.so.1.0").touch()
-    wanted = [str(tmp_path / "lib" / name) for name in ("python3.11", "libpython3.11.so.1.0")]
-    assert sandbox.python_files(str(tmp_path)) == wanted
-    assert str(tmp_path / "lib/python3.11/site-packages") in sandbox.packages(str(tmp_path))
-    command = sandbox.Bubblewrap("bwrap", "/python", str(tmp_path)).command(Limits(), None)
-    bound = [command[at + 1] for at, word in enumerate(command) if word.startswith("--ro-bind")]
-    assert set(bound) - {"/python", *wanted} <= {
-        *sandbox.SYSTEM_LIBRARIES,
-        "/etc/ld.so.cache",
-        "/lib",
-        "/lib32",
-        "/lib64",
-    }
 
 
 @needs_sandbox
@@ -390,137 +203,3 @@ def test_the_code_grader_waits_and_works_on_several_samples_at_once() -> None:
 )
 def test_the_code_of_a_response(response: str, code: str) -> None:
     assert python_code(response) == code
-
-
-@pytest.mark.parametrize(("machine", "column", "architecture"), [("x86_64", 0, 0xC000003E), ("aarch64", 1, 0xC00000B7)])
-def test_the_filter_by_running_its_program(machine: str, column: int, architecture: int) -> None:
-    program = seccomp_filter(machine)
-    assert program is not None
-    steps = [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]
-
-    def verdict(number: int, argument: int = 0, of: int = architecture) -> int:
-        data = struct.pack("=IIQQ", number, of, 0, argument)
-        at = value = 0
-        while True:
-            code, if_true, if_false, constant = steps[at]
-            at += 1
-            if code == 0x20:
-                (value,) = struct.unpack_from("=I", data, constant)
-            elif code == 0x06:
-                return constant
-            else:
-                at += if_true if (value == constant if code == 0x15 else value >= constant) else if_false
-
-    allow, refuse, kill = 0x7FFF0000, 0x00050001, 0x80000000
-    refused = {numbers[column] for numbers in REFUSED.values()}
-    for number in range(500):
-        wanted = refuse if number in refused else allow
-        assert verdict(number, 1) == wanted
-    assert [verdict(SOCKET[column], family) for family in (1, 2, 10, 16, 38, 40)] == [allow] * 3 + [refuse] * 3
-    assert verdict(0x40000000 + 39) == refuse
-    assert verdict(0, of=0x40000003) == kill
-    assert seccomp_filter("vax") is None
-
-
-def test_without_a_sandbox_code_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    broken = tmp_path / "bwrap"
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)  # root gives up its rights before it starts one
-    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr("vigneron.rewards.graders.code.find_sandbox", find_sandbox.__wrapped__)
-    for path, why in ((str(tmp_path / "none"), "neither bubblewrap nor"), (str(tmp_path), "No permissions to create")):
-        monkeypatch.setattr(runner.shutil, "which", lambda name, path=path: _on(path, name))
-        with pytest.raises(UserError, match=f"^item 'it': .*{why}.*apt install bubblewrap") as caught:
-            CodeGrader(item())
-        assert "\n" not in str(caught.value)
-
-
-def _on(path: str, name: str) -> str | None:
-    found = Path(path) / name
-    return str(found) if found.exists() else None
-
-
-SHIM = """#!{python}
-import os, sys
-given = sys.argv[1:]
-with open({log!r}, "a") as log:
-    print(" ".join(given if given[0] != "run" else given[: given.index("-c")]), file=log)
-if given[0] == "run":
-    os.execvp({python!r}, [{python!r}, *given[given.index("python3") + 1 :]])
-"""
-
-
-def test_a_container_is_started_with_its_limits_and_ended_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a container program here: a stand-in that runs the same command line, on code that does no harm."""
-    monkeypatch.setattr(sandbox, "EXIT_WAIT_S", 0.5)  # the stand-in removes no container
-    log, program = tmp_path / "log", tmp_path / "docker"
-    program.write_text(SHIM.format(python=sys.executable, log=str(log)))
-    program.chmod(0o755)
-    limits = Limits(memory_mb=300)
-    for code, end in ((ADD, "passed"), ("import time\ntime.sleep(0)", "test failed")):
-        assert run_test(Container(str(program)), limits, code, PythonTest("assert add(1, 2) == 3")).end == end
-    lines = log.read_text().splitlines()
-    runs = [line for line in lines if line.startswith("run ")]
-    assert len(runs) == 4  # no container is used for a second test: it ends itself after a while
-    for run in runs:
-        for option in (
-            "--memory 300m",
-            "timeout -s KILL 335",
-            "--network none",
-            "--read-only",
-            "--pids-limit 32",
-            "--cap-drop ALL",
-            "--rm",
-        ):
-            assert option in run
-    names = [run.split("--name ")[1].split()[0] for run in runs]
-    assert sorted(line for line in lines if line.startswith("rm")) == sorted(f"rm --force {name}" for name in names)
-
-
-@pytest.mark.parametrize("own", [sandbox.Bubblewrap("bwrap", "/python", "/usr"), Container("docker")])
-def test_the_code_and_its_test_get_the_hard_limits_of_their_sandbox(
-    own: sandbox.Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NPROC in a container would count the processes of all containers."""
-    monkeypatch.setattr(type(own), "start", lambda *_: SimpleNamespace(container=None))
-    sent: list[bytes] = []
-
-    class Pipes:
-        def __init__(self, running: Any) -> None:
-            self.running = running
-
-        def attach(self, selector: Any) -> None: ...
-        def send(self, line: bytes) -> None:
-            sent.append(line)
-
-    monkeypatch.setattr(testers, "SandboxPipes", Pipes)
-    tester = testers.Tester(own, Limits())
-    tester.started = True
-    answer: Any = Pipes(SimpleNamespace(container=None))
-    runner._Session(answer, tester, Limits(), ADD, PythonTest("assert add(1, 1) == 2"))
-    limits = json.loads(sent[0])["limits"]
-    options: Any = "name" if isinstance(own, Container) else None
-    assert json.dumps(limits) in own.command(Limits(), options)  # type: ignore[attr-defined]
-    assert ("NPROC" in limits) is not isinstance(own, Container)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_lock_that_is_held_at_a_fork_is_free_in_the_child() -> None:
-    with testers._lock:
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if testers._lock.acquire(blocking=False) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-@needs_sandbox
-def test_kept_sandboxes_end_with_the_graders() -> None:
-    graders = Graders(None)
-    graders(item())
-    kept = [tester for (pid, _), idle in testers._idle.items() if pid == os.getpid() for tester in idle]
-    assert kept
-    graders.stop()
-    assert not any(tester.alive() for tester in kept)

@@ -85,7 +85,7 @@ MISSING: dict[str, tuple[Any, str]] = {
 POINT_TEST = "assert Point(1, 2) + Point(3, 4) == Point(4, 6)\nassert Point(1, 2) == Point(1, 2)"
 REPLIES = """
 import json, sys
-answer = sys.modules["vigneron.rewards.graders.inside.answer"]
+answer = sys.modules["vigneron.sandbox.inside.answer"]
 def f(x): return 0
 old = answer.AnswerPeer.reply
 def reply(self, request):

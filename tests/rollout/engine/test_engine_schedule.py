@@ -69,12 +69,12 @@ class FakeDecoder:
             tokens.append(END if last else self.cache.get(place, 1))
         state.write(slice(0, count), torch.tensor(tokens), torch.zeros(count), self.ends)
 
-    def compact(self, rows: Sequence[int]) -> None:
-        assert list(rows) == sorted(rows)
-        assert all(self.state.running[row] for row in rows)
-        self.state.move(torch.tensor(rows))
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        assert len(set(sources)) == len(set(targets)) == len(sources)
+        self.state.move(torch.tensor(sources, dtype=torch.long), torch.tensor(targets, dtype=torch.long))
         if not self.prompts:
-            self.cache |= {to: self.cache[row] for to, row in enumerate(rows)}
+            before = dict(self.cache)
+            self.cache |= {target: before[source] for source, target in zip(sources, targets, strict=True)}
 
 
 @dataclass(frozen=True)

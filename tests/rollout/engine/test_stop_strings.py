@@ -96,7 +96,7 @@ def byte_pieces(text: bytes) -> list[int]:
 @example(("pairs", [0], ("<end>",)), [1], 16)
 @example(("pieces", byte_pieces("€€€€€€€€é\n".encode()), ("\n",)), [1], 16)  # a window begins inside of a character
 @example(("pieces", byte_pieces(b"\xff" + b"a" * 20 + b"\n"), ("\n",)), [1], 16)  # one wrong byte spoils all behind it
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_the_end_is_that_of_decoding_every_beginning(
     case: tuple[str, list[int], tuple[str, ...]], chunks: list[int], window: int
 ) -> None:
@@ -158,7 +158,7 @@ def test_no_stop_strings_cost_nothing() -> None:
     rows=st.integers(1, 9),
     greedy=st.booleans(),
 )
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_a_sample_is_the_untruncated_one_up_to_its_stop_string(
     kind: str, strings: list[str], sizes: list[int], every: int, rows: int, greedy: bool
 ) -> None:

@@ -44,7 +44,7 @@ class WeightPacker:
 
     def __init__(self, policy: Policy, *, frozen: bool = False) -> None:
         """The trained weights; with `frozen` the others, whose checksums show whether two base models are equal."""
-        narrow = _sampled_in_bfloat16(policy)
+        in_bfloat16 = _sampled_in_bfloat16(policy)
         named = sorted((n, p.detach()) for n, p in policy.model.named_parameters() if p.requires_grad is not frozen)
         self.parts: list[list[Entry]] = []
         self.device = policy.device
@@ -53,7 +53,7 @@ class WeightPacker:
             if end >= PART_BYTES:
                 self.parts.append([])
                 end = 0
-            entry = Entry(name, tensor, torch.bfloat16 if tensor.data_ptr() in narrow else tensor.dtype, end)
+            entry = Entry(name, tensor, torch.bfloat16 if tensor.data_ptr() in in_bfloat16 else tensor.dtype, end)
             self.parts[-1].append(entry)
             end += math.ceil(entry.size / ALIGNMENT) * ALIGNMENT
 

@@ -39,6 +39,7 @@ from vigneron.remote.vllm.completion import (
 )
 from vigneron.remote.vllm.weights import checkpoint_weights
 from vigneron.timing import phase
+from vigneron.values import GB, memory_text
 
 ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it takes minutes to build, and has no seeds per request
@@ -50,7 +51,7 @@ COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 """CUDA graphs for decoding, and no torch.compile, which would take a minute and change settings of this process."""
 FREE_SHARE = 0.5
 """Share of the free memory for vLLM, unless `memory_share` or its weights need another."""
-WORKING_BYTES = 2 * 2**30
+WORKING_BYTES = 2 * GB
 """vLLM's activations and CUDA graphs, and a small cache."""
 INSTALL = "pip install 'vllm>=0.22,<0.24'"
 
@@ -215,21 +216,30 @@ def memory_share(policy: Policy, given: float | None, free: int, total: int, opt
     """vLLM's share of the GPU's memory while it samples. By default half of what the training leaves free, more where
     its weights need it."""
     weights = sum(one.numel() for one in policy.causal.parameters()) * policy.compute_dtype.itemsize
-    needed = weights * 5 // 4 + WORKING_BYTES
+    needed = min_bytes(weights)
     if given is not None:
         if given * total > free or given * total < weights:
-            amount = f"{_gb(int(given * total))} of {_gb(total)}"
-            why = f"only {_gb(free)} are free" if given * total > free else f"the weights alone take {_gb(weights)}"
+            amount = f"{memory_text(int(given * total))} of {memory_text(total)}"
+            why = (
+                f"only {memory_text(free)} are free"
+                if given * total > free
+                else f"the weights alone take {memory_text(weights)}"
+            )
             raise UserError(f"{WHERE}.memory_share: {given:g} is {amount}, but {why}")
         return given
     left = free - bytes_to_come(policy, optimizer)
     if needed > 0.95 * left:
         raise UserError(
-            f"{WHERE}: no room for vLLM on this GPU: it needs {_gb(needed)} for its copy of the weights and a small "
-            f"cache, and training leaves {_gb(max(left, 0))} free: train with `model.lora`, or sample with "
-            "`scale.sampling.kind: here`"
+            f"{WHERE}: no room for vLLM on this GPU: it needs {memory_text(needed)} for its copy of the weights and a "
+            f"small cache, and training leaves {memory_text(max(left, 0))} free: train with `model.lora`, or sample "
+            "with `scale.sampling.kind: here`"
         )
     return int(max(FREE_SHARE * left, needed) / total * 1000) / 1000
+
+
+def min_bytes(weights: int) -> int:
+    """What vLLM cannot do without, if its weights take so many bytes."""
+    return weights * 5 // 4 + WORKING_BYTES
 
 
 def bytes_to_come(policy: Policy, optimizer: OptimizerConfig) -> int:
@@ -237,10 +247,6 @@ def bytes_to_come(policy: Policy, optimizer: OptimizerConfig) -> int:
     trained = [weight for _, weight in policy.trainable()]
     moments = device_state_bytes(optimizer.kind, (weight.numel() for weight in trained), offload=optimizer.offload)
     return sum(weight.nbytes for weight in trained) + moments
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"
 
 
 def write_model_folder(policy: Policy, folder: Path) -> None:

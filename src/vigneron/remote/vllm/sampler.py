@@ -128,7 +128,7 @@ class VllmSampler:
     def _sampled(self, request: Request) -> list[Completion]:
         """Completions in the order of the prompts."""
         ends = Ends(sorted(self._policy.eos_ids), request.stop, stop_strings(self._policy.tokenizer, request.stop))
-        seeds = request_seeds(request.seed, request.step, request.sample_ids)
+        seeds = request_seeds(request.seed, request.step, request.sample_ids, request.turn)
         completions = self._engine.complete(request.prompt_ids, request.max_new_tokens, request.sampling, seeds, ends)
         size = self._policy.causal.get_input_embeddings().num_embeddings
         largest = max(max(one.ids) for one in completions)
@@ -152,7 +152,7 @@ class VllmSampler:
         self._engine.close()
 
 
-def request_seeds(seed: int, step: int, sample_ids: Sequence[int]) -> list[int]:
-    """A 63-bit seed for each sample, which depends only on (seed, step, sample)."""
-    keys: list[int] = draw_keys(seed, step, torch.tensor(list(sample_ids))).tolist()
+def request_seeds(seed: int, step: int, sample_ids: Sequence[int], turn: int = 0) -> list[int]:
+    """A 63-bit seed for each sample, which depends only on (seed, step, sample, turn)."""
+    keys: list[int] = draw_keys(seed, step, torch.tensor(list(sample_ids)), turn).tolist()
     return [key & (2**63 - 1) for key in keys]

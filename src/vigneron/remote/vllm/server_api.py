@@ -38,6 +38,8 @@ class VllmServer:
     """Name of the served model."""
     longest: int | None
     """Maximum tokens of a prompt with its completion, if the server reports it."""
+    where: str = WHERE
+    """The config section that messages name."""
 
     @property
     def url(self) -> str:
@@ -58,13 +60,35 @@ class VllmServer:
 
     def logprobs_of(self, ids: Sequence[int]) -> list[float]:
         """The log-prob of each token of a text but the first, given the tokens before it."""
-        choice = self._first_choice({"model": self.model, "prompt": list(ids), **PROBE_OPTIONS})
+        rows = self.top_logprobs_of(ids, 1)
+        return [row[one] for one, row in zip(ids[1:], rows, strict=True)]
 
-        def read() -> list[float]:
+    def top_logprobs_of(self, ids: Sequence[int], count: int) -> list[dict[int, float]]:
+        """For each token of a text but the first, log-probs of the `count` most likely ones there, and its own."""
+
+        def read(row: Any, token: int) -> dict[int, float]:
+            logprobs = {int(one): number(entry["logprob"]) for one, entry in row.items()}
+            return {token: logprobs[token], **logprobs}
+
+        rows = self._prompt_rows(ids, count)
+        return self._parse(lambda: [read(row, one) for one, row in zip(ids[1:], rows, strict=True)])
+
+    def decoded(self, ids: Sequence[int]) -> list[str]:
+        """What the server's tokenizer makes of each token of a text but the first, by itself."""
+        rows = self._prompt_rows(ids, 1)
+        return self._parse(
+            lambda: [row[str(one)].get("decoded_token") or "" for one, row in zip(ids[1:], rows, strict=True)]
+        )
+
+    def _prompt_rows(self, ids: Sequence[int], count: int) -> list[Any]:
+        body = {"model": self.model, "prompt": list(ids), **PROBE_OPTIONS, "prompt_logprobs": count}
+        choice = self._first_choice(body)
+
+        def read() -> list[Any]:
             rows = choice["prompt_logprobs"]
             if len(rows) != len(ids):
                 raise ValueError(f"log-probs of {len(rows)} tokens for a text of {len(ids)}")
-            return [number(row[str(one)]["logprob"]) for one, row in zip(ids[1:], rows[1:], strict=True)]
+            return list(rows[1:])
 
         return self._parse(read)
 
@@ -107,10 +131,10 @@ class VllmServer:
 
     def _request_error(self, error: HttpError) -> UserError:
         if error.status is not None and error.status < 500:
-            return UserError(f"{WHERE}: vLLM at '{self.url}' refuses a prompt: {error}")
+            return UserError(f"{self.where}: vLLM at '{self.url}' refuses a prompt: {error}")
         return UserError(
-            f"{WHERE}: vLLM at '{self.url}' {error}. Restart it and run `vigneron resume` to continue from the last "
-            "checkpoint"
+            f"{self.where}: vLLM at '{self.url}' {error}. Restart it and run `vigneron resume` to continue from the "
+            "last checkpoint"
         )
 
     def _parse(self, read: Callable[[], Any]) -> Any:
@@ -119,7 +143,7 @@ class VllmServer:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             why = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise UserError(
-                f"{WHERE}: vLLM {self.version} at '{self.url}' returned an unexpected response ({why})"
+                f"{self.where}: vLLM {self.version} at '{self.url}' returned an unexpected response ({why})"
             ) from None
 
 
@@ -135,46 +159,52 @@ def _completion(choice: Any, max_new_tokens: int, ends: Ends) -> Completion:
 def connect(config: VllmSamplingConfig) -> VllmServer:
     """Connect to the recipe's server and check that it can be trained with."""
     assert config.url is not None
-    url = config.url.rstrip("/").removesuffix("/v1").rstrip("/")
+    server = reach(config.url, config.model, config.timeout_s)
+    _unpause(server.http)
+    return server
+
+
+def reach(url: str, model: str | None, timeout_s: float, where: str = WHERE, key: str = "model") -> VllmServer:
+    """A vLLM server and one of its models. Messages name the config section `where`, and its key for the model."""
+    url = url.rstrip("/").removesuffix("/v1").rstrip("/")
     try:
-        http = JsonServer(url, config.timeout_s, os.environ.get("VLLM_API_KEY", "").strip())
+        http = JsonServer(url, timeout_s, os.environ.get("VLLM_API_KEY", "").strip())
     except UserError as error:
-        raise UserError(f"{WHERE}.url: {error}") from None
+        raise UserError(f"{where}.url: {error}") from None
     try:
         http.request("/health", tries=1)
     except HttpError as error:
-        raise UserError(f"{WHERE}.url: no vLLM server at '{url}': it {error}; {GUIDE}") from None
-    version = _version(http)
+        raise UserError(f"{where}.url: no vLLM server at '{url}': it {error}; {GUIDE}") from None
+    version = _version(http, where)
     if parsed_version(version) < OLDEST:
         oldest = ".".join(str(part) for part in OLDEST)
-        raise UserError(f"{WHERE}.url: '{url}' runs vLLM {version}: {oldest} or newer is required")
-    model, longest = _served(http, config.model)
-    _unpause(http)
-    return VllmServer(http, version, model, longest)
+        raise UserError(f"{where}.url: '{url}' runs vLLM {version}: {oldest} or newer is required")
+    name, longest = _served(http, model, where, key)
+    return VllmServer(http, version, name, longest, where)
 
 
-def _version(http: JsonServer) -> str:
+def _version(http: JsonServer, where: str) -> str:
     try:
         return str(http.request("/version")["version"])
     except (HttpError, KeyError, TypeError):
-        raise UserError(f"{WHERE}.url: '{http.url}' answers, but is not a vLLM server; {GUIDE}") from None
+        raise UserError(f"{where}.url: '{http.url}' answers, but is not a vLLM server; {GUIDE}") from None
 
 
-def _served(http: JsonServer, wanted: str | None) -> tuple[str, int | None]:
+def _served(http: JsonServer, wanted: str | None, where: str, key: str) -> tuple[str, int | None]:
     """The name and maximum length of the served model."""
     try:
         listed = http.request("/v1/models")["data"]
         models = {str(one["id"]): one.get("max_model_len") for one in listed if not one.get("parent")}
     except HttpError as error:
-        key = " (set the key in VLLM_API_KEY)" if error.status == 401 else ""
-        raise UserError(f"{WHERE}.url: '{http.url}' does not list its models: it {error}{key}") from None
+        how = " (set the key in VLLM_API_KEY)" if error.status == 401 else ""
+        raise UserError(f"{where}.url: '{http.url}' does not list its models: it {error}{how}") from None
     except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{WHERE}.url: '{http.url}' answers, but is not a vLLM server; {GUIDE}") from None
+        raise UserError(f"{where}.url: '{http.url}' answers, but is not a vLLM server; {GUIDE}") from None
     if wanted is not None and wanted not in models:
-        raise UserError(f"{WHERE}.model: '{http.url}' does not serve '{wanted}'{did_you_mean(wanted, models)}")
+        raise UserError(f"{where}.{key}: '{http.url}' does not serve '{wanted}'{did_you_mean(wanted, models)}")
     if wanted is None and len(models) != 1:
         raise UserError(
-            f"{WHERE}.model: '{http.url}' serves {', '.join(models) or 'no model'}: set `model` to one of them"
+            f"{where}.{key}: '{http.url}' serves {', '.join(models) or 'no model'}: set `{key}` to one of them"
         )
     name = wanted if wanted is not None else next(iter(models))
     longest = models[name]

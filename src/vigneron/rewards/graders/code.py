@@ -2,8 +2,8 @@
 
 The code and the test run in two processes, each in a sandbox. Names of the code stand for calls to its process, results
 come back as plain data, and the test compares them where the code never ran: it cannot patch `math.isclose`, return an
-object whose `__eq__` is always true, or report that a test has passed. `inside/tester_peer.py` says what happens to
-results that are no plain data.
+object whose `__eq__` is always true, or report that a test has passed. `sandbox/inside/tester_peer.py` says what
+happens to results that are no plain data.
 
 Tests are taken as datasets have them: assertions (MBPP, with `test_setup_code` and `test_imports`), `check(candidate)`
 with the column `entry_point` (HumanEval), functions and classes for pytest or unittest, and inputs with outputs (APPS,
@@ -14,16 +14,15 @@ Code that sleeps uses no CPU time and is stopped by the longer wall-clock limits
 `Limits.total_s` for the whole test); after two such timeouts the remaining tests of a response are not run.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from textwrap import dedent
 
 from vigneron.errors import UserError
 from vigneron.rewards.graders.row_tests import MalformedTests, row_tests
-from vigneron.rewards.graders.runner import AnyTest, ProgramTest, SandboxResult, find_sandbox, probe, run_test
-from vigneron.rewards.graders.sandbox import Limits, Sandbox
 from vigneron.rubric.model import CodeItem
+from vigneron.sandbox.backends import Limits, Sandbox, cores
+from vigneron.sandbox.runner import AnyTest, ProgramTest, SandboxResult, find_sandbox, probe, run_test
 from vigneron.sources.verdict import GraderInput, Verdict
 from vigneron.threads import DaemonPool
 
@@ -37,11 +36,6 @@ MAX_CLOCK_TIMEOUTS = 2
 def _pool() -> DaemonPool:
     """Shared by all items and callers."""
     return DaemonPool(cores(), "code")
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class CodeGrader:

@@ -25,7 +25,7 @@ class SemanticGrader:
 
     def __init__(self, item: SemanticItem, render: Render, embedder: Embedder) -> None:
         self._item, self._render = item, render
-        self._reward = SemanticReward(embedder, alpha=item.alpha, form=item.form)
+        self._reward = SemanticReward(embedder, alpha=item.alpha, form=item.form, clean=item.clean)
 
     def __call__(self, samples: Sequence[GraderInput]) -> list[Verdict]:
         references = [self._render(self._item.reference, sample) for sample in samples]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vigneron.errors import UserError, did_you_mean
-from vigneron.rewards.graders.runner import AnyTest, ProgramTest, PythonTest
+from vigneron.sandbox.runner import AnyTest, ProgramTest, PythonTest
 
 MAX_JSON = 20_000_000
 NAN = "(1e999 - 1e999)"

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vigneron.values import memory_text
+
 DEVICE, PINNED, READ_AND_WRITE = 1, 1, 3
 
 _limit: int | None = None
@@ -154,7 +156,7 @@ class ReleasableMemory:
         return _limit is None or torch.cuda.memory_reserved(self._device) + self.size <= _limit
 
     def _error(self) -> Exception:
-        return torch.OutOfMemoryError(f"CUDA out of memory: {self.size / 2**30:.1f} GiB for the sampler's cache")
+        return torch.OutOfMemoryError(f"CUDA out of memory: {memory_text(self.size)} for the sampler's cache")
 
     def release(self) -> None:
         """Give the memory back. What was in it is lost."""

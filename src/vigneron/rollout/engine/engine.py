@@ -44,6 +44,8 @@ class Engine:
     """Samples from the policy's current weights at each call."""
 
     exact = True
+    converses = True
+    """Keeps its cache from turn to turn."""
 
     def __init__(self, policy: Policy, *, fused: bool = True) -> None:
         self.notice: str | None = None
@@ -77,11 +79,11 @@ class Engine:
             self._model.refresh()
         if self._end_ids != self._policy.eos_ids:
             self._set_ends()
-        room = self._cache.room_for(prompt_groups(request.prompt_ids), request.max_new_tokens)
+        room = self._cache.room_for(prompt_groups(request.prompt_ids), request.width)
         if self.graphed and room.rows < len(request.prompt_ids):  # as many as memory has room for
             room = replace(room, rows=rows_within(room.rows))
         self._make_room(room)
-        self._new_tokens = request.max_new_tokens
+        self._new_tokens = request.width
         stops = stop_strings(self._policy.tokenizer, request.stop)
         try:
             done = blank_completions(request, self._policy)
@@ -172,14 +174,15 @@ class Engine:
         position_R1 = (state.slot + state.offset)[:, None]
         slots = Slots(state.slot, state.prompt, state.start) if self.prompts else Slots(state.slot)
         hidden_RH = self._model.hidden(state.last[:, None], position_R1, cache_slots=slots)[:, 0]
-        token_R, logprob_R = choose(self._model.logits(hidden_RH), state.key, state.written, sampling)
+        token_R, logprob_R = choose(self._model.logits(hidden_RH), state.key, state.written - state.given, sampling)
         self.state.write(slice(0, count), token_R, logprob_R, self.ends)
 
-    def compact(self, rows: Sequence[int]) -> None:
-        """Move these rows to the front."""
-        source = to_device(rows, self.device)
-        self.state.move(source)
-        self._cache.move(source)
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Move rows to the places of others."""
+        if targets:
+            source, target = to_device([sources, targets], self.device).unbind()
+            self.state.move(source, target)
+            self._cache.move(source, target)
 
     def clear_graphs(self) -> None:
         self._graphs.clear()

@@ -6,18 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from vigneron.core.draws import Sampling, draw_keys
+from vigneron.policy.logits import linear_logits
 from vigneron.policy.longrope import long_sequences
 from vigneron.policy.microbatches import length_buckets
-from vigneron.policy.model import Policy, linear_logits
+from vigneron.policy.model import Policy
 from vigneron.rollout.engine.decode_state import choose
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
 from vigneron.rollout.engine.stop_strings import StopStrings, stop_strings
@@ -68,7 +63,7 @@ class GenerateSampler:
         for i, prompt in enumerate(prompts):
             ids_BS[i, width - len(prompt) :] = torch.tensor(prompt)
             real_BS[i, width - len(prompt) :] = 1
-        keys = draw_keys(request.seed, request.step, torch.tensor([request.sample_ids[i] for i in rows]))
+        keys = draw_keys(request.seed, request.step, torch.tensor([request.sample_ids[i] for i in rows]), request.turn)
         drawn = _KeyedDraws(keys.to(policy.device), request.sampling)
         stops = stop_strings(policy.tokenizer, request.stop)
         stopping = [] if stops is None else [_AtStopStrings(stops, width, len(prompts))]

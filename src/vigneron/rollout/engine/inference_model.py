@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from vigneron.distributed import ranks
 from vigneron.policy.attention import Unsupported, may_have_windows, text_config
 from vigneron.policy.compiling import has_triton
-from vigneron.policy.frozen import MATRICES, upcast
-from vigneron.policy.model import Policy, model_logits, precision, trunk_of
+from vigneron.policy.held_weights import MATRICES, upcast
+from vigneron.policy.logits import model_logits, precision
+from vigneron.policy.model import Policy, trunk_of
 from vigneron.rollout.engine import cached_attention
 from vigneron.rollout.engine.cached_attention import Cache, Layer
 from vigneron.rollout.engine.slot_cache import SlotCache
@@ -161,7 +162,7 @@ class InferenceModel:
 
     @property
     def _upcasts(self) -> bool:
-        return self._policy.narrow and self.dtype == torch.float32
+        return self._policy.low_precision and self.dtype == torch.float32
 
 
 def _unsharded(policy: Policy) -> tuple[Any, list[tuple[nn.Parameter, Source]]]:

@@ -35,7 +35,7 @@ class JoinedLinear(nn.Module):
         sizes = [base.out_features for base in bases]
         adapters = [_adapter(member) for member in members]
         ranks = [adapter[0].out_features for adapter in adapters if adapter is not None]
-        rank = -(-max(ranks, default=0) // 8) * 8
+        rank = -(-max(ranks, default=0) // 16) * 16  # kernels load 16 bytes at once if rows are multiples of 16 long
         like = bases[0].weight
         adapted = len(members) if rank else 0
         self.width = sum(sizes)

@@ -142,8 +142,8 @@ class KeyValueCache:
             for part in layer:
                 part[target, :, :width] = part[source, :, :width]
 
-    def move(self, source: Tensor) -> None:
-        """Move the rows `source` to 0, 1, 2 …"""
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Move the rows `source` to `target`."""
         for layer in self._rows:  # each move makes a copy
             for part in layer:
-                part[: len(source)] = part[source]
+                part[target] = part[source]

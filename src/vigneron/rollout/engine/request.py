@@ -25,7 +25,51 @@ class Request:
     microbatch_tokens: int
     """Maximum prompt tokens in one prefill pass."""
     stop: tuple[str, ...] = ()
-    """Strings that end a completion."""
+    """Strings that end a completion, or a turn."""
+    replies: "Replies | None" = None
+    """What answers each turn of a conversation. `max_new_tokens` is then the length of a turn, and a completion has all
+    turns with the replies between them."""
+    max_tokens: int | None = None
+    """The longest completion with its replies."""
+    context: int | None = None
+    """The longest prompt with its completion; None: as long as it is."""
+    turn: int = 0
+    """The turn that is sampled, where each is a request of its own; it keys the draws."""
+
+    @property
+    def width(self) -> int:
+        return self.max_tokens or self.max_new_tokens
+
+    def room(self, sample: int) -> int:
+        """The longest completion of this sample."""
+        prompt = len(self.prompt_ids[sample])
+        return self.width if self.context is None else min(self.width, self.context - prompt)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn that has ended: its tokens, `start` tokens behind the prompt. `ended`: not cut by its length."""
+
+    sample: int
+    """The place in the request."""
+    start: int
+    ids: tuple[int, ...]
+    ended: bool
+
+
+class Replies(Protocol):
+    """Answers the turns of a request. It works on them while other samples go on."""
+
+    @property
+    def patience(self) -> int:
+        """Tokens that others sample before a reply is waited for. Not a time, so that results do not depend on it."""
+
+    def ask(self, turns: Sequence[Turn]) -> None:
+        """Begin to answer."""
+
+    def take(self, samples: Sequence[int]) -> list[tuple[int, ...]]:
+        """The tokens that follow the turns of these samples, which leave room for another token; empty: it is over."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +108,7 @@ class Sampler(Protocol):
 
 
 def blank_completions(request: Request, policy: Policy) -> Completions:
-    count, width, device = len(request.prompt_ids), request.max_new_tokens, policy.device
+    count, width, device = len(request.prompt_ids), request.width, policy.device
     dtype = torch.float64 if policy.causal.dtype == torch.float64 else torch.float32
     return Completions(
         torch.full((count, width), policy.pad_id, device=device),

@@ -14,9 +14,10 @@ from vigneron.errors import UserError, first_line
 from vigneron.policy.architecture import engine_obstacle
 from vigneron.policy.attention import Unsupported, shrunken_windows
 from vigneron.policy.model import Policy, attention_fits
+from vigneron.rollout.engine.by_turns import sample_by_turns
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
-from vigneron.rollout.engine.request import Completions, Request, Sampler
+from vigneron.rollout.engine.request import Completions, Replies, Request, Sampler
 
 
 def sample(
@@ -30,17 +31,46 @@ def sample(
     sample_ids: Sequence[int] | None = None,
     microbatch_tokens: int = 65536,
     stop: Sequence[str] = (),
+    replies: Replies | None = None,
+    max_tokens: int | None = None,
+    turn: int = 0,
 ) -> Completions:
     """Sample one completion per prompt from the policy's current weights; greedy without `sampling`.
 
     `sample_ids` identify the samples within the step: equal ids give equal draws. Consecutive equal prompts share one
     prefill. The batch composition changes results only by rounding. Strings of `stop` end a completion; its tokens and
-    log-probs up to there are those without `stop`.
+    log-probs up to there are those without `stop`. With `replies` a completion is a conversation of at most
+    `max_tokens` tokens, and `max_new_tokens` the length of a turn.
     """
     check_lengths(policy, prompt_ids, max_new_tokens)
     names = list(sample_ids) if sample_ids is not None else list(range(len(prompt_ids)))
-    request = Request(prompt_ids, max_new_tokens, sampling, seed, step, names, microbatch_tokens, tuple(stop))
-    return _checked(sampler_of(policy).sample(request).trimmed())
+    request = Request(
+        prompt_ids,
+        max_new_tokens,
+        sampling,
+        seed,
+        step,
+        names,
+        microbatch_tokens,
+        tuple(stop),
+        replies,
+        max_tokens,
+        policy.context_length,
+        turn,
+    )
+    return _checked(_sampled(policy, request).trimmed())
+
+
+def _sampled(policy: Policy, request: Request) -> Completions:
+    sampler = sampler_of(policy)
+    if request.replies is None or getattr(sampler, "converses", False):
+        return sampler.sample(request)
+    if policy.long_rope is not None:
+        raise UserError(
+            "environment: this model's positions depend on the length of the text, so only the engine samples its "
+            "conversations: remove scale.sampler"
+        )
+    return sample_by_turns(policy, sampler, request)
 
 
 def _checked(done: Completions) -> Completions:
@@ -63,22 +93,20 @@ def sample_on_all_ranks(policy: Policy, prompt_ids: Sequence[Sequence[int]], **o
     sampler: Any = sampler_of(policy)
 
     def request(rows: slice) -> Request:
-        return Request(prompt_ids[rows], sample_ids=names[rows], **options)
+        return Request(prompt_ids[rows], sample_ids=names[rows], context=policy.context_length, **options)
 
     if hasattr(sampler, "sample_for_all"):
+        if options.get("replies") is not None:
+            raise UserError("environment: vLLM cannot sample conversations for several ranks: remove scale.sampler")
         done = sampler.sample_for_all(request(slice(None)), policy.device).trimmed()
         return ranks.run_on_all_ranks(lambda: _checked(done))
-    first, end = (len(prompt_ids) * at // total for at in (ranks.rank(), ranks.rank() + 1))
-    mine = slice(first, end)
-    share = (
-        mine if end > first else slice(0, 1)
-    )  # gathering sharded weights is collective: every rank samples something
-    done = sampler.sample(request(share)).trimmed()
+    mine = rank_share(len(prompt_ids))
+    done = _sampled(policy, request(sampled_share(len(prompt_ids)))).trimmed()
     width = int(ranks.all_reduce_max(done.ids_BT.shape[1]))
 
     def gather(local: Tensor, *, by_token: bool = False) -> Tensor:
         full = local.new_zeros(len(prompt_ids), *((width,) if by_token else local.shape[1:]))
-        if end > first:
+        if mine.stop > mine.start:
             (full[mine, : local.shape[1]] if by_token else full[mine]).copy_(local)
         return ranks.all_reduce_sum(full)
 
@@ -92,6 +120,19 @@ def sample_on_all_ranks(policy: Policy, prompt_ids: Sequence[Sequence[int]], **o
         gather(done.prompt_hidden_BH),
     )
     return ranks.run_on_all_ranks(lambda: _checked(every))  # an error of one rank alone would leave the others waiting
+
+
+def rank_share(count: int) -> slice:
+    """Which of so many prompts this rank samples; empty if there are fewer than ranks."""
+    first, end = (count * at // ranks.world_size() for at in (ranks.rank(), ranks.rank() + 1))
+    return slice(first, end)
+
+
+def sampled_share(count: int) -> slice:
+    """`rank_share`, and the first prompt if it is empty: gathering sharded weights is collective, so every rank samples
+    something."""
+    share = rank_share(count)
+    return share if share.stop > share.start else slice(0, 1)
 
 
 def check_lengths(

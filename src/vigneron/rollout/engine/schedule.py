@@ -1,5 +1,5 @@
 """Assignment of samples to rows: groups are admitted to free rows, samples leave when they end, and rows are compacted
-when no group is waiting."""
+when no group is waiting. A sample that waits for a reply keeps its row's cache, behind the rows that are decoded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vigneron.batch import to_device
 from vigneron.core.draws import Sampling, draw_keys
 from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.key_value_cache import Room
-from vigneron.rollout.engine.request import Completions, Request
+from vigneron.rollout.engine.request import Completions, Request, Turn
 from vigneron.rollout.engine.stop_strings import StopStrings
 from vigneron.timing import phase
 
@@ -43,7 +43,7 @@ class Decoder(Protocol):
     def share_prompt(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None: ...
     def logits(self, hidden_NH: Tensor) -> Tensor: ...
     def decode(self, count: int, sampling: Sampling | None) -> None: ...
-    def compact(self, rows: Sequence[int]) -> None: ...
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
 
 
 class Schedule:
@@ -55,10 +55,11 @@ class Schedule:
         self.engine, self.request, self.done, self.stops = engine, request, done, stops
         # A stack with the longest prompt on top: prompts of similar length are prefilled together.
         self.waiting = sorted(_groups(request.prompt_ids, room.rows), key=lambda group: len(group.prompt))
-        self.size = engine.rows_for(room.rows)
+        self.capacity = engine.rows_for(room.rows)
+        self.size = self.capacity  # the first rows are decoded; behind them samples wait for replies
         self.state, self.device = engine.state, engine.device
-        names = to_device(list(request.sample_ids), self.device)
-        self.keys = draw_keys(request.seed, request.step, names)
+        self.names = to_device(list(request.sample_ids), self.device)
+        self.keys = draw_keys(request.seed, request.step, self.names, request.turn)
         self.owner: list[int | None] = [None] * self.size  # the sample in each row
         self.left = [0] * self.size  # tokens left for the sample in each row
         self.shares = room.prompts > 0
@@ -66,6 +67,11 @@ class Schedule:
         self.unused = list(range(room.prompts))  # prompts of the cache
         self.users = [0] * room.prompts  # samples of each prompt that have not ended
         self.stopped: set[int | None] = set()  # samples that a stop string has ended
+        self.clock = 0  # decode steps
+        self.awaiting: dict[int, int] = {}  # samples that wait for a reply, and since when
+        self.finished: set[int] = set()  # samples whose conversation is over
+        self.turn = [0] * len(request.prompt_ids)  # the number of each sample's turn
+        self.begin = [0] * len(request.prompt_ids)  # the tokens before it
 
     def run(self) -> Completions:
         ends = len(self.engine.ends) > 0 or self.stops is not None
@@ -77,6 +83,7 @@ class Schedule:
             with phase("decode"):
                 for _ in range(steps):
                     self.engine.decode(self.size, self.request.sampling)
+            self.clock += steps
             self.left = [max(0, left - steps) for left in self.left]
             if self.stops is not None:
                 self._end_at_stop_strings(self.stops, steps + 1)  # a new row's first token is one more
@@ -89,47 +96,132 @@ class Schedule:
         column_RN = written_R[:, None] - 1 - torch.arange(new, device=self.device)
         token_RN = self.state.ids[: self.size].gather(1, column_RN.clamp(min=0))
         can_end = (stops.can_end(token_RN) & (column_RN >= 0)).any(1).tolist()
-        rows = [row for row, owner in enumerate(self.owner) if can_end[row] and owner not in self.stopped]
-        if not (rows := [row for row in rows if self.owner[row] is not None]):
+        rows = [row for row, owner in enumerate(self.owner[: self.size]) if can_end[row] and self._is_open(owner)]
+        if not rows:
             return
         at = to_device(rows, self.device)
-        texts = zip(self.state.ids[at].tolist(), written_R[at].tolist(), strict=True)
-        ends = [stops.end(ids[:count], max(0, count - new)) for ids, count in texts]
-        ended = [(row, end) for row, end in zip(rows, ends, strict=True) if end is not None]
+        begins = [self.begin[self._sample(row)] for row in rows]
+        texts = zip(self.state.ids[at].tolist(), written_R[at].tolist(), begins, strict=True)
+        ends = [stops.end(ids[begin:count], max(0, count - begin - new)) for ids, count, begin in texts]
+        ended = [(row, begin + end) for row, begin, end in zip(rows, begins, ends, strict=True) if end is not None]
         if ended:
             at, end = to_device(list(zip(*ended, strict=True)), self.device).unbind()
             self.state.written[at], self.state.ended[at], self.state.running[at] = end, True, False
             self.stopped |= {self.owner[row] for row, _ in ended}
 
+    def _is_open(self, owner: int | None) -> bool:
+        """Whether a stop string can still end this sample's turn."""
+        return owner is not None and owner not in self.stopped and owner not in self.awaiting
+
+    def _sample(self, row: int) -> int:
+        owner = self.owner[row]
+        assert owner is not None
+        return owner
+
     def _update_rows(self) -> None:
-        """Collect samples that have ended; refill their rows or compact."""
-        running = self.state.running[: self.size].tolist()
+        """Collect samples that have ended, and let those go on that were answered; refill rows or compact."""
+        running = self.state.running[: self.size].tolist() + [False] * (self.capacity - self.size)
         self.left = [left if runs else 0 for left, runs in zip(self.left, running, strict=True)]
-        ended = [row for row, owner in enumerate(self.owner) if owner is not None and not running[row]]
-        free = [row for row, owner in enumerate(self.owner) if owner is None or not running[row]]
-        live = self.size - len(free)
+        if self.request.replies is not None:
+            for row in self._converse(running):
+                running[row] = True
+        ended = [row for row, owner in enumerate(self.owner) if owner is not None and not self._stays(row, running)]
+        free = [row for row in range(self.capacity) if not self._stays(row, running)]
+        live = sum(running)
         fits = self.waiting and len(self.waiting[-1].samples) <= len(free)
-        smaller = self._size_for(live)
-        if not (fits or live == 0 or (not self.waiting and smaller < self.size)):
+        smaller = (not self.waiting or self.awaiting) and self._size_for(live) < self.size
+        if not (fits or live == 0 or smaller or any(running[self.size :])):
             return
         self._collect_ended(ended)
         if self.waiting:
+            before = set(self.owner)
             self._admit(free)
-        elif live and smaller < self.size:
-            rows = [row for row, owner in enumerate(self.owner) if owner is not None]
-            self.engine.compact(rows)
-            spare = smaller - live
-            self.owner = [*(self.owner[row] for row in rows), *[None] * spare]
-            self.left = [*(self.left[row] for row in rows), *[0] * spare]
-            self.prompt = [*(self.prompt[row] for row in rows), *[0] * spare]
-            self.state.running[live:smaller] = False
-            self.size = smaller
+            started = set(self.owner) - before
+            running = [runs or owner in started for runs, owner in zip(running, self.owner, strict=True)]
+        if not fits or any(running[self.size :]):
+            self._arrange(running)
+
+    def _stays(self, row: int, running: list[bool]) -> bool:
+        return running[row] or self.owner[row] in self.awaiting
+
+    def _arrange(self, running: list[bool]) -> None:
+        """Bring the rows that are decoded to the front, and behind them those that wait for a reply."""
+        live = sum(running)
+        size = self._size_for(live)
+        if not live or (size == self.size and not any(running[size:])):
+            return
+        waits = [owner in self.awaiting for owner in self.owner]
+        order = [row for row, runs in enumerate(running) if runs] + [row for row, wait in enumerate(waits) if wait]
+        moved = [(source, target) for target, source in enumerate(order) if source != target]
+        self.engine.move([source for source, _ in moved], [target for _, target in moved])
+        spare = self.capacity - len(order)
+        self.owner = [*(self.owner[row] for row in order), *[None] * spare]
+        self.left = [*(self.left[row] for row in order), *[0] * spare]
+        self.prompt = [*(self.prompt[row] for row in order), *[0] * spare]
+        self.state.running[live:] = False
+        self.size = size
+
+    # ------------------------------------------------------------------------------------------------ conversations
+
+    def _converse(self, running: list[bool]) -> list[int]:
+        """Ask for replies to the turns that have ended, and let rows go on whose reply is due: these are returned."""
+        replies = self.request.replies
+        assert replies is not None
+        closed = self.finished | self.awaiting.keys()
+        new = [row for row, owner in enumerate(self.owner) if not (owner is None or running[row] or owner in closed)]
+        if new:
+            turns = self._turns(new)
+            replies.ask(turns)
+            self.awaiting |= dict.fromkeys((turn.sample for turn in turns), self.clock)
+        nothing_else = not any(running)
+        due = [s for s, since in self.awaiting.items() if nothing_else or self.clock - since >= replies.patience]
+        if not due:
+            return []
+        with phase("replies"):
+            answers = dict(zip(due, replies.take(due), strict=True))
+        for sample, reply in answers.items():
+            del self.awaiting[sample]
+            if not reply:
+                self.finished.add(sample)
+        rows = [row for row, owner in enumerate(self.owner) if owner is not None and answers.get(owner)]
+        if rows:
+            self._go_on(rows, [answers[self._sample(row)] for row in rows])
+        return rows
+
+    def _turns(self, rows: list[int]) -> list[Turn]:
+        """The turns that have ended in these rows."""
+        at = to_device(rows, self.device)
+        table, ended = self.state.ids[at].tolist(), self.state.ended[at].tolist()
+        turns = []
+        for row, ids, count, is_ended in zip(rows, table, self.state.written[at].tolist(), ended, strict=True):
+            sample = self._sample(row)
+            turns.append(Turn(sample, self.begin[sample], tuple(ids[self.begin[sample] : count]), is_ended))
+            self.begin[sample] = count
+        return turns
+
+    def _go_on(self, rows: list[int], replies: list[tuple[int, ...]]) -> None:
+        """Let rows read their replies, one token a step, and begin another turn."""
+        samples, lengths = [self._sample(row) for row in rows], [len(reply) for reply in replies]
+        limits = []
+        for row, owner, count in zip(rows, samples, lengths, strict=True):
+            self.turn[owner] += 1
+            self.begin[owner] += count
+            limits.append(min(self.begin[owner] + self.request.max_new_tokens, self.request.room(owner)))
+            self.left[row] = limits[-1] - self.begin[owner] + count
+        self.stopped -= set(samples)
+        turns = [self.turn[sample] for sample in samples]
+        at, sample, length, limit, turn = to_device([rows, samples, lengths, limits, turns], self.device).unbind()
+        reply = to_device([[*ids, *[0] * (max(lengths) - len(ids))] for ids in replies], self.device)
+        key = draw_keys(self.request.seed, self.request.step, self.names[sample], turn)
+        self.state.go_on(at, reply=reply, length=length, limit=limit, key=key)
+
+    # ------------------------------------------------------------------------------------------------ rows and groups
 
     def _size_for(self, live: int) -> int:
         """The number of rows for `live` samples. With CUDA graphs it is halved repeatedly, so that few sizes occur."""
         if not self.engine.graphed:
-            return live if live <= 0.8 * self.size else self.size
-        size = self.size
+            return live if live <= 0.8 * self.size or live > self.size else self.size
+        size = self.size if live <= self.size else self.capacity
         while (half := self.engine.rows_for(size // 2)) >= live and half < size:
             size = half
         return size
@@ -193,7 +285,7 @@ class Schedule:
             return
         owners = [self.owner[row] for row in ended]
         row, sample = to_device([ended, owners], self.device).unbind()
-        width = self.request.max_new_tokens
+        width = self.request.width
         length = self.state.written[row]
         real = torch.arange(width, device=self.device) < length[:, None]
         self.done.ids_BT[sample] = torch.where(real, self.state.ids[row, :width], self.engine.pad_id)

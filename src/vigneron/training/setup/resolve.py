@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from vigneron.config import Config, RewardConfig, is_api_embedder
+from vigneron.config import Config, GameConfig, RewardConfig, is_api_embedder
 from vigneron.errors import UserError
 from vigneron.files import user_path
 from vigneron.policy.compiling import can_compile
-from vigneron.policy.load import resolve_compute_dtype, resolve_device
+from vigneron.policy.device import resolve_compute_dtype, resolve_device
 from vigneron.recipe import recipe_names
 from vigneron.run_data.load import Data
 from vigneron.run_store.folder import RunFolder, default_runs_folder
@@ -39,6 +39,9 @@ def resolved(config: Config) -> Config:
         "model": config.model.model_copy(update=model),
         "reward": _reward(config.reward, "reward"),
     }
+    if config.method.parent_model is not None:
+        weights = newest_weights(config.method.parent_model, "method.parent")
+        changes["method"] = config.method.model_copy(update={"parent": weights})
     if config.parent is not None:
         parent = (
             {"url": base_url(config.parent.url, "parent.url")}
@@ -46,7 +49,21 @@ def resolved(config: Config) -> Config:
             else {"model": absolute(config.parent.model)}
         )
         changes["parent"] = config.parent.model_copy(update=parent)
+    if isinstance(config.environment, GameConfig):
+        changes["environment"] = _game(config.environment)
     return config.model_copy(update=changes)
+
+
+def _game(game: GameConfig) -> GameConfig:
+    """With absolute paths, the newest weights of its players, and their URLs."""
+    players: dict[str, Any] = {}
+    for role, player in game.players.items():
+        key = f"environment.players.{role}"
+        if player.kind == "endpoint":
+            players[role] = player.model_copy(update={"url": base_url(player.url, f"{key}.url")})
+        else:
+            players[role] = player.model_copy(update={"model": newest_weights(player.model, f"{key}.model")})
+    return game.model_copy(update={"players": players})
 
 
 def _reward(reward: RewardConfig, key: str) -> RewardConfig:

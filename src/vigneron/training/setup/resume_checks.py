@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -39,6 +40,7 @@ FREE = (
     "model.activation_checkpointing",
     "model.memory_gb",
     "model.cache_gb",
+    "model.offload_reference",
     "optimizer.offload",
     "reward.missing_limit",
 )
@@ -89,9 +91,17 @@ def check_changes(path: Path, scalars: Mapping[str, Any], config: Config, data: 
     refused = [line for key, line in lines.items() if not _among(key, FREE)] + rows
     if refused and not allow:
         changes = [f"{path}: {line}" for line in refused]
-        hint = f"undo the change, or run `vigneron resume {path} --allow-changes`"
+        hint = f"undo the change, or run `{_resume_with(path, changed, config)}`"
         raise UserError("\n".join([*changes, hint]))
     return [*lines.values(), *rows]
+
+
+def _resume_with(path: Path, changed: Mapping[str, Any], config: Config) -> str:
+    """The command that resumes with the changed keys, which may have been overrides."""
+    now = flatten(config.model_dump(mode="json"))
+    values = {key: now[key] for key in changed if key in now}
+    keys = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
+    return shlex.join(["vigneron", "resume", str(path), "--allow-changes", *keys])
 
 
 def schedule_changes(scalars: Mapping[str, Any], config: Config, done: int) -> list[str]:

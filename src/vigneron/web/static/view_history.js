@@ -1,5 +1,6 @@
 // The samples of one prompt over all steps.
 
+import { conversation } from "./conversation.js";
 import { address, attempt, byId, fetchData, formatNumber, link, make } from "./common.js";
 import { COLOURS, CONFIG, layout, onColours, plotly } from "./plots.js";
 
@@ -16,7 +17,7 @@ attempt(async () => {
     make("td", {}, make("a", { href: link("/samples", { run, kind, step: sample.step }) }, String(sample.step))),
     make("td", {}, String(sample.sample)), make("td", {}, formatNumber(sample.reward)), make("td", {}, formatNumber(sample.advantage)),
     make("td", { class: sample.correct ? "good" : "bad" }, { true: "yes", false: "no" }[sample.correct] ?? ""),
-    make("td", { class: "text" }, sample.completion, sample.truncated ? make("span", { class: "bad" }, " (truncated)") : null))));
+    make("td", { class: sample.conversation ? "" : "text" }, sample.conversation ? conversation(sample.conversation) : sample.completion, sample.truncated ? make("span", { class: "bad" }, " (truncated)") : null))));
   const scored = found.samples.filter((sample) => typeof sample.reward === "number");
   const draw = async () => {
     const Plotly = await plotly();

@@ -1,5 +1,6 @@
 // Samples of one run by step. Without a step in the address, the newest step is shown and followed.
 
+import { conversation } from "./conversation.js";
 import { address, attempt, byId, debounce, fetchData, formatNumber, link, make, poll, showMessage } from "./common.js";
 
 const run = address.get("run");
@@ -40,10 +41,12 @@ function card(sample) {
       sample.advantage === null ? null : make("span", {}, "advantage ", make("b", {}, formatNumber(sample.advantage))),
       right,
       sample.truncated ? make("span", { class: "bad" }, "truncated") : null,
+      sample.conversation?.error ? make("span", { class: "bad" }, "environment failed") : null,
       rubric?.category ? make("span", {}, `category ${rubric.category}`) : null,
       rubric?.version ? make("span", { class: "quiet" }, `rubric ${rubric.version}`) : null,
       make("a", { href: link("/history", { run, kind: sample.kind, step: sample.step, sample: sample.sample }) }, "over the steps")),
-    make("table", {}, line("prompt", sample.prompt), line("completion", sample.completion),
+    make("table", {}, line("prompt", sample.prompt),
+      sample.conversation ? make("tr", {}, make("th", {}, "conversation"), make("td", {}, conversation(sample.conversation))) : line("completion", sample.completion),
       sample.answer === null ? null : line("reference answer", sample.answer), parts(sample.extras)),
     verdicts(rubric));
 }

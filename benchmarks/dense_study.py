@@ -1,0 +1,270 @@
+"""The study of docs/results/dense-study.md: when does a dense reward pay?
+
+python -m benchmarks.dense_study plan RUNS                            what can be begun, and the time of all
+python -m benchmarks.dense_study work RUNS [--resume] [--budget S]    train what is left, in pieces; start it two or
+                                                                      three times for one GPU
+python -m benchmarks.dense_study show RUNS --figure FILE.svg          tables and figure; RUNS: a folder or an archive
+python -m benchmarks.dense_study pack RUNS FILE.tar.xz                the logs' archive; `work --done FILE` reads it
+
+**Opposites.** k opposites at once, k = 1, 2, 4, at 16 (4 × 4) and 100 (10 × 10) samples a step: six cells. p₀ is the
+share of 20,000 samples of the untrained model on training prompts that the checker accepts. Arms differ in the reward
+only: binary; cosine (MiniLM, α = 4, the paper's); contrastive (MiniLM); token F1. Annealed and tie-breaker (the check,
+with contrastive) are run at the crossing only: the cell whose p₀ × samples is nearest to 1 (p₀ = 0 counts as half a
+hit).
+**Open-ended.** `instructions`: binary, cosine, contrastive, SFT. Scored by what no arm trained on: whether the own
+parent's answer is the nearest of 50 under WordLlama (arms train with MiniLM), and the probability that a preference
+model, trained on the pairs of `train`, prefers the answer to the untrained model's.
+
+Learning rates: every arm's is chosen on tuning data with seed 100, at k = 2 for each number of samples, from RATES by
+the mean accuracy of all evaluations (ties: the middle rate); in the open task from RATES (SFT: SFT_RATES) together with
+the stopping point, by retrieval. The binary arm of the open task earns nothing at any rate and takes the middle one.
+
+Decision rule, written before the runs. Intervals are of the paired difference to the binary arm, by a bootstrap over
+seeds and held-out rows, 95 %. A run's score is `area`, the mean held-out accuracy of all its evaluations after step 0.
+1. In a cell, an arm PAYS if the mean difference is at least 0.05 and its lower bound above 0, COSTS if it is at most
+   −0.05 and its upper bound below 0, else makes NO DIFFERENCE. Where no arm has 0.05 in the mean of its last three
+   evaluations, nothing is learned, and the cell says nothing.
+2. The law "a dense reward pays while p₀ × samples < 1" HOLDS for an arm if it pays in every cell below 0.5 that says
+   something, and in none above 2. Otherwise it FAILS. With no such cell on one of the sides, it is NOT TESTED.
+3. The crossing is where the difference, linear between neighbouring cells in log₁₀(p₀ × samples), falls to 0.
+4. Embeddings MATTER if contrastive or cosine pays, by rule 1, against token F1 in more cells than it costs.
+5. Open-ended: an arm is BETTER than another if the lower bound of the difference is above 0 in both scores, WORSE if
+   the upper bound is below 0 in both. A dense reward is worth it if it is better than binary and not worse than SFT.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.dense_results import draw, show_open, show_opposites, show_p0
+from benchmarks.dense_scores import (
+    LEVELS,
+    SHAPES,
+    chosen_stop,
+    finish_open,
+    finish_preference,
+    hits,
+    measure_p0,
+    retrieval,
+)
+from benchmarks.pieces import Job, Plan, Study, available, parse, run_study
+from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_rate, middle, smallest
+from benchmarks.study_store import Result, read_result
+
+TUNED_LEVEL = 2
+CONTRASTIVE = "{kind: semantic, embedder: minilm, form: contrastive}"
+REWARDS = {
+    "binary": "{kind: binary}",
+    "cosine": "{kind: semantic, embedder: minilm, alpha: 4}",
+    "contrastive": CONTRASTIVE,
+    "token-f1": "{kind: token_f1}",
+}
+CROSSING = {
+    "annealed": f"{{kind: combined, combine: annealed, rewards: [{{kind: binary}}, {CONTRASTIVE}]}}",
+    "tie-breaker": f"{{kind: combined, combine: tie_break, rewards: [{{kind: binary}}, {CONTRASTIVE}]}}",
+}
+OPEN = {"binary": REWARDS["binary"], "cosine": REWARDS["cosine"], "contrastive": CONTRASTIVE, "sft": None}
+RATES, SFT_RATES = (1e-5, 2e-5, 5e-5), (5e-6, 1e-5, 2e-5, 5e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(StudySetting):
+    steps: int = 150
+    tuning_steps: int = 90
+    open_steps: int = 120
+    eval_every: int = 15
+    rates: tuple[float, ...] = RATES
+    sft_rates: tuple[float, ...] = SFT_RATES
+    p0_samples: int = 20_000
+    preference_steps: int = 100
+    open_prompts: int = 8
+    open_size: int = 8
+    open_tokens: int = 24
+
+    @property
+    def middle(self) -> float:
+        return middle(self.rates)
+
+
+def smoke(model: str) -> Setting:
+    few = {"rates": (2e-5,), "sft_rates": (2e-5,), "p0_samples": 300, "preference_steps": 2, "open_steps": 2}
+    short = {"open_prompts": 2, "open_size": 2, "open_tokens": 6}
+    return Setting(**smallest(model), **few, **short)  # type: ignore[arg-type]
+
+
+# Seconds on an H200 with a second process beside: an evaluation, and a step of each kind.
+EVALUATION_S = 0.25
+STEP_S = {16: 0.06, 100: 0.1, "open": 0.15, "sft": 0.06}
+
+
+# ---------------------------------------------------------------------------------------------- jobs
+
+
+def opposites_job(setting: Setting, arm: str, level: int, samples: int, rate: float, seed: int, *, tuned: bool) -> Job:
+    """One run. `tuned`: on held-out data, with a rate that was chosen."""
+    prompts, size = SHAPES[samples]
+    steps = setting.steps if tuned else setting.tuning_steps
+    name = f"{arm}-k{level}-n{samples}-seed-{seed}" if tuned else f"tune-{arm}-n{samples}-rate-{rate:g}"
+    held_out = "held_out" if tuned else "tuning"
+    changes = (
+        f"recipe={arm}-k{level}-n{samples}",
+        f"data={{task: opposites-{level}, held_out: {held_out}}}",
+        f"reward={(REWARDS | CROSSING)[arm]}",
+        'sampling={stop: ["\\n"]}',
+        f"prompts_per_step={prompts}",
+        f"group_size={size}",
+        f"max_new_tokens={3 * level + 2}",
+        *setting.run_changes(steps, seed, rate),
+    )
+    labels = {"part": "opposites", "tuned": tuned, "arm": arm, "level": level, "samples": samples, "rate": rate}
+    planned = setting.planned_seconds(steps, STEP_S[samples], EVALUATION_S)
+    return Job(name, "binary-antonyms", changes, {**labels, "seed": seed}, planned)
+
+
+def open_job(setting: Setting, arm: str, rate: float, steps: int, seed: int, *, tuned: bool) -> Job:
+    name = f"open-{arm}-seed-{seed}" if tuned else f"tune-open-{arm}-rate-{rate:g}"
+    held_out = "held_out" if tuned else "tuning"
+    reward = OPEN[arm]
+    shape = (f"prompts_per_step={setting.open_prompts}", f"group_size={setting.open_size}")
+    changes = (
+        f"recipe=open-{arm}",
+        f"data={{task: instructions, held_out: {held_out}}}",
+        'sampling={stop: ["\\n"]}',
+        *((f"reward={reward}", *shape) if reward is not None else ()),
+        f"max_new_tokens={setting.open_tokens}",
+        *setting.run_changes(steps, seed, rate),
+    )
+    labels = {"part": "open", "tuned": tuned, "arm": arm, "rate": rate, "steps": steps, "seed": seed}
+    planned = setting.planned_seconds(steps, STEP_S["open" if reward is not None else "sft"], EVALUATION_S)
+    recipe = "binary-antonyms" if reward is not None else "sft-instructions"
+    others = {"retrieval": retrieval}
+    return Job(name, recipe, changes, labels, planned, row_score="retrieval", others=others, finish=finish_open)
+
+
+def p0_job(setting: Setting, task: str) -> Job:
+    """Samples of the untrained model for the training prompts of a task."""
+    tokens = 3 * int(task[-1]) + 2 if task.startswith("opposites") else setting.open_tokens
+    changes = (
+        f"recipe=p0-{task}",
+        f"model.name={setting.model}",
+        f"data={{task: {task}}}",
+        "reward={kind: binary}",
+        'sampling={stop: ["\\n"]}',
+        f"max_new_tokens={tokens}",
+    )
+    labels = {"part": "p0", "task": task, "samples": setting.p0_samples}
+    return Job(f"p0-{task}", "binary-antonyms", changes, labels, 30.0, instead=measure_p0)
+
+
+def preference_job(setting: Setting) -> Job:
+    """The preference model; when it is trained, it scores the answers of all runs of the open task."""
+    changes = (
+        "recipe=preference",
+        "method={name: preference_model}",
+        *setting.run_changes(setting.preference_steps, 0),
+    )
+    labels = {"part": "preference"}
+    job = Job("preference", "reward-instructions", changes, labels, 45.0, row_score=None, finish=finish_preference)
+    return replace(job, keeps_weights=True)
+
+
+def plan(setting: Setting, arms: Sequence[str], crossing: Sequence[str], opened: Sequence[str], runs: Path) -> Plan:
+    """Measure p₀ and tune; then what each arm's tuning allows."""
+    tasks = [*(f"opposites-{level}" for level in LEVELS), "instructions"]
+    jobs = [p0_job(setting, task) for task in tasks]
+    more = False
+    cell = crossing_cell(runs)
+    cells = {arm: [(level, samples) for level in LEVELS for samples in SHAPES] for arm in arms}
+    cells |= {arm: [cell] for arm in crossing if cell is not None}
+    more |= bool(crossing) and cell is None
+    for arm, own in cells.items():
+        for samples in {samples: None for _, samples in own}:
+            tuning = [
+                opposites_job(setting, arm, TUNED_LEVEL, samples, rate, TUNING_SEED, tuned=False)
+                for rate in setting.rates
+            ]
+            jobs += tuning
+            rate = chosen_rate([read_result(runs, job.name) for job in tuning], setting.rates)
+            more |= rate is None
+            if rate is not None:
+                jobs += [
+                    opposites_job(setting, arm, level, samples, rate, seed, tuned=True)
+                    for seed in setting.seeds
+                    for level, number in own
+                    if number == samples
+                ]
+    main: list[Job] = []
+    for arm in opened:
+        rates = () if arm == "binary" else setting.sft_rates if arm == "sft" else setting.rates
+        tuning = [open_job(setting, arm, rate, setting.open_steps, TUNING_SEED, tuned=False) for rate in rates]
+        jobs += tuning
+        found = chosen_stop([read_result(runs, job.name) for job in tuning])
+        point = (setting.middle, setting.open_steps) if arm == "binary" else found
+        more |= point is None
+        main += [] if point is None else [open_job(setting, arm, *point, seed, tuned=True) for seed in setting.seeds]
+    jobs += main
+    trained = len(main) == len(opened) * len(setting.seeds) and all(read_result(runs, job.name) for job in main)
+    if opened and trained:
+        jobs.append(preference_job(setting))
+    return Plan(jobs, more or bool(opened and not trained))
+
+
+def crossing_cell(runs: Path) -> tuple[int, int] | None:
+    """The level and number of samples whose p₀ × samples is nearest to 1. None: p₀ is not measured yet."""
+    p0 = {level: read_result(runs, f"p0-opposites-{level}") for level in LEVELS}
+    if any(rows is None for rows in p0.values()):
+        return None
+    cells = [(level, samples) for level in LEVELS for samples in SHAPES]
+    return min(cells, key=lambda cell: abs(math.log10(hits(p0[cell[0]] or {}, cell[1]))))
+
+
+def show(results: Sequence[Result], figure: Path | None) -> None:
+    print(show_p0(results), show_opposites(results), show_open(results), sep="\n\n")
+    if figure is not None:
+        draw(results, figure)
+
+
+def study(setting: Setting) -> Study:
+    opposites = {
+        arm: opposites_job(setting, arm, TUNED_LEVEL, 16, setting.middle, 0, tuned=True) for arm in REWARDS | CROSSING
+    }
+    opened = {f"open {arm}": open_job(setting, arm, setting.middle, 10, 0, tuned=True) for arm in OPEN}
+    can, refused = available(opposites | opened)
+    arms, crossing = ([arm for arm in some if arm in can] for some in (REWARDS, CROSSING))
+    open_arms = [arm for arm in OPEN if f"open {arm}" in can]
+
+    def total() -> float:
+        tuning = [
+            opposites_job(setting, arm, TUNED_LEVEL, n, r, 0, tuned=False)
+            for arm in arms
+            for n in SHAPES
+            for r in setting.rates
+        ]
+        tuning += [
+            opposites_job(setting, arm, TUNED_LEVEL, 100, r, 0, tuned=False) for arm in crossing for r in setting.rates
+        ]
+        cells = [(arm, level, n) for arm in arms for level in LEVELS for n in SHAPES]
+        cells += [(arm, TUNED_LEVEL, 100) for arm in crossing]
+        main_jobs = [opposites_job(setting, *cell, setting.middle, 0, tuned=True) for cell in cells]
+        rates = {"binary": 0, "sft": len(setting.sft_rates)}
+        opening = [open_job(setting, arm, setting.middle, setting.open_steps, 0, tuned=True) for arm in open_arms]
+        return (
+            sum(job.seconds for job in tuning)
+            + len(setting.seeds) * sum(job.seconds for job in [*main_jobs, *opening])
+            + sum(rates.get(arm, len(setting.rates)) * job.seconds for arm, job in zip(open_arms, opening, strict=True))
+            + 4 * 30.0
+            + preference_job(setting).seconds
+        )
+
+    return Study(lambda runs: plan(setting, arms, crossing, open_arms, runs), refused, total)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    asked = parse("dense_study", __doc__, given)
+    return run_study(asked, show, lambda: study(smoke(asked.model) if asked.smoke else Setting(model=asked.model)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

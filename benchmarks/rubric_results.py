@@ -1,0 +1,169 @@
+"""Tables and figure of `rubric_study`: its decision rule, with paired intervals."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.paired import Difference, paired_difference, table
+from benchmarks.study_store import Result, mean
+
+HIDDEN = ("codeword", "order", "units", "note")
+STATED = ("arithmetic", "antonyms", "json", "explanations")
+KINDS = {"form hidden": HIDDEN, "form stated": STATED}
+BASELINES = ("grpo", "rejection")
+ARMS = ("grpo", "rejection", "grape-paper", "grape-on-policy", "grape-topr", "grape-failures")
+# Rules 1 and 2.
+BEATS_BY, LOSES_BY = 0.05, 0.02
+
+Values = dict[int, dict[str, list[float]]]
+"""Of an arm: the rows' scores of each category, by seed."""
+
+
+def category_values(rows: Sequence[Result], name: str = "last") -> dict[str, Values]:
+    found: dict[str, Values] = defaultdict(dict)
+    for one in rows:
+        if one.get("part") == "categories" and one["tuned"]:
+            values: dict[str, list[float]] = defaultdict(list)
+            for value, category in zip(one["scores"][name], one["categories"], strict=True):
+                values[category].append(value)
+            found[one["arm"]][one["seed"]] = values
+    return {arm: found[arm] for arm in ARMS if arm in found}
+
+
+def differ(one: Values, other: Values, categories: Sequence[str]) -> Difference | None:
+    """Over the rows of these categories, and the seeds that both have."""
+    seeds = sorted(set(one) & set(other))
+    if not seeds:
+        return None
+    pooled = [[[v for c in categories for v in arm[seed][c]] for seed in seeds] for arm in (one, other)]
+    return paired_difference(*pooled)
+
+
+def worth_it(against: Mapping[str, Difference]) -> bool:
+    """Rule 1: both lower bounds are at least 0.05."""
+    return set(against) == set(BASELINES) and all(one.low >= BEATS_BY for one in against.values())
+
+
+def loses(against: Mapping[str, Difference]) -> bool:
+    """Rule 1: worse than the better of the two by more than 0.02."""
+    return bool(against) and min(one.mean for one in against.values()) < -LOSES_BY
+
+
+def compare(values: Mapping[str, Values], arm: str, categories: Sequence[str]) -> dict[str, Difference]:
+    found = {base: differ(values[arm], values[base], categories) for base in BASELINES if base in values}
+    return {base: one for base, one in found.items() if one is not None}
+
+
+def kind_verdict(values: Mapping[str, Values], arm: str, kind: str) -> str:
+    """Rule 2."""
+    (other,) = (categories for name, categories in KINDS.items() if name != kind)
+    if not worth_it(compare(values, arm, KINDS[kind])):
+        return "no"
+    lost = [category for category in other if loses(compare(values, arm, [category]))]
+    return f"no: it loses in {', '.join(lost)}" if lost else "worth it"
+
+
+def default_arm(means: Mapping[str, float], beside: Mapping[str, Difference | None]) -> str:
+    """Rule 3: the best arm, if it is better than the paper's form."""
+    best = max(means, key=lambda arm: means[arm])
+    ahead = beside[best]
+    return best if ahead is not None and ahead.low > 0 else "grape-paper"
+
+
+def show_success(rows: Sequence[Result]) -> str:
+    found = {one["prompted"]: one["success"] for one in rows if one.get("part") == "success"}
+    lines = [["category", "right without the prompt", "right with it"]]
+    for category in (*HIDDEN, *STATED):
+        shares = [f"{found[prompted][category]:.4f}" if prompted in found else "–" for prompted in (False, True)]
+        lines.append([category, *shares])
+    return table(lines)
+
+
+def show_categories(rows: Sequence[Result]) -> str:
+    values, before = category_values(rows), category_values(rows, "before")
+    if not values:
+        return "no arm is done yet"
+    rates = {one["arm"]: one["rate"] for one in rows if one.get("part") == "categories" and one["tuned"]}
+    scores = [["category", "before", *(f"{arm} (rate {rates[arm]:g}, {len(values[arm])} seeds)" for arm in values)]]
+    first = next(iter(before.values()))
+    for category in (*HIDDEN, *STATED):
+        untrained = mean([v for by_category in first.values() for v in by_category[category]])
+        own = [mean([v for by_category in arm.values() for v in by_category[category]]) for arm in values.values()]
+        scores.append([category, f"{untrained:.3f}", *(f"{value:.3f}" for value in own)])
+    parts = [table(scores)]
+    grape = [arm for arm in values if arm.startswith("grape")]
+    for title, groups in (("category", {c: (c,) for c in (*HIDDEN, *STATED)}), ("kind", KINDS)):
+        lines = [[title, "arm", *(f"− {base}" for base in BASELINES), "verdict"]]
+        for name, categories in groups.items():
+            for arm in grape:
+                against = compare(values, arm, categories)
+                by_category = "worth it" if worth_it(against) else "loses" if loses(against) else "no"
+                says = kind_verdict(values, arm, name) if title == "kind" else by_category
+                lines.append([name, arm, *(str(against.get(base, "–")) for base in BASELINES), says])
+        parts.append(table(lines))
+    if "grape-paper" in values:
+        lines = [["arm", "mean of categories", "− grape-paper, all rows"]]
+        means, beside = {}, {}
+        for arm in grape:
+            means[arm] = mean([mean([v for s in values[arm].values() for v in s[c]]) for c in (*HIDDEN, *STATED)])
+            beside[arm] = differ(values[arm], values["grape-paper"], (*HIDDEN, *STATED))
+            lines.append([arm, f"{means[arm]:.3f}", str(beside[arm]) if arm != "grape-paper" else ""])
+        parts += [table(lines), f"The default, by rule 3: {default_arm(means, beside)}."]
+    return "\n\n".join(parts)
+
+
+def confidence_verdict(against: Mapping[str, Difference]) -> str:
+    """Rule 4, from the differences to `flat`."""
+    pays = any(against[arm].low > 0 for arm in ("stated", "above chance") if arm in against)
+    if not pays:
+        return "no difference"
+    return "spurious" if "shuffled" in against and against["shuffled"].low > 0 else "confidences pay"
+
+
+def show_confidence(rows: Sequence[Result]) -> str:
+    found: dict[str, dict[int, list[float]]] = defaultdict(dict)
+    for one in rows:
+        if one.get("part") == "confidence" and one["tuned"]:
+            found[one["arm"]][one["seed"]] = one["scores"]["last"]
+    lines = [["confidences", "seeds", "held-out accuracy", "− flat"]]
+    against: dict[str, Difference] = {}
+    for arm, by_seed in found.items():
+        seeds = sorted(set(by_seed) & set(found.get("flat", {})))
+        if arm != "flat" and seeds:
+            beside = paired_difference([by_seed[s] for s in seeds], [found["flat"][s] for s in seeds])
+            against |= {arm: beside} if beside is not None else {}
+        accuracy = mean([mean(values) for values in by_seed.values()])
+        lines.append([arm, str(len(by_seed)), f"{accuracy:.3f}", str(against.get(arm, ""))])
+    return f"{table(lines)}\n\nConfidence: {confidence_verdict(against)}."
+
+
+def draw(rows: Sequence[Result], file: Path) -> None:
+    """The score of every category over the steps, and the accuracy under noise."""
+    from matplotlib.figure import Figure
+
+    from vigneron.report.figures import COLOURS, as_svg
+
+    figure = Figure(figsize=(16, 7), layout="constrained")
+    axes = figure.subplots(2, 5)
+    runs = [one for one in rows if one.get("part") == "categories" and one["tuned"]]
+    for line, categories in enumerate(KINDS.values()):
+        for place, category in enumerate(categories):
+            for at, arm in enumerate(ARMS):
+                curves = [one["curve"] for one in runs if one["arm"] == arm]
+                if curves:
+                    steps = sorted(int(step) for step in curves[0])
+                    values = [mean([curve[str(step)][category] for curve in curves]) for step in steps]
+                    axes[line][place].plot(steps, values, color=COLOURS[at % len(COLOURS)], label=arm)
+            axes[line][place].set(title=category, xlabel="step", ylim=(-0.02, 1.02))
+    noisy = [one for one in rows if one.get("part") == "confidence" and one["tuned"]]
+    names = list(dict.fromkeys(one["arm"] for one in noisy))
+    for at, arm in enumerate(names):
+        accuracies = [mean(one["scores"]["last"]) for one in noisy if one["arm"] == arm]
+        axes[0][4].bar(at, mean(accuracies), color=COLOURS[at % len(COLOURS)])
+        axes[0][4].plot([at] * len(accuracies), accuracies, "k.")
+    axes[0][4].set_xticks(range(len(names)), names, rotation=20)
+    axes[0][4].set(title="noisy judges: held-out accuracy")
+    axes[1][4].set_visible(False)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(ARMS), frameon=False)
+    file.write_text(as_svg(figure), encoding="utf-8")

@@ -1,0 +1,240 @@
+"""The study of docs/results/rubric-study.md: when do a rubric's prompts and revisions pay, and when its confidences?
+
+python -m benchmarks.rubric_study plan RUNS                            what can be begun, and the time of all
+python -m benchmarks.rubric_study work RUNS [--resume] [--budget S]    train what is left, in pieces; start it two or
+                                                                       three times for one GPU
+python -m benchmarks.rubric_study show RUNS --figure FILE.svg          tables and figure; RUNS: a folder or an archive
+python -m benchmarks.rubric_study pack RUNS FILE.tar.xz                the logs' archive; `work --done FILE` reads it
+
+**Prompts and revisions.** The task `forms` with the rubric `study-forms`, whose items are all of truth and checked by
+rules: four categories whose form only the rubric's prompts name (codeword, order, units, note), and four whose form the
+question states (arithmetic, antonyms, json, explanations). All arms train on all eight, 8 prompts × 8 samples of 32
+tokens a step, and are evaluated on the bare question, greedily. Arms: `grpo` on the bare question; `grape-paper` (half
+fresh answers under the generation prompt, half revisions, one baseline); `grape-on-policy` (sampled for the bare
+question; the policy that has seen the generation prompt scores the tokens); `grape-topr` (TOPR's weights, a baseline
+for each origin); `grape-failures` (that, with revisions only of failed groups); `rejection` (samples under the
+generation prompt, the best of eight if it is right, trained on after the bare question).
+**Confidence.** Antonyms, GRPO, 10 × 10 samples; the reward is the mean of three judges whose verdicts are wrong with
+the probabilities 0.05, 0.25 and 0.45, weighted by their confidences (`noisy_verdicts.py`). Arms: clean (no noise), flat
+(no confidences), stated (1 − ε), above chance (1 − 2ε), shuffled (another judge's). Held-out accuracy is exact.
+
+Learning rates: every arm's is chosen from RATES on tuning data with seed 100, by the mean score of all evaluations over
+the categories (confidence: accuracy); ties go to the middle rate.
+
+Decision rule, written before the runs. Intervals are of paired differences, by a bootstrap over seeds and held-out
+rows, 95 %. A run's score of a row is its Σ ω τ, the mean of the last three evaluations.
+1. A GRAPE arm is WORTH IT in a category if it beats both `grpo` and `rejection` there by 0.05: both lower bounds are at
+   least 0.05. It LOSES in a category if the mean difference to the better of the two is below −0.02.
+2. A GRAPE arm is worth it for a kind of category (form hidden, form stated) if, over all rows of the kind, both lower
+   bounds are at least 0.05, and it loses in no category of the other kind. If no arm is, the page says so.
+3. The best GRAPE arm, for the default, is that with the highest mean over the eight categories, if its lower bound
+   against `grape-paper` is above 0; else the paper's form stays.
+4. Confidences PAY if `above chance` or `stated` beats `flat` with a lower bound above 0, and `shuffled` does not. They
+   are SPURIOUS if `shuffled` does as well. Else they make NO DIFFERENCE.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from benchmarks.noisy_verdicts import CONFIDENCES, write_rubric
+from benchmarks.pieces import Job, Plan, Study, available, parse, run_study
+from benchmarks.rubric_results import draw, show_categories, show_confidence, show_success
+from benchmarks.rubric_scores import RUBRIC, finish_categories, measure_success
+from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_rate, smallest
+from benchmarks.study_store import Result, read_result, write_once
+from vigneron.config import GrapeConfig
+from vigneron.data.tasks import load_task
+from vigneron.rubric.model import Category
+from vigneron.rubric.prompts import generation_prompt
+from vigneron.rubric.read import read_rubric
+
+RATES = (5e-6, 1e-5, 2e-5)
+CONFIDENCE_RATES = (1e-5, 2e-5, 5e-5)
+KL = "kl: {coefficient: 0.01}"
+HALVES = "mix: {fresh: 0.5, revised: 0.5}"
+TOPR = "correction: topr, baseline: origin"
+# As in the paper, whatever the defaults are; a version without one of these options has no other form.
+PAPER = {"correction": "none", "baseline": "group", "revise": "all"}
+AS_PAPER = ", ".join(f"{key}: {value}" for key, value in PAPER.items() if key in GrapeConfig.model_fields)
+METHODS = {
+    "grpo": f"{{name: grpo, {KL}}}",
+    "grape-paper": f"{{name: grape, {HALVES}, {AS_PAPER}, {KL}}}",
+    "grape-on-policy": f"{{name: grape, self_distillation: {{sees: generation_prompt}}, {KL}}}",
+    "grape-topr": f"{{name: grape, {HALVES}, {TOPR}, {KL}}}",
+    "grape-failures": f"{{name: grape, {HALVES}, {TOPR}, revise: failures, {KL}}}",
+    "rejection": "{name: rejection_sampling, min_reward: 0.5}",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(StudySetting):
+    steps: int = 200
+    tuning_steps: int = 80
+    confidence_steps: int = 100
+    confidence_tuning_steps: int = 60
+    eval_every: int = 20
+    rates: tuple[float, ...] = RATES
+    confidence_rates: tuple[float, ...] = CONFIDENCE_RATES
+    samples_each: int = 16
+    prompts: int = 8
+    group_size: int = 8
+    tokens: int = 32
+
+    def planned(self, arm: str, steps: int) -> float:
+        return self.planned_seconds(steps, STEP_S.get(arm, GRAPE_STEP_S), EVALUATION_S)
+
+
+def smoke(model: str) -> Setting:
+    few = {"rates": (1e-5,), "confidence_rates": (2e-5,), "confidence_steps": 2, "confidence_tuning_steps": 2}
+    short = {"samples_each": 1, "prompts": 2, "group_size": 2, "tokens": 6}
+    return Setting(**smallest(model), **few, **short)  # type: ignore[arg-type]
+
+
+# Seconds on an H200 with a second process beside: an evaluation, and a step.
+EVALUATION_S = 0.4
+STEP_S = {"grpo": 0.12, "rejection": 0.13, "confidence": 0.09}
+GRAPE_STEP_S = 0.2
+
+
+# ---------------------------------------------------------------------------------------------- data
+
+
+@cache
+def write_data(runs: Path) -> None:
+    """The rows of `forms` with the column `guide`, what the rubric's generation prompt puts before each. Once in a
+    process."""
+    categories = read_rubric(RUBRIC).categories
+    for part in ("train", "tuning", "held_out"):
+        rows = load_task("forms").rows(part)
+        lines = [json.dumps({**row, "guide": guide(categories[row["category"]], row["prompt"])}) for row in rows]
+        write_once(data_file(runs, part), "\n".join(lines) + "\n")
+
+
+def guide(category: Category, prompt: str) -> str:
+    whole = generation_prompt(category, prompt)
+    assert isinstance(whole, str)
+    assert whole.endswith(prompt)
+    return whole.removesuffix(prompt)
+
+
+def data_file(runs: Path, part: str) -> Path:
+    return (runs / ".data" / f"forms-{part}.jsonl").resolve()
+
+
+# ---------------------------------------------------------------------------------------------- jobs
+
+
+def category_job(setting: Setting, runs: Path, arm: str, rate: float, seed: int, *, tuned: bool) -> Job:
+    steps = setting.steps if tuned else setting.tuning_steps
+    name = f"{arm}-seed-{seed}" if tuned else f"tune-{arm}-rate-{rate:g}"
+    held_out = data_file(runs, "held_out" if tuned else "tuning")
+    weighed = ", weigh_by_confidence: false" if not arm.startswith("grape") else ""
+    prompt = 'prompt: "{guide}{prompt}", ' if arm == "rejection" else ""
+    changes = (
+        f"recipe={arm}",
+        f"method={METHODS[arm]}",
+        f"data={json.dumps({'train': str(data_file(runs, 'train')), 'held_out': str(held_out)})}",
+        f"reward={{kind: rubric, file: {RUBRIC}{weighed}}}",
+        f'sampling={{{prompt}stop: ["\\n"]}}',
+        f"prompts_per_step={setting.prompts}",
+        f"group_size={setting.group_size}",
+        f"max_new_tokens={setting.tokens}",
+        *setting.run_changes(steps, seed, rate),
+    )
+    labels = {"part": "categories", "tuned": tuned, "arm": arm, "rate": rate, "seed": seed}
+    planned = setting.planned(arm, steps)
+    return Job(name, "grpo-study", changes, labels, planned, row_score="reward", finish=finish_categories)
+
+
+def confidence_job(setting: Setting, runs: Path, arm: str, rate: float, seed: int, *, tuned: bool) -> Job:
+    steps = setting.confidence_steps if tuned else setting.confidence_tuning_steps
+    slug = arm.replace(" ", "-")
+    name = f"confidence-{slug}-seed-{seed}" if tuned else f"tune-confidence-{slug}-rate-{rate:g}"
+    file = write_rubric(arm, (runs / ".data").resolve())
+    changes = (
+        f"recipe=confidence-{slug}",
+        f"data.held_out={'held_out' if tuned else 'tuning'}",
+        f"reward={json.dumps({'kind': 'rubric', 'file': str(file), 'weigh_by_confidence': False})}",
+        *setting.run_changes(steps, seed, rate),
+    )
+    labels = {"part": "confidence", "tuned": tuned, "arm": arm, "rate": rate, "seed": seed}
+    return Job(name, "pgsrm-antonyms", changes, labels, setting.planned("confidence", steps))
+
+
+def success_job(setting: Setting, runs: Path, prompted: bool) -> Job:
+    """How often the untrained model's samples are right, with the generation prompt and without."""
+    name = "success-prompted" if prompted else "success-bare"
+    changes = (
+        f"recipe={name}",
+        f"model.name={setting.model}",
+        f"data={json.dumps({'train': str(data_file(runs, 'train'))})}",
+        f"reward={{kind: rubric, file: {RUBRIC}, weigh_by_confidence: false}}",
+        'sampling={stop: ["\\n"]}',
+        f"max_new_tokens={setting.tokens}",
+        "eval_every=0",
+    )
+    labels = {"part": "success", "prompted": prompted, "each": setting.samples_each}
+    return Job(name, "grpo-study", changes, labels, 20.0, instead=measure_success)
+
+
+def plan(setting: Setting, arms: Sequence[str], confidences: Sequence[str], runs: Path) -> Plan:
+    write_data(runs)
+    jobs, main, more = [success_job(setting, runs, prompted) for prompted in (False, True)], [], False
+    for make, names, rates in (
+        (category_job, arms, setting.rates),
+        (confidence_job, confidences, setting.confidence_rates),
+    ):
+        for arm in names:
+            tuning = [make(setting, runs, arm, rate, TUNING_SEED, tuned=False) for rate in rates]
+            jobs += tuning
+            rate = chosen_rate([read_result(runs, job.name) for job in tuning], rates)
+            more |= rate is None
+            if rate is not None:
+                main += [make(setting, runs, arm, rate, seed, tuned=True) for seed in setting.seeds]
+    return Plan([*jobs, *main], more)
+
+
+# ---------------------------------------------------------------------------------------------- command line
+
+
+def show(results: Sequence[Result], figure: Path | None) -> None:
+    print(show_success(results), show_categories(results), show_confidence(results), sep="\n\n")
+    if figure is not None:
+        draw(results, figure)
+
+
+def study(setting: Setting, runs: Path) -> Study:
+    first = {arm: category_job(setting, runs, arm, 1e-5, 0, tuned=True) for arm in METHODS}
+    arms, refused = available(first)
+    confidences = list(CONFIDENCES)
+
+    def total() -> float:
+        jobs = [
+            (len(setting.seeds if tuned else rates), make(setting, runs, arm, 1e-5, 0, tuned=tuned).seconds)
+            for make, names, rates in (
+                (category_job, arms, setting.rates),
+                (confidence_job, confidences, setting.confidence_rates),
+            )
+            for arm in names
+            for tuned in (False, True)
+        ]
+        return 2 * 20.0 + sum(times * each for times, each in jobs)
+
+    return Study(lambda runs: plan(setting, arms, confidences, runs), refused, total)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    asked = parse("rubric_study", __doc__, given)
+
+    def planned() -> Study:
+        return study(smoke(asked.model) if asked.smoke else Setting(model=asked.model), asked.runs)
+
+    return run_study(asked, show, planned)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

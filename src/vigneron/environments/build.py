@@ -1,0 +1,110 @@
+"""Build the environments of a config."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from vigneron.config import EnvironmentOptions, PythonEnvironmentConfig, ToolsEnvironmentConfig
+from vigneron.data.prompts import Row, as_messages, numbered_like
+from vigneron.environments.reply import Environment
+from vigneron.environments.tools import MAX_CALLS, tool_environment
+from vigneron.errors import UserError
+from vigneron.user_code import python_function
+
+ASYNC_PATIENCE = 16
+"""Tokens that others sample before an async reply is waited for."""
+
+
+@dataclass(frozen=True)
+class Environments:
+    """Makes an environment for each sample: `make(row, seed)`."""
+
+    name: str
+    """What errors call it."""
+    make: Callable[[Row, int], Environment]
+    options: EnvironmentOptions
+    waits: bool = False
+    """Whether replies are async."""
+    tools: list[dict[str, Any]] | None = None
+    """The tools that the chat template writes into the prompt."""
+    notices: tuple[str, ...] = ()
+    end_tokens: tuple[str, ...] = ()
+    """Tokens that end a turn with calls, beside the one that ends turns."""
+
+    def end_ids(self, tokenizer: Any) -> list[int]:
+        """The ids of those that the tokenizer has."""
+        known = tokenizer.get_added_vocab()
+        return [known[token] for token in self.end_tokens if token in known]
+
+    @property
+    def patience(self) -> int:
+        given = self.options.patience
+        return given if given is not None else ASYNC_PATIENCE if self.waits else 0
+
+    def prepared(self, row: Row) -> Row:
+        """The row with a conversation as its prompt, a text as a user's message, and with the tools."""
+        tools = {} if self.tools is None else {"tools": self.tools}
+        return numbered_like(row, {**row, "prompt": as_messages(row["prompt"]), **tools})
+
+
+def build_environments(config: EnvironmentOptions | None, tokenizer: Any) -> Environments | None:
+    """None without one, and for games, which have a rollout of their own."""
+    if isinstance(config, ToolsEnvironmentConfig):
+        return _of_tools(config, getattr(tokenizer, "chat_template", None))
+    return _of_class(config) if isinstance(config, PythonEnvironmentConfig) else None
+
+
+def _of_tools(config: ToolsEnvironmentConfig, template: Any) -> Environments:
+    made = tool_environment(
+        config.tools,
+        template if isinstance(template, str) else None,
+        timeout_s=config.timeout_s,
+        max_result_chars=config.max_result_chars,
+    )
+    # Every call has its own limit; those of one object run after each other.
+    patient = config.model_copy(update={"timeout_s": (MAX_CALLS + 1) * config.timeout_s})
+    tools = made.schemas if made.format.takes_tools else None
+    return Environments(
+        "environment.tools",
+        made,
+        patient,
+        waits=True,
+        tools=tools,
+        notices=tuple(made.notices),
+        end_tokens=tuple(made.format.end_tokens),
+    )
+
+
+def _of_class(config: PythonEnvironmentConfig) -> Environments:
+    made = python_function(config.class_, "environment.class")
+    called: Any = getattr(made, "reply", None) if inspect.isclass(made) else made
+    if called is None:
+        raise UserError(f"environment.class: '{config.class_}' has no method `reply(messages)`")
+    arguments: tuple[Any, ...] = (None, 0) if inspect.isclass(made) else ([], None, 0)
+    try:
+        inspect.signature(made).bind(*arguments, **config.options)
+    except TypeError as error:
+        form = "Class(row, seed, **options)" if inspect.isclass(made) else "reply(messages, row, seed, **options)"
+        raise UserError(f"environment.class: '{config.class_}' cannot be called as {form}: {error}") from error
+    make: Callable[[Row, int], Environment] = partial(made, **config.options)
+    if not inspect.isclass(made):
+        make = partial(_FunctionEnvironment, made, config.options)
+    return Environments(f"environment '{config.class_}'", make, config, inspect.iscoroutinefunction(called))
+
+
+class _FunctionEnvironment:
+    """A function as the environment of a sample."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any], row: Row, seed: int) -> None:
+        self._row, self._seed, self._options = row, seed, options
+        self._function = function
+        if inspect.iscoroutinefunction(function):
+            self.reply = self._async_reply  # type: ignore[method-assign]
+
+    def reply(self, messages: list[Any]) -> Any:
+        return self._function(messages, self._row, self._seed, **self._options)
+
+    async def _async_reply(self, messages: list[Any]) -> Any:
+        return await self._function(messages, self._row, self._seed, **self._options)

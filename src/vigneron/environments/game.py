@@ -1,0 +1,56 @@
+"""The interface of games: several roles, each with its own view of one conversation.
+
+A game is a class, made once for each episode as `Class(row, seed, **options)`. `start()` says what each role reads
+first and whose turn it is; `play(turns)` gets the texts of the roles that played and says what follows. Either may be
+async. Roles that the policy plays are trained, each as a sample of its own.
+"""
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from vigneron.environments.reply import BadReply, checked_log, checked_messages, checked_reward
+from vigneron.policy.message_forms import Message
+
+Texts = str | Sequence[Message]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What follows the turns of some roles."""
+
+    to_play: Sequence[str] = ()
+    """The roles whose turn it is: one, or several that do not see each other's. None: the game is over."""
+    messages: Mapping[str, Texts] = field(default_factory=dict)
+    """What roles read: messages, or the text of a user's message. A role reads them when its turn comes."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """What roles earned by their last turns."""
+    log: Mapping[str, Any] = field(default_factory=dict)
+    """Figures and texts, kept with the samples of every role."""
+
+
+class Game(Protocol):
+    @property
+    def roles(self) -> Sequence[str]: ...
+    def start(self) -> Round | Awaitable[Round]: ...
+    def play(self, turns: Mapping[str, str]) -> Round | Awaitable[Round]: ...
+
+
+def checked_round(given: Any, roles: Sequence[str]) -> Round:
+    """The round, its messages as lists."""
+    if not isinstance(given, Round):
+        raise BadReply(f"it should return a Round, not {type(given).__name__}")
+    if isinstance(given.to_play, str) or not isinstance(given.to_play, Sequence):
+        raise BadReply(f"`to_play` should be a list of roles, not {given.to_play!r}")
+    if len(set(given.to_play)) < len(given.to_play):
+        raise BadReply(f"`to_play` names a role twice: {list(given.to_play)!r}")
+    for what, by_role in (("messages", given.messages), ("rewards", given.rewards)):
+        if not isinstance(by_role, Mapping):
+            raise BadReply(f"`{what}` should be a dict with roles as keys, not {type(by_role).__name__}")
+    names: Sequence[str] | Mapping[str, Any]
+    for what, names in (("to_play", given.to_play), ("messages", given.messages), ("rewards", given.rewards)):
+        if unknown := [name for name in names if name not in roles]:
+            raise BadReply(f"`{what}` names {unknown[0]!r}, which is none of the roles {', '.join(roles)}")
+    messages = {role: checked_messages(texts) for role, texts in given.messages.items()}
+    rewards = {role: checked_reward(reward) or 0.0 for role, reward in given.rewards.items()}
+    return Round(tuple(given.to_play), messages, rewards, checked_log(given.log))

@@ -1,0 +1,107 @@
+"""The interface of environments: a conversation goes in, a reply comes out.
+
+An environment is a class, made once for each sample as `Class(row, seed, **options)`, whose `reply(messages)` answers
+the model's last turn; or a function `reply(messages, row, seed, **options)`. Either may be async. `messages` is the
+conversation so far, the row's prompt first; `seed` is a whole number drawn from (seed, step, sample).
+"""
+
+import json
+import math
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from vigneron.errors import first_line
+from vigneron.policy.message_forms import Message
+
+ROLES = ("user", "system", "tool")
+LONGEST_LOG = 20_000
+"""Characters."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An environment's answer to the model's turn."""
+
+    messages: str | Sequence[Message] = ()
+    """What the model reads next: messages, or the text of a user's message. Not read if the conversation is over."""
+    reward: float | None = None
+    """What the turn earned; None is nothing. With `reward: {kind: environment}` a sample's reward is their sum."""
+    done: bool = False
+    """Whether the conversation is over."""
+    log: Mapping[str, Any] = field(default_factory=dict)
+    """Figures and texts of the turn, kept with the sample."""
+
+
+class Environment(Protocol):
+    def reply(self, messages: list[Message]) -> Reply | str | Awaitable[Reply | str]: ...
+
+
+class BadReply(Exception):
+    """An environment's answer that cannot be used; the text says why."""
+
+
+def checked_reply(given: Any) -> Reply:
+    """The reply, its messages as a list; a text is a reply without reward after which the conversation goes on."""
+    if isinstance(given, str):
+        given = Reply(given)
+    if not isinstance(given, Reply):
+        raise BadReply(f"it should return a Reply or a text, not {type(given).__name__}")
+    if str(given.done) not in ("True", "False"):  # numpy's are fine
+        raise BadReply(f"`done` should be True or False, not {given.done!r}")
+    done = bool(given.done)
+    return Reply(
+        () if done else checked_messages(given.messages), checked_reward(given.reward), done, checked_log(given.log)
+    )
+
+
+def checked_reward(given: Any) -> float | None:
+    if given is None:
+        return None
+    try:
+        reward = float(given)
+    except Exception:  # whatever an object of the user's does
+        raise BadReply(f"`reward` should be a number or None, not {type(given).__name__}") from None
+    if isinstance(given, str) or not math.isfinite(reward):
+        raise BadReply(f"`reward` should be a finite number or None, not {given!r}")
+    return reward
+
+
+def checked_messages(given: Any) -> tuple[Message, ...]:
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(messages, Sequence) or not messages:
+        raise BadReply("`messages` should be a text or a list of messages, and not empty unless `done`")
+    return tuple(_message(message) for message in messages)
+
+
+def _message(given: Any) -> Message:
+    if not isinstance(given, Mapping) or not isinstance(given.get("content"), str):
+        raise BadReply(f"a message should have a role and a content, which is a text, not {type(given).__name__}")
+    if given.get("role") not in ROLES:
+        raise BadReply(f"a message's role should be one of {', '.join(ROLES)}, not {given.get('role')!r}")
+    message: Message = _plain(given, "a message")
+    return message
+
+
+def checked_log(given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise BadReply("`log` should be a dict with texts as keys")
+    log: dict[str, Any] = _plain({name: _number(value) for name, value in given.items()}, "`log`")
+    if len(json.dumps(log)) > LONGEST_LOG:
+        raise BadReply(f"`log` should have at most {LONGEST_LOG} characters")
+    return log
+
+
+def _number(value: Any) -> Any:
+    """numpy's and torch's numbers as Python's."""
+    return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else value
+
+
+def _plain(given: Any, what: str) -> Any:
+    """As JSON has it: what is kept with the sample, and written into a prompt."""
+    try:
+        text = json.dumps(given, ensure_ascii=False, allow_nan=False)
+        text.encode()  # no half of a pair of surrogates
+        return json.loads(text)
+    except Exception as error:  # a cycle, an object, a depth
+        raise BadReply(f"{what} cannot be written as JSON: {first_line(error)}") from None

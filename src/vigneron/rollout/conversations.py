@@ -1,0 +1,258 @@
+"""Conversations of the policy with environments: what was said, by whom, and what it earned.
+
+The policy's turns are sampled by the engine, which reads the replies into the cache that it has. Nothing is tokenized
+twice: a turn stays as it was sampled, and a reply is written by the chat template between two turns.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Literal
+
+import torch
+
+from vigneron.core.draws import draw_keys
+from vigneron.data.prompts import Row, texts_of
+from vigneron.distributed import ranks
+from vigneron.environments.build import Environments
+from vigneron.environments.calls import Call, CallFailed, Calls, raised
+from vigneron.environments.reply import BadReply, Environment, Reply, checked_reply
+from vigneron.errors import UserError
+from vigneron.policy.chat import stop_at
+from vigneron.policy.message_forms import Message
+from vigneron.policy.model import Policy
+from vigneron.policy.reply_tokens import reply_ids
+from vigneron.rollout.engine.request import Completions, Turn
+from vigneron.rollout.engine.sample import rank_share, sample, sample_on_all_ranks, sampled_share
+
+ERROR = "environment_error"
+"""The extra with what went wrong in a sample's environment: it has no reward then."""
+TURN_REWARDS = "turn_rewards"
+"""The extra with the reward of each turn, for methods that take rewards where they fall."""
+REWARD = "environment_reward"
+"""The extra with their sum, None if the environment failed. Reward functions get it, and `EARNED`."""
+EARNED = "environment_rewards"
+"""The extra with what the environment gave for each turn, whatever the reward is."""
+CONVERSATION = "conversation"
+"""The extra with all messages after the prompt, for people to read."""
+LARGEST = 1e100
+"""Of a number that is logged."""
+SEED_TURN = 2**20 - 1
+"""The seed of an environment is the draw of a turn that no conversation has."""
+LARGEST_SEED = 2**31 - 1
+"""What numpy's and Python's generators take."""
+SHORTENED = "\n[the rest is cut]"
+LONGEST_TOKEN = 32
+"""Characters: a reply that is longer by this measure is cut before it is tokenized."""
+
+
+@dataclass
+class Transcript:
+    """A sample's conversation after its prompt."""
+
+    messages: list[Message] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """The tokens of each turn of the policy, from the end of the prompt."""
+    rewards: list[float] = field(default_factory=list)
+    """Of each turn."""
+    logs: list[dict[str, Any]] = field(default_factory=list)
+    cut: Literal["length", "context", "turns"] | None = None
+    """Why it ended before the environment said so: a turn that was cut, no more room, or no more turns."""
+    error: str | None = None
+
+
+class Conversations:
+    """Answers the turns of a request (`Replies`): sample i transcripts with the environment of row i."""
+
+    def __init__(
+        self,
+        environments: Environments,
+        policy: Policy,
+        rows: Sequence[Row],
+        rooms: Sequence[int],
+        seeds: Sequence[int],
+    ) -> None:
+        """`rooms` are the tokens that each sample may have behind its prompt."""
+        self._environments, self._rows, self._rooms = environments, rows, rooms
+        self._tokenizer, self._ends = policy.tokenizer, policy.eos_ids
+        self._options = environments.options
+        self._calls = Calls(self._options.concurrency, self._options.timeout_s)
+        self.transcripts = [Transcript() for _ in rows]
+        self._instances = [
+            self._make(row, seed, transcript)
+            for row, seed, transcript in zip(rows, seeds, self.transcripts, strict=True)
+        ]
+        self._pending: dict[int, tuple[Turn, Call | None]] = {}
+
+    def _make(self, row: Row, seed: int, transcript: Transcript) -> Environment | None:
+        try:
+            return self._environments.make(deepcopy(dict(row)), seed)
+        except Exception as error:  # user code: it takes its sample out
+            transcript.error = f"{raised(error)} when it was made"
+            return None
+
+    @property
+    def patience(self) -> int:
+        return self._environments.patience
+
+    def ask(self, turns: Sequence[Turn]) -> None:
+        texts = texts_of(self._tokenizer, [turn.ids for turn in turns])
+        raws = texts_of(self._tokenizer, [self._without_end(turn) for turn in turns], skip_special=False)
+        for turn, text, raw in zip(turns, texts, raws, strict=True):
+            transcript, environment = self.transcripts[turn.sample], self._instances[turn.sample]
+            transcript.spans.append((turn.start, turn.start + len(turn.ids)))
+            transcript.messages.append(_message(environment, text, raw))
+            call = None
+            if environment is not None:
+                # A copy, which a user may change.
+                call = self._calls.start(environment.reply, deepcopy(self._conversation(turn.sample)))
+            self._pending[turn.sample] = (turn, call)
+
+    def _without_end(self, turn: Turn) -> tuple[int, ...]:
+        return turn.ids[:-1] if turn.ids and turn.ids[-1] in self._ends else turn.ids
+
+    def _conversation(self, sample: int) -> list[Message]:
+        """All messages so far."""
+        return [*self._rows[sample]["prompt"], *self.transcripts[sample].messages]
+
+    def take(self, samples: Sequence[int]) -> list[tuple[int, ...]]:
+        return [self._continued(sample) for sample in samples]
+
+    def _continued(self, sample: int) -> tuple[int, ...]:
+        """The tokens that the sample reads next; none if its conversation is over."""
+        turn, call = self._pending.pop(sample)
+        transcript = self.transcripts[sample]
+        if call is None:
+            return ()
+        try:
+            reply = checked_reply(call.result())
+        except (CallFailed, BadReply) as error:
+            transcript.error = str(error)
+            return ()
+        transcript.rewards.append(reply.reward or 0.0)
+        transcript.logs.append(dict(reply.log))
+        if not turn.ended:
+            transcript.cut = "length"
+        if reply.done or not turn.ended:
+            return ()
+        if len(transcript.spans) == self._options.max_turns:
+            transcript.cut = "turns"
+            return ()
+        messages, ids = self._written(transcript, reply, sample, turn.ids[-1])
+        if transcript.spans[-1][1] + len(ids) >= self._rooms[sample]:
+            transcript.cut = "context"
+            return ()
+        transcript.messages += messages
+        return ids
+
+    def _written(
+        self, transcript: Transcript, reply: Reply, sample: int, last: int
+    ) -> tuple[list[Message], tuple[int, ...]]:
+        """The reply's messages and tokens, its longest texts cut if it is too long."""
+        most = self._options.max_reply_tokens
+        given: list[Any] = list(reply.messages)
+        texts = [str(message["content"]) for message in given]
+        kept = [min(len(text), most * LONGEST_TOKEN) for text in texts]
+        while True:
+            messages = [
+                {**message, "content": text if length == len(text) else text[:length] + SHORTENED * (length > 0)}
+                for message, text, length in zip(given, texts, kept, strict=True)
+            ]
+            ids = reply_ids(self._tokenizer, self._conversation(sample), messages, last, self._environments.tools)
+            if kept != [len(text) for text in texts]:
+                transcript.logs[-1]["shortened"] = True
+            if len(ids) <= most:
+                return list(messages), ids
+            longest = max(range(len(kept)), key=kept.__getitem__)
+            if not kept[longest]:
+                raise UserError(
+                    f"environment.max_reply_tokens: the chat template alone takes {len(ids)} tokens of a reply: "
+                    f"set it above {most}"
+                )
+            kept[longest] = min(kept[longest] - 1, kept[longest] * most // len(ids))
+
+
+def _message(environment: Environment | None, text: str, raw: str) -> Message:
+    """A turn as a message, with tool calls where the environment reads them; `raw` is its text with special tokens."""
+    read = getattr(environment, "read", None)
+    message: Message = {"role": "assistant", "content": text} if read is None else read(raw, text)
+    return message
+
+
+def converse(
+    environments: Environments,
+    policy: Policy,
+    rows: Sequence[Row],
+    prompt_ids: Sequence[tuple[int, ...]],
+    *,
+    together: bool,
+    **options: Any,
+) -> tuple[Completions, list[Transcript]]:
+    """One conversation for each row, from the given prompt. `options` are those of `sample`; with `together` all ranks
+    call it, and each has a part of the conversations."""
+    for row in rows:
+        if isinstance(row["prompt"], str):
+            raise UserError(
+                f"{environments.name}: the prompt {row['prompt']!r:.60} is a text: give messages, "
+                '[{"role": "user", "content": …}]'
+            )
+    stop_at(policy, environments.end_ids(policy.tokenizer))
+    width = environments.options.completion_tokens(options["max_new_tokens"])
+    context = policy.context_length
+    rooms = [width if context is None else min(width, context - len(ids)) for ids in prompt_ids]
+    names = torch.tensor(list(options["sample_ids"]), dtype=torch.long)
+    keys: list[int] = draw_keys(options["seed"], options["step"], names, SEED_TURN).tolist()
+    own = sampled_share(len(rows)) if together else slice(None)
+    conversations = Conversations(
+        environments, policy, rows[own], rooms[own], [key & LARGEST_SEED for key in keys[own]]
+    )
+    draw = sample_on_all_ranks if together else sample
+    done = draw(policy, prompt_ids, replies=conversations, max_tokens=width, **options)
+    transcripts = conversations.transcripts
+    if together:
+        share = rank_share(len(rows))
+        transcripts = [
+            transcript for part in ranks.all_gather(transcripts[: share.stop - share.start]) for transcript in part
+        ]
+    return done, transcripts
+
+
+def transcript_extras(transcripts: Sequence[Transcript]) -> dict[str, tuple[Any, ...]]:
+    """What is kept with each sample."""
+    return {
+        REWARD: tuple(None if transcript.error is not None else sum(transcript.rewards) for transcript in transcripts),
+        EARNED: tuple(tuple(transcript.rewards) for transcript in transcripts),
+        CONVERSATION: tuple(_with_rewards(transcript) for transcript in transcripts),
+        "turns": tuple(len(transcript.spans) for transcript in transcripts),
+        "cut": tuple(transcript.cut for transcript in transcripts),
+        ERROR: tuple(transcript.error for transcript in transcripts),
+    }
+
+
+def _with_rewards(transcript: Transcript) -> list[Message]:
+    """The messages, each turn of the policy with what it earned and what the environment logged."""
+    turns = iter(zip_longest(transcript.rewards, transcript.logs))
+    shown: list[Message] = []
+    for message in transcript.messages:
+        reward, log = next(turns, (None, None)) if message["role"] == "assistant" else (None, None)
+        shown.append({**message} | ({} if reward is None else {"reward": reward}) | ({"log": log} if log else {}))
+    return shown
+
+
+def transcript_metrics(transcripts: Sequence[Transcript]) -> dict[str, float]:
+    count = len(transcripts)
+    metrics = {
+        "turns/mean": sum(len(transcript.spans) for transcript in transcripts) / count,
+        "turns/cut": sum(transcript.cut == "turns" for transcript in transcripts) / count,
+        "turns/failed": sum(transcript.error is not None for transcript in transcripts) / count,
+    }
+    for turn in range(max(len(transcript.rewards) for transcript in transcripts)):
+        earned = [transcript.rewards[turn] for transcript in transcripts if len(transcript.rewards) > turn]
+        metrics[f"turns/reward/{turn + 1}"] = sum(earned) / len(earned)
+    numbers: dict[str, float] = {}
+    for log in (log for transcript in transcripts for log in transcript.logs):
+        for name, value in log.items():
+            if isinstance(value, int | float) and abs(value) < LARGEST:
+                numbers[name] = numbers.get(name, 0.0) + value
+    return {f"turns/{name}": total / count for name, total in numbers.items()} | metrics

@@ -1,0 +1,1 @@
+"""Games of several roles that the policy plays against itself or others."""

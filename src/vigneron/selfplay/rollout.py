@@ -1,0 +1,254 @@
+"""The rollout of games: episodes in which roles take turns, one sample for each role that the policy plays.
+
+All episodes go on together, round by round. Samples of one role and row are a group: a role is compared with itself.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from vigneron.batch import Batch, Samples, Signals, to_device
+from vigneron.config import GameConfig
+from vigneron.core.draws import draw_keys
+from vigneron.data.prompts import Row, columns_of
+from vigneron.distributed import ranks
+from vigneron.environments.calls import CallFailed, Calls, raised
+from vigneron.environments.game import Game, Round, checked_round
+from vigneron.environments.reply import BadReply
+from vigneron.errors import UserError
+from vigneron.rollout.build import RolloutParts
+from vigneron.rollout.conversations import LARGEST_SEED, SEED_TURN, transcript_extras, transcript_metrics
+from vigneron.rollout.on_policy import OnPolicy
+from vigneron.selfplay.players import PLAYERS, HowToSample, build_player, policy_player
+from vigneron.selfplay.seat import Seat
+from vigneron.timing import phase
+from vigneron.user_code import python_function
+
+ROLE = "role"
+"""The column with the role of a sample."""
+
+
+@dataclass(frozen=True)
+class Games:
+    """`rollout(rows, step, first)`: `group_size` episodes for each row."""
+
+    on_policy: OnPolicy
+    options: GameConfig
+    make: Callable[[Row, int], Game]
+    roles: tuple[str, ...]
+    players: Mapping[str, Any]
+    missing_limit: float = 0.05
+    """The largest share of episodes that failed before the policy's first turn."""
+
+    def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
+        size = self.on_policy.group_size
+        episodes = Episodes(self, [row for row in rows for _ in range(size)], step, first * size)
+        episodes.run()
+        return self._batch(episodes, first)
+
+    def _batch(self, episodes: "Episodes", first: int) -> Batch:
+        size, policy = self.on_policy.group_size, self.on_policy.policy
+        trained = [role for role in self.roles if role not in self.players]
+        order = [
+            episodes.seats[row + episode, role]
+            for row in range(0, len(episodes.rows), size)
+            for role in trained
+            for episode in range(size)
+        ]
+        seats = [seat for seat in order if seat.transcript.spans]
+        played = {seat.episode for seat in seats}
+        broken = {
+            s.episode: s.transcript.error for s in order if s.transcript.error is not None and s.episode not in played
+        }
+        if not seats or len(broken) > self.missing_limit * len(episodes.rows):
+            why = f": it {next(iter(broken.values()))}" if broken else ""
+            count = len(episodes.rows)
+            raise UserError(
+                f"{episodes.name}: {count - len(played)} of {count} episodes had no turn of the policy{why}"
+            )
+        device, width = policy.device, max(len(seat.completion_ids) for seat in seats)
+        ids = torch.full((len(seats), width), policy.pad_id)
+        behaviour = torch.zeros(len(seats), width)
+        for i, seat in enumerate(seats):
+            ids[i, : len(seat.completion_ids)] = torch.tensor(seat.completion_ids)
+            behaviour[i, : len(seat.behaviour)] = torch.tensor(seat.behaviour)
+        transcripts, numbers = [seat.transcript for seat in seats], {role: n for n, role in enumerate(self.roles)}
+        truncated_B = torch.tensor([s.truncated or s.transcript.cut == "context" for s in seats], device=device)
+        samples = Samples(
+            prompt_ids=tuple(seat.prompt_ids for seat in seats),
+            completion_BT=ids.to(device),
+            completion_ids=tuple(seat.completion_ids for seat in seats),
+            spans=tuple(
+                tuple(
+                    (len(seat.prompt_ids) + start, len(seat.prompt_ids) + stop) for start, stop in seat.transcript.spans
+                )
+                for seat in seats
+            ),
+            behaviour_BT=behaviour.to(device),
+            truncated_B=truncated_B,
+            group_B=to_device([(first + s.episode // size) * len(numbers) + numbers[s.role] for s in seats], device),
+            sample_B=to_device([episodes.names[s.episode, s.role] for s in seats], device),
+            prompts=tuple(seat.prompt for seat in seats),
+            completions=tuple(list(transcript.messages) for transcript in transcripts),
+            columns=columns_of([seat.row for seat in seats]) | {ROLE: tuple(seat.role for seat in seats)},
+            extras=transcript_extras(transcripts) | {ROLE: tuple(seat.role for seat in seats)},
+        )
+        metrics = transcript_metrics(transcripts) | {"turns/failed": len(episodes.failures()) / len(episodes.rows)}
+        for role in trained:
+            earned = [sum(s.transcript.rewards) for s in seats if s.role == role and s.transcript.error is None]
+            if earned:
+                metrics[f"roles/{role}/reward"] = sum(earned) / len(earned)
+        signals = Signals(excluded_B=truncated_B if self.on_policy.mask_truncated else None, metrics=metrics)
+        return Batch(samples, signals, policy.packing())
+
+
+class Episodes:
+    """The episodes of a step."""
+
+    def __init__(self, games: Games, rows: Sequence[Row], step: int, first: int) -> None:
+        self.games, self.rows = games, rows
+        self.name = f"environment '{games.options.class_}'"
+        on_policy, roles = games.on_policy, games.roles
+        self.how = HowToSample(
+            on_policy.sampling,
+            on_policy.max_new_tokens,
+            on_policy.seed,
+            step,
+            on_policy.microbatch_tokens,
+            on_policy.stop,
+            on_policy.together,
+        )
+        places = [(episode, role) for episode in range(len(rows)) for role in roles]
+        self.seats = {place: Seat(*place, row=rows[place[0]]) for place in places}
+        self.names = {place: first * len(roles) + number for number, place in enumerate(places)}
+        numbers = torch.arange(first, first + len(rows))
+        keys: list[int] = draw_keys(on_policy.seed, step, numbers, SEED_TURN).tolist()
+        self._seeds = [key & LARGEST_SEED for key in keys]
+        self._calls = Calls(games.options.concurrency, games.options.timeout_s)
+        self._games: list[Game | None] = []
+
+    def run(self) -> None:
+        self._take_turns()
+        failed = self.failures()
+        if len(failed) == len(self.rows):
+            what = failed[0] if failed[0].startswith(PLAYERS) else f"it {failed[0]}"
+            raise UserError(f"{self.name} failed for all {len(failed)} episodes of a step: {what}")
+
+    def failures(self) -> list[str]:
+        """What went wrong in each episode that failed."""
+        transcripts = [self.seats[episode, self.games.roles[0]].transcript for episode in range(len(self.rows))]
+        return [transcript.error for transcript in transcripts if transcript.error is not None]
+
+    def _take_turns(self) -> None:
+        on_policy = self.games.on_policy
+        own_player = policy_player(on_policy.policy)
+        players = {role: self.games.players.get(role, own_player) for role in self.games.roles}
+        to_play = self._follow(self._on_rank0(self._start))
+        for turn in range(self.games.options.max_turns * len(self.games.roles)):
+            if not to_play:
+                return
+            with phase("turns"):
+                for player in dict.fromkeys(players[role] for _, role in to_play):
+                    own = [place for place in to_play if players[place[1]] is player]
+                    player(self.how, [self.seats[p] for p in own], turn, [self.names[p] for p in own])
+            turns: dict[int, dict[str, str]] = {}
+            for episode, role in to_play:
+                seat = self.seats[episode, role]
+                if seat.transcript.error is not None or seat.transcript.cut is not None:
+                    self._stop(episode, seat.transcript.error, seat.transcript.cut)
+                else:
+                    turns.setdefault(episode, {})[role] = str(seat.transcript.messages[-1]["content"])
+            open_episodes = {episode: texts for episode, texts in turns.items() if not self._is_stopped(episode)}
+            with phase("replies"):
+                to_play = self._follow(self._on_rank0(partial(self._played, open_episodes)))
+        for episode in {episode for episode, _ in to_play}:
+            self._stop(episode, None, "turns")
+
+    def _on_rank0(self, function: Callable[[], Any]) -> Any:
+        """Games are on rank 0: they need not be the same function of their arguments twice."""
+        return ranks.run_on_rank0(function) if self.games.on_policy.together else function()
+
+    def _start(self) -> dict[int, Round | str]:
+        rounds: dict[int, Round | str] = {}
+        for episode, (row, seed) in enumerate(zip(self.rows, self._seeds, strict=True)):
+            try:
+                self._games.append(self.games.make(deepcopy(dict(row)), seed))
+            except Exception as error:  # user code: it takes its episode out
+                self._games.append(None)
+                rounds[episode] = f"{raised(error)} when it was made"
+        calls = {e: self._calls.start(game.start) for e, game in enumerate(self._games) if game is not None}
+        return rounds | {episode: self._round(call) for episode, call in calls.items()}
+
+    def _played(self, turns: Mapping[int, Mapping[str, str]]) -> dict[int, Round | str]:
+        calls = {}
+        for episode, texts in turns.items():
+            game = self._games[episode]
+            assert game is not None
+            calls[episode] = self._calls.start(game.play, dict(texts))
+        return {episode: self._round(call) for episode, call in calls.items()}
+
+    def _round(self, call: Any) -> Round | str:
+        try:
+            return checked_round(call.result(), self.games.roles)
+        except (CallFailed, BadReply) as error:
+            return str(error)
+
+    def _follow(self, rounds: Mapping[int, Round | str]) -> list[tuple[int, str]]:
+        """Tell the seats what happened; whose turn it is next."""
+        for episode, what in rounds.items():
+            if isinstance(what, str):
+                self._stop(episode, what, None)
+                continue
+            for role, messages in what.messages.items():
+                self.seats[episode, role].unread += messages  # type: ignore[arg-type]
+            for role in self.games.roles:
+                seat = self.seats[episode, role]
+                seat.earn(float(what.rewards.get(role, 0.0)))
+                if seat.transcript.logs and what.log:
+                    seat.transcript.logs[-1] |= dict(what.log)
+        to_play = [(e, role) for e, what in rounds.items() if isinstance(what, Round) for role in what.to_play]
+        for episode, role in to_play:
+            seat = self.seats[episode, role]
+            if not seat.unread:
+                raise UserError(f"{self.name}: it is {role!r}'s turn, which has nothing new to read: give it a message")
+        return to_play
+
+    def _stop(self, episode: int, error: str | None, cut: Any) -> None:
+        for role in self.games.roles:
+            transcript = self.seats[episode, role].transcript
+            transcript.error, transcript.cut = transcript.error or error, transcript.cut or cut
+
+    def _is_stopped(self, episode: int) -> bool:
+        transcripts = [self.seats[episode, role].transcript for role in self.games.roles]
+        return any(transcript.error is not None or transcript.cut is not None for transcript in transcripts)
+
+
+def build(parts: RolloutParts, options: GameConfig) -> Games:
+    """The rollout of a config with `environment.kind: game`."""
+    made: Any = python_function(options.class_, "environment.class")
+    missing = [name for name in ("roles", "start", "play") if not hasattr(made, name)]
+    if missing or not inspect.isclass(made):
+        what = f"no `{missing[0]}`" if missing else "to be a class"
+        raise UserError(f"environment.class: '{options.class_}' has {what}: a game has roles, start() and play(turns)")
+    game: Any = made
+    roles = tuple(game.roles)
+    if unknown := [role for role in options.players if role not in roles]:
+        raise UserError(f"environment.players: '{unknown[0]}' is none of the game's roles: {', '.join(roles)}")
+    if len(options.players) == len(roles):
+        raise UserError("environment.players: the policy plays no role: leave one out")
+    try:
+        inspect.signature(made).bind(None, 0, **options.options)
+    except TypeError as error:
+        raise UserError(
+            f"environment.class: '{options.class_}' cannot be called as Class(row, seed, **options): {error}"
+        ) from error
+    device = str(parts.policy.device)
+    players = {r: build_player(config, r, device, options.concurrency) for r, config in options.players.items()}
+    assert isinstance(parts.default, OnPolicy)
+    limit = 0.05 if parts.config is None else parts.config.reward.missing_limit
+    return Games(parts.default, options, partial(game, **options.options), roles, players, limit)

@@ -1,0 +1,63 @@
+"""A role in one episode of a game: what it has read and written, as messages and as tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vigneron.data.prompts import Row, prompts_token_ids
+from vigneron.policy.message_forms import Message
+from vigneron.policy.reply_tokens import reply_ids
+from vigneron.rollout.conversations import Transcript
+
+
+@dataclass
+class Seat:
+    episode: int
+    role: str
+    row: Row
+    unread: list[Message] = field(default_factory=list)
+    """What it reads when its turn comes."""
+    prompt: list[Message] = field(default_factory=list)
+    transcript: Transcript = field(default_factory=Transcript)
+    prompt_ids: tuple[int, ...] = ()
+    completion_ids: tuple[int, ...] = ()
+    behaviour: list[float] = field(default_factory=list)
+    truncated: bool = False
+    early_reward: float = 0.0
+    """What it has earned before its first turn."""
+
+    @property
+    def conversation(self) -> list[Message]:
+        """The conversation as this role sees it."""
+        return [*self.prompt, *self.transcript.messages]
+
+    def read(self, tokenizer: Any) -> None:
+        """Take in what is unread: its prompt before the first turn, a reply later."""
+        if not self.prompt:
+            self.prompt = list(self.unread)
+            (self.prompt_ids,) = prompts_token_ids(tokenizer, [self.prompt], rows=[{**self.row, "prompt": self.prompt}])
+        elif self.unread:
+            ids = reply_ids(tokenizer, self.conversation, self.unread, self.completion_ids[-1])
+            self.completion_ids += ids
+            self.behaviour += [0.0] * len(ids)
+            self.transcript.messages += self.unread
+        self.unread = []
+
+    def write(self, text: str, ids: Sequence[int], logprobs: Sequence[float], truncated: bool) -> None:
+        """Take a turn."""
+        start = len(self.completion_ids)
+        self.completion_ids += tuple(ids)
+        self.behaviour += logprobs
+        self.truncated = truncated
+        self.transcript.spans.append((start, len(self.completion_ids)))
+        self.transcript.messages.append({"role": "assistant", "content": text})
+        self.transcript.rewards.append(self.early_reward)
+        self.early_reward = 0.0
+        self.transcript.logs.append({})
+
+    def earn(self, reward: float) -> None:
+        """For its last turn; what comes before its first turn counts for that one."""
+        if self.transcript.rewards:
+            self.transcript.rewards[-1] += reward
+        else:
+            self.early_reward += reward

@@ -1,0 +1,65 @@
+"""The error when memory runs out: which settings to change."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from vigneron.config import Config
+from vigneron.config.kl import needs_reference_head
+from vigneron.config.rewards import asks_reference
+from vigneron.errors import UserError
+from vigneron.training.method_copies import TRUST_REGION_VECTORS
+
+CACHE = "sampler's cache"
+"""In the message of the error where the cache of sampling does not fit."""
+
+
+@contextmanager
+def explained_memory(config: Config) -> Iterator[None]:
+    """Turn an out-of-memory error into a `UserError` that names the settings to lower."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise UserError(_advice(config, error)) from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    signs = ("can't allocate memory", "not enough memory", "out of memory", "cublas_status_alloc_failed")
+    return any(sign in text for sign in signs)
+
+
+def _advice(config: Config, error: BaseException) -> str:
+    """First what leaves the training as it is."""
+    model, optimizer, method = config.model, config.optimizer, config.method
+    samples = config.prompts_per_step * config.group_size
+    settings: list[Any] = [
+        *(["model.cache_gb" + (f" (now {model.cache_gb:g})" if model.cache_gb else "")] if CACHE in str(error) else []),
+        f"microbatch_tokens (now {config.microbatch_tokens})",
+        f"max_new_tokens ({config.max_new_tokens})",
+        f"samples per step ({samples}: prompts_per_step × group_size)",
+    ]
+    copied = model.lora is None and config.scale.shard == 1
+    by_gradient = copied and method.steps_by_gradient
+    on_gpu = model.device.startswith("cuda") or (model.device == "auto" and torch.cuda.is_available())
+    has_reference = method.uses_reference or asks_reference(config.reward)
+    switches = {
+        "model.activation_checkpointing=true": model.activation_checkpointing is not True,
+        "model.offload_reference=true": copied and has_reference and not model.offload_reference and on_gpu,
+        "optimizer.offload=true": by_gradient and not optimizer.offload and on_gpu,
+        "method.kl.estimator=k3": needs_reference_head(method),
+        "optimizer.kind=adamw_8bit": by_gradient and optimizer.kind != "adamw_8bit",
+        "model.weights=bfloat16": by_gradient and model.weights != "bfloat16" and model.dtype != "float32",
+        f"method.form=penalty (the constraint has {TRUST_REGION_VECTORS} more vectors of the size of the trained "
+        "weights)": not method.steps_by_gradient,
+        "model.lora={}": model.lora is None and method.trains == "policy" and model.chat != "minted",
+    }
+    helpful = [switch for switch, helps in switches.items() if helps]
+    also = f", or set {' or '.join(helpful)}" if helpful else ""
+    return f"out of memory; earlier checkpoints are intact. Lower {', '.join(settings)}{also}"

@@ -1,0 +1,193 @@
+"""A probe of a recipe before training: a few hundred samples of its model, checked and rewarded."""
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from vigneron.batch import Batch
+from vigneron.config import Config, GameConfig
+from vigneron.core.advantages import share_without_variance
+from vigneron.core.intervals import wilson
+from vigneron.data.prompts import Row, completion_text, prompt_text
+from vigneron.errors import UserError
+from vigneron.policy.device import resolve_device, use_device
+from vigneron.policy.from_config import policy_from_config, seed_everything
+from vigneron.policy.model import Policy
+from vigneron.policy.token_boundaries import plain_ids
+from vigneron.rewards.apply import SEEN, ApplyReward, RewardFunction
+from vigneron.rewards.build import attach_models, build_reward
+from vigneron.rewards.checkers import build_run_check, load_checker
+from vigneron.rewards.combined import CombinedReward, ignore
+from vigneron.rewards.user_reward import RewardFailed, checked_rewards, named_errors, started
+from vigneron.rollout.build import build_rollout
+from vigneron.run_data.load import Data
+from vigneron.run_data.readers import checker_name
+from vigneron.run_data.reference_answers import with_parent_answers
+from vigneron.text import share_in
+from vigneron.timing import phase
+from vigneron.training.setup.resolve import newest_weights
+
+GROUP = 8
+"""Samples of a prompt, where the recipe draws one."""
+ECHO = 0.9
+"""A text with this share of its words from the input is an echo."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the samples show. Shares are of all samples unless it says otherwise; NaN where nothing was measured."""
+
+    prompts: int
+    group_size: int
+    hits: int
+    checked: int
+    """Samples that the checker could judge."""
+    hits_by_prompt: tuple[int, ...]
+    """Of prompts all of whose samples were judged."""
+    reward: float
+    spread: float
+    """The mean over prompts of the standard deviation of a prompt's rewards."""
+    flat: float
+    """Share of prompts whose rewards are all equal."""
+    cut: float
+    """Share cut by `max_new_tokens`."""
+    lines: float
+    """Share of the cut ones that went on after a line of text: a newline as stop text would have ended them."""
+    echoed: float
+    answers_echo: float
+    """Share of the reference answers that are echoes of their input, as in copying."""
+    answer_tokens: int
+    """The 95th percentile of the reference answers' tokens; 0 without answers."""
+    multiline: bool
+    """Whether a reference answer has several lines."""
+    pays_empty: float
+    pays_echo: float
+    pays_answer: float
+    """Mean rewards of an empty text, of the input and of the reference answer in place of completions."""
+
+    @property
+    def samples(self) -> int:
+        return self.prompts * self.group_size
+
+    @property
+    def p0(self) -> float:
+        return self.hits / self.checked if self.checked else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's, 95 %. The samples of a prompt are not independent, so the true one is wider."""
+        return wilson(self.hits, self.checked)
+
+
+def probe(config: Config, data: Data, samples: int, notice: Callable[[str], None] = lambda text: None) -> Probe:
+    """Sample a resolved recipe's model on training prompts that are spread evenly over the data."""
+    if config.method.reads != "prompts":
+        raise UserError(f"--probe: `method: {config.method.name}` samples nothing: give a recipe that does")
+    if isinstance(config.environment, GameConfig):
+        raise UserError("--probe: a game has samples of several roles: `eval_every` measures it before the first step")
+    group_size = config.group_size if config.group_size > 1 else GROUP
+    count = min(len(data.train), max(1, samples // group_size))
+    rows = [data.train[number * len(data.train) // count] for number in range(count)]
+    rows = list(with_parent_answers(config, Data(rows, []), notice).train)
+    use_device(resolve_device(config.model.device))
+    function = build_reward(
+        config.reward,
+        load_checker(checker_name(config)),
+        device=config.model.device,
+        notice=notice,
+        weights=partial(newest_weights, key="reward.file"),
+        rows=data.train if config.parent is None else rows,
+    )
+    with closing(ApplyReward.of(config, function)) as reward:
+        seed_everything(config.seed)
+        with phase("load the model"):
+            policy = policy_from_config(config)
+        attach_models(function, policy)
+        rollout = build_rollout(config.model_copy(update={"group_size": group_size}), policy)
+        with phase("sample"):
+            batch = rollout(rows)
+        batch = build_run_check(config, checker_name(config))(reward(batch, whole_step=False))
+        paid = {name: _pays(function, rows, texts) for name, texts in _trial_texts(rows).items()}
+    return measured(policy, batch, rows, group_size, paid)
+
+
+def measured(policy: Policy, batch: Batch, rows: Sequence[Row], group_size: int, paid: dict[str, float]) -> Probe:
+    rewards_B, group_B = batch.signals.rewards_B.cpu().double(), batch.samples.group_B.cpu()
+    rewards_PG = rewards_B.view(-1, group_size)
+    known_P = [row[~row.isnan()] for row in rewards_PG]
+    spreads = [float(row.std(correction=0)) for row in known_P if len(row) > 1]
+    correct = list(batch.signals.correct or ())
+    by_prompt = [correct[at : at + group_size] for at in range(0, len(correct), group_size)]
+    texts = [completion_text(text) for text in batch.samples.extras.get(SEEN, batch.samples.completions)]
+    cut = batch.samples.truncated_B.tolist()
+    of_cut = [text for text, is_cut in zip(texts, cut, strict=True) if is_cut]
+    sources = [_input(row) for row in rows]
+    answers = [completion_text(row["answer"]) for row in rows if row.get("answer") is not None]
+    echoes = [share_in(text, sources[at // group_size]) >= ECHO for at, text in enumerate(texts)]
+    own = [
+        share_in(completion_text(row["answer"]), source) >= ECHO
+        for row, source in zip(rows, sources, strict=True)
+        if row.get("answer") is not None
+    ]
+    lengths = sorted(len(ids) for ids in plain_ids(policy.tokenizer, [f" {answer}" for answer in answers]))
+    return Probe(
+        prompts=len(rows),
+        group_size=group_size,
+        hits=sum(verdict is True for verdict in correct),
+        checked=sum(verdict is not None for verdict in correct),
+        hits_by_prompt=tuple(sum(map(bool, group)) for group in by_prompt if None not in group),
+        reward=float(rewards_B.nanmean()),
+        spread=_mean(spreads),
+        flat=float(share_without_variance(rewards_B, group_B)),
+        cut=_mean(cut),
+        lines=_mean(["\n" in text.strip() for text in of_cut]),
+        echoed=_mean(echoes),
+        answers_echo=_mean(own),
+        answer_tokens=lengths[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0,
+        multiline=any("\n" in answer.strip() for answer in answers),
+        pays_empty=paid["empty"],
+        pays_echo=paid["echo"],
+        pays_answer=paid["answer"],
+    )
+
+
+def _trial_texts(rows: Sequence[Row]) -> dict[str, list[str | None]]:
+    answers = [None if row.get("answer") is None else completion_text(row["answer"]) for row in rows]
+    return {"empty": [""] * len(rows), "echo": [_input(row) for row in rows], "answer": answers}
+
+
+def _pays(function: RewardFunction, rows: Sequence[Row], texts: Sequence[str | None]) -> float:
+    """The mean reward of the texts in place of completions; NaN if it is not known, as of a function that reads
+    tokens."""
+    given = [(row, text) for row, text in zip(rows, texts, strict=True) if text is not None]
+    if not given:
+        return math.nan
+    if isinstance(function, CombinedReward):
+        function.load({})  # as before the first hit
+    arguments: dict[str, Any] = {
+        **{name: [row.get(name) for row, _ in given] for row, _ in given for name in row if name != "prompt"},
+        "prompts": [row["prompt"] for row, _ in given],
+        "completions": [
+            text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}] for row, text in given
+        ],
+        "log_extra": ignore,
+        "log_metric": ignore,
+    }
+    try:
+        result = named_errors("reward", lambda: started(function(**arguments)))
+        values = checked_rewards("reward", result.result() if isinstance(result, Future) else result, len(given))
+    except RewardFailed:
+        return math.nan
+    return _mean([value for value in values if value is not None])
+
+
+def _input(row: Row) -> str:
+    return prompt_text(row["prompt"]) if row.get("input") is None else str(row["input"])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,50 @@
+"""What a run needs of this machine, by `train` before anything is loaded and by `validate`: a GPU that is large enough,
+libraries, a sampler that can run, files of weights that are all there."""
+
+from collections.abc import Iterator
+
+from vigneron.config import Config
+from vigneron.errors import UserError
+from vigneron.policy.compiling import can_compile
+from vigneron.policy.device import is_emulated, resolve_device
+from vigneron.policy.parent import check_parent_name
+from vigneron.policy.quantised import check_library
+from vigneron.policy.stored import check_weight_files
+from vigneron.remote.setup import check_scale
+from vigneron.training.memory_fit import check_gpu
+
+
+def check_compile(config: Config) -> None:
+    """Of a config as it was given: a resolved one compiles where that is possible."""
+    if config.model.compile is True and config.scale.shard > 1:
+        raise UserError("model.compile: true has no effect on sharded weights: leave it out, or set scale.shard=1")
+    if config.model.compile is True and not can_compile(resolve_device(config.model.device)):
+        raise UserError("model.compile: true needs a CUDA device: leave it out")
+
+
+def machine_notices(config: Config) -> Iterator[str]:
+    """Options that this machine gives no effect, or a slow one. The config is resolved."""
+    model, device = config.model, resolve_device(config.model.device)
+    if is_emulated(model.dtype, device):
+        yield "model.dtype: bfloat16: this CPU has no bfloat16 products and emulates them, slowly: leave it out"
+    if device.type == "cuda":
+        return
+    if config.optimizer.offload:
+        yield f"optimizer.offload has no effect on '{device}': the moments are in its memory already"
+    if model.offload_reference:
+        yield f"model.offload_reference is for GPUs: on '{device}' it takes time and saves nothing"
+    if model.memory_gb is not None:
+        yield f"model.memory_gb has no effect on '{device}': it limits the memory of a GPU"
+
+
+def check_machine(config: Config) -> None:
+    """Raise for what this machine lacks. The config is resolved."""
+    model = config.model
+    check_scale(config)
+    check_gpu(config)
+    if model.weights == "4bit":
+        check_library(resolve_device(model.device))
+    check_weight_files(model.name, allow_pickle=model.allow_pickle)
+    if (parent := config.method.parent_model) is not None:
+        check_parent_name(parent)
+        check_weight_files(parent, "method.parent", allow_pickle=model.allow_pickle)

@@ -1,0 +1,208 @@
+"""The study of rubrics: the driver with a tiny model; noisy verdicts; the decision rule by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.paired import Difference
+from benchmarks.rubric_results import (
+    HIDDEN,
+    STATED,
+    Values,
+    category_values,
+    confidence_verdict,
+    default_arm,
+    kind_verdict,
+    loses,
+    worth_it,
+)
+from benchmarks.rubric_scores import by_category
+from benchmarks.rubric_study import RATES, guide
+from benchmarks.study_settings import chosen_rate
+from benchmarks.study_store import read_result
+
+from benchmarks import noisy_verdicts, rubric_study
+from support.tiny_models import long_tiny_folder
+from vigneron.config import RubricRewardConfig
+from vigneron.data.tasks import load_task
+from vigneron.rewards.build import build_reward
+from vigneron.rewards.rubric import grape_reward
+from vigneron.rubric.prompts import generation_prompt
+from vigneron.rubric.read import read_rubric
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_it_runs_in_pieces_and_shows_its_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = {arm: rubric_study.METHODS[arm] for arm in ("grpo", "grape-paper", "rejection")}
+    monkeypatch.setattr(rubric_study, "METHODS", methods | {"grape-telepathy": "{name: grape, correction: telepathy}"})
+    monkeypatch.setattr(
+        rubric_study, "CONFIDENCES", {arm: noisy_verdicts.CONFIDENCES[arm] for arm in ("flat", "shuffled")}
+    )
+    (tmp_path / "tiny").mkdir()
+    model, runs = long_tiny_folder(tmp_path / "tiny"), tmp_path / "runs"
+    common = ["work", str(runs), "--smoke", "--model", model, "--resume"]
+    assert rubric_study.main([*common, "--budget", "600"]) == 0
+    said = capsys.readouterr().out
+    assert "left out: the arm 'grape-telepathy', which this version cannot run" in said
+    assert "all jobs are done" in said
+    done = {path.parent.name for path in runs.glob("*/result.json")}
+    assert done == {
+        *("success-bare", "success-prompted", "grpo-seed-0", "grape-paper-seed-0", "rejection-seed-0"),
+        *(f"tune-{arm}-rate-1e-05" for arm in methods),
+        *(f"tune-confidence-{arm}-rate-2e-05" for arm in ("flat", "shuffled")),
+        *(f"confidence-{arm}-seed-0" for arm in ("flat", "shuffled")),
+    }
+    rows = read_result(runs, "grape-paper-seed-0")
+    assert rows is not None
+    assert len(rows["scores"]["last"]) == len(rows["categories"]) == 180
+    archive, figure = tmp_path / "rubric.tar.xz", tmp_path / "figure.svg"
+    assert rubric_study.main(["pack", str(runs), str(archive)]) == 0
+    assert rubric_study.main(["show", str(archive), "--figure", str(figure)]) == 0
+    shown = capsys.readouterr().out
+    assert "| codeword | grape-paper |" in shown
+    assert "| form hidden | grape-paper |" in shown
+    assert "Confidence: no difference." in shown
+    assert figure.read_text().startswith("<svg")
+    assert rubric_study.main(common) == 0
+    assert "all jobs are done" in capsys.readouterr().out
+
+
+def test_rejection_samples_under_the_prompt_that_grape_uses() -> None:
+    categories = read_rubric("study-forms").categories
+    for row in load_task("forms").rows("held_out"):
+        category = categories[row["category"]]
+        assert guide(category, row["prompt"]) + row["prompt"] == generation_prompt(category, row["prompt"])
+        assert guide(category, row["prompt"])
+
+
+# ---------------------------------------------------------------------------------------------- noise
+
+
+@pytest.mark.parametrize(("judge", "error"), noisy_verdicts.ERRORS.items())
+def test_a_judge_is_wrong_as_often_as_it_should_be(judge: str, error: float) -> None:
+    prompts = [f"question {number}" for number in range(4000)]
+    for text, right in (("cold", 1.0), ("warm", 0.0)):
+        found = getattr(noisy_verdicts, judge)(prompts, [text] * 4000, answer=["cold"] * 4000, input=prompts)
+        wrong = sum(verdict != right for verdict in found) / 4000
+        assert wrong == pytest.approx(error, abs=4 * (error * (1 - error) / 4000) ** 0.5)
+        assert found == getattr(noisy_verdicts, judge)(prompts, [text] * 4000, answer=["cold"] * 4000)
+
+
+def test_the_judges_errors_are_independent() -> None:
+    prompts = [f"question {number}" for number in range(4000)]
+    found = torch.tensor(
+        [getattr(noisy_verdicts, j)(prompts, ["cold"] * 4000, answer=["cold"] * 4000) for j in noisy_verdicts.ERRORS]
+    )
+    off_diagonal = torch.corrcoef(found)[~torch.eye(3, dtype=torch.bool)]
+    assert float(off_diagonal.abs().max()) < 4 / 4000**0.5
+
+
+def test_confidences_as_weights_give_the_reward_of_equation_15(tmp_path: Path) -> None:
+    """Constant confidences with equal weights, against weights with all confidences 1."""
+    scores_BJ = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
+    for arm in ("stated", "above chance", "shuffled"):
+        rubric = read_rubric(str(noisy_verdicts.write_rubric(arm, tmp_path)))
+        weights_J = torch.tensor([item.weight for item in rubric.categories["right"].items])
+        by_weight = grape_reward(scores_BJ, torch.ones(3, 3), weights_J)
+        by_confidence = grape_reward(scores_BJ, weights_J.expand(3, 3), torch.ones(3) / 3)
+        torch.testing.assert_close(by_weight, by_confidence)
+
+
+def test_shuffled_confidences_belong_to_another_judge() -> None:
+    right, shuffled = noisy_verdicts.CONFIDENCES["above chance"], noisy_verdicts.CONFIDENCES["shuffled"]
+    assert right == pytest.approx({"careful": 0.9, "hasty": 0.5, "guessing": 0.1})
+    assert shuffled == pytest.approx({"careful": 0.5, "hasty": 0.1, "guessing": 0.9})
+
+
+# ---------------------------------------------------------------------------------------------- the numbers
+
+
+@pytest.mark.parametrize("weighed", [True, False])
+def test_a_rows_score_is_its_reward(weighed: bool) -> None:
+    """Σ ω τ by hand, with confidences (GRAPE's arms) and without: the items' confidences are 1."""
+    reward = build_reward(RubricRewardConfig(kind="rubric", file="study-forms", weigh_by_confidence=weighed), None)
+    right = '{"a": 1}'
+    cases = [
+        ("json", right, right, 1.0),
+        ("json", "", right, 0.0),
+        ("json", right.replace("1", "2"), right, 0.3 * 8 / 10),  # letters between the brackets: a": 1
+        ("units", "300 cm", "300 cm", 1.0),
+        ("units", "300", "300 cm", 0.0),
+    ]
+    found = reward(
+        prompts=["?"] * 5,
+        completions=[text for _, text, _, _ in cases],
+        answer=[answer for _, _, answer, _ in cases],
+        category=[category for category, *_ in cases],
+        input=["?"] * 5,
+    )
+    assert found == pytest.approx([score for *_, score in cases], abs=1e-6)
+
+
+def test_means_by_category() -> None:
+    assert by_category([1.0, 0.0, 0.5], ["a", "a", "b"]) == {"a": 0.5, "b": 0.5}
+
+
+def test_the_rate_is_chosen_on_tuning_runs() -> None:
+    tried = [{"rate": 5e-6, "area": 0.1}, {"rate": 1e-5, "area": 0.3}, {"rate": 2e-5, "area": 0.3}]
+    assert chosen_rate(tried, RATES) == 1e-5
+    assert chosen_rate(tried, (1e-6, 5e-6, 1e-5)) == 1e-5
+    assert chosen_rate([*tried, None], RATES) is None
+
+
+def difference(mean: float, low: float, high: float = 1.0) -> Difference:
+    return Difference(mean, low, high)
+
+
+def test_rule_1() -> None:
+    assert worth_it({"grpo": difference(0.2, 0.05), "rejection": difference(0.1, 0.06)})
+    assert not worth_it({"grpo": difference(0.2, 0.05), "rejection": difference(0.1, 0.04)})
+    assert not worth_it({"grpo": difference(0.2, 0.05)})
+    assert loses({"grpo": difference(0.2, 0.1), "rejection": difference(-0.03, -0.5)})
+    assert not loses({"grpo": difference(-0.02, -0.3), "rejection": difference(-0.01, -0.5)})
+
+
+def values(hidden: float, stated: float) -> Values:
+    rows = {category: [hidden] * 4 for category in HIDDEN} | {category: [stated] * 4 for category in STATED}
+    return dict.fromkeys(range(4), rows)
+
+
+def test_rule_2() -> None:
+    bases = {"grpo": values(0.1, 0.5), "rejection": values(0.4, 0.3)}
+    assert kind_verdict({**bases, "grape-topr": values(0.5, 0.49)}, "grape-topr", "form hidden") == "worth it"
+    lost = kind_verdict({**bases, "grape-topr": values(0.5, 0.4)}, "grape-topr", "form hidden")
+    assert lost == "no: it loses in arithmetic, antonyms, json, explanations"
+    assert kind_verdict({**bases, "grape-topr": values(0.44, 0.6)}, "grape-topr", "form hidden") == "no"
+    assert kind_verdict({**bases, "grape-topr": values(0.4, 0.6)}, "grape-topr", "form stated") == "worth it"
+
+
+def test_rule_3() -> None:
+    means = {"grape-paper": 0.3, "grape-topr": 0.5, "grape-failures": 0.4}
+    same, ahead, unsure = Difference(0, 0, 0), difference(0.2, 0.1), difference(0.2, -0.1)
+    beside = {"grape-paper": same, "grape-topr": ahead, "grape-failures": ahead}
+    assert default_arm(means, beside) == "grape-topr"
+    assert default_arm(means, {**beside, "grape-topr": unsure}) == "grape-paper"
+
+
+def test_rule_4() -> None:
+    better, same = difference(0.1, 0.01), difference(0.1, -0.01)
+    assert confidence_verdict({"stated": better, "above chance": same, "shuffled": same}) == "confidences pay"
+    assert confidence_verdict({"stated": better, "above chance": same, "shuffled": better}) == "spurious"
+    assert confidence_verdict({"stated": same, "above chance": same, "shuffled": better}) == "no difference"
+
+
+def test_scores_are_sorted_by_category() -> None:
+    one = {"part": "categories", "tuned": True, "arm": "grpo", "seed": 3, "categories": ["units", "note", "units"]}
+    found = category_values([{**one, "scores": {"last": [1.0, 0.0, 0.5]}}, {"part": "success"}])
+    assert json.loads(json.dumps(found)) == {"grpo": {"3": {"units": [1.0, 0.5], "note": [0.0]}}}
+
+
+def test_the_page_gives_the_rule_of_the_module() -> None:
+    page = " ".join((ROOT / "docs" / "results" / "rubric-study.md").read_text(encoding="utf-8").split())
+    rule = " ".join((rubric_study.__doc__ or "").partition("Decision rule")[2].split())
+    assert rule in page

@@ -1,0 +1,161 @@
+"""`validate --probe`: what it counts, by hand, and which rule says what."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.command_line import vigneron, write_recipe
+from vigneron.commands.probe import mixed_share, probe_lines, suggestions
+from vigneron.config import Config
+from vigneron.recipe import check_config
+from vigneron.training.probe import Probe
+
+PLAIN = Probe(
+    prompts=32,
+    group_size=8,
+    hits=64,
+    checked=256,
+    hits_by_prompt=(2,) * 32,
+    reward=0.25,
+    spread=0.4,
+    flat=0.1,
+    cut=0.0,
+    lines=math.nan,
+    echoed=0.0,
+    answers_echo=0.0,
+    answer_tokens=3,
+    multiline=False,
+    pays_empty=0.0,
+    pays_echo=0.1,
+    pays_answer=1.0,
+)
+
+
+def config_of(reward: Any = "binary", **changes: Any) -> Config:
+    recipe = {"method": {"name": "grpo"}, "data": {"train": "r.jsonl"}, "reward": reward, "prompts_per_step": 4}
+    return check_config({**recipe, "group_size": 8, "max_new_tokens": 8, **changes}, "test")
+
+
+def said(probe: Probe, config: Config) -> str:
+    return "\n".join(suggestions(probe, config))
+
+
+def test_nothing_to_change() -> None:
+    """p0 = 1/4 of 32 samples a step: 8 hits, and 1 − ¼⁸ − ¾⁸ = 0.90 of the groups hold a hit and a miss."""
+    assert mixed_share(0.25, 8) == pytest.approx(1 - 0.25**8 - 0.75**8)
+    assert said(PLAIN, config_of()) == ""
+    assert [*probe_lines(PLAIN, config_of())][-1] == "  suggests: nothing to change"
+
+
+def test_which_reward() -> None:
+    """No hit among 256: p0 is below 0.0148 (Wilson), so 32 samples have fewer than 0.48 hits, and 128 up to 1.9."""
+    none = replace(PLAIN, hits=0, hits_by_prompt=(0,) * 32)
+    assert none.interval[1] == pytest.approx(1.96**2 / (256 + 1.96**2))
+    assert "a dense reward: even the upper bound of p0 gives 0.47 hits" in said(none, config_of())
+    assert "annealed" in said(none, config_of(prompts_per_step=16))
+    assert said(none, config_of({"kind": "semantic"})) == "", "it is dense"
+    assert "the check" in said(PLAIN, config_of({"kind": "token_f1"}))
+    both = {"kind": "combined", "combine": "annealed", "rewards": [{"kind": "binary"}, {"kind": "token_f1"}]}
+    assert said(none, config_of(both, prompts_per_step=16)) == ""
+    assert said(replace(PLAIN, hits=0, checked=0, hits_by_prompt=()), config_of()) == ""
+
+
+def test_which_group_size() -> None:
+    """At p0 = 1/64, groups of 8 are mixed in 12 %, of 64 in 63 %: 1 − (63/64)⁶⁴ = 0.635."""
+    rare = replace(PLAIN, hits=4, hits_by_prompt=(1,) * 4 + (0,) * 28)
+    line = said(rare, config_of(prompts_per_step=64))
+    assert "`group_size: 64`" in line
+    assert "12% of groups of 8" in line
+    assert "64%" in said(rare, config_of(prompts_per_step=64)) or "63%" in line
+    assert "easier prompts" in said(replace(rare, hits=1), config_of(prompts_per_step=512))
+
+
+def test_which_length_and_stop_text() -> None:
+    assert "`max_new_tokens: 13`" in said(replace(PLAIN, answer_tokens=12), config_of())
+    cut = replace(PLAIN, cut=0.9, lines=0.8)
+    assert 'stop: ["\\n"]' in said(cut, config_of())
+    assert "shows where an answer ends" in said(cut, config_of(sampling={"stop": ["\n"]}))
+    assert "shows where an answer ends" in said(replace(cut, lines=0.1), config_of())
+    assert "stop: [" not in said(replace(cut, multiline=True), config_of())
+
+
+def test_what_an_echo_and_an_empty_answer_earn() -> None:
+    paid = replace(PLAIN, pays_echo=0.7, hits=2, hits_by_prompt=())
+    assert "`form: contrastive`" in said(paid, config_of({"kind": "semantic"}))
+    assert "echo" not in said(replace(paid, answers_echo=1.0), config_of({"kind": "semantic"})), "copying is the task"
+    assert "an empty answer earns 0.60" in said(replace(PLAIN, pays_empty=0.6), config_of())
+    assert said(replace(PLAIN, pays_empty=math.nan, pays_echo=math.nan, pays_answer=math.nan), config_of()) == ""
+
+
+def test_which_curriculum() -> None:
+    """A quarter of the prompts always right, the rest never: equally hard ones would be so in 10 %."""
+    split = replace(PLAIN, hits_by_prompt=(8,) * 8 + (0,) * 24)
+    assert "by: success" in said(split, config_of())
+    assert "by: success" not in said(split, config_of(curriculum={"by": "success"}))
+
+
+def test_a_model_that_answers_xy(tmp_path: Path, obliging_folder: Path) -> None:
+    """By a binary reward: `xy` is right, an empty answer and the echoed prompt are not. At a low temperature every
+    sample is a hit, and none is cut."""
+    rows = [f'{{"prompt": "say {i}", "answer": "xy"}}\n' for i in range(6)]
+    (tmp_path / "xy.jsonl").write_text("".join(rows))
+    recipe = write_recipe(
+        tmp_path,
+        obliging_folder,
+        method={"name": "grpo"},
+        data={"train": str(tmp_path / "xy.jsonl")},
+        group_size=4,
+        max_new_tokens=4,
+        sampling={"temperature": 0.05},
+    )
+    answer = vigneron("validate", recipe, "--probe", "--samples", 16)
+    assert answer.code == 0, answer.err
+    lines = [line.strip().split("  ", 1) for line in answer.out.splitlines() if line.startswith("  ")]
+    table = {line[0]: line[1].split() for line in lines if len(line) == 2}
+    assert "probe: 16 samples of the untrained model (4 prompts × 4)" in answer.out
+    assert table["p0, share of hits"][0] == "1.000"
+    assert table["hits in a step of 8"] == ["8.000"]
+    assert table["mean reward"] == ["1.000"]
+    assert table["spread of rewards in a group"][:1] == ["0.000"]
+    assert table["cut by max_new_tokens"] == ["0%"]
+    assert table["echoes of the input"] == ["0%"]
+    assert table["reward of an empty answer"] == ["0.000"]
+    assert table["reward of the echoed input"] == ["0.000"]
+    assert table["reward of the reference answer"] == ["1.000"]
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        {"kind": "semantic", "form": "contrastive"},
+        {"kind": "probability", "debias": False},
+        {"kind": "combined", "combine": "annealed", "rewards": [{"kind": "binary"}, {"kind": "token_f1"}]},
+    ],
+)
+def test_other_rewards_and_a_method_without_groups(tmp_path: Path, obliging_folder: Path, reward: Any) -> None:
+    recipe = write_recipe(tmp_path, obliging_folder, reward=reward)
+    answer = vigneron("validate", recipe, "--probe", "--samples", 16)
+    assert answer.code == 0, answer.err
+    assert "probe: 16 samples of the untrained model (2 prompts × 8)" in answer.out
+    assert "suggests:" in answer.out
+
+
+def test_refused(tmp_path: Path, obliging_folder: Path) -> None:
+    recipe = write_recipe(tmp_path, obliging_folder)
+    assert "--samples has no effect without --probe" in vigneron("validate", recipe, "--samples", 16).err
+    recipe = write_recipe(tmp_path, obliging_folder, method={"name": "sft"}, reward=None)
+    assert "samples nothing" in vigneron("validate", recipe, "--probe").err
+
+
+@pytest.mark.slow
+def test_the_bundled_model_on_antonyms() -> None:
+    """`critic-antonyms`: p0 was 0.1 to 0.4 in its runs, and the input is another word than the answer."""
+    answer = vigneron("validate", "critic-antonyms", "--probe", "--samples", 64, "model.device=cpu")
+    assert answer.code == 0, answer.err
+    line = next(line for line in answer.out.splitlines() if "p0, share of hits" in line)
+    assert 0.0 < float(line.split("hits")[1].split()[0]) < 0.6
+    paid = next(line for line in answer.out.splitlines() if "reward of the reference answer" in line)
+    assert float(paid.split()[-1]) == pytest.approx(1.0, abs=1e-3)

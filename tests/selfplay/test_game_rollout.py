@@ -1,0 +1,150 @@
+"""Games of several roles: each sees its own side, the policy's roles are trained, and each is compared with itself."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.games import game_config, played, policy_of
+from support.resuming import TrainedOnce, check_third_arm, lose_nothing
+from support.talking import talking_folder
+from vigneron import api
+from vigneron.core.draws import Sampling
+from vigneron.environments.game import Round
+from vigneron.errors import UserError
+from vigneron.policy.logprobs import score
+
+
+def test_each_role_is_a_sample_with_its_own_view() -> None:
+    policy = policy_of()
+    samples = played(policy).samples
+    assert len(samples) == 12
+    assert samples.columns["role"] == (("ann",) * 3 + ("bob",) * 3) * 2
+    assert samples.group_B.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert len(set(samples.sample_B.tolist())) == 12
+    for i in range(12):
+        role, topic = samples.columns["role"][i], samples.columns["topic"][i]
+        assert samples.prompts[i][0]["content"] == f"{role} {topic}"
+        assert len(samples.spans[i]) == 2
+        ids = [*samples.prompt_ids[i], *samples.completion_lists()[i]]
+        for (_, stop), (start, _) in pairwise(samples.spans[i]):
+            assert policy.tokenizer.decode(ids[stop:start]).endswith("<|vigneron_model|>")
+    ann, bob = samples.completions[0], samples.completions[3]
+    assert bob[1]["content"] == str(len(ann[2]["content"]))
+    assert ann[1]["content"] == str(len(bob[0]["content"]))
+    assert samples.prompts[3][-1]["content"] == str(len(ann[0]["content"]))
+
+
+def test_what_one_wins_the_other_loses() -> None:
+    batch = played()
+    earned = batch.samples.extras["environment_reward"]
+    assert [earned[i] + earned[i + 3] for i in (0, 1, 2, 6, 7, 8)] == [0.0] * 6
+    for i, messages in enumerate(batch.samples.completions):
+        own = [float(m["content"][-1:].islower()) for m in messages if m["role"] == "assistant"]
+        place = i + 3 if batch.samples.columns["role"][i] == "ann" else i - 3
+        others = [
+            float(m["content"][-1:].islower()) for m in batch.samples.completions[place] if m["role"] == "assistant"
+        ]
+        assert earned[i] == sum(own) - sum(others)
+    assert batch.signals.metrics["roles/ann/reward"] == pytest.approx(-batch.signals.metrics["roles/bob/reward"])
+
+
+def test_log_probs_are_those_of_a_plain_pass() -> None:
+    policy = policy_of()
+    batch = played(policy)
+    mask = batch.samples.mask_BT
+    now = score(policy, batch, Sampling()).logprobs_BT.detach()
+    torch.testing.assert_close(batch.samples.behaviour_BT[mask], now[mask], atol=1e-5, rtol=0)
+
+
+def test_roles_may_speak_at_once() -> None:
+    batch = played(**{"class": "support.talking:Together"})
+    assert batch.samples.extras["turns"] == (2,) * 12
+    ann, bob = batch.samples.completions[0], batch.samples.completions[3]
+    assert ann[1]["content"] == str(len(bob[0]["content"]))
+    assert batch.samples.extras["environment_reward"][0] == 2.0
+    assert batch.samples.extras["environment_reward"][3] == 0.0
+
+
+def test_a_frozen_model_plays_and_is_not_trained(tmp_path: Path) -> None:
+    other = {"kind": "local", "model": str(talking_folder(tmp_path))}
+    batch = played(players={"bob": other})
+    assert set(batch.samples.columns["role"]) == {"ann"}
+    assert len(batch) == 6
+    plain = played()
+    assert batch.samples.completions[0][0] == plain.samples.completions[0][0]
+    assert batch.samples.completions[0] == plain.samples.completions[0]  # the same weights, and the same draws
+
+
+class Broken:
+    roles = ("ann", "bob")
+    how = "raises"
+
+    def __init__(self, row: dict[str, Any], seed: int) -> None:
+        self.seed = seed
+
+    def start(self) -> Any:
+        return Round(["ann"], {"ann": "go"})
+
+    def play(self, turns: dict[str, str]) -> Any:
+        if self.how == "raises" and self.seed % 2:
+            raise KeyError("lost")
+        return Round((), {}, {"ann": 1.0})
+
+
+def test_a_game_that_fails_takes_its_episode_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = played(**{"class": f"{__name__}:Broken"})
+    failed = [error is not None for error in batch.samples.extras["environment_error"]]
+    assert any(failed)
+    assert not all(failed)
+    rewards = batch.samples.extras["environment_reward"]
+    assert [reward is None for reward in rewards] == failed
+    for bad, message in (
+        ("x", "it should return a Round, not str"),
+        (Round("ann"), "`to_play` should be a list of roles, not 'ann'"),
+        (Round(["ann", "ann"]), "`to_play` names a role twice"),
+        (Round(None), "`to_play` should be a list of roles, not None"),  # type: ignore[arg-type]
+        (Round([], None), "`messages` should be a dict with roles as keys"),  # type: ignore[arg-type]
+        (Round(["eve"]), "`to_play` names 'eve', which is none of the roles ann, bob"),
+        (Round(["ann"], {}, {"ann": "1"}), "`reward` should be a finite number or None, not '1'"),
+        (Round(["ann"], {}, {"ann": float("nan")}), "`reward` should be a finite number or None, not nan"),
+    ):
+        monkeypatch.setattr(Broken, "play", lambda self, turns, bad=bad: bad)
+        batch_error = pytest.raises(UserError, match="failed for all 6 episodes")
+        with batch_error as caught:
+            played(**{"class": f"{__name__}:Broken"})
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"class": "support.talking:Counting"}, "has no `roles`: a game has roles, start() and play(turns)"),
+        ({"players": {"eve": {"kind": "local", "model": "x"}}}, "'eve' is none of the game's roles: ann, bob"),
+        ({"players": {role: {"kind": "local", "model": "x"} for role in ("ann", "bob")}}, "the policy plays no role"),
+        ({"options": {"colour": 1}}, "cannot be called as Class(row, seed, **options)"),
+    ],
+)
+def test_what_is_no_game_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        played(**given)
+    assert message in str(error.value)
+
+
+@pytest.mark.slow
+def test_three_arms(tmp_path: Path, trained_once: TrainedOnce) -> None:
+    folder = talking_folder(tmp_path / "model")
+    whole = trained_once("game", lambda place: game_config(folder, place, eval_every=2, save_every=4))
+    text = (whole / "metrics.jsonl").read_text()
+    assert "roles/ann/reward" in text
+    assert "eval/reward" in text
+    check_third_arm(whole, tmp_path, lose_nothing)
+
+
+def test_a_run_trains_both_roles(tmp_path: Path) -> None:
+    run = api.train(
+        game_config(talking_folder(tmp_path / "model"), tmp_path, steps=2, eval_every=2), runs=tmp_path / "runs"
+    )
+    assert "roles/bob/reward" in (run.folder / "metrics.jsonl").read_text()
