@@ -30,7 +30,7 @@ def test_a_critique_then_a_score_and_never_again(tmp_path: Path) -> None:
         assert [each.critique for each in found] == [f"{word} has {len(word)}." for word in words]
         assert [each.reasoning for each in found] == [f"of {word}" for word in words]
         assert sum(each.tokens_in for each in found) == 6 * 7
-        assert (judge.calls, judge.cached, judge.tokens, judge.overlaps) == (6, 0, (42, 18), True)
+        assert (judge.calls, judge.tokens, judge.overlaps) == (6, (42, 18), True)
         assert judge.name == f"grape@{server.url}"
         assert sorted(server.inputs) == ["ab", "abc", "abcd", "abcd|abcd has 4.", "abc|abc has 3.", "ab|ab has 2."]
         again = endpoint(server.url, tmp_path)

@@ -72,7 +72,6 @@ def policy_of(tokenizer: Any, text: str | None = None) -> Policy:
     return make_policy(_model(len(tokenizer), tokenizer.eos_token_id), tokenizer, device=torch.device("cpu"))
 
 
-@cache
 def _model(vocabulary: int, end: int) -> Any:
     config = LlamaConfig(
         vocab_size=vocabulary,
