@@ -59,7 +59,7 @@ def test_let_go_of_it_does_what_it_was_given_and_its_threads_end() -> None:
 
 
 def assert_no_thread(name: str) -> None:
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while left := [each for each in threading.enumerate() if each.name.startswith(name)]:
         assert time.monotonic() < until, left
         time.sleep(0.01)

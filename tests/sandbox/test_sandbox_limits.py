@@ -33,7 +33,7 @@ def nothing_left() -> Iterator[dict[str, Any]]:
     """After the test no process runs under its limits."""
     yield {"memory_mb": OWN_MB}
     mark = f'"AS": {OWN_MB * 2**20}'.encode()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while (left := _with(mark)) and time.monotonic() < until:
         time.sleep(0.01)
     assert left == []
@@ -60,7 +60,7 @@ def test_a_fault_is_contained_and_scores_0_with_its_reason(
         hurried(monkeypatch)
     begun = time.monotonic()
     verdict = graded(FAULTS[fault], "assert add(1, 2) == 3", "assert True", timeout_s=limit, **nothing_left)
-    assert time.monotonic() - begun < limit + 10
+    assert time.monotonic() - begun < limit + 60
     assert (verdict.score, verdict.why) == (0.0, None)
     assert verdict.reasoning.startswith("the code fails before any test: ")
     assert (REASONS[fault] or "") in verdict.reasoning
