@@ -11,13 +11,15 @@ from support.tiny_models import byte_tokenizer, tiny_policy
 from support.zoo import zoo_model
 from vigneron.core.draws import Sampling
 from vigneron.policy.load import make_policy
+from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine.by_turns import sample_by_turns
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
 from vigneron.rollout.engine.request import Request
 from vigneron.rollout.engine.sample import sample, sampler_of
 
-LENGTHS = st.lists(st.lists(st.integers(1, 6), max_size=3), min_size=1, max_size=7)
+REPLY = st.integers(1, 6) | st.integers(8, 12)  # those that are read one token a step, and in a chunk
+LENGTHS = st.lists(st.lists(REPLY, max_size=3), min_size=1, max_size=7)
 
 
 @given(
@@ -113,12 +115,21 @@ def test_a_stop_string_ends_a_turn_and_one_in_a_reply_does_not() -> None:
             torch.testing.assert_close(done.behaviour_BT[row, at], expected[at], atol=2e-4, rtol=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Mistral v0.1 (window)", "Gemma 3 text", "GPT-J", "BLOOM", "Falcon (ALiBi)"])
-def test_other_architectures_read_replies_too(kind: str) -> None:
+SLOW = ["Mistral v0.1 (window)", "gpt-oss", "GPT-J", "Falcon (ALiBi)", "MPT", "DeepSeek V3", "Gemma 3n text"]
+
+
+@pytest.mark.parametrize("kind", ["Gemma 2", "BLOOM", *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
+def test_other_architectures_read_replies_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks of 5 tokens, and one token a step: the log-probs of a plain pass, and the same draws."""
+    monkeypatch.setattr(engine_module, "CHUNK_TOKENS", 5)
     policy = make_policy(zoo_model(kind), byte_tokenizer(), device=torch.device("cpu"))
     policy.eos_ids = frozenset(range(0, 60, 4))
-    script = Scripted([[3, 2], [], [1, 6, 2], [4]], 24)
-    prompts = [[5, 6], [5, 6], [9], [1, 2, 3]]
-    done = sample(policy, prompts, max_new_tokens=6, max_tokens=24, sampling=Sampling(), replies=script)
-    check(policy, prompts, done, script, Sampling())
+    prompts, drawn = [[5, 6], [5, 6], [9], [1, 2, 3]], []
+    for chunks in (None, False):
+        sampler_of(policy).reads_chunks = chunks
+        script = Scripted([[12, 20], [], [9, 16, 2], [8, 30]], 60)
+        done = sample(policy, prompts, max_new_tokens=6, max_tokens=60, sampling=Sampling(), replies=script)
+        assert sampler_of(policy).reads_chunks is (chunks is None)
+        check(policy, prompts, done, script, Sampling(), tolerance=1e-5)
+        drawn.append(done.ids_BT)
+    assert torch.equal(*drawn)

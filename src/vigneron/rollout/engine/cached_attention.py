@@ -8,7 +8,7 @@ caps and sinks.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,7 @@ from vigneron.rollout.engine.decode_tiles import Slots, Tiles, choose_tiles, sha
 
 NAME = "vigneron_cached"
 
-# Bytes of scores that a prefill with a cap or sinks keeps in memory, unless a single prompt needs more.
+# Bytes of scores that a prefill with a cap or sinks, or a chunk, keeps in memory, unless a single row needs more.
 SCORE_BYTES = 2**28
 
 
@@ -57,6 +57,28 @@ class AttentionModifiers:
         return self.softcap is None and self.sinks_H is None
 
 
+class Chunk(NamedTuple):
+    """Tokens that rows with a cache read in one pass of `width` tokens a row: row `row_N[n]` reads `length_N[n]` of them,
+    from slot `first_N[n]` on; the others are padding. No row has more than `past` tokens in its own cache before. With
+    shared prompts, `prompt_N` and `start_N` are as in `Slots`."""
+
+    row_N: Tensor
+    first_N: Tensor
+    length_N: Tensor
+    past: int
+    width: int
+    prompt_N: Tensor | None = None
+    start_N: Tensor | None = None
+
+    def positions(self) -> Int[Tensor, "N S"]:
+        """The slot of each token. Padding has that of the row's last token, so that no row gets longer by it."""
+        at_S = torch.arange(self.width, device=self.first_N.device)
+        return self.first_N[:, None] + torch.minimum(at_S, self.length_N[:, None] - 1)
+
+    def part(self, rows: slice) -> "Chunk":
+        return Chunk(*(each[rows] if isinstance(each, Tensor) else each for each in self))
+
+
 def cached_attention(
     module: Any,
     query_RHSD: Float[Tensor, "R H S D"],
@@ -71,11 +93,13 @@ def cached_attention(
     cache_rows: Int[Tensor, " R"] | None = None,
     cache_first: int = 0,
     cache_slots: Slots | None = None,
+    cache_chunk: Chunk | None = None,
     discover: list[Layer] | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention that updates the cache: with `cache_slots`, one new token per row at its slot; with `cache_rows`, the
-    tokens of prompts for those rows, from slot `cache_first` on. `discover` collects the calling modules.
+    """Attention that updates the cache: with `cache_slots`, one new token per row at its slot; with `cache_chunk`,
+    several behind those that rows have; with `cache_rows`, the tokens of prompts for those rows, from slot `cache_first`
+    on. `discover` collects the calling modules.
     """
     if others.get("position_bias") is not None:
         raise Unsupported("a position bias")
@@ -91,6 +115,9 @@ def cached_attention(
     if cache_slots is not None:
         new = query[:, :, 0], key[:, :, 0], value[:, :, 0]
         return attend_to_cache(*new, cache, module.vigneron_prompt_cache, cache_slots, scale, modifiers)[:, None], None
+    if cache_chunk is not None:
+        caches = cache, module.vigneron_prompt_cache
+        return attend_to_chunk(query, key, value, *caches, cache_chunk, scale, modifiers).transpose(1, 2), None
     cache = module.vigneron_prompt_cache or cache
     write_prompts(cache, key, value, cache_rows, cache_first)
     if cache_first:  # the tokens before these are in the cache
@@ -115,29 +142,45 @@ def write_tokens(cache: Cache, key_RKD: Tensor, value_RKE: Tensor, slots_R: Tens
         part[at, :, slots_R] = new
 
 
+def write_chunk(cache: Cache, key_NKSD: Tensor, value_NKSE: Tensor, chunk: Chunk) -> None:
+    """Write the tokens of a chunk. Padding goes behind them, where the row's next tokens overwrite it, or into the last
+    slot, which no chunk reaches: a reply leaves room for another token."""
+    first_N = chunk.first_N if chunk.start_N is None else chunk.first_N - chunk.start_N
+    slot_NS = first_N[:, None] + torch.arange(chunk.width, device=first_N.device)
+    slot_NS = slot_NS.clamp(max=cache[0].shape[2] - 1)
+    for part, new in zip(cache, (key_NKSD, value_NKSE), strict=True):
+        part[chunk.row_N[:, None], :, slot_NS] = new.transpose(1, 2)
+
+
 def attend_to_prompt(query: Tensor, key: Tensor, value: Tensor, scale: float, modifiers: AttentionModifiers) -> Tensor:
     """Causal attention of the last tokens of prompts, in slots from 0."""
     count, heads, width, _ = query.shape
     before = key.shape[2] - width
     allowed = _prompt_mask(modifiers.local, before, width, query.device)
-    if modifiers.plain:
-        return scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=allowed,
-            is_causal=allowed is None,
-            scale=scale,
-            enable_gqa=heads != key.shape[1],
-        )
-    size = max(1, SCORE_BYTES // (4 * heads * width * key.shape[2]))
+    size = count if modifiers.plain else _rows_of_scores(heads, width, key.shape[2])
     parts = [
-        capped_attention(
-            query[i : i + size], key[i : i + size], value[i : i + size], allowed, scale, *_capped(modifiers)
-        )
+        _attend(query[i : i + size], key[i : i + size], value[i : i + size], allowed, scale, modifiers)
         for i in range(0, count, size)
     ]
-    return torch.cat(parts)
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float, modifiers: AttentionModifiers
+) -> Tensor:
+    """Attention by a mask; causal without one."""
+    if not modifiers.plain:
+        return capped_attention(query, key, value, allowed, scale, *_capped(modifiers))
+    shares = query.shape[1] != key.shape[1]
+    causal = allowed is None
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=shares
+    )
+
+
+def _rows_of_scores(heads: int, width: int, keys: int) -> int:
+    """Rows whose scores are kept in memory at a time."""
+    return max(1, SCORE_BYTES // (4 * heads * width * keys))
 
 
 def _prompt_mask(local: Any, before: int, width: int, device: torch.device) -> Tensor | None:
@@ -150,6 +193,46 @@ def _prompt_mask(local: Any, before: int, width: int, device: torch.device) -> T
     )
     allowed = key <= query
     return (allowed if local is None else allowed & local.sees(query, key))[None, None]
+
+
+def attend_to_chunk(
+    query_NHSD: Float[Tensor, "N H S D"],
+    key_NKSD: Float[Tensor, "N K S D"],
+    value_NKSE: Float[Tensor, "N K S E"],
+    cache: Cache,
+    prompt_cache: Cache | None,
+    chunk: Chunk,
+    scale: float,
+    modifiers: AttentionModifiers,
+) -> Float[Tensor, "N H S E"]:
+    """Write a chunk's keys and values, and let each of its tokens attend to its row's slots up to its own."""
+    write_chunk(cache, key_NKSD, value_NKSE, chunk)
+    count, heads, width, _ = query_NHSD.shape
+    end = chunk.past + width
+    prompt_slots = 0 if prompt_cache is None else prompt_cache[0].shape[2]
+    size = _rows_of_scores(heads, width, prompt_slots + end)
+    outs = []
+    for i in range(0, count, size):
+        rows = chunk.part(slice(i, i + size))
+        key, value = (part[rows.row_N, :, :end] for part in cache)
+        if prompt_cache is not None:
+            of_prompt = (part[rows.prompt_N] for part in prompt_cache)
+            key, value = (torch.cat(pair, 2) for pair in zip(of_prompt, (key, value), strict=True))
+        allowed = _chunk_mask(rows, prompt_slots, key.shape[2], modifiers.local)
+        outs.append(_attend(query_NHSD[i : i + size], key, value, allowed, scale, modifiers))
+    return torch.cat(outs) if len(outs) > 1 else outs[0]
+
+
+def _chunk_mask(chunk: Chunk, prompt_slots: int, keys: int, local: Any) -> Tensor:
+    """What each token of a chunk sees [N, 1, S, keys]: keys of the shared prompt, if there is one, and then the row's."""
+    query_NS1 = chunk.positions()[:, :, None]
+    key_N1L = torch.arange(keys, device=query_NS1.device)[None, None]
+    if chunk.start_N is not None:
+        start_N11 = chunk.start_N[:, None, None]
+        of_prompt = torch.where(key_N1L < start_N11, key_N1L, query_NS1.max() + 1)  # what follows the prompt is hidden
+        key_N1L = torch.where(key_N1L < prompt_slots, of_prompt, key_N1L - prompt_slots + start_N11)
+    seen = key_N1L <= query_NS1
+    return (seen if local is None else seen & local.sees(query_NS1, key_N1L))[:, None]
 
 
 def attend_to_cache(

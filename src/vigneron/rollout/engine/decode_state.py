@@ -78,10 +78,24 @@ class DecodeState:
         kept_NT = ids_NT.gather(1, column_NT)
         is_reply_NT = torch.arange(reply.shape[1], device=reply.device) < length[:, None]
         self.ids[at] = ids_NT.scatter(1, column_NT, torch.where(is_reply_NT, reply, kept_NT))
+        logprobs_NT = self.logprobs[at]
+        kept_NT = logprobs_NT.gather(1, column_NT)
+        self.logprobs[at] = logprobs_NT.scatter(1, column_NT, torch.where(is_reply_NT, 0.0, kept_NT))
         self.given[at] = self.written[at] + length
         self.limit[at], self.key[at] = limit, key
         self.running[at] = True
         self.ended[at] = False
+
+    def unread(self, at: Int[Tensor, " N"], first: int, width: int) -> Int[Tensor, "N S"]:
+        """The tokens of rows `at` that go into the cache next: `width` of them after the first `first`."""
+        column_NS = self.written[at][:, None] - 1 + first + torch.arange(width, device=at.device)
+        return self.ids[at].gather(1, column_NS.clamp(max=self.ids.shape[1] - 1))
+
+    def skip(self, at: Int[Tensor, " N"], length: Tensor) -> None:
+        """Go on behind `length` given tokens that rows `at` have read in another way."""
+        self.slot[at] += length
+        self.written[at] += length
+        self.last[at] = self.ids[at].gather(1, self.written[at][:, None] - 1)[:, 0]
 
     def write(self, at: slice | Tensor, token_N: Tensor, logprob_N: Tensor, ends_E: Tensor) -> None:
         """Append a token to rows `at`, or read the next one that is given; rows that have ended do not change."""

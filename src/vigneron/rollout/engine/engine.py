@@ -17,6 +17,7 @@ from vigneron.core.draws import Sampling
 from vigneron.policy.compiling import compile_layers
 from vigneron.policy.cuda_graphs import CudaGraphs, round_to_bucket, round_up
 from vigneron.policy.model import Policy
+from vigneron.rollout.engine.cached_attention import Chunk
 from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.decode_tiles import Slots
 from vigneron.rollout.engine.inference_model import InferenceModel
@@ -28,6 +29,8 @@ from vigneron.timing import phase
 
 PREFILL_TOKENS = 8192
 """Longer prompts are prefilled in parts of so many tokens."""
+CHUNK_TOKENS = 512
+"""Longer replies are read in parts of so many tokens."""
 
 
 def row_step(count: int) -> int:
@@ -56,6 +59,7 @@ class Engine:
         self._graphs = CudaGraphs(policy.device)
         self._graphs.available &= self._model.own_attention  # other attention may wait for the device
         self.graphed = self._graphs.available
+        self.reads_chunks: bool | None = None  # not checked yet
         self._set_ends()
         self._new_tokens = 0
         wide = torch.promote_types(policy.compute_dtype, policy.causal.dtype)
@@ -155,6 +159,23 @@ class Engine:
         hidden_PSH = self._model.hidden(ids_PS, positions_PS, cache_rows=rows_P, cache_first=first)
         at_P = (last_P - first).clamp(0, width - 1)
         return hidden_PSH[torch.arange(len(last_P), device=last_P.device), at_P]
+
+    def read(self, rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[int], written: Sequence[int]) -> None:
+        """Read the next given tokens of rows, so many each, in few passes instead of one decode step a token. `prompts`
+        and `written` are the tokens of each row's prompt, and those behind it, before the given ones."""
+        state = self.state
+        pasts = [count - 1 if self.prompts else prompt + count - 1 for prompt, count in zip(prompts, written, strict=True)]
+        for first in range(0, max(lengths), CHUNK_TOKENS):
+            still = [i for i, length in enumerate(lengths) if length > first]
+            left = [min(CHUNK_TOKENS, lengths[i] - first) for i in still]
+            row_N, length_N = to_device([[rows[i] for i in still], left], self.device).unbind()
+            past, width = max(pasts[i] for i in still) + first, max(left)
+            shared = (state.prompt[row_N], state.start[row_N]) if self.prompts else ()
+            chunk = Chunk(row_N, state.slot[row_N] + first, length_N, past, width, *shared)
+            position_NS = chunk.positions() + state.offset[row_N][:, None]
+            with torch.compiler.set_stance("force_eager"):  # too many shapes to compile each
+                self._model.hidden(state.unread(row_N, first, width), position_NS, cache_chunk=chunk)
+        state.skip(*to_device([rows, lengths], self.device).unbind())
 
     def share_prompt(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         """Copy the cache of prompts to the other rows of their groups."""

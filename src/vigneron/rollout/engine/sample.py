@@ -12,8 +12,9 @@ from vigneron.data.prompts import STEP, Row, numbered
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, first_line
 from vigneron.policy.architecture import engine_obstacle
-from vigneron.policy.attention import Unsupported, shrunken_windows
+from vigneron.policy.attention import Unsupported
 from vigneron.policy.model import Policy, attention_fits
+from vigneron.rollout.engine.agreement import agrees, engine_agrees, reads_chunks
 from vigneron.rollout.engine.by_turns import sample_by_turns
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
@@ -63,6 +64,8 @@ def sample(
 
 def _sampled(policy: Policy, request: Request) -> Completions:
     sampler = sampler_of(policy)
+    if request.replies is not None and isinstance(sampler, Engine) and sampler.reads_chunks is None:
+        sampler.reads_chunks = reads_chunks(policy, sampler)
     if request.replies is None or getattr(sampler, "converses", False):
         return sampler.sample(request)
     if policy.long_rope is not None:
@@ -168,12 +171,12 @@ def _make_sampler(policy: Policy) -> Sampler:
         if policy.own_attention is None:
             policy.own_attention = attention_fits(policy)
         engine = Engine(policy)
-        agrees = _engine_agrees(policy, engine)
-        if not agrees and engine.fused:
+        agreed = engine_agrees(policy, engine)
+        if not agreed and engine.fused:
             del engine  # its memory
             engine = Engine(policy, fused=False)
-            agrees = _engine_agrees(policy, engine)
-        if not agrees:
+            agreed = engine_agrees(policy, engine)
+        if not agreed:
             raise Unsupported("layers that the engine does not reproduce")
         engine.clear_graphs()  # of the small windows
     except (torch.OutOfMemoryError, UserError):
@@ -196,49 +199,15 @@ def _make_sampler(policy: Policy) -> Sampler:
     return engine
 
 
-def _engine_agrees(policy: Policy, engine: Engine) -> bool:
-    with shrunken_windows(policy.causal, engine.model):
-        try:
-            return _agrees(policy, engine)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # layers that wait for the device, such as experts in float32
-            if not engine.graphed:
-                raise
-            engine.stop_using_graphs(first_line(error))
-            return _agrees(policy, engine)
-
-
 def _fallback(policy: Policy, why: str) -> GenerateSampler:
     """`generate`, without padding if it changes the log-probs; marked as inexact if they still differ."""
     sampler = GenerateSampler(policy, why)
-    if not _agrees(policy, sampler):
+    if not agrees(policy, sampler):
         sampler.pads = False
-        sampler.exact = _agrees(policy, sampler)
+        sampler.exact = agrees(policy, sampler)
         sampler.notice += "; prompts of different lengths are not sampled together, since it reads padding"
     if not sampler.exact:
         sampler.notice += (
             "; its log-probs differ from those of training, so samples get importance weights (`importance/gap`)"
         )
     return sampler
-
-
-@torch.no_grad()
-def _agrees(policy: Policy, sampler: Sampler) -> bool:
-    """Whether sampled log-probs, in rows of different lengths, are those of a plain forward pass. One prompt is longer
-    than a shrunken window, one completion grows beyond it."""
-    size = policy.text_config.vocab_size
-    prompts = [[i % size for i in range(1, 8)], [8 % size]]
-    done = sampler.sample(Request(prompts, 6, None, 0, 0, [0, 1], 64))
-    for row, prompt in enumerate(prompts):
-        completion = done.ids_BT[row, : int(done.lengths_B[row])]
-        ids = torch.cat([torch.tensor(prompt, device=policy.device), completion])[None]
-        positions = torch.arange(ids.shape[1], device=policy.device)[None] + policy.position_offset(len(prompt), 6)
-        with torch.compiler.set_stance("force_eager"):  # rows of one: no later pass would use what is compiled for them
-            logprobs = policy.logits(policy.trunk(ids, positions))[0].log_softmax(-1)
-        expected = logprobs[len(prompt) - 1 : -1].gather(1, completion[:, None])[:, 0]
-        gap_T = (done.behaviour_BT[row, : len(completion)] - expected).abs()
-        # Rounding to bfloat16 may send a token to other experts: of a few tokens, that changes one by much.
-        if not (gap_T.median() <= 0.05 if policy.compute_dtype == torch.bfloat16 else gap_T.mean() <= 1e-3):
-            return False
-    return True

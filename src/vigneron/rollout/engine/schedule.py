@@ -12,6 +12,7 @@ from vigneron.batch import to_device
 from vigneron.core.draws import Sampling, draw_keys
 from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.key_value_cache import Room
+from vigneron.rollout.engine.reply_chunks import reply_chunks
 from vigneron.rollout.engine.request import Completions, Request, Turn
 from vigneron.rollout.engine.stop_strings import StopStrings
 from vigneron.timing import phase
@@ -36,10 +37,14 @@ class Decoder(Protocol):
     ends: Tensor
     pad_id: int
     graphed: bool
+    reads_chunks: bool | None
 
     def rows_for(self, count: int) -> int: ...
     def position_offset(self, prompt: int) -> int: ...
     def prefill(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> Tensor: ...
+    def read(
+        self, rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[int], written: Sequence[int]
+    ) -> None: ...
     def share_prompt(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None: ...
     def logits(self, hidden_NH: Tensor) -> Tensor: ...
     def decode(self, count: int, sampling: Sampling | None) -> None: ...
@@ -186,6 +191,7 @@ class Schedule:
         rows = [row for row, owner in enumerate(self.owner) if owner is not None and answers.get(owner)]
         if rows:
             self._go_on(rows, [answers[self._sample(row)] for row in rows])
+            self._read_chunks(rows, [len(answers[self._sample(row)]) for row in rows], sum(running) + len(rows))
         return rows
 
     def _turns(self, rows: list[int]) -> list[Turn]:
@@ -200,7 +206,7 @@ class Schedule:
         return turns
 
     def _go_on(self, rows: list[int], replies: list[tuple[int, ...]]) -> None:
-        """Let rows read their replies, one token a step, and begin another turn."""
+        """Let rows read their replies and begin another turn."""
         samples, lengths = [self._sample(row) for row in rows], [len(reply) for reply in replies]
         limits = []
         for row, owner, count in zip(rows, samples, lengths, strict=True):
@@ -214,6 +220,20 @@ class Schedule:
         reply = to_device([[*ids, *[0] * (max(lengths) - len(ids))] for ids in replies], self.device)
         key = draw_keys(self.request.seed, self.request.step, self.names[sample], turn)
         self.state.go_on(at, reply=reply, length=length, limit=limit, key=key)
+
+    def _read_chunks(self, rows: list[int], lengths: list[int], decoded: int) -> None:
+        """Read long replies at once; the others are read one token a step."""
+        if not self.engine.reads_chunks:
+            return
+        for chunk in reply_chunks(lengths, decoded, self.request.microbatch_tokens):
+            samples = [self._sample(rows[i]) for i in chunk]
+            prompts = [len(self.request.prompt_ids[sample]) for sample in samples]
+            counts = [lengths[i] for i in chunk]
+            written = [self.begin[sample] - count for sample, count in zip(samples, counts, strict=True)]
+            with phase("prefill"):
+                self.engine.read([rows[i] for i in chunk], counts, prompts, written)
+            for i in chunk:
+                self.left[rows[i]] -= lengths[i]
 
     # ------------------------------------------------------------------------------------------------ rows and groups
 
