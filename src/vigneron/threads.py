@@ -6,6 +6,8 @@ the results waits for the futures, and a second Ctrl-C ends that wait and the pr
 """
 
 import asyncio
+import math
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -82,18 +84,35 @@ class TooManyHang(Exception):
     """So many calls that were given up have not ended that no more are started."""
 
 
-class ThreadCall:
-    """A call in a thread: `started` and `result` tell how far it is."""
+class TookTooLong(Exception):
+    """A call that has not ended within its limit."""
 
-    def __init__(self, threads: "CallThreads", function: Callable[[], Any]) -> None:
-        self._threads, self.function = threads, function
+
+class ThreadCall:
+    """A call in a thread: `started` and `result` tell how far it is. It is late `limit_s` seconds after its start."""
+
+    def __init__(self, threads: "CallThreads", function: Callable[[], Any], limit_s: float) -> None:
+        self._threads, self.function, self.limit_s = threads, function, limit_s
         self.started: Future[None] = Future()
         self.result: Future[Any] = Future()
         self.given_up = False
+        self.deadline = math.inf
 
     def give_up(self) -> None:
         """Wait for it no longer: another call may start in its place. No effect if it has ended."""
         self._threads.give_up(self)
+
+    def wait(self) -> BaseException | None:
+        """Wait until it has ended, and return what it raised. Raises `TookTooLong` if it is given up; so are calls
+        before it that are late, in whose place it may have to start."""
+        while True:
+            next_late_s = self._threads.give_up_late()
+            if self.given_up:
+                raise TookTooLong
+            try:
+                return self.result.exception(next_late_s)
+            except TimeoutError:
+                continue
 
 
 class CallThreads:
@@ -109,9 +128,9 @@ class CallThreads:
         self._idle: list[SimpleQueue[ThreadCall]] = []
         """Of each thread that has nothing to do: where it waits for a call."""
 
-    def submit(self, function: Callable[[], Any]) -> ThreadCall:
+    def submit(self, function: Callable[[], Any], limit_s: float = math.inf) -> ThreadCall:
         """Raises `TooManyHang`."""
-        call = ThreadCall(self, function)
+        call = ThreadCall(self, function, limit_s)
         with self._lock:
             if self._hanging >= self._most_hanging:
                 raise TooManyHang(f"{self._hanging} earlier calls have not ended")
@@ -129,11 +148,23 @@ class CallThreads:
                 self._waiting.remove(call)
             self._start()
 
+    def give_up_late(self) -> float | None:
+        """Give up the calls that are late; returns the seconds until another one is, None if none has a limit."""
+        now = time.monotonic()
+        with self._lock:
+            late = [call for call in self._running if call.deadline <= now]
+        for call in late:
+            call.give_up()
+        with self._lock:
+            next_deadline = min((call.deadline for call in self._running), default=math.inf)
+        return None if next_deadline == math.inf else max(0.0, next_deadline - now)
+
     def _start(self) -> None:
         """With the lock."""
         while self._waiting and len(self._running) < self._most:
             call = self._waiting.popleft()
             self._running.add(call)
+            call.deadline = time.monotonic() + call.limit_s
             call.result.set_running_or_notify_cancel()
             if call.started.set_running_or_notify_cancel():
                 call.started.set_result(None)

@@ -17,6 +17,7 @@ from vigneron.core.curriculum import level_probabilities
 from vigneron.data.curricula import ByLevel, ByLoss, BySuccess
 from vigneron.data.curriculum import Curriculum
 from vigneron.data.prompts import Row
+from vigneron.environments.build import Environments
 from vigneron.errors import UserError
 
 LEVELS = (1, 2, 3)
@@ -245,8 +246,16 @@ def test_rows_with_one_prompt_share_its_mean_and_demonstrations_are_left_out() -
     batch = rewarded(["a", "a"], [0.25, 1.0])
     curriculum.observe(batch.with_samples(extras={"origin": ("fresh", "demonstrated")}))
     assert curriculum.scalars() == {"means": {"0": 0.25, "2": 0.25}}
-    with pytest.raises(UserError, match="the rollout has changed the prompts"):
+    with pytest.raises(UserError, match="the samples have other prompts than the rows, as those of games do"):
         curriculum.observe(rewarded(["other"], [1.0]))
+
+
+def test_a_text_that_an_environment_made_a_message_of_is_found() -> None:
+    curriculum = by_success()
+    environments = Environments("test", make=None, options=None)  # type: ignore[arg-type]
+    (prompt,) = (environments.prepared(row)["prompt"] for row in curriculum.rows if row["prompt"] == "p7")
+    curriculum.observe(rewarded([prompt], [0.25]))
+    assert curriculum.scalars() == {"means": {"7": 0.25}}
 
 
 def test_more_rows_go_on_in_the_steps_order() -> None:

@@ -25,8 +25,9 @@ from vigneron.policy.load import make_policy
 from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
 from vigneron.rewards.apply import ApplyReward
+from vigneron.rewards.combined import CombinedReward
 from vigneron.rewards.environment import environment_reward
-from vigneron.rollout.conversations import TURN_REWARDS
+from vigneron.rollout.conversations import EARNED, REWARD, TURN_REWARDS
 from vigneron.rollout.on_policy import OnPolicy
 
 ROWS = [
@@ -227,6 +228,17 @@ def test_rewards_fall_on_the_last_tokens_of_turns() -> None:
     assert token_rewards(None, batch)[0].tolist() == [0] * 8 + [1.75]  # type: ignore[arg-type]
 
 
+def test_in_a_sum_of_rewards_the_environments_part_falls_on_turns() -> None:
+    """R = 2 · (0.25 + 0.5) + 3 · 1: of it 0.5 on the first turn's last token, and 1 + 3 on the second's."""
+    batch = make_batch([5], [9], spans=(((5, 8), (12, 14)),))
+    batch = batch.with_samples(extras={REWARD: (0.75,), EARNED: ((0.25, 0.5),)})
+    parts = [("environment", environment_reward), ("python", lambda completions, **_: [1.0] * len(completions))]
+    scored = ApplyReward(CombinedReward(parts, [2.0, 3.0], "sum"))(batch)
+    assert token_rewards(None, scored)[0].tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0, 4.0]  # type: ignore[arg-type]
+    smallest = ApplyReward(CombinedReward(parts, [2.0, 3.0], "min"))(batch)
+    assert token_rewards(None, smallest)[0].tolist() == [0] * 8 + [1.5]  # type: ignore[arg-type]
+
+
 def test_if_all_fail_the_reward_says_why() -> None:
     class Broken(Counting):
         def reply(self, messages: list[dict[str, Any]]) -> Any:
@@ -322,7 +334,7 @@ def test_one_that_hangs_is_given_up() -> None:
             return Counting.reply(self, messages)
 
     Failing.made = 0
-    batch = talked(Hanging, timeout_s=0.5)
+    batch = talked(Hanging, timeout_s=0.5, concurrency=1)  # the others are called in its place
     forever.set()
     assert batch.samples.extras["environment_error"][2] == "took longer than 0.5 s"
     assert sum(error is not None for error in batch.samples.extras["environment_error"]) == 2

@@ -16,7 +16,7 @@ from vigneron.core.curriculum import draw_levels, easiest, level_probabilities, 
 from vigneron.core.draws import keyed_uniform
 from vigneron.data.curriculum import Curriculum, CurriculumParts, order_of
 from vigneron.data.levels import level_name, level_of, rows_by_level
-from vigneron.data.prompts import Row
+from vigneron.data.prompts import Row, as_messages
 from vigneron.data.rows import Subset
 from vigneron.errors import UserError
 from vigneron.user_code import python_function
@@ -226,8 +226,9 @@ class BySuccess(Curriculum):
         for key, of_prompt in values.items():
             if not (indices := self._prompts.find(key)):
                 raise UserError(
-                    "curriculum.by: success finds a row by its prompt, and the rollout has changed the prompts: keep "
-                    "them in `Samples.prompts`, or use `by: level`"
+                    "curriculum.by: success finds a row by its prompt, and the samples have other prompts than the "
+                    "rows, as those of games do: use `by: level`, or keep the prompts in `Samples.prompts` of your "
+                    "own rollout"
                 )
             self._update(indices, [value for value in of_prompt if not math.isnan(value)])
 
@@ -312,4 +313,5 @@ def _by_prompt(batch: Batch, values: Sequence[float]) -> dict[str, list[float]]:
 
 
 def _key(prompt: Any) -> str:
-    return json.dumps(prompt, sort_keys=True)
+    """Equal for a text and the message that an environment makes of it."""
+    return json.dumps(as_messages(prompt), sort_keys=True)

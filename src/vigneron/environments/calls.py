@@ -3,79 +3,122 @@
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 from vigneron.errors import first_line
-from vigneron.threads import DaemonPool, event_loop
+from vigneron.threads import CallThreads, TookTooLong, TooManyHang, event_loop
 
 
 class CallFailed(Exception):
     """A call that raised, exited or took too long; the text says which."""
 
 
-class Calls:
-    """At most `concurrency` calls at a time, each of at most `timeout_s` seconds."""
+@dataclass(frozen=True)
+class Call:
+    """A call that is under way. `wait` returns what it raised, or raises `TookTooLong`."""
 
-    def __init__(self, concurrency: int, timeout_s: float) -> None:
-        self._concurrency, self._timeout_s = concurrency, timeout_s
-        self._pool = DaemonPool(concurrency, "environment")
-        self._free = asyncio.Semaphore(concurrency)
-        self._waiting = 0
+    future: "Future[Any]"
+    wait: Callable[[], BaseException | None]
+    limit_s: float
 
-    def start(self, function: Callable[..., Any], *arguments: Any) -> "Call":
-        # A call may have to wait for those before it.
-        rounds = 1 + self._waiting // self._concurrency
-        self._waiting += 1
-        if inspect.iscoroutinefunction(function):
-            future = asyncio.run_coroutine_threadsafe(self._awaited(function, *arguments), event_loop())
-        else:
-            future = self._pool.submit(self._called, function, *arguments)
-        return Call(self, future, time.monotonic() + rounds * self._timeout_s)
-
-    def result(self, call: "Call") -> Any:
+    def result(self) -> Any:
         """Waits for it; raises `CallFailed`."""
-        self._waiting -= 1
         try:
-            error = call.future.exception(max(0.0, call.deadline - time.monotonic()))
+            error = self.wait()
+        except TookTooLong as late:
+            error = late
         except CancelledError:
             raise CallFailed("was cancelled") from None
-        except TimeoutError:
-            call.future.cancel()
-            raise CallFailed(f"took longer than {self._timeout_s:g} s") from None
-        if isinstance(error, TimeoutError) and not str(error):
-            raise CallFailed(f"took longer than {self._timeout_s:g} s") from None
+        if isinstance(error, TookTooLong):
+            raise CallFailed(f"took longer than {self.limit_s:g} s") from None
+        if isinstance(error, CallFailed):
+            raise error
         if isinstance(error, SystemExit):
             raise CallFailed(f"called exit({error.code})") from error
         if error is not None:
             raise CallFailed(raised(error)) from error
-        return call.future.result()
+        return self.future.result()
+
+
+@cache
+def environment_threads(concurrency: int) -> CallThreads:
+    """Shared by all steps, so that a call that hangs holds up those of no later step."""
+    return CallThreads(concurrency, "environment")
+
+
+class Calls:
+    """At most `concurrency` calls at a time, each of at most `timeout_s` seconds from its start."""
+
+    def __init__(self, concurrency: int, timeout_s: float) -> None:
+        self._concurrency, self._timeout_s = concurrency, timeout_s
+        self._threads = environment_threads(concurrency)
+        self._free = asyncio.Semaphore(concurrency)
+        self._awaiting = 0
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> Call:
+        if inspect.iscoroutinefunction(function):
+            # A call may have to wait for those before it, and one that blocks the event loop is late too.
+            deadline = time.monotonic() + (1 + self._awaiting // self._concurrency) * self._timeout_s
+            self._awaiting += 1
+            future = asyncio.run_coroutine_threadsafe(self._in_turn(function, *arguments), event_loop())
+            future.add_done_callback(self._one_less)
+            return Call(future, partial(_wait_until, future, deadline), self._timeout_s)
+        try:
+            call = self._threads.submit(lambda: self._called(function, *arguments), self._timeout_s)
+            return Call(call.result, call.wait, self._timeout_s)
+        except TooManyHang as error:
+            refused: Future[Any] = Future()
+            refused.set_exception(CallFailed(f"was not called: {error}"))
+            return Call(refused, refused.exception, self._timeout_s)
+
+    def _one_less(self, _: "Future[Any]") -> None:
+        self._awaiting -= 1
+
+    async def _in_turn(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        async with self._free:
+            return await within(lambda: function(*arguments), self._timeout_s)
 
     def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
         result = function(*arguments)
         if inspect.isawaitable(result):  # of a callable that only looks like a function
-            return asyncio.run_coroutine_threadsafe(_contained(result), event_loop()).result(self._timeout_s)
+            return asyncio.run_coroutine_threadsafe(within(lambda: result, self._timeout_s), event_loop()).result()
         return result
 
-    async def _awaited(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        async with self._free:
-            return await asyncio.wait_for(_contained(function(*arguments)), self._timeout_s)
 
-
-class Call:
-    def __init__(self, calls: Calls, future: "Future[Any]", deadline: float) -> None:
-        self.calls, self.future, self.deadline = calls, future, deadline
-
-    def result(self) -> Any:
-        return self.calls.result(self)
-
-
-async def _contained(awaitable: Any) -> Any:
+def _wait_until(future: "Future[Any]", deadline: float) -> BaseException | None:
     try:
-        return await awaitable
-    except (SystemExit, KeyboardInterrupt) as error:  # else they would end the event loop's thread
-        raise RuntimeError(f"called exit({getattr(error, 'code', '')})") from error
+        return future.exception(max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        future.cancel()
+        raise TookTooLong from None
+
+
+async def within(function: Callable[[], Awaitable[Any]], limit_s: float) -> Any:
+    """Await a call for at most so long. Raises what it raises, `TookTooLong`, and `CallFailed` if it exits or is
+    cancelled."""
+
+    async def contained() -> Any:
+        try:
+            return await function()
+        except (SystemExit, KeyboardInterrupt) as error:  # else they would end the event loop's thread
+            raise CallFailed(f"called exit({getattr(error, 'code', '')})") from error
+
+    task = asyncio.ensure_future(contained())
+    # Not `wait_for`, which waits for a task that does not let itself be cancelled.
+    try:
+        done, _ = await asyncio.wait({task}, timeout=limit_s)
+        if not done:
+            raise TookTooLong
+        if task.cancelled():
+            raise CallFailed("was cancelled")
+        return task.result()
+    finally:
+        task.cancel()
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
 
 def raised(error: BaseException) -> str:

@@ -6,8 +6,9 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from vigneron.environments.calls import CallFailed, within
 from vigneron.errors import first_line, visible
-from vigneron.threads import CallThreads
+from vigneron.threads import CallThreads, TookTooLong
 
 LONGEST_ERROR = 500
 
@@ -95,15 +96,9 @@ async def _awaited(function: Callable[[], Awaitable[Any]], limit_s: float) -> An
         except SystemExit as error:  # a task would end the loop with it
             raise ToolFailure(f"SystemExit: {one_line(error)}") from None
 
-    task = asyncio.ensure_future(guarded())
-    # Not `wait_for`, which waits for a task that does not let itself be cancelled.
     try:
-        done, _ = await asyncio.wait({task}, timeout=limit_s)
-        if not done:
-            raise ToolFailure(f"it did not end within {limit_s:g} s")
-        if task.cancelled():
-            raise ToolFailure("it was cancelled")
-        return task.result()
-    finally:
-        task.cancel()
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return await within(guarded, limit_s)
+    except TookTooLong:
+        raise ToolFailure(f"it did not end within {limit_s:g} s") from None
+    except CallFailed as error:
+        raise ToolFailure(f"it {error}") from None

@@ -12,7 +12,9 @@ import torch
 
 from vigneron.core.advantages import group_relative
 from vigneron.core.shaping import annealed, tie_break
+from vigneron.rewards.environment import environment_reward
 from vigneron.rewards.user_reward import checked_rewards, is_async, named_errors, started
+from vigneron.rollout.conversations import EARNED, TURN_REWARDS
 
 RewardFunction = Callable[..., Any]
 Combine = Literal["sum", "min", "normalised", "annealed", "tie_break"]
@@ -97,8 +99,16 @@ class CombinedReward:
             arguments["log_extra"](f"reward_{name}", column_B.tolist())
             if not column_B.isnan().all():
                 arguments["log_metric"](name, float(column_B.nanmean()))
+        if self._combine == "sum" and (of_environment := self._environment_weight()):
+            by_turn = [[of_environment * reward for reward in turns] for turns in arguments[EARNED]]
+            arguments["log_extra"](TURN_REWARDS, by_turn)
         combined_B = self._combined(raw_BK, torch.tensor(groups), arguments["prompts"], arguments["log_metric"])
         return [None if value != value else value for value in combined_B.tolist()]
+
+    def _environment_weight(self) -> float:
+        """The weight of what the environment gives for turns: in a sum, that part of R falls where turns end."""
+        parts = zip(self._parts, self._weights, strict=True)
+        return sum(weight for (_, function), weight in parts if function is environment_reward)
 
     def _combined(
         self, raw_BK: torch.Tensor, group_B: torch.Tensor, prompts: Sequence[Any], log: Callable[[str, float], None]

@@ -58,9 +58,9 @@ class AttentionModifiers:
 
 
 class Chunk(NamedTuple):
-    """Tokens that rows with a cache read in one pass of `width` tokens a row: row `row_N[n]` reads `length_N[n]` of them,
-    from slot `first_N[n]` on; the others are padding. No row has more than `past` tokens in its own cache before. With
-    shared prompts, `prompt_N` and `start_N` are as in `Slots`."""
+    """Tokens that rows with a cache read in one pass of `width` tokens a row: row `row_N[n]` reads `length_N[n]` of
+    them, from slot `first_N[n]` on; the others are padding. No row has more than `past` tokens in its own cache before.
+    With shared prompts, `prompt_N` and `start_N` are as in `Slots`."""
 
     row_N: Tensor
     first_N: Tensor
@@ -98,8 +98,8 @@ def cached_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention that updates the cache: with `cache_slots`, one new token per row at its slot; with `cache_chunk`,
-    several behind those that rows have; with `cache_rows`, the tokens of prompts for those rows, from slot `cache_first`
-    on. `discover` collects the calling modules.
+    several behind those that rows have; with `cache_rows`, the tokens of prompts for those rows, from slot
+    `cache_first` on. `discover` collects the calling modules.
     """
     if others.get("position_bias") is not None:
         raise Unsupported("a position bias")
@@ -224,7 +224,7 @@ def attend_to_chunk(
 
 
 def _chunk_mask(chunk: Chunk, prompt_slots: int, keys: int, local: Any) -> Tensor:
-    """What each token of a chunk sees [N, 1, S, keys]: keys of the shared prompt, if there is one, and then the row's."""
+    """What each token of a chunk sees [N, 1, S, keys]: keys of the shared prompt, if any, and then the row's."""
     query_NS1 = chunk.positions()[:, :, None]
     key_N1L = torch.arange(keys, device=query_NS1.device)[None, None]
     if chunk.start_N is not None:

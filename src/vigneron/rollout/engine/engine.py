@@ -164,7 +164,8 @@ class Engine:
         """Read the next given tokens of rows, so many each, in few passes instead of one decode step a token. `prompts`
         and `written` are the tokens of each row's prompt, and those behind it, before the given ones."""
         state = self.state
-        pasts = [count - 1 if self.prompts else prompt + count - 1 for prompt, count in zip(prompts, written, strict=True)]
+        starts = [0 if self.prompts else prompt for prompt in prompts]  # of the tokens in a row's own cache
+        pasts = [start + count - 1 for start, count in zip(starts, written, strict=True)]
         for first in range(0, max(lengths), CHUNK_TOKENS):
             still = [i for i, length in enumerate(lengths) if length > first]
             left = [min(CHUNK_TOKENS, lengths[i] - first) for i in still]
