@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python
 
-.PHONY: setup demo test test-slow test-cluster soak lint types format docs bench-setup bench bench-gpu bench-real bench-turns clean
+.PHONY: setup demo test test-slow test-cluster soak lint types format docs docs-site bench-setup bench bench-gpu bench-real bench-turns clean
 
 setup: $(VENV)/.ready
 
@@ -60,6 +60,10 @@ docs: setup
 	$(BIN)/python -m vigneron.config.page
 	$(BIN)/python -m vigneron.report.metrics_page
 	PYTHONPATH=tests $(BIN)/python -m support.models_page
+
+# The documentation as a site, in site/: open site/index.html. A link that leads nowhere is an error.
+docs-site: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # An environment of its own: what the peers pin cannot touch the package's.
 bench-setup: $(BENCH_VENV)/.ready

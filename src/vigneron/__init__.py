@@ -40,7 +40,7 @@ __all__ = [
     "semantic_reward",
     "train",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "Config": "vigneron.config",
