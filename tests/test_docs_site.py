@@ -1,4 +1,4 @@
-"""The documentation's site: built in strict mode, opened from disk in a browser, where nothing comes from the network."""
+"""The documentation's site: built in strict mode, opened from disk in a browser, with no request to the network."""
 
 import shutil
 import subprocess
@@ -14,8 +14,8 @@ KEPT = {"docs", "src", "examples", "mkdocs.yml", "README.md", "CONTRIBUTING.md",
 
 
 def built(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--config-file", str(root / "mkdocs.yml"), "--site-dir", str(site)]
-    return subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from vigneron.errors import UserError, visible
 from vigneron.redaction import redacted
 from vigneron.remote.vllm.completion import parsed_version
 from vigneron.rewards.checkers import includes, is_exact
+from vigneron.rewards.final_number import final_number
 from vigneron.rewards.graders.checks import count_sentences, count_words
 from vigneron.rewards.sentiment import is_inverted, is_one_sentence
 from vigneron.rubric import atomize, infer, ladder_rule
@@ -129,6 +130,7 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "words_only": words_only,
     "repetition": repetition,
     "includes": lambda text: includes(text, "rain or shine"),
+    "final_number": final_number,
     "is_exact": lambda text: is_exact(text, "rain"),
     "is_inverted": lambda text: is_inverted("I love the rain.", text),
     "is_one_sentence": is_one_sentence,

@@ -76,6 +76,13 @@ def given_texts_are_not_sampled(config: TopLevel) -> None:
             raise ValueError(f"`{key}` has no effect with {_named(config.method)}, which samples nothing: leave it out")
 
 
+def messages_are_made_of_prompts(config: TopLevel) -> None:
+    if config.data.chat and config.method.reads != "prompts":
+        raise ValueError(
+            f"`data.chat` has no effect with {_named(config.method)}, which reads whole texts: give them as messages"
+        )
+
+
 def a_scorer_is_trained_whole(config: TopLevel) -> None:
     if config.method.trains == "scorer" and config.model.lora is not None:
         raise ValueError(f"{_named(config.method)} trains the whole model: leave out `model.lora`")
@@ -366,6 +373,7 @@ CHECKS = (
     what_is_adapted_to_is_measured,
     the_best_can_be_known,
     given_texts_are_not_sampled,
+    messages_are_made_of_prompts,
     a_scorer_is_trained_whole,
     a_group_can_be_compared,
     rewards_of_prompts_can_be_compared,

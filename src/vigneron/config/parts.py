@@ -26,6 +26,7 @@ CHECKER_NAMES = (
     "inclusion",
     "in_order",
     "last_line",
+    "final_number",
     "sentiment_inversion",
     "maze_walk",
     "judge_right",
@@ -185,12 +186,15 @@ class DataConfig(Strict):
     template: str | None = None
     """Prompt template over the row's columns, as in `The opposite of '{word}' is`. null: the task's, or the column
     `prompt`."""
+    chat: bool = False
+    """Whether a prompt that is a text becomes a user's message, which the model's chat template writes: for instruct
+    models on datasets of plain questions. false: the model continues the text."""
     checker: Annotated[str, AfterValidator(_known_checker)] | None = None
     """Decides whether a completion is correct: `equality` (after normalisation), `strict_equality` (without surrounding
     space and case alone), `inclusion` (of the answer, whatever stands around it), `in_order` (of the words, whatever
-    stands between them), `last_line` (of the last lines), `sentiment_inversion`, `maze_walk` (whether the moves reach
-    the goal), `judge_right` (whether the judge of a debate is), `nim_optimal` (whether the first move keeps the game's
-    value), or `module:function`, a reward function that returns 0 or 1. null: the task's own, or `equality`."""
+    stands between them), `last_line` (of the last lines), `final_number` (of the number after `####`, as in GSM8K, or
+    of the last number), `sentiment_inversion`, `maze_walk` (whether the moves reach the goal), `judge_right` (whether the judge of a debate is), `nim_optimal` (whether the first move keeps the game's value), or `module:function`, a
+    reward function that returns 0 or 1. null: the task's own, or `equality`."""
 
     @model_validator(mode="after")
     def one_source(self) -> "DataConfig":
@@ -202,7 +206,7 @@ class DataConfig(Strict):
             raise ValueError(
                 f"the task '{self.task}' has its own data: `held_out` should be one of {', '.join(TASK_PARTS)}"
             )
-        own = [key for key in ("config", "split", "held_out_split", "columns") if getattr(self, key) is not None]
+        own = [key for key in ("config", "split", "held_out_split", "columns", "chat") if getattr(self, key)]
         if self.task is not None and own:
             raise ValueError(f"`{own[0]}` has no effect on the built-in task '{self.task}': remove it")
         given = self.held_out if isinstance(self.held_out, list) else [self.held_out or ""]

@@ -11,6 +11,7 @@ from vigneron.config import Config
 from vigneron.data.prompts import completion_text
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rewards.apply import ApplyReward, RewardFailed, RewardFunction, with_seen
+from vigneron.rewards.final_number import final_number_reward
 from vigneron.rewards.judge_right import judge_right_reward
 from vigneron.rewards.maze_walk import maze_walk_reward
 from vigneron.rewards.nim_move import nim_optimal_reward
@@ -102,6 +103,7 @@ CHECKERS: dict[str, RewardFunction] = {
     "inclusion": inclusion_reward,
     "in_order": in_order_reward,
     "last_line": last_line_reward,
+    "final_number": final_number_reward,
     "sentiment_inversion": inversion_reward,
     "maze_walk": maze_walk_reward,
     "judge_right": judge_right_reward,
@@ -113,6 +115,7 @@ NEEDS = {
     "inclusion": "answer",
     "in_order": "answer",
     "last_line": "answer",
+    "final_number": "answer",
     "sentiment_inversion": "input",
     "maze_walk": "input",
     "judge_right": "higher",

@@ -6,7 +6,7 @@ from vigneron.config import Config, MethodOptions, SemanticRewardConfig
 from vigneron.data.dataset import ColumnReader, check_row
 from vigneron.data.first_pass import Reader
 from vigneron.data.formats import with_prompt_and_answer, without_demonstrations
-from vigneron.data.prompts import Row, completion_text
+from vigneron.data.prompts import Row, as_messages, completion_text
 from vigneron.data.recorded import RecordedReader, score_of, without_record
 from vigneron.data.steps import LISTS, StepLabelReader, with_step_text
 from vigneron.data.tasks import load_task
@@ -108,6 +108,8 @@ class PromptReader:
         if self.parent and ("messages" in row or "completion" in row):
             row = without_demonstrations(row)
         check_row(row, self.needed, place)
+        if self.config.data.chat:
+            row = {**row, "prompt": as_messages(row["prompt"])}
         if self.score is not None:
             row = self.score(row, place)
         if self.answered:

@@ -149,15 +149,16 @@ def _rows_of(batch: Batch, rows: Sequence[Row]) -> Iterator[Row]:
 def training_overrides(config: Config, recording: Recording, samples: int) -> list[str]:
     """What makes of the recipe that was sampled one that trains TOPR on the samples, with the same model."""
     data, held_out = config.data, recording.held_out or "null"
-    of_data = {"task": data.task and "null", "template": data.template and "null", "train": recording.file}
-    of_data |= {"held_out": held_out, "checker": checker_name(config)}
+    of_source = ("task", "template", "chat", "config", "split", "held_out_split", "columns")
+    of_data: dict[str, Any] = {key: "false" if key == "chat" else "null" for key in of_source if getattr(data, key)}
+    of_data |= {"train": recording.file, "held_out": held_out, "checker": checker_name(config)}
     stop = {"stop": config.sampling.stop} if config.sampling.stop else {}
     inert = {"group_size": "1", "sampling": json.dumps(stop), "parent": "null", "rollout": "null", "curriculum": "null"}
     inert |= {"scale": "{}"}
     reads_groups = config.reward.smallest_group > 1 or getattr(config.reward, "rewards_at", None) == "steps"
     return [
         "method={name: topr, rewards: advantage}" if samples > 1 else "method=topr",
-        *(f"data.{key}={value}" for key, value in of_data.items() if value is not None),
+        *(f"data.{key}={value}" for key, value in of_data.items()),
         *(f"{key}={value}" for key, value in inert.items() if getattr(config, key) != Config.model_fields[key].default),
         *(["reward=binary"] if reads_groups else []),
         *(
