@@ -193,7 +193,8 @@ class DataConfig(Strict):
     """Decides whether a completion is correct: `equality` (after normalisation), `strict_equality` (without surrounding
     space and case alone), `inclusion` (of the answer, whatever stands around it), `in_order` (of the words, whatever
     stands between them), `last_line` (of the last lines), `final_number` (of the number after `####`, as in GSM8K, or
-    of the last number), `sentiment_inversion`, `maze_walk` (whether the moves reach the goal), `judge_right` (whether the judge of a debate is), `nim_optimal` (whether the first move keeps the game's value), or `module:function`, a
+    of the last number), `sentiment_inversion`, `maze_walk` (whether the moves reach the goal), `judge_right` (whether
+    the judge of a debate is), `nim_optimal` (whether the first move keeps the game's value), or `module:function`, a
     reward function that returns 0 or 1. null: the task's own, or `equality`."""
 
     @model_validator(mode="after")

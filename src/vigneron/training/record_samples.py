@@ -150,7 +150,7 @@ def training_overrides(config: Config, recording: Recording, samples: int) -> li
     """What makes of the recipe that was sampled one that trains TOPR on the samples, with the same model."""
     data, held_out = config.data, recording.held_out or "null"
     of_source = ("task", "template", "chat", "config", "split", "held_out_split", "columns")
-    of_data: dict[str, Any] = {key: "false" if key == "chat" else "null" for key in of_source if getattr(data, key)}
+    of_data: dict[str, object] = {key: "false" if key == "chat" else "null" for key in of_source if getattr(data, key)}
     of_data |= {"train": recording.file, "held_out": held_out, "checker": checker_name(config)}
     stop = {"stop": config.sampling.stop} if config.sampling.stop else {}
     inert = {"group_size": "1", "sampling": json.dumps(stop), "parent": "null", "rollout": "null", "curriculum": "null"}
