@@ -1,13 +1,13 @@
-"""The README and the pages it links to are correct: their scripts, recipes and commands run with the bundled model."""
+"""The README and the guide to SFT are correct: their scripts, recipes and commands run with the bundled model."""
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
 
 from support.command_line import vigneron
+from support.guides import read_guide
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,30 +30,10 @@ def test_the_script_trains_evaluates_and_samples_the_bundled_model(
 
 
 @pytest.mark.slow
-def test_the_page_on_your_own_task_works_from_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "start" / "your-own-task.md").read_text(encoding="utf-8")
-    page = page.partition("## Prompts without answers")[0]
-    files = re.findall(r"^`([\w.-]+)`[^\n]*:\n\n((?:    [^\n]*\n)+)", page, flags=re.M)
-    assert [name for name, _ in files] == ["capitals.csv", "more-capitals.csv", "capitals.yaml"]
-    for name, lines in files:
-        (tmp_path / name).write_text(textwrap.dedent(lines))
-    monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^    vigneron (\w+) (\S+)$", page, flags=re.M)
-    assert [verb for verb, _ in commands] == ["validate", "train", "eval", "chat"]
-    for verb, what in commands[:2]:  # the others have tests of their own, and load the model again
-        fewer = ["steps=1", "eval_every=0"] if verb == "train" else []
-        answer = vigneron(verb, what, *fewer)
-        assert answer.code == 0, answer.err
-    assert (tmp_path / "runs" / "capitals" / "checkpoints" / "step-1").is_dir()
-
-
-@pytest.mark.slow
 def test_the_page_on_fine_tuning_works_from_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "guides" / "sft.md").read_text(encoding="utf-8")
-    files = re.findall(r"^`([\w.-]+)`[^\n]*:\n\n((?:    [^\n]*\n)+)", page, flags=re.M)
-    assert [name for name, _ in files] == ["talks.jsonl", "talks.yaml"]
-    for name, lines in files:
-        (tmp_path / name).write_text(textwrap.dedent(lines))
+    guide = read_guide("guides/sft.md")
+    assert list(guide.files) == ["talks.jsonl", "talks.yaml"]
+    guide.write(tmp_path)
     monkeypatch.chdir(tmp_path)
     answer = vigneron("train", "talks.yaml", "steps=1")
     assert answer.code == 0, answer.err
