@@ -1,6 +1,6 @@
-"""The guides of the first hour work as written, from an empty folder: their files, and their commands with a tiny model.
+"""The guides of the first hour run as written from an empty folder: their files, and their commands on a tiny model.
 
-What is changed: the model, and the numbers of steps and samples. What needs a person or a browser is tested elsewhere."""
+What is changed: the model, and the numbers of steps and samples. The pages in a browser have tests of their own."""
 
 import json
 import sys
@@ -132,4 +132,3 @@ def test_tools(here: Path) -> None:
     done(train, *SAMPLED, "model.name=model")
     assert last_metrics("prices")["turns/mean"] >= 1
     assert view[0] == "view"
-

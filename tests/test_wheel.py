@@ -1,9 +1,10 @@
-"""The built wheel, outside the checkout: recipes, data and templates are inside it."""
+"""The built wheel, outside the checkout: every file of the package is inside it, and it works without the checkout."""
 
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ def test_the_wheel_lists_recipes_and_trains(tmp_path: Path, tiny_folder: Path) -
         shutil.copy(ROOT / name, copy / name)
     subprocess.run([*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, copy], check=True)
     (wheel,) = tmp_path.glob("vigneron-*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("vigneron/")}
+    files = [path for path in copy.rglob("src/vigneron/**/*") if path.is_file() and path.suffix != ".pyc"]
+    assert {path.relative_to(copy / "src").as_posix() for path in files} == packed
     subprocess.run([*pip, "install", "-q", "--no-deps", "--target", str(site), str(wheel)], check=True)
 
     environment = os.environ | {"PYTHONPATH": str(site)}
@@ -37,4 +41,4 @@ def test_the_wheel_lists_recipes_and_trains(tmp_path: Path, tiny_folder: Path) -
     out = run("-m", "vigneron", "train", "demo", f"model.name={tiny_folder}", "steps=2", "prompts_per_step=2")
     assert "step 2/2" in out
     assert (tmp_path / "runs" / "demo" / "report.html").is_file()
-    assert (site / "vigneron" / "py.typed").is_file()
+    assert run("-m", "vigneron", "--version").strip() == wheel.name.split("-")[1]
