@@ -216,13 +216,15 @@ def label_session(kind: Kind, folder: Path) -> Session:
         (run / "rubric.yaml").write_text(json.dumps({"categories": {"words": {"items": [described]}}}))
         return session_of(run, out.with_suffix(".csv"), scores=True, labeller=labeller)
     if kind == "steps":
-        rows = [{"prompt": f"prompt: {ALL}", "completion": "\n".join(TEXTS)}]
+        rows = [{"prompt": f"prompt: {ALL}", "completion": "\n".join(TEXTS), "answer": f"answer: {ALL}"}]
     elif kind == "pairs":
         end = {"role": "assistant", "content": "end"}
         asked = [{"role": "user", "content": f"prompt: {ALL}"}]
         rows = [{"prompt": asked, "completions": [[*hostile_talk(ALL, str(n)), end] for n in range(2)], "tools": [ALL]}]
+        rows[0]["answer"] = f"answer: {ALL}"
     else:
         rows = [{"prompt": f"prompt: {ALL}", "completions": [f"{n}: {ALL}" for n in range(2)]}]
+        rows[0]["answer"] = f"answer: {ALL}"
     return session_of(
         write_rows(folder / "in.jsonl", rows), out, labeller=labeller, best=kind == "best", solutions=kind == "steps"
     )
@@ -232,11 +234,11 @@ def label_session(kind: Kind, folder: Path) -> Session:
 def test_the_pages_that_label(browser_page: Any, tmp_path: Path, kind: Kind) -> None:
     page, session = browser_page, label_session(kind, tmp_path)
     session.note = f"note: {ALL}"
-    with served(label_app(session, kind, then=f"then: {ALL}")) as address, watching(page, address.partition("?")[0]):
+    app = label_app(session, kind, then=lambda rows: f"then {rows}: {ALL}")
+    with served(app) as address, watching(page, address.partition("?")[0]):
         open_page(page, address)
         page.locator("#prompt", has_text="prompt: ").wait_for()
         check_texts(page, "prompt: ", "note: ", texts=(ALL,))
-        check_texts(page, "then: ", show=visible, texts=(ALL,))
         check_texts(page, "", show=visible, texts=(NAMES[18], NAMES[20]))
         if kind == "steps":
             check_texts(page, "")
@@ -250,8 +252,19 @@ def test_the_pages_that_label(browser_page: Any, tmp_path: Path, kind: Kind) -> 
             check_texts(page, "0: ", "1: ", texts=(ALL,))
         if kind == "pairs":
             check_texts(page, *(f"{of}: " for of in TALK), texts=(ALL,))
+            page.keyboard.press("d")
+        if kind != "scores":
+            page.keyboard.press("w")
             page.keyboard.press("r")
+            page.locator("#answer", has_text="answer: ").wait_for()
+            check_texts(page, "answer: ", texts=(ALL,))
+        if kind == "pairs":
             page.locator(".reward", has_text="0.5").first.wait_for()
+        check_harmless(page)
+        for key in {"pairs": "a", "best": "1", "scores": "5", "steps": "1"}[kind], "Enter":
+            page.keyboard.press(key)
+        page.locator("#then", has_text="then ").wait_for()
+        check_texts(page, f"then {session.out.rows}: ", show=visible, texts=(ALL,))
         check_harmless(page)
 
 

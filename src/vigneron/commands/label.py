@@ -1,7 +1,7 @@
 """`vigneron label`: collect the items to label and serve the labelling page until Ctrl-C."""
 
 import getpass
-import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from vigneron.labels.export import OutFile
 from vigneron.labels.items import Kind
 from vigneron.labels.journal import Journal, Labels, journal_of, read_entries
 from vigneron.labels.session import Session
+from vigneron.labels.training_recipe import recipe_file, recipe_text, training_command
 
 DEFAULT_LIMIT = 200
 SUFFIXES: dict[Kind, tuple[str, ...]] = {
@@ -108,14 +109,16 @@ class LabelOptions:
 
 def agreement_line(options: LabelOptions) -> str:
     """Agreement between all labellers of a file. Locks and writes nothing."""
-    from vigneron.labels.agreement import agreement
+    from vigneron.labels.agreement import agreement, reward_agreement
 
     if options.scores:
         raise UserError("--agreement is for choices; for scores use `vigneron rubric review RUN --labels FILE`")
     path = journal_of(options.file)
     if not path.is_file():
         raise UserError(f"no labels for '{options.file}' yet: '{path}' does not exist")
-    return agreement(Labels(read_entries(path, options.kind))).line()
+    labels = Labels(read_entries(path, options.kind))
+    with_reward = [line for by in labels.labellers() if (line := reward_agreement(labels, by)) is not None]
+    return "\n".join([agreement(labels).line(), *with_reward])
 
 
 def open_session(options: LabelOptions, tell: Callable[[str], None]) -> Session:
@@ -187,28 +190,35 @@ def _sample(options: LabelOptions, session: Session, rows: list[Row]) -> None:
     )
 
 
-def next_step(options: LabelOptions) -> str:
-    """How to use the written file."""
+def next_step(options: LabelOptions, rows: int) -> str:
+    """The command that uses the written rows. Writes the recipe that it names, unless the file exists."""
     if options.kind == "scores":
-        return f"vigneron rubric review {options.source} --labels {options.file}"
-    name = "process_model" if options.solutions else "sft" if options.best else "dpo"
-    separator = "" if options.separator is None else f", separator: {json.dumps(options.separator)}"
-    return f"method: {{name: {name}{separator}}}\ndata: {{train: {options.file}}}"
+        return shlex.join(["vigneron", "rubric", "review", str(options.source), "--labels", str(options.file)])
+    of_run = options.source is not None and options.source.expanduser().is_dir()
+    model = str(options.source) if of_run else options.sample
+    text = recipe_text(options.file, options.kind, model, options.separator)
+    return training_command(recipe_file(options.file, options.kind), text, rows)
 
 
 def label(options: LabelOptions, *, port: int, host: str, tell: Callable[[str], None]) -> None:
     session = open_session(options, tell)
+    from vigneron.labels.agreement import reward_agreement
     from vigneron.web.label import label_app
     from vigneron.web.serve import serve
 
     serve(
-        label_app(session, options.kind, next_step(options)),
+        label_app(session, options.kind, partial(next_step, options)),
         port=port,
         host=host,
         tell=lambda address: tell(f"open  {address}\nstop  Ctrl-C"),
     )
     state = session.state()
     tell(f"{state['done']} of {state['of']} labelled, {state['rows']} rows in {options.file}")
+    for line in (state["agreement"], reward_agreement(session.journal.labels, session.labeller)):
+        if line is not None:
+            tell(line)
+    if state["rows"]:
+        tell(f"next  {next_step(options, state['rows'])}")
 
 
 def _account() -> str:

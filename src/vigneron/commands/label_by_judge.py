@@ -60,7 +60,7 @@ def label_by_judge(console: Console, options: LabelOptions) -> None:
         )
     counts = ", ".join(f"{labelled.count(by)} by {by}" for by in ("people", "checker", "judge") if labelled.count(by))
     say(console, f"wrote {options.file}: {len(labelled.rows)} pairs ({counts}), {labelled.ties} ties")
-    say(console, next_step(options))
+    say(console, f"train  {next_step(options, len(labelled.rows))}")
 
 
 def _comparisons(console: Console, options: LabelOptions) -> list[Comparison]:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from vigneron.labels.items import SKIP
+from vigneron.labels.items import SKIP, Comparison
 from vigneron.labels.journal import Labels
 
 Ratings = Sequence[Mapping[str, Hashable]]
@@ -42,6 +42,20 @@ def agreement(labels: Labels) -> Agreement:
 
 def _votes(labels: Labels, item: str) -> dict[str, Hashable]:
     return {by: choice for by, choice in labels.choices(item).items() if choice != SKIP}
+
+
+def reward_agreement(labels: Labels, by: str) -> str | None:
+    """How often a labeller chose the completion with the highest reward, in words; None if no item can say."""
+    agree = []
+    for name, item in labels.items.items():
+        chosen = labels.choice(name, by)
+        rewards = item.rewards if isinstance(item, Comparison) else None
+        known = [reward for reward in rewards or () if reward is not None]
+        if isinstance(chosen, int) and rewards is not None and len(known) == len(rewards) and len(set(known)) > 1:
+            agree.append(rewards[chosen] == max(known))
+    if not agree:
+        return None
+    return f"{by} chose the completion with the highest reward in {fmean(agree):.0%} of {len(agree)} items"
 
 
 def agreement_of(ratings: Ratings) -> Agreement:

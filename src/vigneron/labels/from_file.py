@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +10,14 @@ from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import Row
 from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
-from vigneron.labels.items import Collected, Comparison, distinct, in_random_order, make_comparisons
+from vigneron.labels.items import (
+    Collected,
+    Comparison,
+    distinct,
+    in_random_order,
+    make_comparisons,
+    reference_answer,
+)
 
 TWO = (("chosen", "rejected"), ("completion_a", "completion_b"))
 NEEDED = "`completions` (a list), `chosen` and `rejected`, or `completion_a` and `completion_b`"
@@ -30,7 +38,8 @@ def comparisons_of_file(path: Path, *, kind: Literal["pairs", "best"], seed: int
         else:
             items = make_comparisons(prompt, completions, kind, seed, row.get("tools") or None)
         skipped += not items
-        collected.items += items
+        answer = reference_answer(row.get("answer"))
+        collected.items += [replace(item, answer=answer) for item in items]
     if not collected.items:
         raise UserError(f"data: '{path}': no row has two different non-empty completions")
     if skipped:

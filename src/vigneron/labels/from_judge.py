@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from vigneron.errors import UserError
 from vigneron.labels.from_run import check_step, open_samples, samples_of_steps
-from vigneron.labels.items import digest
+from vigneron.labels.items import answer_record, digest
 from vigneron.labels.judged_answer import JudgedAnswer
 from vigneron.rubric.read import read_rubric
 from vigneron.run_store.folder import RunFolder
-from vigneron.run_store.samples import Kind
+from vigneron.run_store.samples import Kind, Sample
 
 KINDS: tuple[Kind, ...] = ("train", "eval")
 VERDICT_KEYS = ("score", "confidence", "critique", "reasoning")
@@ -25,7 +24,7 @@ def judged_answers_of_run(run: Path, *, step: int | None, seed: int) -> list[Jud
         check_step(store, step)
         for kind in KINDS:
             for sample in samples_of_steps(store, kind, step):
-                for each in _judged(sample.prompt, sample.completion, sample.extras.get("rubric"), descriptions):
+                for each in _judged(sample, descriptions):
                     if each.id not in least_sure or _confidence(each) < _confidence(least_sure[each.id]):
                         least_sure[each.id] = each
     if not least_sure:
@@ -37,18 +36,18 @@ def _confidence(answer: JudgedAnswer) -> float:
     return float(answer.verdict["confidence"])
 
 
-def _judged(
-    prompt: str, completion: str, rubric: Any, descriptions: Mapping[tuple[str, str], str]
-) -> list[JudgedAnswer]:
-    if not isinstance(rubric, Mapping) or not isinstance(rubric.get("items"), Mapping) or not prompt:
+def _judged(sample: Sample, descriptions: Mapping[tuple[str, str], str]) -> list[JudgedAnswer]:
+    rubric = sample.extras.get("rubric")
+    if not isinstance(rubric, Mapping) or not isinstance(rubric.get("items"), Mapping) or not sample.prompt:
         return []
     category = str(rubric.get("category"))
     answers = []
     for name, stored in rubric["items"].items():
         if isinstance(stored, Mapping) and isinstance(stored.get("score"), int | float):
             fields = {key: stored[key] for key in VERDICT_KEYS if key in stored}
-            verdict = {"confidence": 0.0, **fields, "description": descriptions.get((category, str(name)), "")}
-            answers.append(JudgedAnswer(prompt, completion, category, str(name), verdict))
+            words = {"description": descriptions.get((category, str(name)), ""), **answer_record(sample.answer or None)}
+            verdict = {"confidence": 0.0, **fields, **words}
+            answers.append(JudgedAnswer(sample.prompt, sample.completion, category, str(name), verdict))
     return answers
 
 

@@ -6,8 +6,9 @@ Conversations with an environment are compared whole.
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from vigneron.data.prompts import Row, prompt_of, prompt_text
 from vigneron.data.sources import read_rows
 from vigneron.environments.build import build_environments
 from vigneron.errors import UserError
-from vigneron.labels.items import Collected, in_format_of, in_random_order, make_comparisons
+from vigneron.labels.items import Collected, Comparison, in_format_of, in_random_order, make_comparisons, text_of
 from vigneron.policy.model_names import local_tokenizer
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Kind, Sample, SampleStore
@@ -32,18 +33,19 @@ def comparisons_of_run(run: Path, *, kind: Literal["pairs", "best"], step: int |
     folder = RunFolder.open(run).path
     with open_samples(folder) as store:
         groups, failed = _groups(store, kind, step)
-    talked = any(isinstance(completion, list) for completions in groups.values() for completion in completions)
+    talked = any(isinstance(_completion(sample), list) for group in groups.values() for sample in group)
     rows = _conversations_of_run(folder) if talked else rows_of_run(folder)
     conversational = any(not isinstance(row["prompt"], str) for row in rows.values())
     collected = Collected()
     unknown = 0
-    for (_, text), completions in groups.items():
+    for (_, text), group in groups.items():
         if not text.strip() or (conversational and text not in rows):
             unknown += 1
             continue
         row = rows.get(text, {"prompt": text})
-        texts = [text if isinstance(text, list) else in_format_of(row["prompt"], [text])[0] for text in completions]
-        collected.items += make_comparisons(row["prompt"], texts, kind, seed, row.get("tools"))
+        completions = [_in_format(row["prompt"], _completion(sample)) for sample in group]
+        items = make_comparisons(row["prompt"], completions, kind, seed, row.get("tools"))
+        collected.items += _with_answers_and_rewards(items, completions, group)
     if unknown:
         collected.notices.append(f"{unknown} prompts of '{run}' are empty or not in its data and are left out")
     if failed:
@@ -55,6 +57,24 @@ def comparisons_of_run(run: Path, *, kind: Literal["pairs", "best"], step: int |
         )
     collected.items = in_random_order(collected.items, seed)
     return collected
+
+
+def _in_format(prompt: Any, completion: Any) -> Any:
+    return completion if isinstance(completion, list) else in_format_of(prompt, [completion])[0]
+
+
+def _with_answers_and_rewards(
+    items: Sequence[Comparison], completions: Sequence[Any], group: Sequence[Sample]
+) -> list[Comparison]:
+    """Of equal completions the first one's reward, as in `distinct`."""
+    answer = next((sample.answer for sample in group if sample.answer), None)
+    rewards: dict[str, float | None] = {}
+    for completion, sample in zip(completions, group, strict=True):
+        rewards.setdefault(text_of(completion), sample.reward)
+    return [
+        replace(item, answer=answer, rewards=tuple(rewards[text_of(each)] for each in item.completions))
+        for item in items
+    ]
 
 
 @contextmanager
@@ -97,11 +117,11 @@ def check_step(store: SampleStore, step: int | None) -> None:
         raise UserError(f"--step: no stored samples of step {step}; available steps: {shown}")
 
 
-def _groups(store: SampleStore, kind: str, step: int | None) -> tuple[dict[tuple[Any, str], list[Any]], int]:
-    """Completions by prompt, and by step for `best`, which compares samples of one step; and how many are left out
+def _groups(store: SampleStore, kind: str, step: int | None) -> tuple[dict[tuple[Any, str], list[Sample]], int]:
+    """Samples by prompt, and by step for `best`, which compares samples of one step; and how many are left out
     because their environment failed."""
     check_step(store, step)
-    groups: defaultdict[tuple[Any, str], list[Any]] = defaultdict(list)
+    groups: defaultdict[tuple[Any, str], list[Sample]] = defaultdict(list)
     failed = 0
 
     def add(key: Any, sample: Sample) -> None:
@@ -109,7 +129,7 @@ def _groups(store: SampleStore, kind: str, step: int | None) -> tuple[dict[tuple
         if sample.extras.get("environment_error") is not None:
             failed += 1
         else:
-            groups[key, sample.prompt].append(_completion(sample))
+            groups[key, sample.prompt].append(sample)
 
     for sample in samples_of_steps(store, "train", step):
         add(sample.step if kind == "best" else "train", sample)

@@ -11,7 +11,7 @@ from vigneron.data.steps import step_spans
 from vigneron.errors import UserError
 from vigneron.labels.active import most_convincing_first
 from vigneron.labels.from_run import check_step, open_samples, rows_of_run, samples_of_steps
-from vigneron.labels.items import digest
+from vigneron.labels.items import digest, reference_answer
 from vigneron.labels.solution import Solution
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Kind
@@ -55,7 +55,7 @@ def _of_run(folder: Path, separator: str, step: int | None) -> Collected:
                         "labelled: leave out --solutions to compare them"
                     )
                 prompt = rows[sample.prompt]["prompt"] if sample.prompt in rows else sample.prompt
-                _add(collected, prompt, sample.completion, separator, sample.correct)
+                _add(collected, prompt, sample.completion, separator, sample.correct, sample.answer)
     return collected
 
 
@@ -63,13 +63,16 @@ def _of_file(path: Path, separator: str) -> Collected:
     rows, collected = read_rows(path), dict[str, tuple[Solution, bool | None]]()
     check_rows(rows, ["prompt", "completion"], f"'{path}'")
     for row in rows:
-        _add(collected, row["prompt"], completion_text(row["completion"]), separator, row.get("correct"))
+        text, answer = completion_text(row["completion"]), reference_answer(row.get("answer"))
+        _add(collected, row["prompt"], text, separator, row.get("correct"), answer)
     return collected
 
 
-def _add(collected: Collected, prompt: Any, completion: str, separator: str, correct: Any) -> None:
+def _add(
+    collected: Collected, prompt: Any, completion: str, separator: str, correct: Any, answer: str | None
+) -> None:
     if step_spans(completion, separator) and prompt:
-        solution = Solution(prompt, completion, separator)
+        solution = Solution(prompt, completion, separator, answer=answer or None)
         collected.setdefault(solution.id, (solution, yes_or_no(correct)))
 
 

@@ -16,6 +16,7 @@ from vigneron.data.prompts import Row, completion_text, conversation_text, promp
 from vigneron.policy.message_forms import message_text
 from vigneron.run_store.sample_turns import MODEL, MOST_TURNS, Turn, turns_of, without_notes
 from vigneron.text import plain
+from vigneron.values import is_number
 
 LONGEST_SHOWN = 100_000
 
@@ -94,6 +95,10 @@ class Comparison:
     kind: Literal["pairs", "best"] = "pairs"
     tools: Any = None
     """That the chat template writes before the prompt."""
+    answer: str | None = field(default=None, compare=False)
+    """The reference answer, if there is one. It and the rewards are shown on demand, and are no part of the id."""
+    rewards: tuple[float | None, ...] | None = field(default=None, compare=False)
+    """What the run's reward gave each completion."""
 
     LETTERS: ClassVar[tuple[str, ...]] = ("a", "b")
 
@@ -107,7 +112,8 @@ class Comparison:
 
     def record(self) -> dict[str, Any]:
         texts = {"prompt": self.prompt, "completions": list(self.completions)}
-        return {"item": self.id, "kind": self.kind, **texts, **self._tools()}
+        rewards = {} if self.rewards is None else {"rewards": list(self.rewards)}
+        return {"item": self.id, "kind": self.kind, **texts, **self._tools(), **answer_record(self.answer), **rewards}
 
     def _tools(self) -> Row:
         return {} if self.tools is None else {"tools": self.tools}
@@ -130,12 +136,15 @@ class Comparison:
             map(_is_text_or_messages, completions)
         ):
             return None
-        item = cls(prompt, tuple(completions), kind, record.get("tools"))
+        rewards = _rewards(record.get("rewards"), len(completions))
+        item = cls(prompt, tuple(completions), kind, record.get("tools"), recorded_answer(record), rewards)
         return item if item.id == record.get("item") else None
 
     def shown(self, order: Sequence[int]) -> dict[str, Any]:
         shown = [shown_completion(self.completions[place]) for place in order]
-        return {"id": self.id, "prompt": shown_prompt(self.prompt), "completions": shown}
+        rewards = None if self.rewards is None else [self.rewards[place] for place in order]
+        texts = {"prompt": shown_prompt(self.prompt), "answer": shown_answer(self.answer)}
+        return {"id": self.id, **texts, "completions": shown, "rewards": rewards}
 
     def choice_of(self, given: Any, order: Sequence[int]) -> Choice:
         if given == SKIP or (given == TIE and self.kind == "pairs"):
@@ -157,6 +166,28 @@ class Comparison:
         return None
 
 
+def answer_record(answer: str | None) -> dict[str, str]:
+    return {} if answer is None else {"answer": answer}
+
+
+def recorded_answer(record: dict[str, Any]) -> str | None:
+    return answer if isinstance(answer := record.get("answer"), str) else None
+
+
+def shown_answer(answer: str | None) -> str | None:
+    return None if answer is None else shown_text(answer)
+
+
+def reference_answer(value: Any) -> str | None:
+    """A row's `answer` as text; None if it has none."""
+    return None if value in (None, "", []) else completion_text(value)
+
+
+def _rewards(value: Any, count: int) -> tuple[float | None, ...] | None:
+    known = isinstance(value, list) and len(value) == count
+    return tuple(value) if known and all(each is None or is_number(each) for each in value) else None
+
+
 def _is_text_or_messages(value: Any) -> bool:
     return isinstance(value, str) or (is_conversation(value) and bool(value))
 
@@ -174,8 +205,13 @@ def distinct(completions: Sequence[Any]) -> list[Any]:
     by_text: dict[str, Any] = {}
     for completion in completions:
         if all(text.strip() for text in _answers(completion)):
-            by_text.setdefault(conversation_text(completion).strip(), completion)
+            by_text.setdefault(text_of(completion), completion)
     return list(by_text.values())
+
+
+def text_of(completion: Any) -> str:
+    """What makes completions different."""
+    return conversation_text(completion).strip()
 
 
 def _answers(completion: Any) -> list[str]:

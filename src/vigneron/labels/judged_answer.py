@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from vigneron.labels.items import SKIP, BadChoice, Choice, digest, shown_text
+from vigneron.labels.items import SKIP, BadChoice, Choice, digest, recorded_answer, shown_answer, shown_text
 from vigneron.values import is_number
 
 SCORES = (0, 10)
@@ -14,7 +14,8 @@ SCORES = (0, 10)
 
 @dataclass(frozen=True)
 class JudgedAnswer:
-    """`verdict` is the judge's critique and score; the page shows the score only after the person's."""
+    """`verdict` is the judge's critique and score; the page shows the score only after the person's. It has the
+    reference answer too, if there is one."""
 
     prompt: str
     completion: str
@@ -51,7 +52,7 @@ class JudgedAnswer:
         words = {name: shown_text(str(self.verdict.get(name, ""))) for name in ("description", "critique", "reasoning")}
         names = {"category": shown_text(self.category), "item": shown_text(self.item)}
         texts = {"prompt": shown_text(self.prompt), "completion": shown_text(self.completion)}
-        return {"id": self.id, **texts, **names, **words}
+        return {"id": self.id, **texts, **names, **words, "answer": shown_answer(recorded_answer(self.verdict))}
 
     def choice_of(self, given: Any, order: Sequence[int]) -> Choice:
         if given == SKIP:

@@ -1,6 +1,7 @@
 """Samples completions in a background thread while the first ones are being labelled."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from vigneron.data.formats import with_prompts_and_answers
 from vigneron.data.prompts import Row, as_messages, prompt_text
 from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
-from vigneron.labels.items import Comparison, digest, distinct, make_comparisons
+from vigneron.labels.items import Comparison, digest, distinct, make_comparisons, reference_answer
 from vigneron.labels.session import Session
 from vigneron.policy.load import load_policy
 from vigneron.rollout.build import Rollout, sampling_rollout
@@ -152,4 +153,5 @@ def sample_comparisons(
         completions = distinct([*completions, *drawn])[:count]
         if len(completions) == count:
             break
-    return make_comparisons(prompt["prompt"], completions, kind, seed, prompt.get("tools"))
+    items = make_comparisons(prompt["prompt"], completions, kind, seed, prompt.get("tools"))
+    return [replace(item, answer=reference_answer(row.get("answer"))) for item in items]

@@ -7,7 +7,7 @@ from threading import RLock
 from typing import Any
 
 from vigneron.errors import UserError, visible
-from vigneron.labels.agreement import agreement
+from vigneron.labels.agreement import agreement, reward_agreement
 from vigneron.labels.export import OutFile
 from vigneron.labels.items import SKIP, TIE, Choice, Item, shuffled
 from vigneron.labels.journal import Journal, label_entry, undo_entry
@@ -114,12 +114,18 @@ class Session:
                 "rows": self.out.rows,
                 "undo": labels.last(self.labeller) is not None,
                 "agreement": None if shared is None else visible(shared.line()),
+                "with_reward": None if waiting else self._reward_agreement(),
                 "note": None if self.note is None else plain(self.note),
                 "last": self._revealed,
             }
 
     def _comparing(self) -> bool:
         return all(item.kind != "scores" for item in self._queue.values())
+
+    def _reward_agreement(self) -> str | None:
+        """At the end, since it could change how the rest is labelled."""
+        line = reward_agreement(self.journal.labels, self.labeller)
+        return None if line is None else visible(line)
 
     def _waiting(self, count: int) -> list[Item]:
         again = [self._queue[each] for each in reversed(self._again) if each in self._queue]

@@ -1,13 +1,23 @@
 """A solution whose steps a person labels: right, wrong or unclear."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from vigneron.data.formats import is_conversation
 from vigneron.data.steps import step_spans
-from vigneron.labels.items import SKIP, BadChoice, Choice, digest, shown_prompt, shown_text
+from vigneron.labels.items import (
+    SKIP,
+    BadChoice,
+    Choice,
+    answer_record,
+    digest,
+    recorded_answer,
+    shown_answer,
+    shown_prompt,
+    shown_text,
+)
 
 
 @dataclass(frozen=True)
@@ -18,6 +28,8 @@ class Solution:
     completion: str
     separator: str = "\n"
     kind: Literal["steps"] = "steps"
+    answer: str | None = field(default=None, compare=False)
+    """The reference answer, shown on demand."""
 
     MARKS: ClassVar[dict[str, str]] = {"right": "1", "wrong": "0", "unclear": "?"}
 
@@ -35,7 +47,7 @@ class Solution:
 
     def record(self) -> dict[str, Any]:
         texts = {"prompt": self.prompt, "completion": self.completion, "separator": self.separator}
-        return {"item": self.id, "kind": self.kind, **texts}
+        return {"item": self.id, "kind": self.kind, **texts, **answer_record(self.answer)}
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "Solution | None":
@@ -44,11 +56,12 @@ class Solution:
             return None
         if not isinstance(completion, str) or not isinstance(separator, str) or not separator:
             return None
-        solution = cls(prompt, completion, separator)
+        solution = cls(prompt, completion, separator, answer=recorded_answer(record))
         return solution if solution.id == record.get("item") and solution.steps else None
 
     def shown(self, order: Sequence[int]) -> dict[str, Any]:
-        return {"id": self.id, "prompt": shown_prompt(self.prompt), "steps": [shown_text(step) for step in self.steps]}
+        texts = {"prompt": shown_prompt(self.prompt), "answer": shown_answer(self.answer)}
+        return {"id": self.id, **texts, "steps": [shown_text(step) for step in self.steps]}
 
     def choice_of(self, given: Any, order: Sequence[int]) -> Choice:
         if given == SKIP:

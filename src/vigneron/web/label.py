@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from vigneron.errors import visible
+from vigneron.errors import UserError, visible
 from vigneron.labels.items import BadChoice, Kind
 from vigneron.labels.session import ConflictingLabel, Session, UnknownItem
 from vigneron.web.serve import page, static_routes
@@ -23,23 +23,27 @@ TEMPLATES: dict[Kind, str] = {
 }
 
 
-def label_app(session: Session, kind: Kind, then: str = "") -> Starlette:
-    """`then`: what to do with the file when all items are judged."""
+def label_app(session: Session, kind: Kind, then: Callable[[int], str] | None = None) -> Starlette:
+    """`then(rows)`: the command that uses so many rows of the file."""
+
+    def current() -> dict[str, Any]:
+        state = session.state()
+        return {**state, "then": _line(then, state["rows"]) if then is not None and state["rows"] else None}
 
     async def index(request: Request) -> Response:
-        return page(TEMPLATES[kind], kind=kind, labeller=session.labeller, out=str(session.out.path), then=then)
+        return page(TEMPLATES[kind], kind=kind, labeller=session.labeller, out=str(session.out.path))
 
     async def state(request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(session.state))
+        return JSONResponse(await run_in_threadpool(current))
 
     async def judge(request: Request) -> Response:
         body = await _json_body(request)
         if not isinstance(body, dict) or not isinstance(body.get("item"), str):
             return _refused(400, 'send {"item": …, "choice": …}')
-        return await _done(session, lambda: session.judge(body["item"], body.get("choice")))
+        return await _done(session, lambda: session.judge(body["item"], body.get("choice")), current)
 
     async def undo(request: Request) -> Response:
-        return await _done(session, session.undo)
+        return await _done(session, session.undo, current)
 
     return Starlette(
         routes=[
@@ -60,7 +64,15 @@ async def _json_body(request: Request) -> Any:
         return None
 
 
-async def _done(session: Session, work: Callable[[], None]) -> Response:
+def _line(then: Callable[[int], str], rows: int) -> str:
+    """Without its recipe there is no command: the reason stands in its place."""
+    try:
+        return visible(then(rows))
+    except UserError as error:
+        return visible(str(error))
+
+
+async def _done(session: Session, work: Callable[[], None], current: Callable[[], dict[str, Any]]) -> Response:
     """Answer with the new state, or with an error in one line."""
     try:
         await run_in_threadpool(work)
@@ -72,7 +84,7 @@ async def _done(session: Session, work: Callable[[], None]) -> Response:
         return _refused(409, "this item already has another label: undo it first")
     except OSError as error:
         return _refused(507, f"not recorded: cannot write '{session.journal.path}': {error.strerror}")
-    return JSONResponse(await run_in_threadpool(session.state))
+    return JSONResponse(await run_in_threadpool(current))
 
 
 def _refused(status: int, line: str) -> JSONResponse:

@@ -1,6 +1,7 @@
 // Shared by the labelling pages: the current item, the next one, and sending judgements one after another.
 
 import { byId, keyed } from "./common.js";
+import { toggle } from "./label_text.js";
 
 /** Text as text: nothing in it is markup. */
 export function put(id, text) {
@@ -34,6 +35,15 @@ async function request(path, body) {
   throw new Error(line || answer.statusText);
 }
 
+/** From the usual time between the last labels, which a pause does not change. */
+function timeLeft(times, items) {
+  const recent = times.slice(-21);
+  if (recent.length < 6 || items <= 0) return "";
+  const waits = recent.slice(1).map((time, place) => time - recent[place]).sort((one, other) => one - other);
+  const minutes = Math.round((items * waits[Math.floor(waits.length / 2)]) / 60_000);
+  return minutes < 1 ? "" : `about ${minutes} min left`;
+}
+
 /**
  * `draw(item)` shows an item, `onState(state)` the rest of the page; `choiceOf(key, item)` is what a key sends.
  * The next item is shown before the server answers; if the request fails, the item comes back.
@@ -42,6 +52,7 @@ export function open({ draw, onState = () => {}, choiceOf }) {
   let current = null;
   let upcoming = null;
   let queue = Promise.resolve();
+  const times = [];
 
   function turn(item) {
     const changed = item?.id !== current?.id;
@@ -61,11 +72,18 @@ export function open({ draw, onState = () => {}, choiceOf }) {
     const kinds = [`${state.done} of ${state.of}${state.more ? " so far" : ""}`];
     if (state.ties) kinds.push(`${state.ties} ${state.ties === 1 ? "tie" : "ties"}`);
     if (state.skips) kinds.push(`${state.skips} skipped`);
+    const left = timeLeft(times, state.of - state.done);
+    if (left) kinds.push(left);
     put("progress", kinds.join(", "));
     put("rows", `${state.rows} ${state.rows === 1 ? "row" : "rows"}`);
+    put("then", state.then ?? "");
+    byId("use").hidden = !state.then;
     show("agreement", state.agreement);
+    show("with-reward", state.with_reward);
     show("note", state.note);
-    byId("done").hidden = state.item !== null || state.more;
+    const done = state.item === null && !state.more;
+    if (done && byId("done").hidden) byId("use").open = true;
+    byId("done").hidden = !done;
     for (const button of document.querySelectorAll('[data-key="u"]')) button.disabled = !state.undo;
     onState(state);
     if (state.item === null && state.more) setTimeout(() => send("/data/state"), 700);
@@ -86,6 +104,7 @@ export function open({ draw, onState = () => {}, choiceOf }) {
   function judge(choice) {
     if (current === null) return;
     const judged = current;
+    times.push(Date.now());
     if (upcoming !== null) turn(upcoming);
     else current = null;
     upcoming = null;
@@ -95,6 +114,7 @@ export function open({ draw, onState = () => {}, choiceOf }) {
   function press(key) {
     if (key === "u") return send("/undo", {});
     if (key === "s") return judge("skip");
+    if (key === "w") return toggle("spaces");
     const choice = current === null ? undefined : choiceOf(key, current);
     if (choice !== undefined) judge(choice);
   }

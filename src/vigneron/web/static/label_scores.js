@@ -2,6 +2,8 @@
 
 import { byId } from "./common.js";
 import { open, put } from "./label.js";
+import { hide, reveal } from "./label_reveal.js";
+import { mark } from "./label_text.js";
 
 const slider = byId("slider");
 const FIELDS = ["prompt", "completion", "item", "category", "description", "critique", "reasoning"];
@@ -9,7 +11,9 @@ const FIELDS = ["prompt", "completion", "item", "category", "description", "crit
 function draw(item) {
   for (const field of FIELDS) put(field, item[field]);
   for (const field of ["critique", "reasoning"]) byId(field).parentElement.hidden = !item[field];
+  hide(item, item.reasoning ? ["the judge's reasoning, which may reveal its score"] : []);
   byId("why").open = false;
+  mark();
   slider.value = 0.5;
   put("value", "0.50");
 }
@@ -23,15 +27,13 @@ function onState(state) {
 }
 
 function choiceOf(key) {
+  if (key === "r") return void (byId("why").open = reveal());
   if (key === "x") return 10;
   return /^[0-9]$/.test(key) ? Number(key) : undefined;
 }
 
 const desk = open({ draw, onState, choiceOf });
 const give = () => desk.judge(Number((Number(slider.value) * 10).toFixed(2)));
-document.addEventListener("keydown", (event) => {
-  if (event.key === "r" && !event.ctrlKey && !event.metaKey) byId("why").open = !byId("why").open;
-});
 slider.addEventListener("input", () => put("value", Number(slider.value).toFixed(2)));
 slider.addEventListener("keydown", (event) => event.key === "Enter" && give());
 byId("give").addEventListener("click", give);

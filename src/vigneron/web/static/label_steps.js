@@ -2,6 +2,8 @@
 
 import { byId, make } from "./common.js";
 import { open, put } from "./label.js";
+import { hide, reveal } from "./label_reveal.js";
+import { mark as showSpaces } from "./label_text.js";
 
 const MARKS = { 1: "right", 0: "wrong", "?": "unclear" };
 const KEYS = { right: "1", wrong: "0", unclear: "?" };
@@ -28,6 +30,8 @@ function draw(item) {
     make("li", {}, make("div", { class: "text" }, text), ...Object.values(MARKS).map((mark) => button(place, mark))),
   );
   byId("steps").replaceChildren(...rows);
+  hide(item);
+  showSpaces();
   refresh();
 }
 
@@ -38,6 +42,7 @@ function mark(value) {
 
 /** Marks the current step; only Enter sends, and only if a step is marked. What is not marked is unclear. */
 function choiceOf(key) {
+  if (key === "r") return void reveal();
   if (key === "Enter") return marks.some((value) => value !== null) ? marks.map((v) => v ?? "unclear") : undefined;
   if (Object.hasOwn(MARKS, key)) mark(MARKS[key]);
   else if (key === "ArrowDown") at = Math.min(at + 1, marks.length - 1);
