@@ -55,7 +55,7 @@ def reward_agreement(labels: Labels, by: str) -> str | None:
             agree.append(rewards[chosen] == max(known))
     if not agree:
         return None
-    return f"{by} chose the completion with the highest reward in {fmean(agree):.0%} of {len(agree)} items"
+    return f"{by} chose the completion with the highest reward in {sum(agree)} of {len(agree)} items"
 
 
 def agreement_of(ratings: Ratings) -> Agreement:

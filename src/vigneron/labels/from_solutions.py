@@ -68,9 +68,7 @@ def _of_file(path: Path, separator: str) -> Collected:
     return collected
 
 
-def _add(
-    collected: Collected, prompt: Any, completion: str, separator: str, correct: Any, answer: str | None
-) -> None:
+def _add(collected: Collected, prompt: Any, completion: str, separator: str, correct: Any, answer: str | None) -> None:
     if step_spans(completion, separator) and prompt:
         solution = Solution(prompt, completion, separator, answer=answer or None)
         collected.setdefault(solution.id, (solution, yes_or_no(correct)))

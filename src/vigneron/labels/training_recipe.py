@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from vigneron.files import write_for_user
@@ -32,7 +33,7 @@ def recipe_text(out: Path, kind: Kind, model: str | None, separator: str | None 
     return "\n".join(lines) + "\n"
 
 
-def _line(key: str, values: dict[str, object], comment: str | None = None) -> str:
+def _line(key: str, values: Mapping[str, object], comment: str | None = None) -> str:
     inner = ", ".join(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
     return f"{key}: {{{inner}}}" + (f"  # {comment}" if comment else "")
 

@@ -8,7 +8,7 @@ export function hide(item, others = []) {
   const parts = [...(item.answer ? ["the reference answer"] : []), ...others];
   put("answer", item.answer ?? "");
   put("hidden-parts", parts.join(", "));
-  byId("hidden").hidden = parts.length === 0;
+  byId("hidden").hidden = byId("reveal").hidden = parts.length === 0;
   byId("reference").hidden = !item.answer;
   reveal(false);
 }
