@@ -68,26 +68,41 @@ class Trained:
         which nothing replies: `converse` has whole conversations."""
         return _sample(self.policy, self.config, prompts, temperature, max_new_tokens, seed)
 
-    def sample_before(self, prompts: Sequence[Any], *, temperature: float = 0.0, seed: int = 0) -> list[str]:
+    def sample_before(
+        self,
+        prompts: Sequence[Any],
+        *,
+        temperature: float = 0.0,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+    ) -> list[str]:
         """One completion per prompt from the model before training."""
         with self.reference.active() as policy:
-            return _sample(policy, self.config, prompts, temperature, None, seed)
+            return _sample(policy, self.config, prompts, temperature, max_new_tokens, seed)
 
     def converse(
-        self, rows: Sequence[Row], *, temperature: float = 0.0, seed: int = 0, before: bool = False
+        self,
+        rows: Sequence[Row],
+        *,
+        temperature: float = 0.0,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+        before: bool = False,
     ) -> list[Sample]:
         """Conversations with the run's environment, one for each row (of a game, one for each role); greedy at
         temperature 0. Their turns, with rewards, are in `extras["conversation"]`. `before`: with the model before
         training."""
         if self.config.environment is None:
             raise UserError(f"'{self.folder}' was trained without an `environment` to talk with")
+        limit = max_new_tokens or self.config.max_new_tokens
+        config = self.config.model_copy(update={"max_new_tokens": limit})
         with self.reference.active() if before else nullcontext(self.policy) as policy:
             if temperature > 0:
-                sampling = self.config.sampling.model_copy(update={"temperature": temperature})
-                config = self.config.model_copy(update={"sampling": sampling})
+                sampling = config.sampling.model_copy(update={"temperature": temperature})
+                config = config.model_copy(update={"sampling": sampling})
                 rollout = sampling_rollout(config, policy, group_size=1, seed=seed)
             else:
-                rollout = evaluation_rollout(self.config, policy)
+                rollout = evaluation_rollout(config, policy)
             return samples_of(rollout(rows), 0 if before else self.step, "eval")
 
     def evaluate(self, rows: Sequence[Row] | None = None) -> dict[str, float]:

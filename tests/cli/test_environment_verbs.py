@@ -99,11 +99,12 @@ def test_a_sample_is_the_next_turn_and_converse_the_whole(run: Path) -> None:
 
 
 def test_chat_the_user_plays_the_environment(run: Path) -> None:
-    said, asked = asked_by("chat", run, stdin="x\nhigher\n\nx\n\n\n")
+    said, asked = asked_by("chat", run, stdin="x\nhigher\n/new\nx\n/exit\n")
     assert asked == 0
     turns = re.findall(r"^(?:> )*(before|after) +'(.*)'$", said, re.MULTILINE)
     assert [name for name, _ in turns] == ["before", "after"] * 3
     assert turns[4:] == turns[:2]  # a new conversation
+    assert said.count("--- the conversation is over: type the first message of a new one ---") == 1
     trained = api.load_run(run)
     talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": turns[1][1]}]
     assert trained.sample([[*talk, {"role": "user", "content": "higher"}]], seed=1) == [turns[3][1]]
@@ -117,6 +118,7 @@ def test_chat_watches_the_environment(run: Path) -> None:
     assert "there is no row '9': #1 to #3" in said
     assert "there is no row 'x'" in said
     assert len(re.findall(r"\[reward (0|1), odd [01]\]", said)) == asked
+    assert len(re.findall(r"^--- over after \d turns?, reward \d: the environment ended it ---$", said, re.M)) == 4
 
 
 @pytest.mark.slow
@@ -127,6 +129,7 @@ def test_chat_says_why_the_environment_failed_and_goes_on(run: Path, tmp_path: P
     (folder / "config.yaml").write_text(config.replace("talking_runs:Asked", "talking_runs:Strict"))
     said = printed("chat", folder, "--environment", stdin="x\n#1\n\n")
     assert "[the environment failed, so there is no reward: it raised KeyError: 'wanted'" in said
+    assert "--- over after 1 turn: the environment failed ---" in said
     assert "[reward " in said
 
 

@@ -135,7 +135,7 @@ def test_chat_refuses_a_reward_model_before_it_opens(tmp_path: Path, tiny_folder
     answer = vigneron("chat", run.folder, stdin="hello\n")
     assert answer.code == 2
     assert "trained a reward model, which cannot generate text" in answer.err
-    assert "an empty line exits" not in answer.out
+    assert "/exit ends the chat" not in answer.out
 
 
 def test_every_loss_of_dpo_is_shown_of_held_out_pairs() -> None:

@@ -381,19 +381,32 @@ def test_eval_fills_the_runs_template(tmp_path: Path, tiny_folder: Path) -> None
     assert f"after   {child.sample(['q'])[0]!r}" in raw.out
 
 
-@pytest.mark.parametrize("stdin", ["hello\nx\n", "hello\nx\n\nnever asked\n"])
+@pytest.mark.parametrize("stdin", ["hello\nx\n", 'hello\n\n"""x"""\n/exit\nnever asked\n'])
 def test_chat_answers_before_and_after(trained: tuple[Path, str], stdin: str) -> None:
     run, _ = trained
     answer = vigneron("chat", run, stdin=stdin)
     assert answer.code == 0, answer.err
     assert ESCAPE not in answer.out
     child = load_run(run)
-    said = re.findall(r"(before|after) +(.*)", answer.out.partition("an empty line exits")[2])
+    said = re.findall(r"(before|after) +(.*)", answer.out.partition("/exit ends the chat")[2])
     expected = []
     for typed in ("hello", "x"):
         expected += [("before", repr(child.sample_before([typed])[0])), ("after", repr(child.sample([typed])[0]))]
     assert said == expected
     assert expected[0][1] != expected[1][1]
+
+
+def test_chat_takes_several_lines_a_length_and_commands(trained: tuple[Path, str]) -> None:
+    run, _ = trained
+    stdin = '/help\n/hlep\n"""two\n\n/exit\nlines"""\n"""\nx\n"""\n/exit\n'
+    answer = vigneron("chat", run, "--max-new-tokens", 3, stdin=stdin)
+    assert answer.code == 0, answer.err
+    assert "an answer is at most 3 tokens long" in answer.out
+    assert re.search(r"^  /exit +end the chat", answer.out, re.MULTILINE)
+    assert "unknown command '/hlep': /help lists them" in answer.out
+    child = load_run(run)
+    said = re.findall(r"^(?:> |… )*after +(.*)$", answer.out, re.MULTILINE)
+    assert said == [repr(child.sample([text], max_new_tokens=3)[0]) for text in ("two\n\n/exit\nlines", "x")]
 
 
 def test_report_of_two_runs(trained: tuple[Path, str], place: Path, recipe: Path, tmp_path: Path) -> None:

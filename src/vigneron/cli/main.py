@@ -331,11 +331,22 @@ def chat(
     environment: Annotated[
         bool, typer.Option("--environment", help="Watch the model talk with the run's environment.")
     ] = False,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Length limit of an answer, or of a turn. Default: the run's.")
+    ] = None,
 ) -> None:
     """Chat with a run's model, before and after training."""
     from vigneron.commands.chat import chat_loop
 
-    chat_loop(console(), run, step=step, temperature=temperature, raw=raw, environment=environment)
+    chat_loop(
+        console(),
+        run,
+        step=step,
+        temperature=temperature,
+        raw=raw,
+        environment=environment,
+        max_new_tokens=max_new_tokens,
+    )
 
 
 @app.command()

@@ -5,12 +5,14 @@ Of a run with an environment they are conversations, in which the user plays the
 
 import string
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from vigneron.api import Trained, load_run
+from vigneron.commands.chat_input import NEW, ChatInput, Command
 from vigneron.config import Config
 from vigneron.data.prompts import Row
 from vigneron.data.tasks import load_task
@@ -19,13 +21,33 @@ from vigneron.report.tables import conversation_lines
 from vigneron.report.terminal import say
 from vigneron.run_data.stored import first_rows
 from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.sample_turns import turns_of_sample
+from vigneron.run_store.samples import Sample
 
 ROW = "#"
 """Before the number of a row, in place of a first message."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """How completions are sampled."""
+
+    temperature: float
+    max_new_tokens: int | None
+
+    def __call__(self, seed: int) -> dict[str, Any]:
+        return {"temperature": self.temperature, "max_new_tokens": self.max_new_tokens, "seed": seed}
+
+
 def chat_loop(
-    console: Console, run: Path, *, step: int | None, temperature: float, raw: bool, environment: bool = False
+    console: Console,
+    run: Path,
+    *,
+    step: int | None,
+    temperature: float,
+    raw: bool,
+    environment: bool = False,
+    max_new_tokens: int | None = None,
 ) -> None:
     trained = load_run(run, step=step)
     if trained.config.method.trains == "scorer":
@@ -39,80 +61,87 @@ def chat_loop(
     )
     if template:
         say(console, f"prompt template: {template!r} (--raw turns it off)")
+    length = max_new_tokens or trained.config.max_new_tokens
+    say(console, f"an answer is at most {length} tokens long (--max-new-tokens changes it)")
+    asked = Asked(temperature, max_new_tokens)
     if environment:
-        _watch(console, trained, template, temperature)
+        _watch(console, trained, template, asked)
     elif trained.config.environment is not None:
-        _play(console, trained, template, temperature)
+        _play(console, trained, template, asked)
     else:
-        _complete(console, trained, template, temperature, raw=raw)
+        _complete(console, trained, template, asked, raw=raw)
 
 
-def _typed(console: Console) -> str:
-    """A line; nothing at the end of the input, or if it is blank."""
-    try:
-        typed = console.input("> ", markup=False)
-    except EOFError:
-        return ""
-    return typed if typed.strip() else ""
-
-
-def _complete(console: Console, trained: Trained, template: str | None, temperature: float, *, raw: bool) -> None:
-    """Each line is a prompt."""
+def _complete(console: Console, trained: Trained, template: str | None, asked: Asked, *, raw: bool) -> None:
+    """Each message is a prompt."""
     conversational = False
     if not raw:
         (row,) = first_rows(RunFolder(trained.folder).data(trained.config), ("train", "held_out"), 1)
         conversational = not isinstance(row["prompt"], str)
-    say(console, "an empty line exits")
-    turn = 0
-    while typed := _typed(console):
+    typing, turn = ChatInput(console, "type a prompt: the model answers each by itself"), 0
+    while (typed := typing.read()) is not None:
         prompt = [_prompt(typed, template, conversational)]
-        say(console, f"before  {trained.sample_before(prompt, temperature=temperature, seed=turn)[0]!r}")
-        say(console, f"after   {trained.sample(prompt, temperature=temperature, seed=turn)[0]!r}")
+        say(console, f"before  {trained.sample_before(prompt, **asked(turn))[0]!r}")
+        say(console, f"after   {trained.sample(prompt, **asked(turn))[0]!r}")
         turn += 1
 
 
-def _play(console: Console, trained: Trained, template: str | None, temperature: float) -> None:
-    """Each line goes on with a conversation of either model."""
-    say(console, "you play the environment's part (--environment lets it play): an empty line ends the conversation, ")
-    say(console, "and at its beginning exits")
+def _play(console: Console, trained: Trained, template: str | None, asked: Asked) -> None:
+    """Each message goes on with a conversation of either model."""
+    say(console, "you play the environment's part (--environment lets it play)")
     samplers: dict[str, Callable[..., list[str]]] = {"before": trained.sample_before, "after": trained.sample}
+    typing = ChatInput(console, "type the first message of a conversation", {NEW: "begin a new conversation"})
+    talks: dict[str, list[Any]] = {}
     turn = 0
-    while typed := _typed(console):
-        talks: dict[str, list[Any]] = {name: _prompt(typed, template, True) for name in samplers}
-        while typed:
-            for name, sample in samplers.items():
-                (answer,) = sample([talks[name]], temperature=temperature, seed=turn)
-                talks[name].append({"role": "assistant", "content": answer})
-                say(console, f"{name:<7} {answer!r}")
-            turn += 1
-            if typed := _typed(console):
-                for talk in talks.values():
-                    talk.append({"role": "user", "content": typed})
+    while (typed := typing.read()) is not None:
+        if isinstance(typed, Command):
+            talks = {}
+            say(console, "--- the conversation is over: type the first message of a new one ---")
+            continue
+        for name, sample in samplers.items():
+            begun = talks.get(name)
+            message = [{"role": "user", "content": typed}]
+            talks[name] = _prompt(typed, template, True) if begun is None else [*begun, *message]
+            (answer,) = sample([talks[name]], **asked(turn))
+            talks[name].append({"role": "assistant", "content": answer})
+            say(console, f"{name:<7} {answer!r}")
+        turn += 1
 
 
-def _watch(console: Console, trained: Trained, template: str | None, temperature: float) -> None:
-    """Each line is the first message of a conversation between the model and the environment, or names a row."""
+def _watch(console: Console, trained: Trained, template: str | None, asked: Asked) -> None:
+    """Each message is the first of a conversation between the model and the environment, or names a row."""
     data = RunFolder(trained.folder).data(trained.config)
     rows: Sequence[Row] = data.held_out or data.train
     of = "held-out" if data.held_out else "training"
-    say(console, f"type a first message, or {ROW}1 to {ROW}{len(rows)} for a {of} row; an empty line exits")
+    typing = ChatInput(console, f"type a first message, or {ROW}1 to {ROW}{len(rows)} for a {of} row")
     turn = 0
-    while typed := _typed(console):
+    while (typed := typing.read()) is not None:
         row = _row(console, typed, rows) if typed.startswith(ROW) else {"prompt": _prompt(typed, template, True)}
         if row is None:
             continue
         for name in ("before", "after"):
             say(console, f"--- {name} training ---")
             try:
-                samples = trained.converse([row], temperature=temperature, seed=turn, before=name == "before")
+                samples = trained.converse([row], before=name == "before", **asked(turn))
             except UserError as error:  # the environment failed: a typed message lacks the columns of a row
                 say(console, f"error: {error}")
                 continue
             for sample in samples:
                 role = [f"as {sample.extras['role']}:"] if "role" in sample.extras else []
                 shown = [sample.prompt] if role or typed.startswith(ROW) else []
-                say(console, "\n".join([*role, *shown, *conversation_lines(sample)]))
+                say(console, "\n".join([*role, *shown, *conversation_lines(sample), _ending(sample)]))
         turn += 1
+
+
+def _ending(sample: Sample) -> str:
+    """That the conversation is over, and who ended it."""
+    talk = turns_of_sample(sample)
+    if talk is None:
+        return "--- over ---"
+    turns = sum(turn.model for turn in talk.turns)
+    who = "the environment failed" if talk.error else "cut off" if talk.ended else "the environment ended it"
+    reward = "" if talk.error else f", reward {sum(turn.reward or 0.0 for turn in talk.turns):.4g}"
+    return f"--- over after {turns} turn{'s' * (turns != 1)}{reward}: {who} ---"
 
 
 def _row(console: Console, typed: str, rows: Sequence[Row]) -> Row | None:
