@@ -263,6 +263,9 @@ def evaluate(
         int | None, typer.Option(min=1, help="With --beam: continuations of each beam in a step. Default: 4.")
     ] = None,
     separator: Annotated[str | None, separator_option("With --beam: ")] = None,
+    inspect_logs: Annotated[
+        Path | None, typer.Option(help="Also write an Inspect log into this folder, for `inspect view --log-dir`.")
+    ] = None,
 ) -> None:
     """Evaluate a run on held-out prompts, with greedy completions; or pass@k, with sampled ones."""
     from vigneron.commands.pass_at_k import chosen_k
@@ -278,6 +281,8 @@ def evaluate(
             raise UserError(f"{option} has no effect without {NEEDS[option]}")
     if samples is not None and (best_of is not None or beam is not None):
         raise UserError("--samples measures pass@k alone: leave out --best-of and --beam")
+    if inspect_logs is not None and (samples is not None or by is not None):
+        raise UserError("--inspect-logs writes greedy completions: leave out --samples and --by")
     if by is not None and beam is not None:
         raise UserError("--beam searches by the run's own value: leave out --by")
     rows = None
@@ -320,6 +325,10 @@ def evaluate(
     elif show and completions:
         out.print(samples_table(completions[:show]))
     out.print(metrics_table(metrics))
+    if inspect_logs is not None:
+        from vigneron.commands.inspect_log import write_inspect_log
+
+        say(out, f"wrote {write_inspect_log(inspect_logs, loaded, metrics, completions)}")
 
 
 @app.command()
