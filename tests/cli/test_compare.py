@@ -113,6 +113,7 @@ def test_a_comparison_is_a_folder_of_runs(whole: tuple[Path, Answer]) -> None:
         "compare.html",
         "compare.svg",
         "intervals.csv",
+        "intervals.svg",
         *NAMES,
     ]
     for name in NAMES:
@@ -122,11 +123,15 @@ def test_a_comparison_is_a_folder_of_runs(whole: tuple[Path, Answer]) -> None:
     assert started == [f"{name} ({i} of 4 to train)" for i, name in enumerate(NAMES, start=1)]
     assert re.search(r"rl \(2 seeds\) +sft \(2 seeds\) *$", answer.out, re.MULTILINE)
     assert re.search(r"^ +episodes +24 ± 0 +12 ± 0 *$", answer.out, re.MULTILINE)  # 6 steps of 2 × 2, and of 2
-    files = ("compare.svg", "compare.html", "compare.csv", "intervals.csv")
+    files = ("compare.svg", "compare.html", "compare.csv", "intervals.svg", "intervals.csv")
     assert answer.out.endswith("".join(f"wrote   {folder / file}\n" for file in files))
-    assert re.search(r"^ +accuracy +rl − sft +\S+ \[.+\] +paired by 6 rows and 2 seeds *$", answer.out, re.MULTILINE)
+    line = re.search(r"^ +accuracy +rl − sft +\S+ \[.+\](.+)paired by 6 rows and 2 seeds *$", answer.out, re.MULTILINE)
+    assert line is not None
+    assert re.fullmatch(r" +[├─●┼┆┤ ]+ [+−][\d.]+, [+−][\d.]+ +", line[1])  # drawn, and each seed's
     page = (folder / "compare.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 1
+    assert page.count("<svg") == 2
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
     assert "<td>sft-seed-1</td>" in page
 
 
@@ -154,7 +159,7 @@ def test_again_trains_nothing(whole: tuple[Path, Answer], recipes: tuple[Path, P
     assert answer.code == 0, answer.err
     assert "to train" not in answer.out
     assert {name: written(folder / name) for name in NAMES} == before
-    for file in ("compare.svg", "compare.csv", "compare.html", "intervals.csv"):
+    for file in ("compare.svg", "compare.csv", "compare.html", "intervals.svg", "intervals.csv"):
         assert (folder / file).read_bytes() == (whole[0] / file).read_bytes()
 
     fewer = vigneron("compare", *recipes, "--runs", tmp_path)  # the first seed alone

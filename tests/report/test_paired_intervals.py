@@ -9,9 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from vigneron.core.intervals import seeds_and_rows_interval
+from vigneron.core.intervals import Interval, seeds_and_rows_interval
 from vigneron.recipe import load_config
 from vigneron.report.comparison_files import intervals_table, write_comparison
+from vigneron.report.interval_figure import bar, interval_figure, panels_of, scale_of
 from vigneron.report.paired_intervals import Estimate, estimates
 from vigneron.run_store.archive import unpacked, write_archive
 from vigneron.run_store.eval_rows import FILE, KEPT, read_eval_rows
@@ -171,3 +172,32 @@ def test_they_are_in_the_terminal_the_page_and_a_file(tmp_path: Path) -> None:
     assert "+0.250 [" in shown
     assert "paired by 6 rows and 2 seeds" in shown
     assert intervals_table([]) is None
+    narrow = intervals_table(found, 80)
+    assert narrow is not None
+    assert len(narrow.columns) == len(table.columns) - 1  # not drawn
+
+
+def estimate(
+    low: float, mean: float, high: float, minus: str | None = None, by_seed: tuple[float, ...] = ()
+) -> Estimate:
+    return Estimate("eval/accuracy", "a", minus, Interval(mean, low, high), 2, 4, True, by_seed)
+
+
+def test_bars_are_drawn_to_one_scale() -> None:
+    """25 characters from 0 to 1: 0.25 is the seventh, 0.5 the 13th, 0.75 the 19th."""
+    panel = [estimate(0.25, 0.5, 0.75), estimate(0.0, 0.0, 0.0), estimate(1.0, 1.0, 1.0)]
+    assert scale_of(panel) == (0.0, 1.0)
+    assert bar(panel[0], (0.0, 1.0)) == " " * 6 + "├─────●─────┤" + " " * 6
+    assert bar(panel[1], (0.0, 1.0)) == "●" + " " * 24
+    differences = [estimate(0.25, 0.5, 0.75, "b", (0.5, 0.75))]
+    assert scale_of(differences) == (0.0, 0.75)
+    assert bar(estimate(-0.5, 0.25, 0.5, "b"), (-0.5, 0.5)) == "├───────────┼─────●─────┤"
+    assert panels_of([differences[0], panel[0]]) == [[panel[0]], [differences[0]]]
+
+
+def test_the_figure_has_a_row_per_estimate_and_a_tick_per_seed() -> None:
+    found = [estimate(0.25, 0.5, 0.75, None, (0.4, 0.6)), estimate(-0.1, 0.1, 0.3, "$b", (0.0, 0.2))]
+    mean, difference = interval_figure(found).axes
+    assert [label.get_text() for label in difference.get_yticklabels()] == [r"a − \$b"]
+    assert [list(line.get_xdata()) for line in mean.lines] == [[0.25, 0.75], [0.4, 0.6], [0.5]]
+    assert difference.lines[0].get_color() == "#808080"  # holds 0

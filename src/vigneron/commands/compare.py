@@ -48,7 +48,7 @@ def run_comparison(console: Console, plan: Plan) -> None:
     if plan.archive is not None:
         files.append(write_archive([run.path for arm in arms for run in arm.runs], plan.archive))
     print_full_width(console, comparison_table(arms))
-    if (intervals := intervals_table(found)) is not None:
+    if (intervals := intervals_table(found, console.width if console.is_terminal else None)) is not None:
         say(console, "")
         print_full_width(console, intervals)
     for path in files:

@@ -104,7 +104,7 @@ def _known(value: float | None) -> bool:
 
 def _sample(sample: Sample, model: str) -> Log:
     talk = turns_of_sample(sample)
-    said = [_message(turn, place) for place, turn in enumerate(talk.turns)] if talk is not None else []
+    said = _messages(talk.turns) if talk is not None else []
     answers = [message for message in said if message["role"] == "assistant"]
     answer = answers[-1] if answers else {"role": "assistant", "content": sample.completion}
     stop = "max_tokens" if sample.truncated else "stop"
@@ -129,16 +129,22 @@ def _sample(sample: Sample, model: str) -> Log:
     }
 
 
-def _message(turn: Turn, place: int) -> Log:
-    message: Log = {"role": turn.role if turn.role in ROLES else "user", "content": turn.text}
-    if message["role"] == "tool":
-        return {**message, "function": turn.name}
-    if turn.calls:
-        message["tool_calls"] = [
-            {"id": f"{place}-{number}", "function": call.name, "arguments": _arguments(call.arguments)}
-            for number, call in enumerate(turn.calls)
-        ]
-    return message
+def _messages(turns: Sequence[Turn]) -> list[Log]:
+    """A tool's results belong to the calls before them, in their order."""
+    messages: list[Log] = []
+    open_calls: list[str] = []
+    for place, turn in enumerate(turns):
+        message: Log = {"role": turn.role if turn.role in ROLES else "user", "content": turn.text}
+        if message["role"] == "tool":
+            message |= {"function": turn.name, "tool_call_id": open_calls.pop(0) if open_calls else None}
+        elif turn.calls:
+            open_calls = [f"{place}-{number}" for number in range(len(turn.calls))]
+            message["tool_calls"] = [
+                {"id": name, "function": call.name, "arguments": _arguments(call.arguments)}
+                for name, call in zip(open_calls, turn.calls, strict=True)
+            ]
+        messages.append(message)
+    return messages
 
 
 def _arguments(text: str) -> Log:

@@ -1,4 +1,4 @@
-"""A comparison as files and as tables: compare.svg, compare.html, compare.csv, intervals.csv."""
+"""A comparison as files and as tables: compare.svg, compare.html, compare.csv, intervals.svg, intervals.csv."""
 
 import csv
 import io
@@ -15,6 +15,7 @@ from vigneron.files import write_for_user
 from vigneron.recipe import config_yaml
 from vigneron.report.figures import COMPARED, as_svg, comparison_figure, for_page
 from vigneron.report.html import rendered
+from vigneron.report.interval_figure import bar, interval_figure, panels_of, scale_of
 from vigneron.report.paired_intervals import Estimate
 from vigneron.run_store.experiment_arms import Arm, differences
 from vigneron.run_store.final_metrics import Spread, final_values, row_label, spreads, table_sections
@@ -27,6 +28,7 @@ PER_RUN = ("steps", "episodes", "seconds", "eval/accuracy_before", "eval/accurac
 INTERVAL_COLUMNS = ("metric", "arm", "minus", "mean", "low", "high", "seeds", "rows", "same_seeds")
 MOST_DIFFERENCES = 20
 """In the terminal; intervals.csv has all."""
+ROOM_TO_DRAW = 150
 
 
 def write_comparison(arms: Sequence[Arm], out: Path, found: Sequence[Estimate] = ()) -> list[Path]:
@@ -37,6 +39,7 @@ def write_comparison(arms: Sequence[Arm], out: Path, found: Sequence[Estimate] =
     svg = as_svg(comparison_figure(_curves(arms), panels=COMPARED, columns=3, x="episodes"))
     files = {"compare.svg": svg, "compare.html": _page(arms, svg, found), "compare.csv": _csv(COLUMNS, _csv_rows(arms))}
     if found:
+        files["intervals.svg"] = as_svg(interval_figure(found))
         files["intervals.csv"] = _csv(INTERVAL_COLUMNS, map(_interval_cells, found))
     for name, text in files.items():
         write_for_user(out / name, text)
@@ -56,8 +59,9 @@ def comparison_table(arms: Sequence[Arm]) -> Table:
     return table
 
 
-def intervals_table(found: Sequence[Estimate]) -> Table | None:
-    """For the terminal: 95 % intervals of the arms and of their differences; None of none."""
+def intervals_table(found: Sequence[Estimate], width: int | None = None) -> Table | None:
+    """For a terminal of a width: 95 % intervals of the arms and of their differences, drawn where there is room; None
+    of none."""
     differences = [one for one in found if one.minus is not None]
     shown = [one for one in found if one.minus is None] + differences[:MOST_DIFFERENCES]
     if not shown:
@@ -65,10 +69,18 @@ def intervals_table(found: Sequence[Estimate]) -> Table | None:
     caption = f"{len(differences) - MOST_DIFFERENCES} more differences are in intervals.csv"
     table = Table(box=None, padding=(0, 2), header_style="bold", title_justify="left", caption_justify="left")
     table.caption = caption if len(differences) > MOST_DIFFERENCES else None
-    for name in ("95 % intervals, held out", "", "mean and interval", "over"):
+    for name in ("95 % intervals, held out", "", "mean and interval"):
         table.add_column(name, overflow="fold")
-    for one in shown:
-        table.add_row(Text(f"  {one.label}", style="dim"), Text(one.of), one.value.replace("[", r"\["), one.covers)
+    drawn = width is None or width >= ROOM_TO_DRAW
+    for name in ("", "each seed", "over")[not drawn :]:
+        table.add_column(name, overflow="fold")
+    for panel in panels_of(shown):
+        scale = scale_of(panel)
+        for one in panel:
+            value = one.value.replace("[", r"\[")
+            label = Text(f"  {one.label}", style="dim")
+            bars = [bar(one, scale)] if drawn else []
+            table.add_row(label, Text(one.of), value, *bars, one.seed_values, one.covers)
     return table
 
 
@@ -125,6 +137,13 @@ def _csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[Any, ...]]:
             yield (to_cell(arm.name), to_cell(key), *spread)
 
 
+def _own_ids(svg: str) -> str:
+    """Ids that the page's first figure does not have."""
+    for start in ('id="', 'href="#', "url(#"):
+        svg = svg.replace(start, f"{start}intervals-")
+    return svg
+
+
 def _page(arms: Sequence[Arm], svg: str, found: Sequence[Estimate]) -> str:
     return rendered(
         "compare.html",
@@ -133,6 +152,7 @@ def _page(arms: Sequence[Arm], svg: str, found: Sequence[Estimate]) -> str:
         headings=[heading(arm) for arm in arms],
         sections=_sections(arms),
         intervals=found,
+        interval_figure=Markup(_own_ids(for_page(as_svg(interval_figure(found))))) if found else "",
         differences=differences(arms),
         per_run=PER_RUN,
         runs=[

@@ -128,7 +128,7 @@ def comparison_figure(
         axis.set_visible(False)
     # For every arm, also one without values in the first panel.
     handles = [
-        Line2D([], [], color=colour, linestyle=dashes, label=_label(name))
+        Line2D([], [], color=colour, linestyle=dashes, label=plain_label(name))
         for name, (colour, dashes) in zip(arms, _styles(len(arms)), strict=True)
     ]
     figure.legend(handles=handles, loc="lower center", ncols=legend_columns, frameon=False, fontsize=9, borderaxespad=0)
@@ -178,7 +178,7 @@ def _draw_members(axis: Axes, panel: Panel, runs: Sequence[Records], x: str, col
         own = style if colour is None else (colour, MEMBER_DASHES[place % len(MEMBER_DASHES)])
         _draw(axis, Panel(panel.title, key, measured=panel.measured), runs, x, *own)
         handles.append(
-            Line2D([], [], color=own[0] if colour is None else "grey", linestyle=own[1], label=_label(label))
+            Line2D([], [], color=own[0] if colour is None else "grey", linestyle=own[1], label=plain_label(label))
         )
     axis.legend(handles=handles, fontsize=7, frameon=False, ncols=2)
 
@@ -218,7 +218,7 @@ def _rounded(number: re.Match[str]) -> str:
     return f"{value:.{1 if value >= 10 else 2}f}".rstrip("0").rstrip(".")
 
 
-def _label(name: str) -> str:
+def plain_label(name: str) -> str:
     """Literally: matplotlib hides a leading underscore and reads dollars as a formula."""
     return " " * name.startswith("_") + visible(name).replace("$", r"\$")
 

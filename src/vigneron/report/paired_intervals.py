@@ -21,6 +21,9 @@ LIMITS = {"eval/accuracy": (0.0, 1.0)}
 """What a score can be, where it is known; a difference is within the span of it."""
 
 
+FEW_SEEDS = 8
+
+
 @dataclass(frozen=True)
 class Estimate:
     """An arm's mean held-out score, or by how much it is above that of another arm (`minus`), with its interval."""
@@ -33,6 +36,8 @@ class Estimate:
     rows: int
     """0: the runs' logs have no rows, and the interval covers other seeds only."""
     same_seeds: bool
+    by_seed: tuple[float, ...] = ()
+    """Of each seed; none of a difference whose seeds are not paired."""
 
     @property
     def label(self) -> str:
@@ -48,6 +53,14 @@ class Estimate:
         sign = "" if self.minus is None else "+"
         mean, low, high = (f"{value:{sign}.3f}".replace("-", "−") for value in self.interval)
         return f"{mean} [{low}, {high}]"
+
+    @property
+    def seed_values(self) -> str:
+        """Each seed's value, where they are few."""
+        if not 1 < len(self.by_seed) <= FEW_SEEDS:
+            return ""
+        sign = "" if self.minus is None else "+"
+        return ", ".join(f"{value:{sign}.3f}".replace("-", "−") for value in self.by_seed)
 
     @property
     def covers(self) -> str:
@@ -71,13 +84,13 @@ def estimates(arms: Sequence[Arm], evaluations: int = 1) -> list[Estimate]:
 
 
 def _of_arm(arm: Arm, metric: str, evaluations: int) -> Estimate | None:
-    scores = _scores([arm], metric, evaluations)
+    scores = _scores([_by_seed(arm)], metric, evaluations)
     if scores is None:
         return None
     (scores_SR,), rows = scores
     interval = seeds_and_rows_interval(scores_SR)
     limits = LIMITS.get(metric)
-    return None if interval is None else _estimate(metric, arm, None, interval, limits, len(scores_SR), rows, True)
+    return None if interval is None else _estimate(metric, arm, None, interval, limits, scores_SR, rows, True)
 
 
 def _difference(first: Arm, second: Arm, metric: str, evaluations: int) -> Estimate | None:
@@ -96,9 +109,10 @@ def _difference(first: Arm, second: Arm, metric: str, evaluations: int) -> Estim
         interval = seeds_and_rows_interval(first_SR, second_TR)
     if interval is None:
         return None
+    paired_SR = first_SR - second_TR if same_seeds else None
     low, high = LIMITS.get(metric, (0.0, float("inf")))
     seeds = min(len(first_SR), len(second_TR))
-    return _estimate(metric, one, other, interval, (low - high, high - low), seeds, rows, same_seeds)
+    return _estimate(metric, one, other, interval, (low - high, high - low), paired_SR, rows, same_seeds, seeds)
 
 
 def _estimate(
@@ -107,15 +121,17 @@ def _estimate(
     minus: Arm | None,
     interval: Interval,
     limits: tuple[float, float] | None,
-    seeds: int,
+    scores_SR: Tensor | None,
     rows: int,
     same_seeds: bool,
+    seeds: int | None = None,
 ) -> Estimate:
     mean, low, high = interval
     if limits is not None:
         low, high = max(low, limits[0]), min(high, limits[1])
     name = None if minus is None else minus.name
-    return Estimate(metric, arm.name, name, Interval(mean, low, high), seeds, rows, same_seeds)
+    by_seed = () if scores_SR is None else tuple(scores_SR.mean(1).tolist())
+    return Estimate(metric, arm.name, name, Interval(mean, low, high), seeds or len(by_seed), rows, same_seeds, by_seed)
 
 
 def _by_seed(arm: Arm) -> Arm:
