@@ -15,6 +15,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
+def short(value: float) -> str:
+    """Three decimals; a smaller number in scientific notation."""
+    return f"{value:.3f}" if value != value or value == 0 or abs(value) >= 0.0005 else f"{value:.1e}"
+
+
 def memory_text(size: float) -> str:
     """Bytes of memory as `3.1 GB`."""
     return f"{size / GB:.1f} GB"

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigneron.core.intervals import seeds_and_rows_interval, student_t
+from vigneron.core.intervals import seeds_and_rows_interval
+from vigneron.core.paired import student_t
 
 
 @pytest.mark.parametrize(

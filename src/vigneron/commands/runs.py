@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from vigneron.errors import visible
-from vigneron.report.tables import short
 from vigneron.run_store.headline_metrics import headline_values
+from vigneron.run_store.outcome import outcome_json, stored_outcome
+from vigneron.run_store.outcome_text import outcome_cell
 from vigneron.run_store.status import RunStatus, bytes_in, readable_size, run_folders, status_of
+from vigneron.values import short
 
 STATE_STYLES = {
     "starting": "cyan",
@@ -22,8 +24,8 @@ STATE_STYLES = {
     "failed": "red",
     "killed": "red",
 }
-HEADINGS = ("run", "state", "step", "metrics", "changed", "size", "method")
-DROPPED_FIRST = ("method", "size", "changed", "metrics")
+HEADINGS = ("run", "state", "step", "held out", "metrics", "changed", "size", "method")
+DROPPED_FIRST = ("method", "size", "changed", "metrics", "held out")
 """Columns left out in this order when the terminal is too narrow."""
 
 
@@ -43,8 +45,10 @@ class ListedRun:
         status = self.status
         keys = ("state", "recipe", "method", "step", "steps", "began", "ended", "changed", "error")
         values = {key: getattr(status, key) for key in keys}
+        outcome = stored_outcome(status.outcome)
         return {"name": self.name, "path": str(status.path), **values, "bytes": self.bytes} | {
-            "figures": dict(status.metrics)
+            "figures": dict(status.metrics),
+            "outcome": None if outcome is None else outcome_json(outcome),
         }
 
 
@@ -80,11 +84,12 @@ def ago(seconds: float) -> str:
 
 
 def _cells(run: ListedRun, now: float) -> dict[str, str]:
-    status = run.status
+    status, outcome = run.status, stored_outcome(run.status.outcome)
     return {
         "run": visible(run.name),
         "state": status.state,
         "step": f"{status.step}/{status.steps}",
+        "held out": "" if outcome is None else outcome_cell(outcome),
         "metrics": "  ".join(f"{one.label} {short(v)}" for one, v in headline_values(status.config, status.metrics)),
         "changed": ago(now - run.changed) if run.changed else "",
         "size": readable_size(run.bytes),

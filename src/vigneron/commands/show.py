@@ -11,12 +11,15 @@ from rich.text import Text
 from vigneron.commands.runs import STATE_STYLES, ago
 from vigneron.distributed.launch import resume_command
 from vigneron.errors import visible
-from vigneron.report.tables import short, whole_sparkline
+from vigneron.report.tables import whole_sparkline
+from vigneron.run_store.outcome_text import best_text, next_steps, outcome_text
 from vigneron.run_store.run_details import RunDetails, before_and_after
 from vigneron.run_store.series import series
 from vigneron.run_store.status import RunStatus, SavedCheckpoint, readable_size
 from vigneron.timing import TOTAL
+from vigneron.values import short
 
+OUTCOME_STYLES = {"better": "green", "worse": "red"}
 CHANGES_SHOWN = 12
 PHASES_SHOWN = 6
 PHASE_SHOWN_FROM = 0.1
@@ -30,6 +33,7 @@ def print_run(console: Console, run: RunDetails) -> None:
 
 def lines_of(run: RunDetails, width: int) -> Iterator[Text]:
     yield from _head(run)
+    yield from _section("outcome", _outcome_rows(run), OUTCOME_STYLES.get(run.outcome.verdict, ""))
     if changes := before_and_after(run):
         yield from _section("held out", ((c.label, f"{short(c.before)} → {short(c.after)}") for c in changes))
     curves = [(metric.label, series(run.records, metric.key)[1]) for metric in run.metrics]
@@ -42,6 +46,14 @@ def lines_of(run: RunDetails, width: int) -> Iterator[Text]:
         yield from _section(title, notices, "yellow" if kind == "warning" else "")
     yield from _section("checkpoints", ((f"step {one.step}", _described(run, one)) for one in run.saved))
     yield from _section("next", _next_commands(run))
+
+
+def _outcome_rows(run: RunDetails) -> Iterator[tuple[str, str]]:
+    """Of a run that has logged something."""
+    if run.records:
+        yield "held out", outcome_text(run.outcome)
+        if best := best_text(run.outcome):
+            yield "best", best
 
 
 def _source_name(given: str | list[str] | None) -> str:
@@ -125,14 +137,17 @@ def _next_commands(run: RunDetails) -> Iterator[tuple[str, str]]:
     resume = resume_command(path, run.config.scale.shard)
     if not status.alive and status.state != "finished":
         yield "resume", resume
-    if status.state == "finished" and run.saved:
+    advice = next_steps(run.outcome, status) if status.state == "finished" and run.saved else []
+    yield from advice
+    named = {name for name, _ in advice}
+    if status.state == "finished" and run.saved and "train further" not in named:
         yield "train further", f"{resume} steps={2 * status.steps}"
     if run.saved and run.config.method.trains == "policy":
         yield "chat", f"vigneron chat {path}{'' if run.config.environment is None else ' --environment'}"
     if status.step:
         yield "view", f"vigneron view {path}"
         yield "report", f"vigneron report {path}"
-    if run.saved:
+    if run.saved and "export" not in named:
         yield "export", f"vigneron export {path} DIR"
 
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from vigneron.report.terminal import TerminalView, profile_table, say
+from vigneron.run_store.outcome import Outcome, outcome_of, stored_outcome
+from vigneron.run_store.outcome_text import best_text, next_steps, outcome_text
+from vigneron.run_store.status import status_of
 from vigneron.timing import phase, recording_timings, reporting_phases
 from vigneron.training.signals import Stopped
 
@@ -88,6 +91,7 @@ def _report_if_finished(console: Console, is_main: bool) -> Iterator[None]:
         if stopped.finished is not None and is_main:
             from vigneron.report.html import write_report
 
+            print_outcome(console, outcome_of(status_of(stopped.finished)))
             say(console, f"report  {write_report([stopped.finished])}")
         raise
 
@@ -95,7 +99,9 @@ def _report_if_finished(console: Console, is_main: bool) -> Iterator[None]:
 def _print_next_steps(console: Console, trained: "Trained") -> None:
     from vigneron.report.html import write_report
 
-    path = write_report([trained.folder])
+    path, status = write_report([trained.folder]), status_of(trained.folder)
+    outcome = stored_outcome(status.outcome) or outcome_of(status)
+    print_outcome(console, outcome)
     say(console, f"run     {trained.folder}")
     say(console, f"report  {path}")
     if trained.config.method.trains == "scorer":
@@ -107,3 +113,11 @@ def _print_next_steps(console: Console, trained: "Trained") -> None:
         watch = "" if trained.config.environment is None else " --environment"
         say(console, f"chat    vigneron chat {trained.folder}{watch}")
     say(console, f"view    vigneron view {trained.folder}")
+    for name, text in next_steps(outcome, status):
+        say(console, f"{'next' if name == 'train further' else name:<8}{text}")
+
+
+def print_outcome(console: Console, outcome: Outcome) -> None:
+    say(console, f"result  {outcome_text(outcome)}")
+    if best := best_text(outcome):
+        say(console, f"best    {best}")

@@ -1,12 +1,12 @@
 """Intervals of a share, of a mean, and of a mean over seeds and rows."""
 
 import math
-from statistics import NormalDist
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from vigneron.core.paired import Interval, student_t
 
 
 def wilson(right: int | float, of: int, z: float = 1.96) -> tuple[float, float]:
@@ -33,12 +33,6 @@ def bootstrap_interval(
 
 LARGEST_DRAW = 10**6
 """Numbers drawn at a time."""
-
-
-class Interval(NamedTuple):
-    mean: float
-    low: float
-    high: float
 
 
 def seeds_and_rows_interval(
@@ -111,16 +105,3 @@ def _resampled(count: int, resamples: int, generator: torch.Generator) -> Float[
         drawn_MD = torch.randint(count, (len(part_MC), drawn), generator=generator)
         part_MC.scatter_add_(1, drawn_MD, torch.full(drawn_MD.shape, 1 / drawn, dtype=torch.float64))
     return weights_NC
-
-
-def student_t(freedom: float, level: float = 0.95) -> float:
-    """t with P(|T| < t) = level: with t = √ν tan θ, the density is proportional to cos^(ν − 1) θ."""
-    if freedom > 1000:
-        return NormalDist().inv_cdf((1 + level) / 2)
-    edge_N = torch.linspace(0, math.pi / 2, 100_001, dtype=torch.float64)
-    mass_N = ((edge_N[1:] + edge_N[:-1]) / 2).cos() ** (freedom - 1)
-    share_N = mass_N.cumsum(0) / mass_N.sum()
-    at = int((share_N < level).sum())
-    before = float(share_N[at - 1]) if at else 0.0
-    inside = (level - before) / (float(share_N[at]) - before)
-    return math.sqrt(freedom) * math.tan(float(edge_N[at]) + inside * float(edge_N[1]))

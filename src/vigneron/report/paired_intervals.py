@@ -11,7 +11,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from vigneron.core.intervals import Interval, seeds_and_rows_interval
+from vigneron.core.intervals import seeds_and_rows_interval
+from vigneron.core.paired import Interval
 from vigneron.run_store.eval_rows import SCORES, row_means
 from vigneron.run_store.experiment_arms import Arm, CollectedRun
 from vigneron.run_store.final_metrics import row_label

@@ -100,11 +100,6 @@ def _cell(sample: Sample, heading: str) -> str:
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def short(value: float) -> str:
-    """Three decimals; a smaller number in scientific notation."""
-    return f"{value:.3f}" if value != value or value == 0 or abs(value) >= 0.0005 else f"{value:.1e}"
-
-
 def sparkline(values: Sequence[float], width: int) -> str:
     """The last `width` values as bars; NaN is a gap."""
     values = values[-width:]

@@ -21,14 +21,14 @@ from rich.text import Text
 from vigneron.errors import visible
 from vigneron.redaction import redacted
 from vigneron.report.phase_names import QUICK_PHASES, shown_phase
-from vigneron.report.tables import NARROW, samples_lines, samples_table, short, sparkline
+from vigneron.report.tables import NARROW, samples_lines, samples_table, sparkline
 from vigneron.run_store.headline_metrics import headline_metrics
 from vigneron.run_store.metric_table import in_order
 from vigneron.run_store.metrics_file import records_of
 from vigneron.run_store.rubric_items import category_rewards
 from vigneron.run_store.samples import Sample
 from vigneron.timing import WHOLE
-from vigneron.values import is_number
+from vigneron.values import is_number, short
 
 if TYPE_CHECKING:
     from vigneron.batch import Batch
@@ -102,6 +102,13 @@ class TerminalView:
         if name not in self._started and name not in QUICK_PHASES:
             self._started.add(name)
             say(self._console, f"start: {seconds:.1f} s, {shown_phase(name)}")
+
+    def evaluation(self, run: "RunInfo", metrics: "Metrics") -> None:
+        """The line of the model before training, which stays above the panel."""
+        config = run.config.model_dump(mode="json")
+        shown = headline_metrics(config, [metrics], run.config.method)
+        values = "  ".join(f"{one.label} {short(metrics[one.key])}" for one in shown)
+        say(self._console, f"step 0/{run.config.steps}  {values or 'no held-out metric has a value'}  before training")
 
     def step(self, run: "RunInfo", metrics: "Metrics", batch: "Batch", seconds: float) -> None:
         self._update_pace(len(batch), seconds)

@@ -34,10 +34,10 @@ class EvalRow:
         return getattr(self, name) if name in SCORES.values() else self.others.get(name)
 
 
-def read_eval_rows(path: Path, *, every: bool = False) -> list[EvalRow]:
-    """Of the last `KEPT` evaluations after the first step, or of every one; of a run without samples, those of its
-    file."""
-    return list(_of_samples(path, every)) if (path / "samples.sqlite").is_file() else read_kept_rows(path)
+def read_eval_rows(path: Path, *, every: bool = False, steps: Sequence[int] | None = None) -> list[EvalRow]:
+    """Of the last `KEPT` evaluations after the first step, of every one, or of these steps; of a run without samples,
+    those of its file."""
+    return list(_of_samples(path, every, steps)) if (path / "samples.sqlite").is_file() else read_kept_rows(path)
 
 
 def read_kept_rows(path: Path) -> list[EvalRow]:
@@ -55,11 +55,11 @@ def _record(row: EvalRow) -> dict[str, Any]:
     return {**record, "others": dict(row.others)} if row.others else record
 
 
-def _of_samples(path: Path, every: bool) -> Iterator[EvalRow]:
+def _of_samples(path: Path, every: bool, wanted: Sequence[int] | None) -> Iterator[EvalRow]:
     store = SampleStore(path, read_only=True)
     try:
-        steps = store.steps("eval")
-        for step in steps if every else [step for step in steps if step > 0][-KEPT:]:
+        steps = store.steps("eval") if wanted is None else wanted
+        for step in steps if every or wanted is not None else [step for step in steps if step > 0][-KEPT:]:
             for sample, key, correct, reward in store.scores(step):
                 yield EvalRow(step, (sample, key), None if correct is None else float(correct), reward)
     finally:

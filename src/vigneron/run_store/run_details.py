@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from vigneron.config import Config
-from vigneron.files import open_regular, parse_json, read_regular
 from vigneron.recipe import load_config, recipe_names
 from vigneron.run_store.damage import damage_of
 from vigneron.run_store.folder import RunFolder
@@ -14,8 +13,10 @@ from vigneron.run_store.headline_metrics import headline_metrics
 from vigneron.run_store.metric_table import Metric, lower_is_better
 from vigneron.run_store.metrics_file import Record, records_of
 from vigneron.run_store.notices import Notice, kept_notices
+from vigneron.run_store.outcome import Outcome, evaluations_of, outcome_json, outcome_of
+from vigneron.run_store.outcome_text import outcome_text
 from vigneron.run_store.series import series
-from vigneron.run_store.status import RunStatus, SavedCheckpoint, bytes_in, saved_checkpoints, status_of
+from vigneron.run_store.status import RunStatus, SavedCheckpoint, bytes_in, rows_in, saved_checkpoints, status_of
 from vigneron.values import flatten, is_number
 
 # Names, and values that come from the environment: not changes to the recipe.
@@ -46,6 +47,7 @@ class RunDetails:
     notices: list[Notice]
     saved: list[SavedCheckpoint]
     best: int | None
+    outcome: Outcome
     bytes: int
     start: dict[str, float]
     """Seconds from its newest start to the end of the step after it, by phase."""
@@ -56,16 +58,18 @@ def run_details(path: Path) -> RunDetails:
     config, records = folder.config(), records_of(folder.path)
     written = config.model_dump(mode="json")
     metrics, saved = headline_metrics(written, records), saved_checkpoints(folder.path)
+    status = status_of(folder.path)
     return RunDetails(
-        status=status_of(folder.path),
+        status=status,
         config=config,
-        rows=(_rows_in(folder.path, "train"), _rows_in(folder.path, "held_out")),
+        rows=(rows_in(folder.path, "train"), rows_in(folder.path, "held_out")),
         changes=changed_keys(config),
         metrics=metrics,
         records=records,
         notices=[*kept_notices(folder.path), *(Notice(0, line, "warning") for line in damage_of(folder.path))],
         saved=saved,
-        best=best_step(config.keep_best, metrics, records, [one.step for one in saved]),
+        best=best_step(config.keep_best, metrics, evaluations_of(folder.path), [one.step for one in saved]),
+        outcome=outcome_of(status),
         bytes=bytes_in(folder.path),
         start=start_seconds(folder),
     )
@@ -133,19 +137,9 @@ def details_json(run: RunDetails) -> dict[str, Any]:
         "changed_from_recipe": run.changes,
         "rows": {"train": run.rows[0], "held_out": run.rows[1]},
         "figures": dict(status.metrics),
+        "outcome": {**outcome_json(run.outcome), "text": outcome_text(run.outcome)},
         "before_and_after": {one.key: [one.before, one.after] for one in before_and_after(run)},
         "notices": [asdict(notice) for notice in run.notices],
         "checkpoints": [asdict(one) | {"best": one.step == run.best} for one in run.saved],
         "bytes": run.bytes,
     }
-
-
-def _rows_in(folder: Path, part: str) -> int:
-    """The number of rows of a copy, or of a large source that the run's folder refers to."""
-    try:
-        if (source := folder / "data" / f"{part}.source.json").is_file():
-            return int(parse_json(read_regular(source))["rows"])
-        with open_regular(folder / "data" / f"{part}.jsonl") as file:
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
-    except (OSError, ValueError, TypeError, KeyError):
-        return 0

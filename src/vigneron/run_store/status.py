@@ -43,6 +43,8 @@ class RunStatus:
     ended: float | None = None
     changed: float | None = None
     error: str | None = None
+    outcome: Any = field(default=None, repr=False)
+    """What the run reached, as written when it ended (`run_store.outcome.stored_outcome` reads it)."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """As written, not validated."""
@@ -85,6 +87,7 @@ def status_of(path: Path) -> RunStatus:
         ended=_time(written.get("ended")),
         changed=_changed(path / "metrics.jsonl"),
         error=visible(str(written["error"])) if written.get("error") else None,
+        outcome=written.get("outcome"),
         metrics=metrics,
         config=config,
     )
@@ -200,6 +203,17 @@ def _has_its_files(checkpoint: Path) -> bool:
         return isinstance(names, dict) and all((checkpoint / name).is_file() for name in names)
     except (OSError, ValueError):
         return False
+
+
+def rows_in(run: Path, part: Literal["train", "held_out"]) -> int:
+    """The number of rows of a run's copy, or of a large source that its folder refers to."""
+    try:
+        if (source := run / "data" / f"{part}.source.json").is_file():
+            return int(parse_json(read_regular(source))["rows"])
+        with open_regular(run / "data" / f"{part}.jsonl") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0
 
 
 def readable_size(size: float) -> str:

@@ -5,10 +5,22 @@ warning, or one whose text allows for that case.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from vigneron.config.rewards import RewardOptions
+from vigneron.core.paired import Interval
+from vigneron.run_store.metric_table import Metric, lower_is_better
+from vigneron.run_store.outcome import (
+    Evaluation,
+    best_evaluation,
+    change_between,
+    evaluations_of,
+    outcome_metric,
+    verdict_of,
+)
+from vigneron.values import is_number, short
 
 Record = Mapping[str, Any]
 
@@ -134,6 +146,35 @@ def explain_reward_reads(reward: RewardOptions, metrics: Record, samples: int) -
     return lines
 
 
+def falling_held_out(path: Path, config: Record, rewards: tuple[float, float] | None) -> str | None:
+    """Of a run whose last evaluation is worse than its best one, beyond what its rows leave open, while the reward of
+    training rose. `rewards`: at the start and now, where it did."""
+    records = evaluations_of(path)
+    if rewards is None or len(records) < 2 or (found := outcome_metric(config, records)) is None:
+        return None
+    measured = [Evaluation(r["step"], float(r[found.key])) for r in records if is_number(r.get(found.key))]
+    best = best_evaluation(found.key, measured[:-1])
+    if best is None or measured[-1].step != records[-1]["step"]:
+        return None
+    change, rows = change_between(path, found.key, best, measured[-1])
+    if change is None or verdict_of(change, lower_is_better=lower_is_better(found.key)) != "worse":
+        return None
+    return _falling_text(found, best, measured[-1], change, rows, rewards)
+
+
+def _falling_text(
+    found: Metric, best: Evaluation, now: Evaluation, change: Interval, rows: int, rewards: tuple[float, float]
+) -> str:
+    low, high = (f"{value:+.3f}".replace("-", "−") for value in (change.low, change.high))
+    return (
+        f"{found.label} went from {short(best.value)} at step {best.step} to {short(now.value)} at step {now.step} (95 % "
+        f"interval of the change {low} to {high}, {rows} rows), while the training reward rose from "
+        f"{short(rewards[0])} to {short(rewards[1])}: what the reward pays for is no longer what the held-out rows ask. "
+        "Read the newest samples for what is rewarded wrongly; try a lower optimizer.actor_lr, a larger KL coefficient "
+        f"or fewer steps (step {best.step} was better)"
+    )
+
+
 CHECKS: dict[str, Callable[[Sequence[Record]], str | None]] = {
     "flat groups": _zero_std_groups,
     "entropy": _collapsed_entropy,
@@ -157,6 +198,14 @@ class History:
             self._kept.append(record)
             if len(self._kept) > HISTORY_LENGTH:
                 del self._kept[FIRST]
+
+    def risen_rewards(self) -> tuple[float, float] | None:
+        """The mean reward of the first steps and of the last ones, if it is now above each of the first."""
+        values = _values(self._kept, "reward")
+        first, last = values[:FIRST], values[FIRST:]
+        if len(last) < 2 or fmean(last) <= max(first):
+            return None
+        return fmean(first), fmean(last)
 
     def warnings(self) -> dict[str, str]:
         return warnings_of(self._kept)

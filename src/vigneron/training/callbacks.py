@@ -23,8 +23,9 @@ class RunInfo(Protocol):
 
 
 class View(Protocol):
-    """Called by the loop. Two optional methods: `warning(text)` for warnings (default: `notice`), and `phase(text)`
-    for the current phase of the run (None between phases)."""
+    """Called by the loop. Three optional methods: `warning(text)` for warnings (default: `notice`), `phase(text)` for
+    the current phase of the run (None between phases), and `evaluation(run, metrics)` for the held-out metrics before
+    the first step."""
 
     def notice(self, text: str) -> None: ...
     def step(self, run: RunInfo, metrics: Metrics, batch: Batch, seconds: float) -> None: ...
@@ -85,6 +86,11 @@ def as_view(view: AnyView) -> View:
             "view: expected a function that takes a vigneron.Progress, or an object with `notice` and `step`"
         )
     return FunctionView(view)
+
+
+def show_evaluation(view: View, run: RunInfo, metrics: Metrics) -> None:
+    if (show := getattr(view, "evaluation", None)) is not None:
+        show(run, metrics)
 
 
 def tell(view: View, notice: Notice) -> None:

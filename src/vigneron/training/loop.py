@@ -10,9 +10,10 @@ from vigneron.errors import NonFinite, UserError
 from vigneron.files import full_disk_errors
 from vigneron.policy.rank_batches import assign_ranks
 from vigneron.run_store.curves import CurveIndex
-from vigneron.run_store.status import State, write_status
+from vigneron.run_store.outcome import outcome_json, outcome_of
+from vigneron.run_store.status import State, status_of, write_status
 from vigneron.timing import end_timed_step, phase, start_timing, take_start
-from vigneron.training.callbacks import View
+from vigneron.training.callbacks import View, show_evaluation
 from vigneron.training.method import Metrics
 from vigneron.training.metrics import batch_metrics
 from vigneron.training.out_of_memory import explained_memory
@@ -54,7 +55,7 @@ def train(run: Run, view: View) -> None:
     However it ends, a checkpoint that is being written is waited for, unless it is to stop immediately.
     """
     folder, saver = run.folder, run.output.saver
-    write_status(folder, "running", began=time.time(), ended=None, error=None)
+    write_status(folder, "running", began=time.time(), ended=None, error=None, outcome=None)
     state: State = "failed"
     reason: str | None = "it ended unexpectedly"
     try:
@@ -82,7 +83,8 @@ def train(run: Run, view: View) -> None:
         raise lost from error
     finally:
         saver.wait_ignoring_errors()
-        write_status(folder, state, ended=time.time(), error=reason)
+        reached = outcome_json(outcome_of(status_of(folder.path))) if state in ("finished", "stopped") else None
+        write_status(folder, state, ended=time.time(), error=reason, outcome=reached)
 
 
 def _train(run: Run, view: View, curves: CurveIndex) -> None:
@@ -93,6 +95,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                 metrics = run.evaluate()
             output.log(run.step, metrics)
             curves.add({"step": 0, **metrics})
+            show_evaluation(view, run, metrics)
         start_timing()
         peaks = PeakMemory(run.policy.device)
         while run.step < config.steps:

@@ -23,11 +23,14 @@ from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice
 from vigneron.run_store.samples import Kind, Sample, SampleStore
 from vigneron.trackers.tracking import Tracking, missing_trackers
-from vigneron.training.alerts import History
+from vigneron.training.alerts import History, falling_held_out
 from vigneron.training.callbacks import View, tell
 from vigneron.training.checkpoint.write import Saver
 from vigneron.training.method import Metrics
 from vigneron.training.mismatch import MismatchLimits, mismatch_warning
+
+HELD_OUT_FALLS = "held out"
+"""The subject of the warning that held-out rows get worse while the reward rises."""
 
 
 def samples_of(batch: Batch, step: int, kind: Kind) -> list[Sample]:
@@ -98,6 +101,10 @@ class RunOutput:
         mismatch = mismatch_warning(metrics, self.mismatch)
         notices = [Notice(step, text, "warning") for text in warnings]
         notices += [Notice(step, text, "warning", about) for about, text in self.history.warnings().items()]
+        if any(name.startswith("eval/") for name in metrics) and HELD_OUT_FALLS not in self.notified:
+            config, rewards = self.config.model_dump(mode="json"), self.history.risen_rewards()
+            falling = falling_held_out(self.folder.path, config, rewards)
+            notices += [Notice(step, falling, "warning", HELD_OUT_FALLS)] if falling is not None else []
         notices += [Notice(step, mismatch, "warning", "log-prob mismatch")] if mismatch is not None else []
         notices += [Notice(step, text, "warning") for text in self.trackers.take_warnings()] if self.trackers else []
         for notice in notices:
