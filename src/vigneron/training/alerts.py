@@ -169,9 +169,9 @@ def _falling_text(
     return (
         f"{found.label} went from {short(best.value)} at step {best.step} to {short(now.value)} at step {now.step} "
         f"(95 % interval of the change {low} to {high}, {rows} rows), while the training reward rose from "
-        f"{short(rewards[0])} to {short(rewards[1])}: the policy learns what the reward pays for, not what the held-out "
-        "rows ask. Read the newest samples for what is rewarded wrongly; try a lower optimizer.actor_lr, a larger KL "
-        f"coefficient or fewer steps (step {best.step} was better)"
+        f"{short(rewards[0])} to {short(rewards[1])}: the policy learns what the reward pays for, not what "
+        "the held-out rows ask. Read the newest samples for what is rewarded wrongly; try a lower "
+        f"optimizer.actor_lr, a larger KL coefficient or fewer steps (step {best.step} was better)"
     )
 
 
