@@ -65,7 +65,7 @@ def test_runs_are_listed_newest_first_with_their_state(runs: Path) -> None:
     answer = vigneron("runs", runs)
     assert answer.code == 0, answer.err
     heading, *listed = answer.out.splitlines()
-    assert heading.split() == ["run", "state", "step", "metrics", "changed", "size", "method"]
+    assert heading.split() == ["run", "state", "step", "held", "out", "metrics", "changed", "size", "method"]
     assert [line.split()[:3] for line in listed[:3]] == [
         ["finished", "finished", "3/3"],
         ["killed", "killed", "3/14"],
@@ -222,11 +222,13 @@ def test_a_long_run_is_shown_without_reading_all_of_it(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- which figures
 
 
-def test_free_answers_show_no_accuracy_of_zero() -> None:
+def test_an_accuracy_of_zero_is_hidden_only_where_no_answer_can_be_right() -> None:
     own = {"method": {"name": "sft"}, "data": {"train": "my.jsonl"}, "reward": {"kind": "binary"}}
     zero, once = {"loss/nll": 1.0, "eval/accuracy": 0.0, "eval/reward": 0.0}, {"eval/accuracy": 0.25}
-    assert [one.label for one in headline_metrics(own, [zero])] == ["NLL"]
-    assert "held-out accuracy" in [one.label for one in headline_metrics(own, [zero, once])]
+    assert [one.label for one in headline_metrics(own, [zero])] == ["NLL", "held-out accuracy"]
+    free = {**own, "data": {"task": "instructions"}}
+    assert [one.label for one in headline_metrics(free, [zero])] == ["NLL"]
+    assert "held-out accuracy" in [one.label for one in headline_metrics(free, [zero, once])]
     values = headline_values({**own, "data": {"task": "antonyms"}}, zero)
     assert [(one.label, value) for one, value in values] == [("held-out accuracy", 0.0), ("NLL", 1.0)]
     assert not has_open_answers({**own, "data": {"train": "my.jsonl", "checker": "m:f"}})

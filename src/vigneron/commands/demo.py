@@ -14,7 +14,8 @@ from rich.text import Text
 from vigneron.api import train
 from vigneron.errors import UserError, visible
 from vigneron.recipe import load_config
-from vigneron.report.html import before_and_after, write_report
+from vigneron.report.html import write_report
+from vigneron.report.outcome_part import before_and_after
 from vigneron.report.tables import truncate
 from vigneron.report.terminal import TerminalView, say
 from vigneron.run_store.folder import RunFolder

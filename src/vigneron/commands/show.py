@@ -140,7 +140,7 @@ def _next_commands(run: RunDetails) -> Iterator[tuple[str, str]]:
     advice = next_steps(run.outcome, status) if status.state == "finished" and run.saved else []
     yield from advice
     named = {name for name, _ in advice}
-    if status.state == "finished" and run.saved and "train further" not in named:
+    if status.state == "finished" and run.saved and run.outcome.verdict != "worse" and "train further" not in named:
         yield "train further", f"{resume} steps={2 * status.steps}"
     if run.saved and run.config.method.trains == "policy":
         yield "chat", f"vigneron chat {path}{'' if run.config.environment is None else ' --environment'}"

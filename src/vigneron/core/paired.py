@@ -32,7 +32,7 @@ def paired_interval(changes: Sequence[float], largest: float, level: float = 0.9
     total, added = math.fsum(changes), rows + 2
     squares = math.fsum(change * change for change in changes) + largest * largest
     sigma = math.sqrt(max(0.0, squares - total * total / added)) / added
-    reach = student_t(rows - 1, level) * sigma
+    reach = student_t(float(rows - 1), level) * sigma
     low, high = (max(-largest, min(largest, total / added + side)) for side in (-reach, reach))
     return Interval(total / rows, min(low, total / rows), max(high, total / rows))
 

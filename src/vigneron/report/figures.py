@@ -10,6 +10,7 @@ from typing import Literal
 import matplotlib
 
 matplotlib.use("agg")
+from markupsafe import escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -104,12 +105,20 @@ def _held_out_key(key: str, has: Callable[[str], bool]) -> str | None:
 
 
 def comparison_figure(
-    arms: Mapping[str, Sequence[Records]], *, panels: Sequence[Panel] = PANELS, columns: int = 5, x: str = "step"
+    arms: Mapping[str, Sequence[Records]],
+    *,
+    panels: Sequence[Panel] = PANELS,
+    columns: int = 5,
+    x: str = "step",
+    legend: bool = True,
+    width: float = 4.2,
 ) -> Figure:
-    """One panel per metric, one colour per arm. An arm is one run, or several seeds: their mean and a band."""
+    """One panel per metric, one colour per arm. An arm is one run, or several seeds: their mean and a band.
+
+    `width`: of a panel, in inches."""
     rows, legend_columns = math.ceil(len(panels) / columns), min(4, len(arms))
-    legend_inches = 0.1 + 0.2 * math.ceil(len(arms) / legend_columns)
-    figure = Figure(figsize=(min(17.0, 4.2 * columns), 3.2 * rows + legend_inches))
+    legend_inches = 0.1 + 0.2 * math.ceil(len(arms) / legend_columns) if legend else 0.0
+    figure = Figure(figsize=(min(17.0, width * columns), 3.2 * rows + legend_inches))
     axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw=_margins(figure, rows, columns, legend_inches))
     axes = axes.flatten()
     for panel, axis in zip(panels, axes, strict=False):
@@ -126,6 +135,8 @@ def comparison_figure(
         axis.grid(alpha=0.2)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
+    if not legend:
+        return figure
     # For every arm, also one without values in the first panel.
     handles = [
         Line2D([], [], color=colour, linestyle=dashes, label=plain_label(name))
@@ -198,12 +209,16 @@ def smaller(svg: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", svg)
 
 
-def for_page(svg: str) -> str:
-    """In the page's colours, light or dark: black becomes the text colour, the white background is removed."""
+def for_page(svg: str, name: str = "", label: str = "") -> str:
+    """In the page's colours, light or dark: black becomes the text colour, the white background is removed. With a
+    `name`, ids begin with it, so that a page can have several; the `label` is read to people who do not see it."""
     svg = re.sub(r"(fill|stroke): #000000", r"\1: currentColor", svg)
     svg = re.sub(r"fill: #ffffff", "fill: none", svg)
+    if name:
+        svg = re.sub(r'(\bid="|"#|\(#)', rf"\1{name}-", svg)
+    said = f'role="img" aria-label="{escape(label)}" ' if label else ""
     # Paths without a style (letters) take the fill of the root element.
-    return svg.replace("<svg ", '<svg fill="currentColor" ', 1)
+    return svg.replace("<svg ", f'<svg fill="currentColor" {said}', 1)
 
 
 def _shorter(path: re.Match[str]) -> str:

@@ -1,6 +1,5 @@
 """report.html: one file that loads nothing; all text written by a model is escaped."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,23 @@ from vigneron.errors import UserError
 from vigneron.files import write_for_user
 from vigneron.recipe import config_yaml
 from vigneron.report.figures import REWARD, as_svg, comparison_figure, for_page, panels_of
+from vigneron.report.outcome_part import (
+    before_and_after,
+    made_text,
+    outcome_figure,
+    row_pairs,
+    run_text,
+    verdict_part,
+)
 from vigneron.report.rubric_part import rubric_part
 from vigneron.run_store.damage import damage_of
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.headline_metrics import has_open_answers, headline_metrics
 from vigneron.run_store.metric_table import Metric, metric
 from vigneron.run_store.notices import Notice, kept_notices
+from vigneron.run_store.outcome import outcome_of
 from vigneron.run_store.sample_turns import turns_of_sample
-from vigneron.run_store.samples import Sample, SampleStore
+from vigneron.run_store.samples import Sample
 from vigneron.run_store.series import Records, series
 from vigneron.run_store.status import status_of
 from vigneron.text import plain
@@ -97,9 +105,6 @@ def _values(metric: Metric, records: Records) -> list[float | None]:
     return [values[0] if values else None, last if len(values) > 1 else None]
 
 
-COMPLETIONS_SHOWN = 40
-
-
 def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
     """Runs side by side in one page; without `out` it is written into the first run's folder."""
     folders = [RunFolder.open(run) for run in runs]
@@ -116,7 +121,9 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
         "report.html",
         title=" and ".join(metrics),
         canary_limit=FOOLED,
-        figure=Markup(figure_of(configs, metrics)),
+        made=made_text(),
+        figure=outcome_figure([section["outcome"] for section in sections], metrics),
+        panels=panels_part(configs, metrics),
         summary=summary_of(names, configs, list(metrics.values())),
         side_by_side=side_by_side(sections),
         runs=sections,
@@ -126,26 +133,32 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     return path
 
 
-def figure_of(configs: Sequence[Config], metrics: Mapping[str, Records]) -> str:
-    """One panel for each metric that a run has; those that say nothing in any run are left out."""
+def panels_part(configs: Sequence[Config], metrics: Mapping[str, Records]) -> list[Markup]:
+    """One plot for each metric that a run has; those that say nothing in any run are left out."""
     hidden = [hidden_keys(c.model_dump(mode="json"), r) for c, r in zip(configs, metrics.values(), strict=True)]
     panels = panels_of(list(metrics.values()), set.intersection(*hidden)) or [REWARD]
-    columns = len(panels) if len(panels) <= 5 else math.ceil(len(panels) / math.ceil(len(panels) / 4))
-    figure = comparison_figure({n: [records] for n, records in metrics.items()}, panels=panels, columns=max(2, columns))
-    return for_page(as_svg(figure))
+    arms = {name: [records] for name, records in metrics.items()}
+    figures = [comparison_figure(arms, panels=[panel], columns=1, legend=len(arms) > 1) for panel in panels]
+    names = [f"{panel.title} by step" for panel in panels]
+    return [Markup(for_page(as_svg(one), f"panel{n}", names[n])) for n, one in enumerate(figures)]
 
 
 def run_section(name: str, folder: RunFolder, config: Config, records: Records) -> dict[str, Any]:
     status, pairs = status_of(folder.path), before_and_after(folder.path)
+    outcome, by_verdict = outcome_of(status), not has_open_answers(config.model_dump(mode="json"))
     return {
         "name": name,
+        "outcome": outcome,
+        "verdict": verdict_part(name, outcome, status),
+        "about": run_text(status),
+        "changes": row_pairs(folder.path, outcome.metric, by_verdict=by_verdict),
         "state": status.state,
         "error": status.error,
         "notices": [*kept_notices(folder.path), *(Notice(0, line, "warning") for line in damage_of(folder.path))],
         "pairs": pairs,
         "has_answers": any(before.answer for before, _ in pairs),
         "answer_is": "reference" if config.method.reads in ("prompts", "recorded") else "answer",
-        "shows_verdicts": not has_open_answers(config.model_dump(mode="json")),
+        "shows_verdicts": by_verdict,
         "shows_rewards": has_reward(config) and config.reward.kind != "binary",
         "rubric": rubric_part(folder, config, records),
         "conversations": any(turns_of_sample(sample) for pair in pairs for sample in pair),
@@ -179,22 +192,3 @@ def _names(folders: Sequence[RunFolder]) -> list[str]:
     paths = [folder.path.resolve() for folder in folders]
     short = [path.name for path in paths]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
-
-
-def before_and_after(folder: Path) -> list[tuple[Sample, Sample]]:
-    """Held-out completions of the first and of the last evaluation."""
-    if not (folder / "samples.sqlite").is_file():
-        return []
-    store = SampleStore(folder, read_only=True)
-    try:
-        steps = store.steps("eval")
-        if len(steps) < 2:
-            return []
-        before, after = (
-            {sample.sample: sample for sample in store.page(step=step, kind="eval", limit=COMPLETIONS_SHOWN)}
-            for step in (steps[0], steps[-1])
-        )
-        # A role of a game may have had no turn in one of them.
-        return [(before[number], after[number]) for number in before if number in after]
-    finally:
-        store.close()

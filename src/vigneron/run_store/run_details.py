@@ -114,7 +114,7 @@ def best_step(
         return None
     values = {r["step"]: r[key] for r in records if r["step"] in steps and is_number(r.get(key))}
     sign = 1 if lower_is_better(key) else -1
-    return min(values, key=lambda step: (sign * values[step], step)) if len(values) > 1 else None
+    return min(values, key=lambda step: (sign * values[step], step)) if len(set(values.values())) > 1 else None
 
 
 def before_and_after(run: RunDetails) -> list[BeforeAndAfter]:

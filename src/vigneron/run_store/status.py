@@ -45,6 +45,8 @@ class RunStatus:
     error: str | None = None
     outcome: Any = field(default=None, repr=False)
     """What the run reached, as written when it ended (`run_store.outcome.stored_outcome` reads it)."""
+    code: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The version that trained it last (`run_store.code_version`); empty of older runs."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """As written, not validated."""
@@ -88,6 +90,7 @@ def status_of(path: Path) -> RunStatus:
         changed=_changed(path / "metrics.jsonl"),
         error=visible(str(written["error"])) if written.get("error") else None,
         outcome=written.get("outcome"),
+        code=_texts(written.get("code")),
         metrics=metrics,
         config=config,
     )
@@ -129,6 +132,10 @@ def last_records(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
 
 def _time(value: Any) -> float | None:
     return float(value) if is_number(value) else None
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {k: visible(v)[:80] for k, v in value.items() if isinstance(v, str)} if isinstance(value, dict) else {}
 
 
 def _state(written: Mapping[str, Any], locked: bool, done: bool) -> State:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from vigneron.batch import Batch
 from vigneron.data.prompts import Row
@@ -9,6 +10,7 @@ from vigneron.distributed import ranks
 from vigneron.errors import NonFinite, UserError
 from vigneron.files import full_disk_errors
 from vigneron.policy.rank_batches import assign_ranks
+from vigneron.run_store.code_version import code_version
 from vigneron.run_store.curves import CurveIndex
 from vigneron.run_store.outcome import outcome_json, outcome_of
 from vigneron.run_store.status import State, status_of, write_status
@@ -55,7 +57,8 @@ def train(run: Run, view: View) -> None:
     However it ends, a checkpoint that is being written is waited for, unless it is to stop immediately.
     """
     folder, saver = run.folder, run.output.saver
-    write_status(folder, "running", began=time.time(), ended=None, error=None, outcome=None)
+    code = code_version(Path.cwd())
+    write_status(folder, "running", began=time.time(), ended=None, error=None, outcome=None, code=code)
     state: State = "failed"
     reason: str | None = "it ended unexpectedly"
     try:
