@@ -74,6 +74,26 @@ def test_overrides_reach_every_depth() -> None:
     assert config.model.lora.targets == ["q_proj"]
 
 
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("data.template=Copy this: {x}", "Copy this: {x}"),
+        ("data.template={question}", "{question}"),
+        ("data.template={a} + {b} = ", "{a} + {b} = "),
+        ("data.template='quoted: {x}'", "quoted: {x}"),
+        ("data.template=10 # not a comment", "10 # not a comment"),
+        ("data.template=null", None),
+        ("data.columns={prompt: question}", {"prompt": "question"}),
+        ("data.train=[a.jsonl, b.jsonl]", ["a.jsonl", "b.jsonl"]),
+        ("sampling.stop=Answer: ", "Answer: "),
+        ("sampling.temperature=1e-1", 0.1),
+    ],
+)
+def test_text_with_colons_and_braces_needs_no_quotes(override: str, value: object) -> None:
+    section, key = override.partition("=")[0].split(".")
+    assert with_override({}, override) == {section: {key: value}}
+
+
 def test_the_last_override_wins_and_the_given_mapping_is_untouched() -> None:
     given = {"a": {"b": 1, "c": 2}}
     assert with_override(with_override(given, "a.b=5"), "a.b=6") == {"a": {"b": 6, "c": 2}}

@@ -87,6 +87,15 @@ def lines_of(path: Path) -> Iterator[bytes]:
                 yield b"" if too_long else line[:-1]
 
 
+def give_mode_of(file: Path) -> None:
+    """Give all files beside a file, and below it, its permissions: safetensors writes files that only their owner can
+    read, whatever the umask."""
+    mode = stat.S_IMODE(file.stat().st_mode)
+    for other in file.parent.rglob("*"):
+        if other.is_file() and not other.is_symlink() and stat.S_IMODE(other.stat().st_mode) != mode:
+            other.chmod(mode)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a temporary file and rename it: a reader sees the old file or the new one."""
     write_pieces(path, [text])

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from vigneron.config import USER_CODE, Config, MethodConfig
-from vigneron.config.keys import kind_of, models_in
+from vigneron.config.keys import is_text, kind_of, models_in
 from vigneron.config.values import STORED
 from vigneron.errors import UserError, did_you_mean, visible
 from vigneron.files import read_regular, user_path
@@ -21,6 +21,10 @@ from vigneron.yaml_text import LARGEST_FILE, Dumper, parse_yaml
 
 SHORT = {"reward": "kind", "method": "name", "model": "name"}
 """Sections that may be given by one name: `reward: binary` means `reward: {kind: binary}`."""
+
+
+BRACKETS = {"{": "}", "[": "]"}
+"""What a list or a mapping in an override begins and ends with."""
 
 
 def recipe_names() -> list[str]:
@@ -110,11 +114,27 @@ def with_override(given: Mapping[str, Any], override: str) -> dict[str, Any]:
     path = key.strip().split(".")
     if not separator or not all(path):
         raise UserError(f"'{override}' is not of the form key=value")
+    return _set(given, path, _parsed_value(path, value, override))
+
+
+def _parsed_value(path: Sequence[str], value: str, override: str) -> Any:
+    """The value as YAML. Of a key that takes text only, and where it is no YAML list or mapping in brackets, the value
+    is text as it stands: `data.template=Copy this: {x}`."""
+    text = value.strip()
+    if is_text(Config, path) and text not in ("", "null", "~") and not _is_quoted(text):
+        return value
+    bracketed = BRACKETS.get(text[:1]) == text[-1:]
     try:
         parsed = parse_yaml(value, override)
-    except UserError as error:
-        raise UserError(f"{error}; text with braces or colons needs quotes in the argument: '{key}=\"…\"'") from error
-    return _set(given, path, parsed)
+    except UserError:
+        if bracketed or _is_quoted(text):
+            raise
+        return value
+    return value if isinstance(parsed, dict | list) and not bracketed else parsed
+
+
+def _is_quoted(text: str) -> bool:
+    return len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]
 
 
 def _set(mapping: Any, path: Sequence[str], value: Any) -> dict[str, Any]:

@@ -147,7 +147,7 @@ class TestData:
     def test_template_with_an_unknown_column(self, tmp_path: Path, tiny_folder: Path) -> None:
         recipe = write_recipe(tmp_path, tiny_folder)
         answer = vigneron("train", recipe, "data.template=Say {word}")
-        assert_one_line(answer, "rows.jsonl", "row 1 does not fit the template", "'word'")
+        assert_one_line(answer, "rows.jsonl", "row 1 has no column 'word': it has 'prompt', 'answer'")
 
 
 # ---------------------------------------------------------------------------------------------- model and reward

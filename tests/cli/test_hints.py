@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.command_line import vigneron, write_jsonl, write_recipe
+from support.command_line import vigneron, write_jsonl
 from support.minimal_recipe import line_of
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
@@ -70,13 +70,6 @@ def test_a_method_is_no_recipe() -> None:
     answer = vigneron("train", "flower")
     assert answer.code == 2
     assert answer.err.startswith("error: 'flower' is a method, not a recipe: write a .yaml file with `method: {name:")
-
-
-def test_text_with_braces_needs_quotes(tmp_path: Path) -> None:
-    answer = vigneron("validate", write_recipe(tmp_path, "m"), "sampling.prompt={rules} {prompt}")
-    assert answer.code == 2
-    assert "not valid YAML" in answer.err
-    assert "needs quotes in the argument: 'sampling.prompt=\"…\"'" in answer.err
 
 
 def test_methods_lists_the_allowed_values() -> None:

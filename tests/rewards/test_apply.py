@@ -104,7 +104,7 @@ def test_a_reward_too_large_for_float32_is_missing(huge: float) -> None:
         ((1.0,) * 4, r"'mine' returned 4 values for 3 completions"),
         ((1.0, math.nan, 1.0), r"'mine' returned nan for row 2; a missing reward is None, not NaN"),
         ((1.0, 1.0, -math.inf), r"'mine' returned -inf for row 3"),
-        (("good", 1.0, 1.0), r"'mine' returned 'good' for row 1"),
+        (("good", 1.0, 1.0), r"'mine' returned the text 'good' for row 1; expected a number"),
         ((1.0, [1.0], 1.0), r"'mine' returned \[1\.0\] for row 2"),
     ],
 )
@@ -113,12 +113,12 @@ def test_what_is_no_list_of_numbers_is_named_with_function_and_row(values: tuple
         ApplyReward(returning(*values), missing_limit=1.0)(make_batch())
 
 
-@pytest.mark.parametrize("result", [None, 1.0])
-def test_a_reward_that_returns_no_list_is_named(result: object) -> None:
+@pytest.mark.parametrize(("result", "shown"), [(None, "None"), (1.0, "1.0"), ("good", "the text 'good'")])
+def test_a_reward_that_returns_no_list_is_named(result: object, shown: str) -> None:
     def mine(**given: object) -> object:
         return result
 
-    with pytest.raises(RewardFailed, match=rf"'mine' returned {result}, not a list"):
+    with pytest.raises(RewardFailed, match=rf"'mine' returned {shown}, not a list"):
         ApplyReward(mine)(make_batch())
 
 

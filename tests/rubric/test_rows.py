@@ -39,6 +39,7 @@ WORDS = {"kind": "words", "answer": "big"}
 def test_a_rows_category_is_its_columns_value() -> None:
     assert [category_of(RUBRIC, row, 1, "x") for row in (MATHS, CODING, WORDS)] == ["maths", "coding", "words"]
     assert category_of(ONE.model_copy(update={"category_column": None}), {}, 1, "x") == "words"
+    assert category_of(ONE, {"prompt": "a"}, 1, "x") == "words"  # its only category needs no column
 
 
 @pytest.mark.parametrize(
@@ -49,12 +50,7 @@ def test_a_rows_category_is_its_columns_value() -> None:
         (RUBRIC, {"kinds": "maths"}, "row 7 has no 'kind' (did you mean 'kinds'?): set its category there"),
         (RUBRIC, {"kind": None}, "row 7 has no 'kind': set its category there"),
         (RUBRIC, {}, "row 7 has no 'kind': set its category there"),
-        (
-            ONE,
-            {"prompt": "a"},
-            "row 7 has no 'category' (available: prompt): set its category there, "
-            "or set `category_column: null` in the rubric",
-        ),
+        (ONE, {"category": "word"}, "row 7: the rubric has no category 'word' (did you mean 'words'?)"),
     ],
 )
 def test_a_row_without_a_known_category_is_named(rubric: Rubric, row: dict[str, Any], line: str) -> None:

@@ -131,7 +131,7 @@ def test_one_update_a_step_says_that_clipping_is_idle(tmp_path: Path, tiny_folde
         tiny_folder, write_data(tmp_path), steps=1, eval_every=0, method={"name": "actor_critic", "clip_epsilon": 0.2}
     )
     api.train(config, name="run", runs=tmp_path, view=Ear())
-    assert notices == ["one update a step: the trained policy is the one that sampled, so clip_epsilon has no effect"]
+    assert "one update a step: the trained policy is the one that sampled, so clip_epsilon has no effect" in notices
 
 
 @pytest.mark.parametrize("sampling", [{"top_k": 5, "top_p": 0.9}, {"temperature": 0.5}, {"top_p": 0.3}])

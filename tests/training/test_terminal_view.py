@@ -118,14 +118,14 @@ def test_a_long_phase_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_function_is_a_view(tmp_path: Path, tiny_folder: Path) -> None:
-    config = tiny_config(tiny_folder, write_data(tmp_path), **{**QUICK, **GRPO})
+    config = tiny_config(tiny_folder, write_data(tmp_path), **{**QUICK, **GRPO, "prompts_per_step": 100})
     seen: list[Progress] = []
     trained = api.train(config, name="run", runs=tmp_path, view=seen.append)
     assert [(now.step, now.steps, now.share) for now in seen] == [(1, 2, 0.5), (2, 2, 1.0)]
     assert {now.folder for now in seen} == {trained.folder}
     assert all("reward" in now.metrics and now.seconds > 0 for now in seen)
     assert "eval/accuracy" in seen[1].metrics
-    assert any("advantages sum to 0" in text for text in seen[0].notices)
+    assert any("prompts_per_step: 100" in text for text in seen[0].notices)
     with pytest.raises(TypeError, match=r"view: expected a function that takes a vigneron\.Progress"):
         api.train(config, runs=tmp_path, view="loud")  # type: ignore[arg-type]
 

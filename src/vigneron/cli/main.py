@@ -360,7 +360,7 @@ def chat(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folder of one run, or of several to compare.")],
+    runs: Annotated[list[Path], typer.Argument(help="One run, or several to compare: folders or names.")],
     out: Annotated[
         Path | None, typer.Option(help="File to write. Default: report.html in the first run's folder.")
     ] = None,
@@ -376,7 +376,7 @@ def compare(
     recipes_or_runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Recipes to train, folders or archives of finished runs, and key=value overrides for all recipes."
+            help="Recipes to train, finished runs (folder, name or archive), and key=value overrides for all recipes."
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds for each recipe. Default: 1.")] = None,

@@ -18,7 +18,7 @@ Recipe = Annotated[str, typer.Argument(help="Name of a built-in recipe, or path 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. optimizer.actor_lr=1e-5")]
 Runs = Annotated[Path | None, typer.Option(help="Folder of all runs. Default: $VIGNERON_RUNS, or ./runs.")]
 Processes = Annotated[int, typer.Option(min=1, help="Number of local processes, one GPU each.")]
-RunPath = Annotated[Path, typer.Argument(help="Folder of the run.")]
+RunPath = Annotated[Path, typer.Argument(help="The run: its folder, or its name in the folder of runs.")]
 Step = Annotated[int | None, typer.Option(help="Step of the checkpoint. Default: the newest.")]
 SampleStep = Annotated[int | None, typer.Option(help="Only samples of this training step.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")]

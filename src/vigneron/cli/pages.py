@@ -15,18 +15,19 @@ def add_to(app: typer.Typer) -> None:
 
 def view(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Runs, or folders of runs. Default: $VIGNERON_RUNS, or ./runs.")
+        list[Path] | None,
+        typer.Argument(help="Runs, by folder or name, or folders of runs. Default: $VIGNERON_RUNS, or ./runs."),
     ] = None,
     port: Port = 8765,
     host: Host = "127.0.0.1",
 ) -> None:
     """Browse runs in the browser: live curves, samples, configs."""
-    from vigneron.run_store.folder import default_runs_folder
+    from vigneron.run_store.folder import default_runs_folder, run_path
     from vigneron.web.runs import refuse_no_runs
     from vigneron.web.serve import serve
     from vigneron.web.view import view_app
 
-    folders = runs or [default_runs_folder()]
+    folders = [run_path(run) for run in runs or ()] or [default_runs_folder()]
     refuse_no_runs(folders)
     pages = view_app(folders)
     serve(pages, port=port, host=host, tell=lambda address: typer.echo(f"open  {address}\nstop  Ctrl-C"))
@@ -34,7 +35,7 @@ def view(
 
 def label(
     source: Annotated[
-        Path | None, typer.Argument(help="Folder of a run, or a file of completions to compare (.jsonl, .csv).")
+        Path | None, typer.Argument(help="A run (folder or name), or a file of completions to compare (.jsonl, .csv).")
     ] = None,
     out: Annotated[
         Path | None,
@@ -101,7 +102,9 @@ def label(
     """Label completions in the browser or by a judge: label runs/NAME"""
     from vigneron.commands.label import LabelOptions, agreement_line
     from vigneron.commands.label import label as serve_page
+    from vigneron.run_store.folder import run_path
 
+    source = None if source is None else run_path(source)
     options = LabelOptions(
         source, out, labeller, best, scores, sample, prompts, group, temperature, max_new_tokens, step, limit, seed,
         judge, principles, principle, people, checker, solutions, by, separator,

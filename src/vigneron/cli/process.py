@@ -17,7 +17,7 @@ def group() -> None:
 
 @app.command()
 def label(
-    source: Annotated[str, typer.Argument(help="Folder of a run, or a model, that continues solutions.")],
+    source: Annotated[str, typer.Argument(help="A run (folder or name), or a model, that continues solutions.")],
     file: Annotated[
         Path | None,
         typer.Argument(

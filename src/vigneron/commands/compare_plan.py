@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vigneron.config import Config
 from vigneron.errors import UserError
-from vigneron.files import user_path
 from vigneron.recipe import load_config, recipe_names
+from vigneron.run_store.folder import check_name, default_runs_folder, run_path
 
 LONGEST_NAME = 60
 
@@ -48,7 +48,7 @@ def plan_comparison(
     overrides = [word for word in arguments if "=" in word]
     words = [word for word in arguments if "=" not in word]
     recipes = [word for word in words if _is_recipe(word)]
-    folders = [user_path(word) for word in words if not _is_recipe(word)]
+    folders = [run_path(word) for word in words if not _is_recipe(word)]
     if not recipes and (overrides or seeds):
         inert = f"'{overrides[0]}'" if overrides else "--seeds"
         raise UserError(f"{inert} has no effect without a recipe: existing runs are included as they are")
@@ -59,7 +59,6 @@ def plan_comparison(
         raise UserError("nothing to compare: name two recipes or runs, or one recipe and --seeds 2")
 
     from vigneron.run_store.archive import check_archive
-    from vigneron.run_store.folder import check_name, default_runs_folder
 
     name = name if name is not None else default_name([c.recipe for c in configs] + [_name(f) for f in folders])
     check_name(name)
@@ -76,12 +75,12 @@ def plan_comparison(
 
 
 def _is_recipe(word: str) -> bool:
-    """Anything that is not a path counts as a recipe's name, which `load_config` checks."""
+    """Anything that is neither a path nor the name of a run counts as a recipe's name, which `load_config` checks."""
     return word in recipe_names() or word.endswith((".yaml", ".yml")) or not _is_path(word)
 
 
 def _is_path(word: str) -> bool:
-    return "/" in word or word in (".", "..", "~") or os.path.exists(word)
+    return "/" in word or word in (".", "..", "~") or os.path.exists(word) or run_path(word).exists()
 
 
 def _check_distinct_names(recipes: Sequence[str], configs: Sequence[Config]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from vigneron.api import Trained, load_run
 from vigneron.data.prompts import Row, prompts_token_ids
 from vigneron.errors import UserError, first_line, reason
-from vigneron.files import sync
+from vigneron.files import give_mode_of, sync
 from vigneron.policy.architecture import auto_class
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.chat import stop_at_turn_end
@@ -100,6 +100,7 @@ def _write_and_verify(trained: Trained, draft: Path, dtype: torch.dtype) -> tupl
         config, records_of(folder.path), step=trained.step, rows=rows, base_hash=base["sha256"], merged=True
     )
     (draft / "README.md").write_text(card, encoding="utf-8")
+    give_mode_of(draft / "README.md")
     model, tokenizer = _load_with_transformers(draft, trained)
     check_tokens(policy.tokenizer, tokenizer, [row["prompt"] for row in compared])
     outputs = [_transformers_outputs(model.to(policy.device), one) for one in ids]

@@ -106,10 +106,11 @@ def _load(
     options: ProcessLabelOptions, tell: Callable[[str], None], *, needs_rows: bool
 ) -> tuple[Any, Sequence[Row], Check, int, tuple[str, ...]]:
     """The policy, the run's training rows, the check, the length limit and the stop strings."""
-    if (Path(options.source).expanduser() / "config.yaml").is_file():
+    from vigneron.run_store.folder import RunFolder, run_path
+
+    if (run_path(options.source) / "config.yaml").is_file():
         from vigneron.api import load_run
         from vigneron.run_data.readers import checker_name
-        from vigneron.run_store.folder import RunFolder
 
         trained = load_run(options.source)
         if trained.config.method.trains == "scorer":

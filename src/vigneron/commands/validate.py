@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from functools import partial
 
 from vigneron.commands.memory_lines import memory_lines
-from vigneron.commands.template_text import template_lines
 from vigneron.config import Config, ModelConfig
 from vigneron.errors import visible
 from vigneron.policy.architecture import (
@@ -16,7 +15,7 @@ from vigneron.policy.architecture import (
     reward_model_class,
     takes_packed_masks,
 )
-from vigneron.policy.model_names import check_model_name, local_config
+from vigneron.policy.model_names import local_config
 from vigneron.policy.reward_model import check_reward_model
 from vigneron.policy.stored import check_weight_files
 from vigneron.rewards.build import build_reward
@@ -27,7 +26,9 @@ from vigneron.run_data.reference_answers import count_cached
 from vigneron.trackers.tracking import check_trackers
 from vigneron.training.setup.machine_checks import check_compile, check_machine, machine_notices
 from vigneron.training.setup.parent import check_parent
-from vigneron.training.setup.resolve import newest_weights, resolved
+from vigneron.training.setup.preflight import preflight
+from vigneron.training.setup.rendered_rows import shown_rows
+from vigneron.training.setup.resolve import check_held_out, newest_weights, resolved
 
 
 def validation_lines(config: Config, name: str, probe_samples: int = 0) -> Iterator[str]:
@@ -36,16 +37,17 @@ def validation_lines(config: Config, name: str, probe_samples: int = 0) -> Itera
     check_trackers(config.trackers)
     data = load_data(config)
     given, config = config, resolved(config)
-    check_model_name(config.model.name)
+    check_held_out(config, data)
+    found = preflight(config, data)
     check_parent(config)
     build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
     weights = check_weight_files(config.model.name, allow_pickle=config.model.allow_pickle)
-    for text in (*data.notices, *([] if weights is None else [weights]), *machine_notices(config)):
+    for text in (*data.notices, *found.notices, *([] if weights is None else [weights]), *machine_notices(config)):
         yield f"note: {visible(text)}"
     if config.parent is not None:
         cached, to_ask = count_cached(config, data)
         yield f"parent {config.parent.model}: {cached} answers in the cache, {to_ask} to request"
-    shown = [*template_lines(config, data)]
+    shown = [*shown_rows(config, data, found.tokenizer)]
     yield f"{name} is valid: {len(data.train)} training rows, {len(data.held_out)} held out"
     yield _size(config)
     yield from map(visible, shown)
@@ -62,9 +64,9 @@ def validation_lines(config: Config, name: str, probe_samples: int = 0) -> Itera
         from vigneron.training.probe import probe
 
         notices: list[str] = []
-        found = probe(config, data, probe_samples, notices.append)
+        measured = probe(config, data, probe_samples, notices.append)
         yield from (f"note: {visible(text)}" for text in notices)
-        yield from probe_lines(found, config)
+        yield from probe_lines(measured, config)
 
 
 def _with_path(given: Config, config: Config) -> ModelConfig:

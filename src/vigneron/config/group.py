@@ -51,11 +51,6 @@ class GroupRelativeConfig(MethodOptions):
     def resamples(self) -> int:
         return 0
 
-    @property
-    def unbalanced_by(self) -> str | None:
-        """The option with which the losses of a group's samples do not cancel out. None: advantages sum to 0."""
-        return None
-
     @model_validator(mode="after")
     def level_fits_the_aggregation(self) -> "GroupRelativeConfig":
         if self.level == "sequence" and self.aggregation != "sum_over_samples":
@@ -182,16 +177,6 @@ class GrapeConfig(GroupRelativeConfig):
     @property
     def shows_items(self) -> bool:
         return self.scaffold is not None and self.scaffold.shows == "items"
-
-    @property
-    def unbalanced_by(self) -> str | None:
-        found = {
-            f"correction: {self.correction}": self.correction != "none",
-            "baseline: origin": self.baseline == "origin" and self.mix.demonstrated > 0,
-            "demonstration_gamma": self.demonstration_gamma is not None,
-            "self_distillation": self.self_distillation is not None,
-        }
-        return next((f"`{option}`" for option, is_set in found.items() if is_set), None)
 
     @model_validator(mode="before")
     @classmethod

@@ -76,6 +76,27 @@ def models_in(annotation: Any) -> tuple[Model, ...]:
     return ()
 
 
+def is_text(model: Model, path: Sequence[str]) -> bool:
+    """Whether a key takes text (or null) and nothing else, in every class of its section that has it."""
+    models, (*sections, last) = [model], path
+    for name in sections:
+        fields = [each.model_fields[name] for each in models if name in each.model_fields]
+        models = [inner for field in fields for inner in models_in(field.annotation)]
+    found = [each.model_fields[last].annotation for each in models if last in each.model_fields]
+    return bool(found) and all(set(_leaves(annotation)) in ({str}, {str, NoneType}) for annotation in found)
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    """The types of a union, without what is annotated to them."""
+    if get_origin(annotation) is Annotated:
+        yield from _leaves(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for part in get_args(annotation):
+            yield from _leaves(part)
+    else:
+        yield annotation
+
+
 def field_docs(model: Model) -> dict[str, str]:
     """The docstring under each field, of the class and of those it inherits from."""
     docs: dict[str, str] = {}

@@ -20,7 +20,7 @@ from vigneron.policy.load import load_policy
 from vigneron.rollout.build import Rollout, sampling_rollout
 from vigneron.rollout.conversations import CONVERSATION, ERROR
 from vigneron.rollout.on_policy import OnPolicy
-from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.folder import RunFolder, run_path
 
 Drawn = tuple[Row, list[Any]]
 """A prompt with its tools, and completions in TRL's format: texts, or messages."""
@@ -101,7 +101,7 @@ def _rollouts(name: str, temperature: float, max_new_tokens: int | None) -> Call
 
 
 def _is_run(name: str) -> bool:
-    return (Path(name).expanduser() / "config.yaml").is_file()
+    return (run_path(name) / "config.yaml").is_file()
 
 
 def sample_for(

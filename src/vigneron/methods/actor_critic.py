@@ -57,5 +57,5 @@ def build(parts: Parts, options: ActorCriticConfig) -> Method:
         after_update=parts.kl_previous,
         controller=kl.controller,
     )
-    notices = clip_notice(options.updates_per_step, options.clip_epsilon, options.kl)
+    notices = clip_notice(options, options.updates_per_step, options.kl)
     return Method(parts.rollout, parts.reward, advantage, update, notices=notices)

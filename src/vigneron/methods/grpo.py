@@ -29,11 +29,6 @@ from vigneron.training.method import Method
 from vigneron.training.parts import Parts
 from vigneron.training.update import Term
 
-NOT_THE_REWARD = (
-    "the reward compares samples with each other, so its mean stays the same too: accuracy (of training and held-out "
-    "samples) and entropy"
-)
-
 
 def baseline(batch: Batch, options: GroupRelativeConfig) -> Tensor:
     """A = R − mean of the group   (eq. 13)."""
@@ -42,19 +37,16 @@ def baseline(batch: Batch, options: GroupRelativeConfig) -> Tensor:
     )
 
 
-def progress_notice(config: Config, options: GroupRelativeConfig) -> str:
-    """Why loss/policy does not show progress, and what does."""
-    # A reward that compares the samples of a group has the same mean whatever they are.
-    progress = "reward and grad_norm/actor" if config.reward.smallest_group == 1 else NOT_THE_REWARD
+def progress_notices(config: Config, options: GroupRelativeConfig) -> tuple[str, ...]:
+    """What shows progress, where the reward's mean does not."""
     if options.trains_its_reward:
-        progress = "the reward is a model's that is trained too: accuracy and eval/reward"
-    unbalanced_by = options.unbalanced_by or ("importance weights" if config.scale.corrects else None)
-    if unbalanced_by is None:
-        return f"a group's advantages sum to 0, so loss/policy is about 0: {progress} show progress"
-    return (
-        f"with {unbalanced_by} a group's advantages do not sum to 0, but loss/policy measures no progress either: "
-        f"{progress} show progress"
-    )
+        return ("the reward is a model's that is trained too: accuracy and eval/reward show progress",)
+    if config.reward.smallest_group > 1:
+        return (
+            "the reward compares samples with each other, so its mean stays the same: accuracy (of training and "
+            "held-out samples) and entropy show progress",
+        )
+    return ()
 
 
 def build(
@@ -101,8 +93,8 @@ def build(
         idle=None if has_kl else lambda batch: (batch.signals.advantages_BT == 0).all(1),
     )
     notices = (
-        *clip_notice(options.updates_per_step, options.clip_epsilon if options.loss == "clipped" else None, options.kl),
-        progress_notice(parts.config, options),
+        *clip_notice(options, options.updates_per_step, options.kl),
+        *progress_notices(parts.config, options),
     )
     resamples, explain = options.resamples, explain_equal_rewards
     return Method(parts.rollout, parts.reward, advantage, update, resamples=resamples, notices=notices, explain=explain)

@@ -12,7 +12,7 @@ from vigneron.batch import Batch
 from vigneron.config import PpoConfig
 from vigneron.core.advantages import gae
 from vigneron.core.kl import k1
-from vigneron.methods.terms import clipped_terms, entropy_bonus, one_update_notice, policy_metrics
+from vigneron.methods.terms import clip_notice, clipped_terms, entropy_bonus, policy_metrics
 from vigneron.methods.token_critic import token_critic, value_term, with_returns
 from vigneron.methods.token_rewards import token_rewards
 from vigneron.policy.logprobs import Scores
@@ -57,5 +57,5 @@ def build(parts: Parts, options: PpoConfig) -> Method:
     update = parts.gradient_update(
         score, loss, critic, updates, minibatches, after_update=parts.kl_previous, controller=kl.controller
     )
-    notices = one_update_notice(updates * minibatches, ["clip_epsilon"])
+    notices = clip_notice(options, updates * minibatches)
     return Method(parts.rollout, parts.reward, advantage, update, notices=notices)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vigneron.batch import Batch
-from vigneron.config import KlConfig
+from vigneron.config import KlConfig, MethodOptions
 from vigneron.core.losses import AggregateMode, ClipLevel, cispo, clipped, clipped_ratio
 from vigneron.core.preferences import expected_calibration_error, pair_accuracy
 from vigneron.policy.logprobs import Scores
@@ -68,10 +68,11 @@ def one_update_notice(updates_per_step: int, without_effect: Sequence[str]) -> t
     return (f"one update a step: the trained policy is the one that sampled, so {names} has no effect",)
 
 
-def clip_notice(updates_per_step: int, clip_epsilon: float | None, kl: KlConfig) -> tuple[str, ...]:
-    """The same, for the ratio's clipping and a KL to the policy that sampled."""
-    clipping = ["clip_epsilon"] * (clip_epsilon is not None)
-    previous = ["kl.against: previous"] * (kl.against == "previous" and kl.estimator != "k1")
+def clip_notice(options: MethodOptions, updates_per_step: int, kl: KlConfig | None = None) -> tuple[str, ...]:
+    """The same, for a clipping that is not the default, and a KL to the policy that sampled."""
+    default = type(options).model_fields["clip_epsilon"].default
+    clipping = ["clip_epsilon"] * (getattr(options, "clip_epsilon", default) != default)
+    previous = ["kl.against: previous"] * (kl is not None and kl.against == "previous" and kl.estimator != "k1")
     return one_update_notice(updates_per_step, clipping + previous)
 
 

@@ -79,6 +79,16 @@ def _check_layer_count(file: Path, where: str) -> None:
         raise UserError(f"{where} claims more than {MOST_LAYERS:,} layers in its config.json")
 
 
+def is_cached(name: str) -> bool:
+    """Whether a model of the hub has been downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except ValueError:  # a name that the hub does not allow
+        return False
+
+
 def local_config(name: str) -> Any:
     """The transformers config of a model that is on this machine; None if it is not, or comes with its own code. Of a
     bundled model type and sizes: converting its weights takes half a minute."""

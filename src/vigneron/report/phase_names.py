@@ -12,6 +12,7 @@ PHASES = {
     "save": "saving",
     "import": "importing torch and transformers",
     "read the data": "reading the data",
+    "check the recipe": "checking the recipe",
     "hash the data": "hashing the data",
     "ask the parent": "asking the parent",
     "load the model": "loading the model",

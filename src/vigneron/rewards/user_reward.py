@@ -50,6 +50,8 @@ def named_errors(name: str, step: Callable[[], Any]) -> Any:
 
 def checked_rewards(name: str, result: Any, count: int) -> list[float | None]:
     """The returned rewards: a finite number or None for each completion. A number that float32 cannot hold is None."""
+    if isinstance(result, str | bytes):
+        raise RewardFailed(f"{name} returned the text {result!r:.80}, not a list of numbers")
     try:
         values = list(result)
     except TypeError as error:
@@ -65,7 +67,10 @@ def _finite(name: str, value: Any, row: int) -> float | None:
     except OverflowError:  # an int such as 10**400
         return None
     except (TypeError, ValueError) as error:
-        raise RewardFailed(f"{name} returned {value!r} for row {row}; a missing reward is None, not NaN") from error
+        kind = "the text " if isinstance(value, str | bytes) else ""
+        raise RewardFailed(
+            f"{name} returned {kind}{value!r:.80} for row {row}; expected a number, or None if it is missing"
+        ) from error
     if not math.isfinite(number):
         raise NonFiniteReward(f"{name} returned {value!r} for row {row}; a missing reward is None, not NaN")
     return number if abs(number) <= MAX_REWARD else None

@@ -187,7 +187,7 @@ class Rubric(Described):
     version: Annotated[str, Field(min_length=1, max_length=60)] = "1"
     """Recorded with every score. Change it when you edit the file."""
     category_column: str | None = "category"
-    """The dataset's column with a question's category. null: there is only one category."""
+    """The dataset's column with a question's category. A rubric with one category needs none; null ignores it."""
     categories: Annotated[dict[Name, Category], Field(min_length=1, max_length=100)]
     """By name, as in the dataset's column."""
     canaries: tuple[str, ...] = Field(default=DEFAULT_CANARIES, strict=False)

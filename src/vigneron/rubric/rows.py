@@ -14,15 +14,16 @@ MAX_LISTED = 10
 
 
 def category_of(rubric: Rubric, row: Row, number: int, where: str) -> str:
-    """`number` is the row's, from 1."""
+    """`number` is the row's, from 1. The only category of a rubric needs no column."""
     column = rubric.category_column
     if column is None:
         return next(iter(rubric.categories))
     name = row.get(column)
     if _is_empty(name):
+        if len(rubric.categories) == 1:
+            return next(iter(rubric.categories))
         hint = one_line(did_you_mean(column, row)) if row and column not in row else ""
-        hint_null = "" if len(rubric.categories) > 1 else ", or set `category_column: null` in the rubric"
-        raise UserError(f"data: {where}, row {number} has no '{column}'{hint}: set its category there{hint_null}")
+        raise UserError(f"data: {where}, row {number} has no '{column}'{hint}: set its category there")
     if not isinstance(name, str) or name not in rubric.categories:
         known = did_you_mean(str(name), rubric.categories)
         raise UserError(f"data: {where}, row {number}: the rubric has no category '{one_line(str(name))}'{known}")

@@ -10,7 +10,7 @@ from vigneron.data.prompts import Row, as_messages, completion_text
 from vigneron.data.recorded import RecordedReader, score_of, without_record
 from vigneron.data.steps import LISTS, StepLabelReader, with_step_text
 from vigneron.data.tasks import load_task
-from vigneron.errors import UserError
+from vigneron.errors import UserError, nearest
 from vigneron.rollout.pairs import PairReader
 from vigneron.text import CLEANERS
 
@@ -183,7 +183,13 @@ class _Templated:
         if self.template is not None:
             try:
                 row = {**row, "prompt": self.template.format(**row)}
-            except (KeyError, IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
+            except KeyError as error:
+                column = str(error.args[0])
+                near = nearest(column, row)
+                meant = f" (did you mean '{near}'?)" if near is not None else ""
+                listed = ", ".join(repr(name) for name in row)
+                raise UserError(f"data.template: {place} has no column '{column}'{meant}: it has {listed}") from error
+            except (IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
                 raise UserError(f"data: {place} does not fit the template: {error!r}") from error
         return self.reader(row, place)
 

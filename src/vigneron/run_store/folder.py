@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from vigneron.config import Config
-from vigneron.errors import UserError
+from vigneron.errors import UserError, nearest
 from vigneron.files import (
     append_line,
     closed_in_forks,
@@ -82,9 +82,12 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        path = user_path(path)
+        """By its folder, or by its name in the default folder of runs."""
+        path = run_path(path)
         if not (path / "config.yaml").is_file():
-            raise UserError(f"'{path}' is not a run's folder: it has no config.yaml")
+            near = None if path.exists() else nearest(path.name, run_names())
+            meant = f" (did you mean '{near}'?)" if near is not None else ""
+            raise UserError(f"'{path}' is not a run's folder: it has no config.yaml{meant}")
         if (link := outside_link(path)) is not None:
             raise UserError(f"'{link}' links to a place outside the run's folder: replace it by the file itself")
         if (special := special_file(path)) is not None:
@@ -292,3 +295,19 @@ def check_name(name: str) -> None:
 
 def default_runs_folder() -> Path:
     return Path(os.environ.get("VIGNERON_RUNS", "runs"))
+
+
+def run_path(name: str | Path) -> Path:
+    """The folder of a run, by its path or by its name in the default folder of runs: `runs/NAME` or `NAME`. A path that
+    exists is taken as it is, and so is one that is no run's."""
+    path = user_path(name)
+    inside = path.parts[1:] if path.parts[:1] == ("runs",) else path.parts
+    if path.exists() or path.is_absolute() or not inside or ".." in inside:
+        return path
+    there = default_runs_folder().joinpath(*inside)
+    return there if (there / "config.yaml").is_file() else path
+
+
+def run_names() -> list[str]:
+    """The names of the runs in the default folder of runs."""
+    return sorted(path.parent.name for path in default_runs_folder().glob("*/config.yaml"))

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, reason
-from vigneron.files import read_regular, sha256_of, sync, write_atomically, writing
+from vigneron.files import give_mode_of, read_regular, sha256_of, sync, write_atomically, writing
 from vigneron.policy.bundled import quiet_transformers
 from vigneron.policy.model import Policy
 from vigneron.run_store.metric_table import lower_is_better
@@ -180,6 +180,7 @@ def finish_checkpoint(draft: Path, policy: Policy, snapshot: Snapshot) -> Path:
             with (draft / MEMORY).open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(entry) + "\n" for entry in snapshot.memory)
         (draft / "README.md").write_text(snapshot.card, encoding="utf-8")
+        give_mode_of(draft / "README.md")
         _write_manifest(draft)
         shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)

@@ -4,14 +4,16 @@ from typing import Any
 
 import torch
 
-from vigneron.config import Config, GameConfig, RewardConfig, is_api_embedder
-from vigneron.errors import UserError
+from vigneron.config import Config, GameConfig, LocalJudgeConfig, RewardConfig, is_api_embedder
+from vigneron.errors import UserError, nearest
 from vigneron.files import user_path
+from vigneron.policy.bundled import BUNDLED_MODELS
 from vigneron.policy.compiling import can_compile
 from vigneron.policy.device import resolve_compute_dtype, resolve_device
+from vigneron.policy.model_names import is_cached
 from vigneron.recipe import recipe_names
 from vigneron.run_data.load import Data
-from vigneron.run_store.folder import RunFolder, default_runs_folder
+from vigneron.run_store.folder import RunFolder, run_names, run_path
 from vigneron.sources.client import base_url
 from vigneron.training.checkpoint.read import checkpoint_to_load, checkpoints
 
@@ -46,7 +48,7 @@ def resolved(config: Config) -> Config:
         parent = (
             {"url": base_url(config.parent.url, "parent.url")}
             if config.parent.kind == "endpoint"
-            else {"model": absolute(config.parent.model)}
+            else {"model": newest_weights(config.parent.model, "parent.model")}
         )
         changes["parent"] = config.parent.model_copy(update=parent)
     if isinstance(config.environment, GameConfig):
@@ -78,24 +80,25 @@ def _reward(reward: RewardConfig, key: str) -> RewardConfig:
     if reward.kind in ("model", "preference", "process"):
         changes = {"model": newest_weights(reward.model, f"{key}.model")}
     if reward.kind == "rubric":
-        files = {key: getattr(reward, key) for key in ("file", "held_out_file")}
-        changes = {key: file and absolute(file) for key, file in files.items()}
+        files = {name: getattr(reward, name) for name in ("file", "held_out_file")}
+        changes = {name: file and absolute(file) for name, file in files.items()}
+        if isinstance(reward.judge, LocalJudgeConfig):
+            weights = newest_weights(reward.judge.model, f"{key}.judge.model")
+            changes["judge"] = reward.judge.model_copy(update={"model": weights})
     if reward.kind == "combined":
         changes = {"rewards": [_reward(part, f"{key}.rewards[{n}]") for n, part in enumerate(reward.rewards)]}
     return reward.model_copy(update=changes) if changes else reward
 
 
 def newest_weights(name: str, key: str = "model") -> str:
-    """The newest checkpoint if `name` is a run's folder; otherwise the model's name, or its absolute path.
-
-    `runs/NAME` also refers to a run in the default folder of runs.
-    """
-    path = user_path(name)
+    """The newest checkpoint if `name` is a run, by its folder or its name; otherwise the model's name, or its absolute
+    path. A model of the hub that is on this machine comes before a run of its name: `gpt2` stays the model."""
+    path = user_path(name) if name in BUNDLED_MODELS or is_cached(name) else run_path(name)
     if path.parts[:1] == ("runs",) and not path.exists():
-        path = default_runs_folder().joinpath(*path.parts[1:])
-        if not path.exists():
-            recipe = path.name if path.name in recipe_names() else "RECIPE"
-            raise UserError(f"{key}: there is no run '{name}': run `vigneron train {recipe} --name {path.name}` first")
+        near = nearest(path.name, run_names())
+        recipe = path.name if path.name in recipe_names() else "RECIPE"
+        way = f"did you mean '{near}'?" if near else f"run `vigneron train {recipe} --name {path.name}` first"
+        raise UserError(f"{key}: there is no run '{name}': {way}")
     if not (path / "config.yaml").is_file():
         return absolute(name)
     if not checkpoints(RunFolder.open(path).checkpoints):

@@ -4,15 +4,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from vigneron.config import Config
-from vigneron.config.parts import ModelConfig
 from vigneron.distributed import ranks
-from vigneron.policy.chat import mint
-from vigneron.policy.chat_template import check_date
-from vigneron.policy.model_names import local_tokenizer
 from vigneron.run_data.load import Data, load_data
 from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.run_data.stored import hash_sources, open_rank_data
 from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.notices import Notice, keep_notice
 from vigneron.threads import DaemonPool
 from vigneron.timing import phase
 from vigneron.trackers.tracking import check_trackers
@@ -20,6 +17,7 @@ from vigneron.training.callbacks import View
 from vigneron.training.run import Run
 from vigneron.training.setup.build import Build, build_run
 from vigneron.training.setup.machine_checks import check_compile, check_machine
+from vigneron.training.setup.preflight import preflight
 from vigneron.training.setup.rank_files import Files, files_of, join_ranks, scratch_folder
 from vigneron.training.setup.resolve import check_held_out, resolved
 
@@ -36,10 +34,12 @@ def start_run(config: Config, runs: Path, build: Build, *, name: str | None = No
 
     def begin() -> tuple[Config, Files]:
         nonlocal folder, data
-        chosen, read = _prepare(config, runs, name, view)
+        chosen, read, notices = _prepare(config, runs, name, view)
         folder = RunFolder.create(runs, name or chosen.recipe, exact_name=name is not None)
         folder.lock()
         folder.write_config(chosen)
+        for text in notices:
+            keep_notice(folder, Notice(0, text))
         data = folder.write_data(chosen, read)
         if chosen.reward.kind == "rubric":
             folder.write_rubrics(chosen.reward.file, chosen.reward.held_out_file)
@@ -66,29 +66,20 @@ def hash_in_background(data: Path) -> None:
     DaemonPool(1, "hash").submit(hash_sources, data)
 
 
-def check_chat_date(model: ModelConfig) -> None:
-    """Raise for a date that a new run's template does not write, if its tokenizer is on this machine."""
-    if model.chat_date is None:
-        return
-    tokenizer = local_tokenizer(model.name, trust_remote_code=model.trust_remote_code)
-    if tokenizer is not None and (model.chat == "minted" or getattr(tokenizer, "chat_template", None)):
-        if model.chat == "minted":
-            mint(tokenizer)
-        check_date(tokenizer, model.chat_date)
-
-
-def _prepare(config: Config, runs: Path, name: str | None, view: View) -> tuple[Config, Data]:
-    """The resolved config, and the data with the parent's answers."""
+def _prepare(config: Config, runs: Path, name: str | None, view: View) -> tuple[Config, Data, tuple[str, ...]]:
+    """The resolved config, the data with the parent's answers, and what the checks found that is no error."""
     check_compile(config)
     check_trackers(config.trackers)
     config = resolved(config)
     with phase("read the data"):
         data = load_data(config)
-    check_chat_date(config.model)
     check_held_out(config, data)
     RunFolder.check_can_be_created(runs)  # before minutes of requests to the parent
     if name is not None:
         RunFolder.refuse_taken(runs, name)
     check_machine(config)
+    found = preflight(config, data).notices
+    for text in found:
+        view.notice(text)
     with phase("ask the parent") if config.parent is not None else nullcontext():
-        return config, with_parent_answers(config, data, view.notice)
+        return config, with_parent_answers(config, data, view.notice), found

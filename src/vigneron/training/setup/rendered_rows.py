@@ -1,54 +1,61 @@
-"""What the model's chat template writes for a recipe's rows: for `vigneron validate`."""
+"""What the model gets for a recipe's rows, as its chat template writes them: checked before a run, and shown."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vigneron.config import Config
 from vigneron.data.formats import answered, conversation_of
-from vigneron.data.prompts import NumberedRow, Row, in_row, numbered, prompt_of
+from vigneron.data.prompts import NumberedRow, Row, completion_text, in_row, numbered, prompt_of
 from vigneron.data.rows import longest_of
 from vigneron.policy.chat import Conversation, mint, set_template_defaults
 from vigneron.policy.chat_template import check_date, set_date
-from vigneron.policy.model_names import local_tokenizer
+from vigneron.rollout.demonstrations import continuation
 from vigneron.rollout.trained_text_notes import trained_text_notes
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import measured_columns
 
 LONGEST = 2000
-"""Characters that are shown, from the end of the text."""
-
-
+"""Characters of a row that are shown, from the end of the text."""
 FIRST = 500
 """The first rows of a part that are checked, beside the longest, which are checked at the start of a run."""
+SHOWN = 2
+"""Rows that are shown."""
+PARTS = {"train": "the training data", "held_out": "the held-out part"}
 
 
-def template_lines(config: Config, data: Data) -> Iterator[str]:
-    """The first conversation as text, with what is trained or sampled between » and «. Nothing for plain prompts, or if
-    the tokenizer is not on this machine. Raises for rows of both parts that the template cannot write."""
-    checked = [(part, row) for part in PARTS for row in _checked(config, getattr(data, part), part)]
-    if not checked:
-        return
+def has_conversations(data: Data) -> bool:
+    return any(not isinstance(row["prompt"], str) for rows in (data.train, data.held_out) for row in _first(rows))
+
+
+def check_template(config: Config, data: Data, tokenizer: Any) -> None:
+    """Raise for rows of both parts that the model's chat template cannot write."""
     model = config.model
-    tokenizer = local_tokenizer(model.name, trust_remote_code=model.trust_remote_code)
-    if tokenizer is None:
-        yield "note: the tokenizer is not on this machine yet, so the chat template is not checked"
-        return
     if model.chat == "minted":
         mint(tokenizer)
     check_date(tokenizer, model.chat_date)
     set_template_defaults(tokenizer, model.chat_template_kwargs)
     set_date(model.chat_date)
-    shown = [_of_row(config, tokenizer, row, part) for part, row in checked]
-    if checked[0][0] != "train" or isinstance(data.train[0]["prompt"], str):
-        return
-    text = shown[0]
-    cut = f"…{text[-LONGEST:]}" if len(text) > LONGEST else text
-    yield f"the first row, as the chat template writes it (»trained or sampled«): {cut!r}"
-    if config.method.reads not in ("prompts", "recorded"):
+    for part in PARTS:
+        for row in _checked(config, getattr(data, part), part):
+            _of_row(config, tokenizer, row, part)
+
+
+def shown_rows(config: Config, data: Data, tokenizer: Any) -> Iterator[str]:
+    """The first rows as text, with what is trained or sampled between » and «. Conversations need the tokenizer, which
+    `check_template` has prepared."""
+    rows = [row for row in _first(data.train)[:SHOWN] if isinstance(row["prompt"], str) or tokenizer is not None]
+    if rows:
+        yield "the first rows as the model gets them, with what is trained or sampled between » and «:"
+    for number, row in enumerate(rows, start=1):
+        text = _of_row(config, tokenizer, row, "train")
+        cut = f"…{text[-LONGEST:]}" if len(text) > LONGEST else text
+        yield f"  row {number}: {cut!r}"
+    if rows and not isinstance(rows[0]["prompt"], str) and config.method.reads not in ("prompts", "recorded"):
         yield from (f"note: {note}" for note in trained_text_notes(tokenizer, data.train[0]))
 
 
-PARTS = {"train": "the training data", "held_out": "the held-out part"}
+def _first(rows: Sequence[Row]) -> list[Row]:
+    return [rows[index] for index in range(min(FIRST, len(rows)))]
 
 
 def _checked(config: Config, rows: Sequence[Row], part: str) -> Iterator[Row]:
@@ -73,6 +80,8 @@ def _of_row(config: Config, tokenizer: Any, row: Row, part: str) -> str:
 
 
 def _shown(reads: str, tokenizer: Any, row: Row) -> str:
+    if isinstance(row["prompt"], str):
+        return f"{row['prompt']}»{_plain_answer(reads, row)}«"
     if reads in ("prompts", "recorded"):
         talk = Conversation.of(tokenizer, row["prompt"], row.get("tools"))
         return f"{tokenizer.decode(talk.ids(talk.before(len(row['prompt']))))}»…«"
@@ -88,3 +97,12 @@ def _shown(reads: str, tokenizer: Any, row: Row) -> str:
         pieces += [answers.text[at:start], "»", answers.text[start:stop], "«"]
         at = stop
     return "".join(piece if piece in ("»", "«") else tokenizer.decode(talk.ids(piece)) for piece in pieces)
+
+
+def _plain_answer(reads: str, row: Row) -> str:
+    written = row.get("completion")
+    if reads == "prompts" or (written is None and row.get("answer") is None):
+        return "…"
+    return (
+        completion_text(written) if written is not None else continuation(row["prompt"], completion_text(row["answer"]))
+    )
