@@ -65,6 +65,9 @@ def test_transformers_alone_gives_the_childs_log_probs(
     assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "README.md"} <= names
     assert not {name for name in names if "adapter" in name or name == "state"}
     assert not [path for path in target.parent.iterdir() if path != target], "no draft is left"
+    saved = [path for path in (run / "checkpoints").rglob("*") if path.is_file()]
+    modes = {path.stat().st_mode for path in (*target.iterdir(), *saved)}
+    assert modes == {(run / "config.yaml").stat().st_mode}, "the weights can be read by whoever can read the rest"
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(target), AutoTokenizer.from_pretrained(target)
     child = load_run(run)

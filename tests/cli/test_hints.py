@@ -66,6 +66,20 @@ def test_a_method_of_another_name_says_what_to_write(name: str, hint: str) -> No
     assert hint in line
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--steps", "5"), "'--steps' is not an option: config keys are given as key=value, here `steps=5`"),
+        (("--optimizer.actor-lr=1e-5",), "here `optimizer.actor_lr=1e-5`"),
+        (("--learning_rate", "1e-5"), "here `optimizer.actor_lr=1e-5`"),
+    ],
+)
+def test_a_key_written_as_an_option_says_what_to_write(words: tuple[str, ...], line: str) -> None:
+    answer = vigneron("train", "demo", "--name", "mine", *words)
+    assert answer.code == 2
+    assert line in answer.err
+
+
 def test_a_method_is_no_recipe() -> None:
     answer = vigneron("train", "flower")
     assert answer.code == 2

@@ -1,8 +1,10 @@
 """Damaged logs, lost samples, a closed terminal, too little memory before training: each is reported in one line."""
 
+import ctypes
 import os
 import pty
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +75,27 @@ def test_a_hangup_is_a_request_to_stop_unless_it_is_ignored() -> None:
     with StopRequest(said.append) as stop:
         os.kill(os.getpid(), signal.SIGHUP)
         assert stop.signal_number is None
+
+
+@pytest.mark.usefixtures("hangup")
+def test_a_signal_is_answered_while_a_long_call_keeps_python_from_handling_it() -> None:
+    """The main thread is in a call outside Python that only the answer ends; another thread gets the signal."""
+    answered, tell = os.pipe()
+    ready, done = threading.Event(), threading.Event()
+    other = threading.Thread(target=lambda: (ready.set(), done.wait()))
+    with StopRequest(lambda text: os.write(tell, text.encode()[:8])) as stop:
+        other.start()
+        ready.wait()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=lambda: signal.pthread_kill(other.ident or 0, signal.SIGTERM)).start()
+        text = ctypes.create_string_buffer(8)
+        assert ctypes.CDLL(None).read(answered, text, 8) == 8
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        done.set()
+        other.join()
+        assert (text.value, stop.signal_number) == (b"stopping", signal.SIGTERM)
+    os.close(answered)
+    os.close(tell)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from vigneron.cli import process as process_commands
 from vigneron.cli import roleplay as roleplay_commands
 from vigneron.cli import rubric as rubric_commands
 from vigneron.cli import runs as runs_commands
+from vigneron.cli.key_options import refuse_key_as_option
 from vigneron.cli.options import (
     AllowCode,
     Overrides,
@@ -27,6 +28,7 @@ from vigneron.cli.options import (
     Step,
     check_rubric_code,
     console,
+    importing,
     is_main_process,
     separator_option,
 )
@@ -182,7 +184,8 @@ def validate(
         raise UserError("--samples has no effect without --probe")
     config = load_config(file, overrides or [])
     check_rubric_code([config], allow_code)
-    from vigneron.commands.validate import validation_lines
+    with importing():
+        from vigneron.commands.validate import validation_lines
 
     for line in validation_lines(config, file, (samples or 256) if probe else 0):
         typer.echo(line)
@@ -199,7 +202,8 @@ def parent(
     from vigneron.recipe import load_config
 
     config = load_config(recipe, overrides or [])
-    from vigneron.commands.parent import review_parent
+    with importing():
+        from vigneron.commands.parent import review_parent
 
     review_parent(console(), config, recipe, show=show, out=out)
 
@@ -217,7 +221,8 @@ def sample(
 
     config = load_config(recipe, overrides or [])
     check_rubric_code([config], allow_code)
-    from vigneron.api import record_samples
+    with importing():
+        from vigneron.api import record_samples
     from vigneron.training.record_samples import training_overrides
 
     done = record_samples(config, out=out, samples=samples, notice=lambda text: typer.echo(f"note: {visible(text)}"))
@@ -227,6 +232,9 @@ def sample(
     changes = [*(overrides or []), *training_overrides(config, done, samples)]
     typer.echo(f"train  {shlex.join(['vigneron', 'train', recipe, *changes])}")
 
+
+TAKE_OVERRIDES = ("train", "resume", "demo", "validate", "parent", "sample", "compare")
+"""Commands with `key=value` arguments."""
 
 # Options of `eval` and what they belong to.
 NEEDS = {"--by": "--best-of", "--combine": "--by", "--expand": "--beam", "--separator": "--beam"}
@@ -302,7 +310,8 @@ def evaluate(
             raise UserError(f"--combine: expected min, last, product or mean, not '{combine}'")
         print_best_of(console(), best_of_samples(run, by, best_of, rows, step=step, combine=combine), by)
         return
-    from vigneron.api import load_run
+    with importing():
+        from vigneron.api import load_run
     from vigneron.report.tables import conversation_lines, metrics_table, samples_table
     from vigneron.report.terminal import say
 
@@ -345,7 +354,8 @@ def chat(
     ] = None,
 ) -> None:
     """Chat with a run's model, before and after training."""
-    from vigneron.commands.chat import chat_loop
+    with importing():
+        from vigneron.commands.chat import chat_loop
 
     chat_loop(
         console(),
@@ -400,7 +410,8 @@ def compare(
             arguments, seeds=seeds, runs=runs, name=name, out=out, archive=archive, evaluations=evaluations
         )
         check_rubric_code([planned.config for planned in plan.planned], allow_code)
-        from vigneron.commands.compare import run_comparison
+        with importing():
+            from vigneron.commands.compare import run_comparison
 
         run_comparison(console(), plan)
 
@@ -470,4 +481,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     with _one_line_errors(debug):
-        app([argument for argument in arguments if argument != "--debug"])
+        words = [argument for argument in arguments if argument != "--debug"]
+        if words[:1] and words[0] in TAKE_OVERRIDES:
+            command = typer.main.get_command(app).commands[words[0]]  # type: ignore[attr-defined]
+            refuse_key_as_option(words[1:], {"--help", *(name for one in command.params for name in one.opts)})
+        app(words)

@@ -1,7 +1,8 @@
 """Arguments and options that several commands share."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,19 @@ def check_rubric_code(configs: "Sequence[Config]", allowed: bool) -> None:
         from vigneron.rubric.code_items import check_code_allowed, rubrics_of
 
         check_code_allowed([file for config in configs for file in rubrics_of(config)], allowed=allowed)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around imports that take seconds: a terminal shows what is waited for."""
+    from rich.console import Console
+
+    screen = Console(stderr=True)
+    if not screen.is_terminal or not is_main_process():
+        yield
+        return
+    with screen.status("importing torch and transformers"):
+        yield
 
 
 def is_main_process() -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vigneron.cli.options import JUDGE_HELP, Host, Port, SampleStep, console, separator_option
+from vigneron.cli.options import JUDGE_HELP, Host, Port, SampleStep, console, importing, separator_option
 
 
 def add_to(app: typer.Typer) -> None:
@@ -100,8 +100,9 @@ def label(
     host: Host = "127.0.0.1",
 ) -> None:
     """Label completions in the browser or by a judge: label runs/NAME"""
-    from vigneron.commands.label import LabelOptions, agreement_line
-    from vigneron.commands.label import label as serve_page
+    with importing():
+        from vigneron.commands.label import LabelOptions, agreement_line
+        from vigneron.commands.label import label as serve_page
     from vigneron.run_store.folder import run_path
 
     source = None if source is None else run_path(source)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vigneron.cli.options import AsJson, RunPath, Step, console
+from vigneron.cli.options import AsJson, RunPath, Step, console, importing
 from vigneron.errors import UserError
 
 
@@ -59,11 +59,12 @@ def export(
     """Export a run's model as a transformers folder. An adapter is merged, and the log-probs are verified."""
     if dtype not in ("float32", "bfloat16", "float16"):
         raise UserError(f"--dtype: expected float32, bfloat16 or float16, not '{dtype}'")
-    from vigneron.commands.export import check_push
-    from vigneron.commands.export import push as push_folder
+    with importing():
+        from vigneron.commands.export import check_push
+        from vigneron.commands.export import export as export_run
+        from vigneron.commands.export import push as push_folder
 
     token = check_push(push) if push is not None else None
-    from vigneron.commands.export import export as export_run
 
     done = export_run(run, folder, step=step, dtype=dtype)  # type: ignore[arg-type]
     typer.echo(f"wrote {done.path}: the model after step {done.step}, its tokenizer and its model card")

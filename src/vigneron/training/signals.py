@@ -4,9 +4,11 @@ immediately."""
 import errno
 import os
 import signal
+import socket
 import termios
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -33,30 +35,64 @@ def release_terminal(handles: Sequence[int] = (1, 2)) -> None:
                 os.close(nowhere)
 
 
+STOPPING = "stopping after this step is finished and saved; press Ctrl-C again to stop immediately"
+PATIENCE = 0.3
+"""Seconds that Python's handler has to answer first."""
+
+
 class StopRequest:
-    """While active, the first signal sets `signal_number`; a second one has its default effect."""
+    """While active, the first signal sets `signal_number`; a second one has its default effect.
+
+    Python calls a signal's handler between two of its instructions, and a pass of the model is one instruction of many
+    seconds. The operating system's own handler writes the signal to a socket, and a thread answers it at once.
+    """
 
     def __init__(self, notice: Callable[[str], None]) -> None:
         self.signal_number: int | None = None
         self._notice = notice
         self._before: dict[int, Any] = {}
+        self._announced, self._handled = threading.Lock(), threading.Event()
+        self._wakeup: socket.socket | None = None
+        self._fd_before = -1
 
     def __enter__(self) -> "StopRequest":
         # Python delivers signals to the main thread only.
         if threading.current_thread() is threading.main_thread():
+            reading, self._wakeup = socket.socketpair()
+            self._wakeup.setblocking(False)
+            threading.Thread(target=self._answer, args=(reading, handled_signals()), daemon=True).start()
+            self._fd_before = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
             for number in handled_signals():
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._restore()
+        if self._wakeup is not None:
+            signal.set_wakeup_fd(self._fd_before)
+            self._wakeup.close()  # which ends the thread
+            self._wakeup = None
+
+    def _answer(self, reading: socket.socket, handled: Sequence[int]) -> None:
+        with reading, suppress(OSError):
+            while received := reading.recv(1):
+                if received[0] in handled and not self._handled.wait(PATIENCE):
+                    self._announce(received[0])
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.signal_number = number
+        self._handled.set()
         self._restore()
         if number == signal.SIGHUP:
             release_terminal()
-        self._notice("stopping after this step is finished and saved; press Ctrl-C again to stop immediately")
+        self._announce(number)
+
+    def _announce(self, number: int) -> None:
+        """Once, by the thread or by the handler. Neither waits for the other: it may hold the terminal's lock."""
+        if self._announced.acquire(blocking=False):
+            if number == signal.SIGHUP:
+                release_terminal()
+            self._notice(STOPPING)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -1,0 +1,60 @@
+"""A run is named by its folder, or by its name in the folder of runs, wherever a run is asked for."""
+
+from pathlib import Path
+
+import pytest
+
+from support.command_line import vigneron, write_recipe
+from vigneron.commands.compare_plan import plan_comparison
+from vigneron.errors import UserError
+from vigneron.run_store.folder import run_path
+from vigneron.training.setup.resolve import newest_weights
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A folder with two runs in `my-runs`."""
+    folder = tmp_path_factory.mktemp("named")
+    recipe = write_recipe(folder, tiny_folder, steps=1, data={"train": str(folder / "rows.jsonl")})
+    for name in ("first", "second"):
+        done = vigneron("train", recipe, "--name", name, "--runs", folder / "my-runs")
+        assert done.code == 0, done.err
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VIGNERON_RUNS", str(place / "my-runs"))
+
+
+@pytest.mark.parametrize("name", ["first", "runs/first"])
+def test_verbs_take_names(place: Path, tmp_path: Path, name: str) -> None:
+    assert run_path(name) == place / "my-runs" / "first"
+    for words in (("show", name), ("report", name, "second", "--out", tmp_path / "both.html"), ("label", name)):
+        answer = vigneron(*words)
+        assert "not a run's folder" not in answer.err
+        assert "no such file" not in answer.err.lower()
+        assert answer.code == (2 if words[0] == "label" else 0), answer.err  # there is nothing to compare
+    plan = plan_comparison([name, "second"], seeds=None, runs=None, name=None, out=None)
+    assert [path.name for path in plan.given] == ["first", "second"]
+
+
+def test_recipes_take_names_of_runs_for_models(place: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    checkpoint = place / "my-runs" / "first" / "checkpoints" / "step-1"
+    assert newest_weights("first") == newest_weights("runs/first") == str(checkpoint.resolve())
+    assert newest_weights("gpt2") == "gpt2"
+    recipe = write_recipe(tmp_path, tiny_folder, steps=1)
+    assert f"model {checkpoint.resolve()}" in vigneron("validate", recipe, "model.name=first").out
+
+
+def test_what_is_here_comes_before_a_run_of_that_name(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    assert run_path("first") == Path("first")
+    assert newest_weights("first") == str((tmp_path / "first").resolve())
+
+
+def test_a_wrong_name_is_compared_with_those_of_the_runs() -> None:
+    assert "it has no config.yaml (did you mean 'first'?)" in vigneron("show", "frist").err
+    with pytest.raises(UserError, match=r"there is no run 'runs/secnd': did you mean 'second'\?"):
+        newest_weights("runs/secnd")
