@@ -36,7 +36,8 @@ class DpoConfig(MethodOptions):
     """dpo: −log σ of the margin. ipo: squared distance of the mean margin to 1/2β. simpo: mean log-probs, no reference.
     orpo: NLL of the chosen text and β times the odds ratio, no reference."""
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """Unless it is given, 2 with `loss: simpo` and 1 with `reference_free`."""
+    """β, the scale of the margin: the larger, the closer the policy stays to the reference. Unless it is given, 2 with
+    `loss: simpo` and 1 with `reference_free`."""
     gamma: NotNegative = 1.0
     """SimPO's margin."""
     reference_free: bool = False
