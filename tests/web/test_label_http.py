@@ -1,5 +1,6 @@
 """`vigneron label` over HTTP and as a process of its own: refused in one line, killed without a loss."""
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -157,6 +158,26 @@ def test_a_killed_process_loses_nothing_and_a_second_one_is_refused(tmp_path: Pa
     again = session_of(source, out)
     assert again.state()["done"] == 1
     assert again.state()["item"] == state["next"]
+
+
+@pytest.mark.slow
+def test_a_run_is_labelled_and_the_command_given_at_the_end_trains_on_it(tmp_path: Path, tiny_folder: Path) -> None:
+    run = api.train(str(write_recipe(tmp_path, tiny_folder, group_size=4)), name="run", runs=tmp_path).folder
+    with labelling(run, "--out", tmp_path / "pairs.jsonl", "--as", "ann") as (process, client):
+        state = client.get("/data/state").json()
+        while (item := state["item"]) is not None:
+            state = client.post("/judge", json={"item": item["id"], "choice": "a"}).json()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        said = process.stdout.read().splitlines()
+        process.wait()
+    assert f"{state['done']} of {state['of']} labelled, {state['rows']} rows in {tmp_path}/pairs.jsonl" in said
+    assert said[-1] == f"next  {state['then']}"
+    words = shlex.split(state["then"])
+    assert words[:3] == ["vigneron", "train", f"{tmp_path}/pairs-dpo.yaml"]
+    answer = vigneron(*words[1:], "steps=1", "--runs", tmp_path / "runs", "model.device=cpu")
+    assert answer.code == 0, answer.err
+    assert (tmp_path / "runs" / "pairs-dpo" / "metrics.jsonl").is_file()
 
 
 @pytest.mark.parametrize(
