@@ -1,15 +1,16 @@
 // The difference of two texts by words: what of each the other lacks, as [text, differs] parts.
 
 const TOKENS = /\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu;
-const MOST_CELLS = 4e6;
+
+export const MOST_CELLS = 4e6;
 
 const isSpace = (token) => token.trim() === "";
 
-/** The two lists of parts, and the share of words and marks that both texts have. */
-export function difference(first, second) {
+/** The two lists of parts, and the share of words and marks that both texts have. `cells` bounds the time. */
+export function difference(first, second, cells = MOST_CELLS) {
   const one = first.match(TOKENS) ?? [];
   const other = second.match(TOKENS) ?? [];
-  const common = inCommon(one, other);
+  const common = inCommon(one, other, cells);
   const words = (tokens) => tokens.filter((token) => !isSpace(token)).length;
   const kept = one.filter((token, place) => common[0][place] && !isSpace(token)).length;
   return {
@@ -19,7 +20,7 @@ export function difference(first, second) {
 }
 
 /** For each token of both lists whether it is in their longest common subsequence. */
-function inCommon(one, other) {
+function inCommon(one, other, cells) {
   const marks = [one.map(() => false), other.map(() => false)];
   let start = 0;
   while (start < Math.min(one.length, other.length) && one[start] === other[start]) start++;
@@ -29,7 +30,7 @@ function inCommon(one, other) {
   marks[1].fill(true, 0, start).fill(true, other.length - end);
   const [rows, columns] = [one.length - end - start, other.length - end - start];
   // What is too long to compare in full differs as a whole.
-  if (rows * columns > MOST_CELLS) return marks;
+  if (rows * columns > cells) return marks;
   const width = columns + 1;
   const longest = new Uint16Array((rows + 1) * width);
   for (let i = rows - 1; i >= 0; i--) {

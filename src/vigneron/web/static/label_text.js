@@ -2,25 +2,31 @@
 // beside the text, which stays as it is when it is copied or read aloud.
 
 import { byId, make } from "./common.js";
-import { difference } from "./difference.js";
+import { difference, MOST_CELLS } from "./difference.js";
 
-const GLYPHS = { " ": "·", "\t": "→", "\n": "¶" };
+const BREAKS = { "\t": "→", "\n": "¶" };
 const LITTLE_IN_COMMON = 0.25;
 const on = { spaces: false, difference: true };
 
-const glyph = (space) => make("span", { class: "space", "data-glyph": GLYPHS[space] }, space);
+/** A run of spaces has a dot for each, as a background; tabs and line breaks a sign before them. */
+function shownSpace(part) {
+  if (part[0] === " ") return make("span", { class: "space" }, part);
+  return Object.hasOwn(BREAKS, part) ? make("span", { class: "break", "data-sign": BREAKS[part] }, part) : part;
+}
 
-function withSpaces(text) {
-  return text.split(/([ \t\n])/).map((part) => (Object.hasOwn(GLYPHS, part) ? glyph(part) : part));
+/** One by one: a call with as many arguments as a text has spaces may be refused. */
+function add(parent, text, spaces) {
+  for (const part of spaces ? text.split(/( +|\t|\n)/) : [text]) parent.append(shownSpace(part));
 }
 
 /** Spaces are shown where they are asked for, and where they are the difference. */
 function draw(element, parts) {
-  const nodes = parts.map(([text, differs]) => {
-    const shown = on.spaces || (differs && text.trim() === "") ? withSpaces(text) : [text];
-    return differs ? make("mark", {}, ...shown) : shown;
-  });
-  element.replaceChildren(...nodes.flat().filter((node) => node !== ""));
+  const drawn = document.createDocumentFragment();
+  for (const [text, differs] of parts) {
+    const parent = differs ? drawn.appendChild(make("mark")) : drawn;
+    add(parent, text, on.spaces || (differs && text.trim() === ""));
+  }
+  element.replaceChildren(drawn);
 }
 
 const texts = (root) => [...root.querySelectorAll(".text:not(.call)")];
@@ -29,7 +35,7 @@ const turns = (article) => [...article.querySelectorAll("li")];
 /** Texts to compare: of two conversations those of the same turn, as long as the same role speaks. */
 function pairs() {
   const articles = [...byId("work").querySelectorAll("#completions article")];
-  if (articles.length !== 2 || !byId("difference")) return [];
+  if (articles.length !== 2) return [];
   const [one, other] = articles.map((article) => (turns(article).length ? turns(article) : [article]));
   const found = [];
   for (let at = 0; at < Math.min(one.length, other.length) && one[at].className === other[at].className; at++) {
@@ -39,16 +45,23 @@ function pairs() {
   return found;
 }
 
+function markDifferences() {
+  const compared = on.difference ? pairs() : [];
+  let marked = 0;
+  for (const pair of compared) {
+    const { parts, alike } = difference(...pair.map((element) => element.textContent), MOST_CELLS / compared.length);
+    if (alike < LITTLE_IN_COMMON) continue;
+    pair.forEach((element, place) => draw(element, parts[place]));
+    marked++;
+  }
+  byId("unlike").hidden = marked > 0 || compared.length === 0;
+}
+
 /** Draws the item's texts again, with the marks that are on. */
 export function mark() {
   for (const element of texts(byId("work"))) draw(element, [[element.textContent, false]]);
-  const compared = pairs().map((pair) => [pair, difference(...pair.map((element) => element.textContent))]);
-  const alike = compared.filter(([, found]) => found.alike >= LITTLE_IN_COMMON);
-  if (on.difference) for (const [pair, found] of alike) pair.forEach((element, place) => draw(element, found.parts[place]));
-  for (const [name, button] of [["spaces", byId("spaces")], ["difference", byId("difference")]]) {
-    button?.setAttribute("aria-pressed", String(on[name]));
-  }
-  if (byId("difference")) byId("unlike").hidden = !on.difference || compared.length === 0 || alike.length > 0;
+  if (byId("difference")) markDifferences();
+  for (const name of ["spaces", "difference"]) byId(name)?.setAttribute("aria-pressed", String(on[name]));
 }
 
 export function toggle(name) {
