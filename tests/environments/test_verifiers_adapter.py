@@ -309,6 +309,16 @@ def test_an_environment_that_rewrites_the_conversation_is_refused() -> None:
         converse(environment, prompt, ["a"])
 
 
+def test_a_conversation_that_is_cut_is_scored_by_the_rubric() -> None:
+    """Behind the first of three numbers, as after a prompt that is too long."""
+    environment, prompt = started("multi")
+    (reply,) = converse(environment, prompt, ["3"])
+    assert (reply.done, reply.reward) == (False, None)
+    last = checked_reply(asyncio.run(environment.cut()))
+    assert (last.done, last.reward) == (True, pytest.approx(1 / 3))
+    assert last.log["stop_condition"] == "prompt_too_long"
+
+
 @pytest.mark.parametrize("way", ["closed", "forgotten"])
 def test_a_rollout_that_is_cut_cleans_up(way: str) -> None:
     environment, prompt = started("multi")

@@ -372,6 +372,25 @@ def test_it_ends_after_so_many_turns() -> None:
     assert any(cut == "turns" for cut in cuts)
 
 
+def test_an_environment_may_score_a_conversation_that_is_cut() -> None:
+    class Scoring(Counting):
+        def cut(self) -> Reply:
+            return Reply(reward=10.0 / self.row["scale"], done=True, log={"late": 1})
+
+    def of(environment: Any, scale: int) -> Any:
+        made = talked(lambda row, seed: environment({"wanted": 2 + row["wanted"], "scale": scale}, seed), max_turns=3)
+        return made.samples.extras
+
+    plain, scored, broken = of(Counting, 1), of(Scoring, 1), of(Scoring, 0)
+    assert {"turns", None} <= set(plain["cut"])
+    for i, turns in enumerate(plain["turns"]):
+        ended = turns == 2 + ROWS[i // 4]["wanted"]  # by the environment
+        *before, last = plain[EARNED][i]
+        assert scored[EARNED][i] == (*before, last + 10.0 * (not ended))
+        error = broken["environment_error"][i]
+        assert error is None if ended else error.startswith("raised ZeroDivisionError")
+
+
 def test_a_prompt_that_is_a_text_is_a_users_message() -> None:
     batch = talked(rows=[{"prompt": "one", "wanted": 3}])
     assert batch.samples.prompt_ids == talked(rows=ROWS[:1]).samples.prompt_ids

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from vigneron.data import games, match_tasks, opposites
+from vigneron.data import games, opposites
 from vigneron.data.task import Task
 from vigneron.errors import UserError, did_you_mean
 
@@ -252,7 +252,7 @@ TASKS = {
             for level in opposites.LEVELS
         ),
         *games.TASKS,
-        *match_tasks.TASKS,
+        *games.MATCH_TASKS,
     )
 }
 

@@ -60,10 +60,10 @@ class Reader:
 
     def take(self, mark: str) -> bool:
         """Whether the mark stands here; if so, go behind it."""
-        found = self.starts(mark)
-        if found:
+        is_here = self.starts(mark)
+        if is_here:
             self.at += len(mark)
-        return found
+        return is_here
 
     def expect(self, mark: str, after: str) -> None:
         if not self.take(mark):
@@ -74,8 +74,8 @@ class Reader:
         end = self.text.find(mark, self.at)
         if end < 0:
             raise BadCall(f"{what} is not closed by {mark!r}")
-        found, self.at = self.text[self.at : end], end + len(mark)
-        return found
+        text, self.at = self.text[self.at : end], end + len(mark)
+        return text
 
     def json(self, what: str) -> Any:
         """The JSON value that begins here, after space."""
@@ -176,10 +176,10 @@ def _kind(value: Any) -> str:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    by_key = dict(pairs)
+    if len(by_key) < len(pairs):
         raise ValueError("a key stands twice in one object")
-    return found
+    return by_key
 
 
 def _finite(text: str) -> float:

@@ -33,9 +33,9 @@ def harmony(raw: str) -> ParsedTurn:
         channel, recipient = _header(reader.until("<|message|>", "a message's header"))
         if recipient is not None:
             return _with_call(reader, recipient, texts)
-        found = END.search(raw, reader.at)  # none: the turn's end token was removed
-        texts[channel].append(raw[reader.at : found.start() if found else len(raw)])
-        reader.at = found.end() if found else len(raw)
+        end = END.search(raw, reader.at)  # none: the turn's end token was removed
+        texts[channel].append(raw[reader.at : end.start() if end else len(raw)])
+        reader.at = end.end() if end else len(raw)
         if reader.at_end():
             return ParsedTurn("\n\n".join([*texts["commentary"], *texts["final"]]), thinking=_thinking(texts))
         reader.expect("<|start|>assistant", "a message")

@@ -136,21 +136,21 @@ def _text(reader: Reader) -> str:
 
 
 def _list(reader: Reader, depth: int) -> list[Any]:
-    found: list[Any] = []
+    values: list[Any] = []
     reader.skip_space()
     while not reader.take("]"):
-        if found:
+        if values:
             reader.expect(",", "a value of a list")
-        found.append(_value(reader, depth + 1))
+        values.append(_value(reader, depth + 1))
         reader.skip_space()
-    return found
+    return values
 
 
 def _dict(reader: Reader, depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     reader.skip_space()
     while not reader.take("}"):
-        if found:
+        if arguments:
             reader.expect(",", "a value of a dict")
             reader.skip_space()
         if not reader.starts('"') and not reader.starts("'"):
@@ -158,8 +158,8 @@ def _dict(reader: Reader, depth: int) -> dict[str, Any]:
         key = _text(reader)
         reader.skip_space()
         reader.expect(":", "a key")
-        if key in found:
+        if key in arguments:
             raise BadCall(f"the key {quoted(key)} stands twice")
-        found[key] = _value(reader, depth + 1)
+        arguments[key] = _value(reader, depth + 1)
         reader.skip_space()
-    return found
+    return arguments

@@ -3,6 +3,9 @@
 An environment is a class, made once for each sample as `Class(row, seed, **options)`, whose `reply(messages)` answers
 the model's last turn; or a function `reply(messages, row, seed, **options)`. Either may be async. `messages` is the
 conversation so far, the row's prompt first; `seed` is a whole number drawn from (seed, step, sample).
+
+A class may have a method `cut()`, called when `max_turns`, a turn's length or the context ends a conversation. It
+returns a last `Reply(done=True)`, whose reward is added to that of the last turn.
 """
 
 import json

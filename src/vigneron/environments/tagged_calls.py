@@ -111,10 +111,10 @@ def _gemma(raw: str, begin: str, end: str, quote: str) -> ParsedTurn:
 
 def _object(reader: Reader, quote: str, depth: int) -> dict[str, Any]:
     """Behind its brace."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     reader.skip_space()
     if reader.take("}"):
-        return found
+        return values
     while True:
         reader.skip_space()
         if reader.take(quote):
@@ -122,12 +122,12 @@ def _object(reader: Reader, quote: str, depth: int) -> dict[str, Any]:
             reader.expect(":", "a key")
         else:
             key = reader.until(":", "a key").strip()
-        if not key or key in found:
+        if not key or key in values:
             raise BadCall(f"the key {quoted(key)} stands twice" if key else "a value without a key")
-        found[key] = _value(reader, quote, depth)
+        values[key] = _value(reader, quote, depth)
         reader.skip_space()
         if reader.take("}"):
-            return found
+            return values
         reader.expect(",", f"the value of {quoted(key)}")
 
 
@@ -148,15 +148,15 @@ def _value(reader: Reader, quote: str, depth: int) -> Any:
 
 
 def _list(reader: Reader, quote: str, depth: int) -> list[Any]:
-    found: list[Any] = []
+    values: list[Any] = []
     reader.skip_space()
     if reader.take("]"):
-        return found
+        return values
     while True:
-        found.append(_value(reader, quote, depth + 1))
+        values.append(_value(reader, quote, depth + 1))
         reader.skip_space()
         if reader.take("]"):
-            return found
+            return values
         reader.expect(",", "a value of a list")
 
 

@@ -118,8 +118,8 @@ def _from_text(text: str, schema: Schema, key: str) -> Any:
 
 def _kinds(schema: Schema) -> set[str]:
     """The types that a schema allows; none if it allows every one."""
-    found = schema.get("type")
-    kinds = {found} if isinstance(found, str) else set(found or ())
+    given = schema.get("type")
+    kinds = {given} if isinstance(given, str) else set(given or ())
     for choice in schema.get("anyOf", ()):
         kinds |= _kinds(choice)
     return kinds | {"null"} if kinds and schema.get("nullable") else kinds

@@ -14,8 +14,8 @@ Each sample runs the package's own rollout, with a client that waits for Vignero
 So what an environment does in `setup_state`, `env_response`, its stop conditions, cleanup and rubric happens as it does
 there. The package has no seeds: what an environment draws at random is not repeated by a resumed run.
 
-The rubric scores a conversation when the environment ends it. One that `environment.max_turns` or a turn's length cuts
-earns 0: allow as many turns as the environment does.
+The rubric scores a conversation at its end, as the package does: also one that `environment.max_turns`, a turn's length
+or the context cuts, which the environment sees as a prompt that is too long.
 """
 
 import argparse
@@ -91,6 +91,16 @@ class VerifiersEnvironment:
         turn = asyncio.run_coroutine_threadsafe(self._turn(messages), event_loop())
         return await asyncio.wrap_future(turn)
 
+    async def cut(self) -> Reply:
+        """The rubric's score of what is there."""
+        self.close()
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end(), event_loop()))
+        return self._result()
+
+    async def _end(self) -> None:
+        assert self.rollout is not None
+        await asyncio.wait({self.rollout})
+
     def close(self) -> None:
         """End a rollout that was cut, as for a prompt that is too long: the environment cleans up."""
         _cut(self.client)
@@ -103,8 +113,8 @@ class VerifiersEnvironment:
             self.rollout.add_done_callback(_running.discard)
             await self._question(messages[:-1])
         self.client.answers.put_nowait(messages[-1])
-        asked = await self._question(messages)
-        return self._result() if asked is None else Reply([_message(message) for message in asked])
+        new = await self._question(messages)
+        return self._result() if new is None else Reply([_message(message) for message in new])
 
     async def _question(self, before: Sequence[Message]) -> list[Any] | None:
         """The messages that the model is to answer, without those before. None: the rollout is over."""
@@ -114,12 +124,12 @@ class VerifiersEnvironment:
         if not question.done():
             question.cancel()
             return None
-        asked = question.result()
-        if list(map(_said, asked[: len(before)])) != list(map(_said, before)):
+        prompt = question.result()
+        if list(map(_role_and_text, prompt[: len(before)])) != list(map(_role_and_text, before)):
             self.close()
             name = _name(self.environment)
             raise ValueError(f"{name} changes earlier messages, so it would not score what was sampled")
-        return asked[len(before) :]
+        return prompt[len(before) :]
 
     def _result(self) -> Reply:
         assert self.rollout is not None
@@ -160,7 +170,7 @@ def _format(environment: Any, name: str | None) -> CallFormat | None:
     return None if name is None else formats[name]
 
 
-def _said(message: Any) -> tuple[str, str]:
+def _role_and_text(message: Any) -> tuple[str, str]:
     content = message.get("content")
     return message["role"], _text(content) if isinstance(content, list) else content or ""
 
@@ -172,7 +182,7 @@ def _text(parts: Sequence[Any]) -> str:
 
 
 def _message(message: Any) -> dict[str, Any]:
-    role, content = _said(message)
+    role, content = _role_and_text(message)
     call = {"tool_call_id": message["tool_call_id"]} if role == "tool" else {}
     return {"role": role, "content": content, **call}
 

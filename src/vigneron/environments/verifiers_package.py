@@ -80,9 +80,9 @@ def client_class() -> type:
             answer = await self.answers.get()
             if answer is None:
                 raise OverlongPromptError("the conversation was cut")
-            said = from_raw_message(dict(answer)).model_dump(exclude_none=True)
-            reason = "tool_calls" if said.get("tool_calls") else "stop"
-            message = ResponseMessage(**said, finish_reason=reason, is_truncated=False)
+            fields = from_raw_message(dict(answer)).model_dump(exclude_none=True)
+            reason = "tool_calls" if fields.get("tool_calls") else "stop"
+            message = ResponseMessage(**fields, finish_reason=reason, is_truncated=False)
             return Response(id="", created=0, model=model, message=message)
 
         async def _unused(self, *_: Any) -> None: ...
@@ -95,12 +95,12 @@ def client_class() -> type:
 
 def rubrics_of(environment: Any) -> list[Any]:
     """The rubrics of an environment, those of groups too."""
-    found, rubrics = list[Any](), [environment.rubric]
+    every, rubrics = list[Any](), [environment.rubric]
     for rubric in rubrics:
-        found.append(rubric)
+        every.append(rubric)
         rubrics += getattr(rubric, "rubrics", [])
         rubrics += [inner.rubric for inner in getattr(rubric, "env_map", {}).values()]
-    return found
+    return every
 
 
 def _watched(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:

@@ -1,4 +1,4 @@
-"""Conversations of the policy with environments: what was said, by whom, and what it earned.
+"""Conversations of the policy with environments: messages, tokens and rewards.
 
 The policy's turns are sampled by the engine, which reads the replies into the cache that it has. Nothing is tokenized
 twice: a turn stays as it was sampled, and a reply is written by the chat template between two turns.
@@ -58,7 +58,7 @@ class Transcript:
     """Of each turn."""
     logs: list[dict[str, Any]] = field(default_factory=list)
     cut: Literal["length", "context", "turns"] | None = None
-    """Why it ended before the environment said so: a turn that was cut, no more room, or no more turns."""
+    """Why it ended before the environment ended it: a turn that was cut, no more room, or no more turns."""
     error: str | None = None
 
 
@@ -84,6 +84,7 @@ class Conversations:
             for row, seed, transcript in zip(rows, seeds, self.transcripts, strict=True)
         ]
         self._pending: dict[int, tuple[Turn, Call | None]] = {}
+        self._cut_calls: dict[int, Call] = {}
 
     def _make(self, row: Row, seed: int, transcript: Transcript) -> Environment | None:
         try:
@@ -117,7 +118,28 @@ class Conversations:
         return [*self._rows[sample]["prompt"], *self.transcripts[sample].messages]
 
     def take(self, samples: Sequence[int]) -> list[tuple[int, ...]]:
-        return [self._continued(sample) for sample in samples]
+        ids = [self._continued(sample) for sample in samples]
+        for number, call in self._cut_calls.items():
+            self._add_last_reward(self.transcripts[number], call)
+        self._cut_calls = {}
+        return ids
+
+    def _cut(self, sample: int, why: Literal["length", "context", "turns"]) -> tuple[int, ...]:
+        """End a conversation that its environment has not ended, which may score what is there."""
+        self.transcripts[sample].cut = why
+        cut = getattr(self._instances[sample], "cut", None)
+        if cut is not None:
+            self._cut_calls[sample] = self._calls.start(cut)
+        return ()
+
+    def _add_last_reward(self, transcript: Transcript, call: Call) -> None:
+        try:
+            reply = checked_reply(call.result())
+        except (CallFailed, BadReply) as error:
+            transcript.error = str(error)
+            return
+        transcript.rewards[-1] += reply.reward or 0.0
+        transcript.logs[-1] |= dict(reply.log)
 
     def _continued(self, sample: int) -> tuple[int, ...]:
         """The tokens that the sample reads next; none if its conversation is over."""
@@ -132,17 +154,16 @@ class Conversations:
             return ()
         transcript.rewards.append(reply.reward or 0.0)
         transcript.logs.append(dict(reply.log))
+        if reply.done:
+            transcript.cut = None if turn.ended else "length"
+            return ()
         if not turn.ended:
-            transcript.cut = "length"
-        if reply.done or not turn.ended:
-            return ()
+            return self._cut(sample, "length")
         if len(transcript.spans) == self._options.max_turns:
-            transcript.cut = "turns"
-            return ()
+            return self._cut(sample, "turns")
         messages, ids = self._written(transcript, reply, sample, turn.ids[-1])
         if transcript.spans[-1][1] + len(ids) >= self._rooms[sample]:
-            transcript.cut = "context"
-            return ()
+            return self._cut(sample, "context")
         transcript.messages += messages
         return ids
 

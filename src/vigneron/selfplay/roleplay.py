@@ -58,8 +58,8 @@ def play_all(model: Judge, games: Sequence[ScriptedGame], temperature: float = 0
         turns: dict[int, dict[str, str]] = {}
         for cut in (False, True):
             own = [(one, role) for one, role in places if (role != one.game.trained) is cut]
-            asked = [tuple((m["role"], message_text(m)) for m in one.talks[role]) for one, role in own]
-            replies = model.complete(asked, TextRequest(temperature, sample, cut)) if asked else []
+            prompts = [tuple((m["role"], message_text(m)) for m in one.talks[role]) for one, role in own]
+            replies = model.complete(prompts, TextRequest(temperature, sample, cut)) if prompts else []
             for (one, role), reply in zip(own, replies, strict=True):
                 if isinstance(reply, Failure) or not reply.strip():
                     one.failure = reply if isinstance(reply, Failure) else Failure("replied with nothing")
