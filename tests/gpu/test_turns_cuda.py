@@ -7,6 +7,7 @@ from support.scripted_turns import Scripted, check
 from support.tiny_models import byte_tokenizer, tiny_model
 from vigneron.core.draws import Sampling
 from vigneron.policy.load import make_policy
+from vigneron.rollout.engine import reply_chunks
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.sample import sample, sampler_of
 
@@ -16,7 +17,11 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 @pytest.mark.parametrize("kind", ["llama", "qwen", "mistral"])
 @pytest.mark.parametrize("patience", [0, 16])
 @pytest.mark.parametrize("rows", [8, 40, 160])
-def test_every_turn_is_what_a_plain_model_draws(kind: str, patience: int, rows: int) -> None:
+@pytest.mark.parametrize("chunks_from", [1, 8], ids=["most replies in chunks", "few"])
+def test_every_turn_is_what_a_plain_model_draws(
+    kind: str, patience: int, rows: int, chunks_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_chunks, "READ_FROM", chunks_from)
     policy = make_policy(tiny_model(kind).eval(), byte_tokenizer(), device=torch.device("cuda"))
     policy.model.to("cuda")
     policy.eos_ids = frozenset(range(0, 256, 9))
@@ -30,6 +35,7 @@ def test_every_turn_is_what_a_plain_model_draws(kind: str, patience: int, rows: 
     options = {"max_new_tokens": 12, "max_tokens": 50, "sampling": Sampling(), "seed": 3, "step": 2}
     done = sample(policy, prompts, replies=script, **options)
     check(policy, prompts, done, script, Sampling(), tolerance=2e-3)
+    assert engine.reads_chunks
     again = Scripted(lengths, 50, patience)
     same = sample(policy, prompts, replies=again, **options)
     assert again.turns == script.turns

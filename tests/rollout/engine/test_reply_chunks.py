@@ -26,8 +26,10 @@ def test_replies_are_read_in_chunks_where_that_saves_steps() -> None:
 
 
 @pytest.mark.parametrize("local", [None, LocalAttention(4), LocalAttention(3, chunked=True)])
-@pytest.mark.parametrize("modifiers", [{}, {"softcap": 2.0}])
-def test_a_chunk_behind_a_shared_prompt(local: LocalAttention | None, modifiers: dict[str, float]) -> None:
+@pytest.mark.parametrize(("modifiers", "scores"), [({}, 2**28), ({"softcap": 2.0}, 1)], ids=["plain", "capped, by row"])
+def test_a_chunk_behind_a_shared_prompt(
+    local: LocalAttention | None, modifiers: dict[str, float], scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of 2 and 4 own tokens behind prompts of 5 and 3: each new token is what one query over all of its own
     sequence's keys gives."""
     torch.manual_seed(0)
@@ -45,6 +47,7 @@ def test_a_chunk_behind_a_shared_prompt(local: LocalAttention | None, modifiers:
     chunk = Chunk(*(torch.tensor(each) for each in (rows, first, lengths)), max(owns), width)
     chunk = chunk._replace(prompt_N=torch.tensor(prompts), start_N=torch.tensor(starts))
     extra = AttentionModifiers(local, **modifiers)
+    monkeypatch.setattr(cached_attention, "SCORE_BYTES", scores)
     out = attend_to_chunk(query, *new, tuple(cache), tuple(prompt_cache), chunk, scale, extra)
     for n, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
         for i in range(lengths[n]):

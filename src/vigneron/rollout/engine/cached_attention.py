@@ -22,7 +22,8 @@ from vigneron.rollout.engine.decode_tiles import Slots, Tiles, choose_tiles, sha
 
 NAME = "vigneron_cached"
 
-# Bytes of scores that a prefill with a cap or sinks, or a chunk, keeps in memory, unless a single row needs more.
+# Bytes of scores that a prefill with a cap or sinks keeps in memory, unless a single row needs more; of a chunk also
+# bytes of the keys and values that are copied.
 SCORE_BYTES = 2**28
 
 
@@ -76,7 +77,7 @@ class Chunk(NamedTuple):
         return self.first_N[:, None] + torch.minimum(at_S, self.length_N[:, None] - 1)
 
     def part(self, rows: slice) -> "Chunk":
-        return Chunk(*(each[rows] if isinstance(each, Tensor) else each for each in self))
+        return Chunk._make(each[rows] if isinstance(each, Tensor) else each for each in self)
 
 
 def cached_attention(
@@ -157,7 +158,7 @@ def attend_to_prompt(query: Tensor, key: Tensor, value: Tensor, scale: float, mo
     count, heads, width, _ = query.shape
     before = key.shape[2] - width
     allowed = _prompt_mask(modifiers.local, before, width, query.device)
-    size = count if modifiers.plain else _rows_of_scores(heads, width, key.shape[2])
+    size = count if modifiers.plain else max(1, SCORE_BYTES // (4 * heads * width * key.shape[2]))
     parts = [
         _attend(query[i : i + size], key[i : i + size], value[i : i + size], allowed, scale, modifiers)
         for i in range(0, count, size)
@@ -176,11 +177,6 @@ def _attend(
     return scaled_dot_product_attention(
         query, key, value, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=shares
     )
-
-
-def _rows_of_scores(heads: int, width: int, keys: int) -> int:
-    """Rows whose scores are kept in memory at a time."""
-    return max(1, SCORE_BYTES // (4 * heads * width * keys))
 
 
 def _prompt_mask(local: Any, before: int, width: int, device: torch.device) -> Tensor | None:
@@ -210,7 +206,8 @@ def attend_to_chunk(
     count, heads, width, _ = query_NHSD.shape
     end = chunk.past + width
     prompt_slots = 0 if prompt_cache is None else prompt_cache[0].shape[2]
-    size = _rows_of_scores(heads, width, prompt_slots + end)
+    copied = sum(part[0, :, 0].numel() * part.itemsize for part in cache)  # bytes of a slot
+    size = max(1, SCORE_BYTES // ((prompt_slots + end) * max(4 * heads * width, copied)))
     outs = []
     for i in range(0, count, size):
         rows = chunk.part(slice(i, i + size))

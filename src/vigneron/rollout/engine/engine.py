@@ -22,8 +22,9 @@ from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.decode_tiles import Slots
 from vigneron.rollout.engine.inference_model import InferenceModel
 from vigneron.rollout.engine.key_value_cache import KeyValueCache, Room
+from vigneron.rollout.engine.prompt_groups import prompt_groups
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
-from vigneron.rollout.engine.schedule import Schedule, prompt_groups
+from vigneron.rollout.engine.schedule import Schedule
 from vigneron.rollout.engine.stop_strings import stop_strings
 from vigneron.timing import phase
 

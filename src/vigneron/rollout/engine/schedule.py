@@ -2,7 +2,6 @@
 when no group is waiting. A sample that waits for a reply keeps its row's cache, behind the rows that are decoded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,6 +11,7 @@ from vigneron.batch import to_device
 from vigneron.core.draws import Sampling, draw_keys
 from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.key_value_cache import Room
+from vigneron.rollout.engine.prompt_groups import Group, groups_of
 from vigneron.rollout.engine.reply_chunks import reply_chunks
 from vigneron.rollout.engine.request import Completions, Request, Turn
 from vigneron.rollout.engine.stop_strings import StopStrings
@@ -19,14 +19,6 @@ from vigneron.timing import phase
 
 # Decode steps between checks of which rows have ended.
 CHECK_EVERY = {"cuda": 8, "mps": 8, "cpu": 1}
-
-
-@dataclass(frozen=True)
-class Group:
-    """Samples of one prompt that are admitted together."""
-
-    prompt: tuple[int, ...]
-    samples: tuple[int, ...]
 
 
 class Decoder(Protocol):
@@ -59,7 +51,7 @@ class Schedule:
     ) -> None:
         self.engine, self.request, self.done, self.stops = engine, request, done, stops
         # A stack with the longest prompt on top: prompts of similar length are prefilled together.
-        self.waiting = sorted(_groups(request.prompt_ids, room.rows), key=lambda group: len(group.prompt))
+        self.waiting = sorted(groups_of(request.prompt_ids, room.rows), key=lambda group: len(group.prompt))
         self.capacity = engine.rows_for(room.rows)
         self.size = self.capacity  # the first rows are decoded; behind them samples wait for replies
         self.state, self.device = engine.state, engine.device
@@ -319,19 +311,3 @@ class Schedule:
                 self.users[place] -= 1
                 if not self.users[place]:
                     self.unused.append(place)
-
-
-def prompt_groups(prompt_ids: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """The tokens of the prompt and the samples of each group."""
-    return [(len(group.prompt), len(group.samples)) for group in _groups(prompt_ids, len(prompt_ids))]
-
-
-def _groups(prompt_ids: Sequence[Sequence[int]], largest: int) -> list[Group]:
-    """Groups of consecutive equal prompts, at most `largest` samples each."""
-    groups: list[Group] = []
-    for i, ids in enumerate(prompt_ids):
-        if groups and groups[-1].prompt == tuple(ids) and len(groups[-1].samples) < largest:
-            groups[-1] = Group(groups[-1].prompt, (*groups[-1].samples, i))
-        else:
-            groups.append(Group(tuple(ids), (i,)))
-    return groups
