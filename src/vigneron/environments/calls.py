@@ -57,15 +57,15 @@ class Calls:
         self._concurrency, self._timeout_s = concurrency, timeout_s
         self._threads = environment_threads(concurrency)
         self._free = asyncio.Semaphore(concurrency)
-        self._awaiting = 0
+        self._awaited: set[Future[Any]] = set()
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> Call:
         if inspect.iscoroutinefunction(function):
             # A call may have to wait for those before it, and one that blocks the event loop is late too.
-            deadline = time.monotonic() + (1 + self._awaiting // self._concurrency) * self._timeout_s
-            self._awaiting += 1
+            deadline = time.monotonic() + (1 + len(self._awaited) // self._concurrency) * self._timeout_s
             future = asyncio.run_coroutine_threadsafe(self._in_turn(function, *arguments), event_loop())
-            future.add_done_callback(self._one_less)
+            self._awaited.add(future)
+            future.add_done_callback(self._awaited.discard)
             return Call(future, partial(_wait_until, future, deadline), self._timeout_s)
         try:
             call = self._threads.submit(lambda: self._called(function, *arguments), self._timeout_s)
@@ -74,9 +74,6 @@ class Calls:
             refused: Future[Any] = Future()
             refused.set_exception(CallFailed(f"was not called: {error}"))
             return Call(refused, refused.exception, self._timeout_s)
-
-    def _one_less(self, _: "Future[Any]") -> None:
-        self._awaiting -= 1
 
     async def _in_turn(self, function: Callable[..., Any], *arguments: Any) -> Any:
         async with self._free:
