@@ -53,6 +53,23 @@ def test_own_data_and_reward(here: Path, roomy_folder: Path) -> None:
     assert "after" in done(talk, stdin="The capital of Egypt is\n").out
 
 
+def test_the_readme(here: Path, roomy_folder: Path) -> None:
+    guide = read_guide("../README.md", "Train on your data")
+    assert list(guide.files) == ["rewards.py", "train.jsonl", "mine.yaml"]
+    guide.write(here)
+    (here / "held_out.jsonl").write_text('{"prompt": "A good name for a dog is"}\n')
+    model = f"model.name={roomy_folder}"
+    validate, train, resume, talk, evaluate, export, *_ = guide.commands
+    assert train[-1] == "steps=200"
+    done(validate, model)
+    done(train, *SAMPLED, model)
+    done(resume, "steps=2")
+    assert last_metrics("mine")["step"] == 2
+    done(talk, stdin="A good name for a bird is\n")
+    done(evaluate)
+    done(export)
+
+
 def test_a_rubric_with_a_judge(here: Path, roomy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guide = read_guide("start/rubric.md")
     assert list(guide.files) == ["questions.jsonl", "rubric.yaml", "answers.jsonl", "explain.yaml"]

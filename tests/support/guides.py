@@ -24,9 +24,10 @@ class Guide:
             (folder / name).write_text(text, encoding="utf-8")
 
 
-def read_guide(path: str, end: str = "\n## ") -> Guide:
-    """Of a page in docs/, up to its second heading."""
-    page = (DOCS / path).read_text(encoding="utf-8").partition(end)[0]
+def read_guide(path: str, section: str | None = None) -> Guide:
+    """Of a page in docs/, up to its second heading; or of one of its sections."""
+    page = (DOCS / path).read_text(encoding="utf-8")
+    page = (page if section is None else page.partition(f"\n## {section}\n")[2]).partition("\n## ")[0]
     files = {name: fenced or textwrap.dedent(indented) for name, fenced, indented in FILE.findall(page)}
     lines = re.findall(r"^    vigneron (.+)$", page, flags=re.M)
     return Guide(files, [shlex.split(line, comments=True) for line in lines])
