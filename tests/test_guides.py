@@ -12,12 +12,12 @@ from support.command_line import Answer, vigneron
 from support.guides import read_guide
 from support.real_templates import policy_of, smollm2, template
 from support.servers import Seen, Sent, chat, serving, verdict
+from vigneron.labels.training_recipe import recipe_file, recipe_text, training_command
 from vigneron.run_store.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
-SMALL = ["steps=1", "model.device=cpu"]
-SAMPLED = [*SMALL, "prompts_per_step=2", "group_size=2", "max_new_tokens=4", "eval_every=1"]
+SAMPLED = ["steps=1", "model.device=cpu", "prompts_per_step=2", "group_size=2", "max_new_tokens=4", "eval_every=1"]
 
 
 @pytest.fixture
@@ -121,19 +121,21 @@ def test_preference_labels_to_dpo(here: Path, roomy_folder: Path, monkeypatch: p
     """A judge in a Python function chooses in place of the person at the page."""
     monkeypatch.setenv("VIGNERON_CACHE", str(here / "cache"))
     guide = read_guide("start/labels.md")
-    assert list(guide.files) == ["questions.jsonl", "titles.yaml"]
+    assert list(guide.files) == ["questions.jsonl"]
     guide.write(here)
     (here / "rewards.py").write_text(LONGER)
-    label, validate, train, talk = guide.commands
-    model = label.index("smollm2-135m")
-    label = [*label[:model], str(roomy_folder), *label[model + 1 :]]
+    label, train, talk = guide.commands
+    label = [str(roomy_folder) if word == "smollm2-135m" else word for word in label]
     done(label, "--judge", "{kind: python, function: 'rewards:judge'}")
-    rows = [json.loads(line) for line in Path("pairs.jsonl").read_text().splitlines()]
+    pairs = Path("pairs.jsonl")
+    rows = [json.loads(line) for line in pairs.read_text().splitlines()]
     assert rows
     assert {"prompt", "chosen", "rejected"} <= set(rows[0])
-    done(validate, f"model.name={roomy_folder}")
-    done(train, *SMALL, f"model.name={roomy_folder}")
-    assert last_metrics("titles")["rewards/margins"] == 0  # the first step's policy is the reference
+    # What the page does when a person has labelled.
+    given = training_command(recipe_file(pairs, "pairs"), recipe_text(pairs, "pairs", str(roomy_folder)), len(rows))
+    assert given.split()[:3] == ["vigneron", "train", train[1]]
+    done(train, "steps=1", "model.device=cpu")
+    assert last_metrics("pairs-dpo")["rewards/margins"] == 0  # the first step's policy is the reference
     done(talk, stdin="Write a title.\n")
 
 
