@@ -45,15 +45,15 @@ soak: setup
 	$(BIN)/python -m benchmarks.fuzz
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs/hooks.py
+	$(BIN)/ruff format --check src tests benchmarks docs/hooks.py
 
 types: setup
 	$(BIN)/mypy
 
 format: setup
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks docs/hooks.py
+	$(BIN)/ruff format src tests benchmarks docs/hooks.py
 
 # The pages that are generated from the code.
 docs: setup

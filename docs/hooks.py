@@ -1,7 +1,7 @@
 """MkDocs hooks: the site's navigation is the list in docs/README.md, and pages outside docs/ are part of the site.
 
-The pages are written for a reader of the repository: links are relative paths of files. Here a link to a page becomes the link to
-its place in the site, one to another file a link to a copy of it, and one to a folder plain text.
+The pages are written for a reader of the repository: links are relative paths of files. Here a link to a page becomes
+the link to its place in the site, one to another file a link to a copy of it, and one to a folder plain text.
 """
 
 import json
