@@ -23,6 +23,7 @@ LONGEST = (
     "test_kills",
     "test_ranked_methods",
     "test_readme",
+    "test_guides",
     "test_resume",
     "test_transformers_serve",
     "test_view_browser",

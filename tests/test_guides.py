@@ -100,7 +100,9 @@ def test_lora(here: Path, roomy_folder: Path) -> None:
     validate, train, evaluate, talk, export = guide.commands
     done(validate, f"model.name={roomy_folder}")
     done(train, *SAMPLED, f"model.name={roomy_folder}")
-    assert any(Path("runs/lora/checkpoints/step-1").rglob("adapter_model.safetensors"))
+    saved = {file.name for file in Path("runs/lora/checkpoints/step-1").rglob("*")}
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= saved  # as PEFT names them
+    assert "model.safetensors" not in saved
     done(evaluate)
     done(talk, stdin="How many legs have two cats?\n")
     done(export)
