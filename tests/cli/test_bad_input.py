@@ -69,7 +69,8 @@ class TestRecipe:
             ("steps=ten", ("steps: should be a valid integer", "not 'ten'")),
             ("group_size=0", ("group_size: should be greater than 0", "not 0")),
             ("steps", ("'steps' is not of the form key=value",)),
-            ("steps=[1", ("steps=[1", "not valid YAML")),
+            ("steps=[1", ("steps: should be a valid integer", "'[1'")),
+            ("data.columns={a: }}", ("data.columns={a: }}", "not valid YAML")),
             ("data.task=antonym", ("data.task: unknown task 'antonym'", "did you mean 'antonyms'?")),
             ("data.template=Say {wrd}", ("data.template", "{wrd}", "'wrd'")),
             ("data.template=Say {}", ("data.template", "Say {}")),
@@ -214,7 +215,7 @@ class TestReward:
     [
         ("pass", ("returned None, not a list of numbers",)),
         ("return [1.0]", ("returned 1 values for 2 completions",)),
-        ("return ['good'] * len(prompts)", ("returned 'good' for row 1",)),
+        ("return ['good'] * len(prompts)", ("returned the text 'good' for row 1",)),
         ("return [float('nan')] * len(prompts)", ("a missing reward is None, not NaN",)),
         ("return [None] * len(prompts)", ("missing for all 2 samples",)),
         ("return 1 / 0", ("raised ZeroDivisionError",)),

@@ -9,7 +9,7 @@ import pytest
 from support.command_line import Answer, vigneron, write_recipe
 from vigneron.config import Config
 from vigneron.recipe import check_config
-from vigneron.training.setup.preflight import rate_notices
+from vigneron.training.setup.quick_checks import rate_notices
 
 REWARDS = """
 def right(prompts, completions, answer, **columns):

@@ -125,7 +125,12 @@ def test_a_secret_in_an_address_is_refused_and_not_repeated(
 REWARD = """
 import os
 
+calls = []
+
 def reward(prompts, completions, **columns):
+    calls.append(1)
+    if len(calls) <= 2:  # the trial before a run
+        return [0.0] * len(completions)
     raise RuntimeError("cannot ask http://me:{password}@host/?token={password} with " + os.environ["OPENAI_API_KEY"])
 """
 

@@ -1,4 +1,4 @@
-"""The sandbox and the rubric converters are imported only when a rubric uses them."""
+"""The sandbox and the rubric converters are imported only when a rubric uses them, torch only when a model is needed."""
 
 import subprocess
 import sys
@@ -23,4 +23,11 @@ def test_a_python_reward_imports_no_grader_and_no_converter(tmp_path: Path) -> N
     (tmp_path / "own.py").write_text("def length(completions, **columns):\n    return [len(c) for c in completions]\n")
     command = [sys.executable, "-c", PYTHON_REWARD + PRINT_LOADED]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("[]\n", "")
+
+
+def test_the_first_part_of_validate_imports_neither_torch_nor_transformers() -> None:
+    loaded = "import sys; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    command = [sys.executable, "-c", f"import vigneron.commands.validate_data; {loaded}"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (run.stdout, run.stderr) == ("[]\n", "")

@@ -11,6 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from support import real_templates
 from support.talking import talking_folder, talking_model
+from vigneron.data.pairs import read_pairs
 from vigneron.methods import build_method
 from vigneron.policy.load import make_policy
 from vigneron.policy.model import Policy
@@ -18,7 +19,7 @@ from vigneron.policy.reference import Reference
 from vigneron.policy.reward_model import load_reward_model, scores_in_parts
 from vigneron.recipe import check_config
 from vigneron.rewards.model import ModelReward
-from vigneron.rollout.pairs import OrderedPairs, Pairs, read_pairs
+from vigneron.rollout.pairs import OrderedPairs, Pairs
 from vigneron.training.output import samples_of
 from vigneron.training.parts import Parts
 

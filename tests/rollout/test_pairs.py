@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from support.small_batch import make_batch
 from support.tiny_models import tiny_policy
+from vigneron.data.pairs import read_pairs
 from vigneron.errors import UserError
 from vigneron.policy.microbatches import bundles, microbatches
 from vigneron.recipe import check_config
-from vigneron.rollout.pairs import OrderedPairs, Pairs, paired_up, read_pairs, sequences_of
+from vigneron.rollout.pairs import OrderedPairs, Pairs, paired_up, sequences_of
 from vigneron.run_data.load import load_data
 
 USER, GOOD, BAD = (

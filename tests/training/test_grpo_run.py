@@ -91,12 +91,10 @@ def test_a_step_that_teaches_nothing_is_counted_and_explained_once(tmp_path: Pat
         steps=3,
         method={"name": "grpo", "kl": {"coefficient": 0.0}},
     )
-    idle, about_zero = ear.notices
-    assert "clip_epsilon has no effect" in idle
-    assert "loss/policy is about 0" in about_zero
+    assert ear.notices == []
     train(run, ear)
     run.close()
-    (explained,) = ear.notices[2:]
+    (explained,) = ear.notices
     assert "in no group of this step do two rewards differ" in explained
     for record in run.folder.metrics():
         assert record["frac_reward_zero_std"] == 1.0
@@ -114,6 +112,5 @@ def test_groups_that_differ_are_not_counted_as_alike(tmp_path: Path, tiny_folder
     assert record["frac_reward_zero_std"] == pytest.approx(0.5)
     assert record["reward_missing"] == 5
     assert record["grad_norm/actor"] > 0
-    *_, missing = ear.notices
-    assert len(ear.notices) == 3, "those of the start, and of what is missing"
+    (missing,) = ear.notices
     assert missing.startswith("5 samples of a step without a reward")

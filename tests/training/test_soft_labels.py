@@ -15,12 +15,13 @@ from support.tiny_models import tiny_policy
 from vigneron.api import train
 from vigneron.config import Config
 from vigneron.core.losses import bradley_terry, dpo
+from vigneron.data.pairs import read_pairs
 from vigneron.errors import UserError
 from vigneron.methods.dpo import soft, turned
 from vigneron.methods.preference_model import hp
 from vigneron.methods.terms import pair_term, sides
 from vigneron.recipe import check_config
-from vigneron.rollout.pairs import OrderedPairs, Pairs, read_pairs, soft_labels
+from vigneron.rollout.pairs import OrderedPairs, Pairs, soft_labels
 from vigneron.run_store.folder import RunFolder
 from vigneron.training.update import Term
 

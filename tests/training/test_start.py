@@ -32,6 +32,7 @@ QUICK: dict[str, Any] = {
 }
 STAGES = [
     "read the data",
+    "check the recipe",
     "load the model",
     "copy the reference",
     "prepare the model",

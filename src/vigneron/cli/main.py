@@ -184,10 +184,15 @@ def validate(
         raise UserError("--samples has no effect without --probe")
     config = load_config(file, overrides or [])
     check_rubric_code([config], allow_code)
+    from vigneron.commands.validate_data import validate_data
+
+    data, notes = validate_data(config)
+    for line in notes:
+        typer.echo(line)
     with importing():
         from vigneron.commands.validate import validation_lines
 
-    for line in validation_lines(config, file, (samples or 256) if probe else 0):
+    for line in validation_lines(config, data, file, (samples or 256) if probe else 0):
         typer.echo(line)
 
 

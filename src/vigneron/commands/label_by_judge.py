@@ -8,6 +8,7 @@ from rich.console import Console
 
 from vigneron.commands.judging import check_out, note_missing, open_judge, reads_hint, write_rows
 from vigneron.commands.label import LabelOptions, from_source, next_step
+from vigneron.data.pairs import read_pairs
 from vigneron.data.prompts import Row, prompt_text
 from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
@@ -16,7 +17,6 @@ from vigneron.labels.items import Comparison, make_comparisons
 from vigneron.labels.live_sampling import rows_of, sample_groups
 from vigneron.report.terminal import say
 from vigneron.rewards.checkers import NEEDS, check_texts, load_checker
-from vigneron.rollout.pairs import read_pairs
 from vigneron.rubric.principles import Principle, read_principles
 from vigneron.run_store.folder import RunFolder
 

@@ -9,12 +9,12 @@ from rich.text import Text
 
 from vigneron.commands.judging import open_judge
 from vigneron.commands.rubric_try import plain
+from vigneron.data.pairs import PREFERRED, read_pairs
 from vigneron.data.sources import read_rows
 from vigneron.errors import UserError
 from vigneron.files import check_new_file, write_for_user
 from vigneron.labels.items import digest
 from vigneron.report.terminal import say
-from vigneron.rollout.pairs import PREFERRED, read_pairs
 from vigneron.rubric.infer import Tested, as_principles, merged, propose, score_principles
 from vigneron.rubric.principles import principles_text
 

@@ -1,4 +1,5 @@
-"""`vigneron validate`: check a recipe and its data without loading a model, unless it is to be probed."""
+"""`vigneron validate`, after `validate_data`: check a recipe's model and what it makes of the data, without loading
+weights, unless the model is to be probed."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -20,29 +21,29 @@ from vigneron.policy.reward_model import check_reward_model
 from vigneron.policy.stored import check_weight_files
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
-from vigneron.run_data.load import load_data
+from vigneron.run_data.load import Data
 from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import count_cached
 from vigneron.trackers.tracking import check_trackers
 from vigneron.training.setup.machine_checks import check_compile, check_machine, machine_notices
 from vigneron.training.setup.parent import check_parent
-from vigneron.training.setup.preflight import preflight
+from vigneron.training.setup.preflight import model_checks
 from vigneron.training.setup.rendered_rows import shown_rows
 from vigneron.training.setup.resolve import check_held_out, newest_weights, resolved
 
 
-def validation_lines(config: Config, name: str, probe_samples: int = 0) -> Iterator[str]:
-    """The lines to print; the first thing that is wrong is raised as a UserError. `probe_samples`: how many samples to
-    draw from the model, which is then loaded. What this machine lacks comes last: the recipe may be another one's."""
+def validation_lines(config: Config, data: Data, name: str, probe_samples: int = 0) -> Iterator[str]:
+    """The lines to print, after those of `validate_data`; the first thing that is wrong is raised as a UserError.
+    `probe_samples`: how many samples to draw from the model, which is then loaded. What this machine lacks comes last:
+    the recipe may be another one's."""
     check_trackers(config.trackers)
-    data = load_data(config)
     given, config = config, resolved(config)
     check_held_out(config, data)
-    found = preflight(config, data)
+    found = model_checks(config, data)
     check_parent(config)
     build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
     weights = check_weight_files(config.model.name, allow_pickle=config.model.allow_pickle)
-    for text in (*data.notices, *found.notices, *([] if weights is None else [weights]), *machine_notices(config)):
+    for text in (*found.notices, *([] if weights is None else [weights]), *machine_notices(config)):
         yield f"note: {visible(text)}"
     if config.parent is not None:
         cached, to_ask = count_cached(config, data)

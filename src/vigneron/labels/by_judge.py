@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vigneron.data.pairs import PREFERRED
 from vigneron.data.prompts import Row, conversation_text, prompt_text
 from vigneron.labels.items import Comparison
 from vigneron.labels.revisions import drawn
-from vigneron.rollout.pairs import PREFERRED
 from vigneron.rubric.comparing import Compared, compare
 from vigneron.rubric.principles import Principle
 from vigneron.sources.judges import Judge

@@ -56,7 +56,7 @@ def _in_file_order(prompt: Any, completions: Sequence[Any], tools: Any) -> list[
 def _with_prompts(rows: list[Row], path: Path) -> list[Row]:
     """In TRL's pairs the prompt may be implicit: the common prefix of both texts."""
     if all(row.get("chosen") and row.get("rejected") and row.get("prompt") in (None, "", []) for row in rows):
-        from vigneron.rollout.pairs import read_pairs
+        from vigneron.data.pairs import read_pairs
 
         return read_pairs(rows, f"'{path}'")[0]
     return rows

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json
 from vigneron.policy.assistant_spans import (
@@ -69,6 +67,8 @@ def add_chat_tokens(model: Any, tokenizer: Any) -> None:
         model.resize_token_embeddings(max(new) + 1, mean_resizing=False)
     head = model.get_output_embeddings()
     rows = [model.get_input_embeddings().weight, head.weight, getattr(head, "bias", None)]
+    import torch  # reading data imports this module, and does not need torch
+
     with torch.no_grad():
         for weight in {id(each): each for each in rows if each is not None}.values():
             weight[new] = weight[:known].double().mean(0).to(weight.dtype)

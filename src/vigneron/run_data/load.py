@@ -10,11 +10,11 @@ from vigneron.config.values import template_columns
 from vigneron.data.first_pass import read_all
 from vigneron.data.held_out_prompts import HeldOutPrompts
 from vigneron.data.levels import rows_by_level
+from vigneron.data.pairs import read_pairs
 from vigneron.data.prompts import Row
 from vigneron.data.sources import SourceRows, SourceSpec, open_source
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError, did_you_mean
-from vigneron.rollout.pairs import read_pairs
 from vigneron.rubric.model import Rubric, needs_judge
 from vigneron.rubric.read import read_rubric
 from vigneron.rubric.rows import check_rubric_rows

@@ -6,12 +6,12 @@ from vigneron.config import Config, MethodOptions, SemanticRewardConfig
 from vigneron.data.dataset import ColumnReader, check_row
 from vigneron.data.first_pass import Reader
 from vigneron.data.formats import with_prompt_and_answer, without_demonstrations
+from vigneron.data.pairs import PairReader
 from vigneron.data.prompts import Row, as_messages, completion_text
 from vigneron.data.recorded import RecordedReader, score_of, without_record
 from vigneron.data.steps import LISTS, StepLabelReader, with_step_text
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError, nearest
-from vigneron.rollout.pairs import PairReader
 from vigneron.text import CLEANERS
 
 
