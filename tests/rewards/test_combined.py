@@ -105,8 +105,9 @@ def test_an_asynchronous_part_overlaps_and_a_failing_one_is_named() -> None:
     def fails(**_: Any) -> list[float]:
         raise ValueError("no")
 
-    with pytest.raises(RewardFailed, match=r"reward 'mine' raised ValueError: no"):
-        ApplyReward(CombinedReward([("mine", fails), ("letters", letters)], [1, 1], "sum"))(small_batch())
+    for name, shown in (("mine", "mine"), ("python", "fails")):
+        with pytest.raises(RewardFailed, match=rf"reward '{shown}' raised ValueError: no"):
+            ApplyReward(CombinedReward([(name, fails), ("letters", letters)], [1, 1], "sum"))(small_batch())
 
 
 def test_what_follows_the_delimiter() -> None:

@@ -1,4 +1,4 @@
-"""The sandbox and the rubric converters are imported only when a rubric uses them, torch only when a model is needed."""
+"""The sandbox and the rubric converters are imported only where a rubric uses them, torch only for a model."""
 
 import subprocess
 import sys

@@ -91,10 +91,11 @@ def test_a_step_that_teaches_nothing_is_counted_and_explained_once(tmp_path: Pat
         steps=3,
         method={"name": "grpo", "kl": {"coefficient": 0.0}},
     )
-    assert ear.notices == []
+    before = len(ear.notices)
+    assert not any("no effect" in text or "loss/policy" in text for text in ear.notices)
     train(run, ear)
     run.close()
-    (explained,) = ear.notices
+    (explained,) = ear.notices[before:]
     assert "in no group of this step do two rewards differ" in explained
     for record in run.folder.metrics():
         assert record["frac_reward_zero_std"] == 1.0
@@ -106,11 +107,12 @@ def test_groups_that_differ_are_not_counted_as_alike(tmp_path: Path, tiny_folder
     rewards = [1.0, 0.0, 0.0, 0.0, None, 1.0, 0.5, 1.0, None, None, 1.0, None, 0.5, 0.5, 0.5, None]
     ear = Ear()
     run = start(tmp_path, tiny_folder, lambda completions, **columns: rewards, ear, steps=1)
+    before = len(ear.notices)
     train(run, ear)
     run.close()
     (record,) = run.folder.metrics()
     assert record["frac_reward_zero_std"] == pytest.approx(0.5)
     assert record["reward_missing"] == 5
     assert record["grad_norm/actor"] > 0
-    (missing,) = ear.notices
+    (missing,) = ear.notices[before:]
     assert missing.startswith("5 samples of a step without a reward")

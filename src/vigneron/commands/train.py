@@ -94,6 +94,9 @@ def _report_if_finished(console: Console, is_main: bool) -> Iterator[None]:
             print_outcome(console, outcome_of(status_of(stopped.finished)))
             say(console, f"report  {write_report([stopped.finished])}")
         raise
+    except KeyboardInterrupt:
+        say(console, "stopped immediately: checkpoints that were saved before are kept")
+        raise
 
 
 def _print_next_steps(console: Console, trained: "Trained") -> None:

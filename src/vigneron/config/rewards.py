@@ -213,7 +213,7 @@ class PythonRewardConfig(RewardOptions):
 
     kind: Literal["python"]
     function: Annotated[str, AfterValidator(dotted_path)]
-    """Import path of the function."""
+    """Import path of the function. It is called on two rows before a run starts, and again with empty completions."""
 
     @property
     def may_be_win_rate(self) -> bool:

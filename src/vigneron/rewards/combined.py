@@ -78,14 +78,13 @@ class CombinedReward:
 
         def start(name: str, function: RewardFunction) -> Any:
             call = lambda: started(function(**arguments, log_extra=ignore, log_metric=ignore))  # noqa: E731
-            return named_errors(f"reward '{name}'", call)
+            return named_errors(_shown(name, function), call)
 
-        begun = [(name, start(name, function)) for name, function in self._parts]
+        begun = [(_shown(name, function), start(name, function)) for name, function in self._parts]
 
         def finish() -> list[tuple[float | None, ...]]:
             columns = []
-            for name, result in begun:
-                what = f"reward '{name}'"
+            for what, result in begun:
                 values = named_errors(what, result.result) if isinstance(result, Future) else result
                 columns.append(checked_rewards(what, values, count))
             return list(zip(*columns, strict=True))
@@ -133,6 +132,12 @@ class CombinedReward:
 
     def load(self, scalars: dict[str, Any]) -> None:
         self._hits = set(scalars.get("hits", ()))
+
+
+def _shown(name: str, function: RewardFunction) -> str:
+    """A part's name in errors: of a user's function its own."""
+    own = getattr(function, "__name__", name) if name.startswith("python") else name
+    return f"reward '{own}'"
 
 
 def _key(prompt: Any) -> str:

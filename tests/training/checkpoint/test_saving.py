@@ -115,10 +115,11 @@ def test_leftovers_are_swept(tmp_path: Path) -> None:
 
 
 def falling_after_two(completions: list[str], **columns: Any) -> list[float]:
-    """By what is asked: held-out rows say `name`. Their reward is best at the second evaluation."""
+    """By what is asked: held-out rows say `name`. Their reward is best at the second evaluation; the two calls before
+    the run come first."""
     if not str(columns["prompts"][0]).startswith("name"):
         return [float(len(text)) for text in completions]
-    value = [0.1, 0.5, 0.9, 0.3, 0.2, 0.9][len(EVALUATED)]
+    value = [0.0, 0.0, 0.1, 0.5, 0.9, 0.3, 0.2, 0.9][len(EVALUATED)]
     EVALUATED.append(value)
     return [value] * len(completions)
 
