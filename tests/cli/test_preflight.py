@@ -95,6 +95,24 @@ def test_a_column_that_only_the_held_out_data_lacks_and_a_bad_checker_are_found(
     assert "checker 'half' (preflight_rewards.py, line 23) returned 0.5; expected 1, 0 or None" in answer.err
 
 
+RUBRIC = """\
+categories:
+  words:
+    items:
+      - {name: own, description: d, flow: python, function: 'preflight_rewards:targets'}
+"""
+
+
+def test_the_function_of_a_rubric_s_item_is_called_if_code_is_allowed(checked: Any, tmp_path: Path) -> None:
+    (tmp_path / "rubric.yaml").write_text(RUBRIC)
+    reward = {"kind": "rubric", "file": "rubric.yaml"}
+    assert "Read it, then add --allow-code" in checked("", reward=reward).err
+    line = "words.own: function 'targets' (preflight_rewards.py, line 5) needs a column 'target'"
+    assert line in checked("", "--allow-code", reward=reward).err
+    (tmp_path / "rubric.yaml").write_text(RUBRIC.replace("targets", "right"))
+    assert checked("", "--allow-code", reward=reward).code == 0
+
+
 def test_sizes_that_do_not_fit_the_data_are_noted_before_training(checked: Any, tmp_path: Path) -> None:
     long = {"prompt": "c", "answer": "a long answer of many tokens"}
     (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "a", "answer": "b"}) + "\n" + json.dumps(long) + "\n")

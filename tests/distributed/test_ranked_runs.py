@@ -33,15 +33,18 @@ from pathlib import Path
 calls = 0
 asked = 0
 
+def is_trial(completions, columns):  # on two rows, before a run
+    return completions == columns.get("answer") or not any(completions)
+
 async def not_finite_once(completions, **columns):
     # Asynchronous: parts of a step are rewarded while others are sampled.
     global asked
-    asked += 1
+    asked += not is_trial(completions, columns)
     return [float("nan") if asked == 5 else sum(c in "aeiouAEIOU" for c in text) / 4 for text in completions]
 
 def vowels(completions, **columns):
     global calls
-    calls += 1
+    calls += not is_trial(completions, columns)
     launcher = os.getppid()
     if (wanted := Path("stop")).exists() and calls == int(wanted.read_text()):
         wanted.unlink()

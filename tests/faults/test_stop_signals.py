@@ -36,6 +36,8 @@ import time
 asked = 0
 def slow(completions, **columns):
     global asked
+    if len(completions) == 2:  # the trial before a run
+        return [0.0, 0.0]
     asked += 1
     print("reward asked,", asked, flush=True)
     time.sleep({seconds})

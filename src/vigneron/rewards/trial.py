@@ -1,25 +1,34 @@
 """Call a user's own reward and checker on a few rows before anything is loaded, so that a mistake shows in seconds.
 
-Only functions that the recipe names are called: no judge, no parent and no model is asked.
+Only functions that the recipe or its rubric names are called: no judge, no parent and no model is asked. Commands have
+refused a rubric with functions by now, unless code is allowed.
 """
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vigneron.config import Config, GameConfig, PythonRewardConfig
+from vigneron.config import Config, GameConfig, PythonRewardConfig, RubricRewardConfig
 from vigneron.config.custom import is_user_path
 from vigneron.data.prompts import Row, columns_of, completion_text
 from vigneron.errors import UserError, nearest
 from vigneron.rewards.user_reward import RewardFailed, checked_rewards, named_errors, started
+from vigneron.rubric.model import PythonItem, Rubric
+from vigneron.rubric.read import read_rubric
+from vigneron.rubric.rows import category_of
 from vigneron.user_code import python_function
 
 ROWS = 2
 """Rows of each part that functions are called on."""
 PLACEHOLDER = "A completion."
 """Stands for a model's text where a row has no answer."""
+LOGS: dict[str, Any] = {"log_extra": lambda name, values: None, "log_metric": lambda name, value: None}
+NOT_OF_ITEMS = (*LOGS, "completion_ids", "completion_truncated")
+"""What a reward gets and the function of a rubric's item does not."""
 EMPTY = "which stops the run as soon as the model writes nothing"
 
 
@@ -31,36 +40,66 @@ def try_user_functions(config: Config, train: Sequence[Row], held_out: Sequence[
     if config.rollout is not None or isinstance(config.environment, GameConfig) or config.method.trains != "policy":
         return []
     notices: dict[str, None] = {}
-    for key, what, path in user_functions(config):
-        function = python_function(path, key)
-        for rows, part in _scored_parts(config, train, held_out):
-            name = f"{what} '{getattr(function, '__name__', path)}'"
-            arguments = _arguments(config, rows)
-            _check_signature(f"{key}: {name}", function, arguments, part)
-            _call(name, function, arguments, rows, part)
+    for own in user_functions(config):
+        function = python_function(own.path, own.key)
+        name = f"{own.what} '{getattr(function, '__name__', own.path)}'"
+        for rows, part in _scored_parts(config, own, train, held_out):
+            given = {**_arguments(config, rows), **LOGS}
+            empty = _completions(config, rows, [""] * len(rows))
+            if own.rubric is not None:
+                given, empty = ({k: v for k, v in each.items() if k not in NOT_OF_ITEMS} for each in (given, empty))
+            _check_signature(f"{own.key}: {name}", function, given, part)
+            _call(name, function, given, rows, part)
             try:
-                _call(name, function, {**arguments, **_empty(config, rows)}, rows, part)
+                _call(name, function, {**given, **empty}, rows, part)
             except RewardFailed as error:
                 notices.setdefault(f"{error}: this was for an empty completion, {EMPTY}")
     return list(notices)
 
 
-def user_functions(config: Config) -> Iterator[tuple[str, str, str]]:
-    """The config key, what it is, and the import path of each reward and checker of the user's own."""
+@dataclass(frozen=True)
+class UserFunction:
+    key: str
+    """The config key that names it, or the rubric's item."""
+    what: str
+    path: str
+    rubric: Rubric | None = None
+    category: str | None = None
+    """Of a rubric's item: it scores the rows of this category."""
+
+
+def user_functions(config: Config) -> Iterator[UserFunction]:
+    """The rewards, checkers and functions of rubric items that are the user's own."""
     several = config.reward.kind == "combined"
     for number, part in enumerate(config.reward.parts):
         if isinstance(part, PythonRewardConfig):
-            yield f"reward.rewards[{number}].function" if several else "reward.function", "reward", part.function
+            key = f"reward.rewards[{number}].function" if several else "reward.function"
+            yield UserFunction(key, "reward", part.function)
     if config.data.checker is not None and is_user_path(config.data.checker):
-        yield "data.checker", "checker", config.data.checker
+        yield UserFunction("data.checker", "checker", config.data.checker)
+    if isinstance(config.reward, RubricRewardConfig):
+        rubric = read_rubric(config.reward.file)
+        for name, category in rubric.categories.items():
+            for item in category.items:
+                if isinstance(item, PythonItem):
+                    yield UserFunction(f"{name}.{item.name}", "function", item.function, rubric, name)
 
 
-def _scored_parts(config: Config, train: Sequence[Row], held_out: Sequence[Row]) -> Iterator[tuple[list[Row], str]]:
+def _scored_parts(
+    config: Config, own: UserFunction, train: Sequence[Row], held_out: Sequence[Row]
+) -> Iterator[tuple[list[Row], str]]:
     """Rows whose completions are scored: of training where they are sampled, and the held-out ones."""
-    if config.method.reads == "prompts" and train:
-        yield [train[at] for at in range(min(ROWS, len(train)))], "the training data"
-    if config.method.reads != "pairs" and held_out:
-        yield [held_out[at] for at in range(min(ROWS, len(held_out)))], "the held-out data"
+    reads, another = config.method.reads, isinstance(config.reward, RubricRewardConfig) and config.reward.held_out_file
+    parts = [("the training data", train if reads == "prompts" else ())]
+    parts += [("the held-out data", held_out if reads != "pairs" and not (own.rubric and another) else ())]
+    for part, rows in parts:
+        scored = (
+            row
+            for number, row in enumerate(rows, start=1)
+            if own.rubric is None or category_of(own.rubric, row, number, part) == own.category
+        )
+        if first := list(islice(scored, ROWS)):
+            yield first, part
 
 
 def _arguments(config: Config, rows: list[Row]) -> dict[str, Any]:
@@ -89,23 +128,18 @@ def _completions(config: Config, rows: list[Row], texts: Sequence[str]) -> dict[
     }
 
 
-def _empty(config: Config, rows: list[Row]) -> dict[str, Any]:
-    return _completions(config, rows, [""] * len(rows))
-
-
 def _check_signature(name: str, function: Callable[..., Any], arguments: dict[str, Any], part: str) -> None:
     """Raise for a parameter that no column of the data fills, and for a column that the function does not take."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
         return
-    given = {*arguments, "log_extra", "log_metric"}
     of = f"{name}{_place(function)}"
-    data = [column for column in arguments if column != "prompts" and not column.startswith("completion")]
+    data = [name for name in arguments if name not in (*NOT_OF_ITEMS, "prompts", "completions")]
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        if parameter.default is parameter.empty and parameter.name not in given:
+        if parameter.default is parameter.empty and parameter.name not in arguments:
             near = nearest(parameter.name, data)
             raise UserError(
                 f"{of} needs a column '{parameter.name}', which {part} does not have"
@@ -113,7 +147,7 @@ def _check_signature(name: str, function: Callable[..., Any], arguments: dict[st
                 "rename one with `data.columns`, or give the parameter a default"
             )
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        unknown = sorted(given - {parameter.name for parameter in parameters})
+        unknown = sorted(arguments.keys() - {parameter.name for parameter in parameters})
         if unknown:
             raise UserError(
                 f"{of} has no parameter for {_listed(unknown)}: add `**columns` to its parameters, because every "
@@ -122,10 +156,8 @@ def _check_signature(name: str, function: Callable[..., Any], arguments: dict[st
 
 
 def _call(name: str, function: Callable[..., Any], arguments: dict[str, Any], rows: list[Row], part: str) -> None:
-    logs = {"log_extra": lambda name, values: None, "log_metric": lambda name, value: None}
-
     def result() -> Any:
-        begun = started(function(**arguments, **logs))
+        begun = started(function(**arguments))
         return begun.result() if isinstance(begun, Future) else begun
 
     name = f"{name}{_place(function)}"
