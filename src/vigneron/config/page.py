@@ -13,18 +13,21 @@ INTRODUCTION = """\
 
 <!-- Generated from the classes in src/vigneron/config by `make docs`. Edit the docstrings there, not this file. -->
 
-A recipe is a YAML file with the keys below. `vigneron validate RECIPE` checks one without loading a model; unknown
-keys, and keys that have no effect in combination with others, are errors. `vigneron methods NAME` prints the keys of a
-method.
+A recipe is a YAML file with the keys below. `vigneron validate RECIPE` checks one without loading weights: its keys and
+data, your own reward on two rows, the model's name, learning rates and sizes; it shows two rows as the model gets them.
+`vigneron train` does the same checks first. Unknown keys, and keys that have no effect in combination with others, are
+errors. `vigneron methods NAME` explains the keys of a method.
 
 - **Overrides.** `key=value` on the command line sets any key: `vigneron train grpo-antonyms optimizer.actor_lr=1e-5`.
-  Values are YAML: `model.lora={rank: 8}`, `keep_best=null`.
+  Values are YAML: `model.lora={rank: 8}`, `keep_best=null`. A key of text takes it as it is, colons and braces
+  included: `"data.template=Copy this: {x}"`.
 - **Inheritance.** `base: RECIPE` (a name or a file) takes every top-level key that the recipe does not set from another
   recipe. Sections are replaced as a whole, not merged.
 - **Short forms.** `reward: binary` is `reward: {kind: binary}`, `method: grpo` is `method: {name: grpo}`, and
   `model: gpt2` is `model: {name: gpt2}`.
 - **Your own code.** `method.name`, `rollout.name`, `curriculum.name` and the `function` of a reward or judge can be
   `module:function`; the current folder is on the import path.
+- **Runs.** Where a model or a run is asked for, a run's folder or its name in the folder of runs will do.
 - **Units.** Lengths are in tokens, times in seconds (`…_s`), KL and log-probs in nats; shares are between 0 and 1.
 - **The resolved config**, with every key, is saved as `config.yaml` in the run's folder.
 

@@ -80,7 +80,7 @@ class ModelConfig(Strict):
     """The model that is trained."""
 
     name: str = "smollm2-135m"
-    """Hub id, folder, folder of a run (its newest checkpoint), or `smollm2-135m`, which is bundled."""
+    """Hub id, folder, run by its folder or name (its newest checkpoint), or `smollm2-135m`, which is bundled."""
     device: Annotated[str, AfterValidator(_known_device)] = "auto"
     """`auto` (CUDA, MPS or CPU), `cpu`, `mps`, `cuda` or `cuda:N`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
