@@ -50,6 +50,8 @@ class SummaryRow:
 @dataclass(frozen=True)
 class Summary:
     headings: list[str]
+    labels: list[str]
+    """The headings, each of which can be read by itself."""
     rows: list[SummaryRow]
     rewarded: bool
     """Whether any of the runs has a reward."""
@@ -62,9 +64,11 @@ def summary_of(names: Sequence[str], configs: Sequence[Config], metrics: Sequenc
     columns = list(dict.fromkeys(metric for of_run in by_run for metric in of_run))
     columns.sort(key=lambda metric: not metric.key.startswith("eval/"))
     headings: list[str] = []
+    labels: list[str] = []
     for column in columns:
         held_out = column.key.startswith("eval/")
         headings += [f"{column.label} before", "after"] if held_out else [column.label]
+        labels += [f"{column.label} before", f"{column.label} after"] if held_out else [column.label]
     rows = [
         SummaryRow(
             name,
@@ -75,7 +79,7 @@ def summary_of(names: Sequence[str], configs: Sequence[Config], metrics: Sequenc
         )
         for name, config, records, of_run in zip(names, configs, metrics, by_run, strict=True)
     ]
-    return Summary(headings, rows, any(has_reward(config) for config in configs))
+    return Summary(headings, labels, rows, any(has_reward(config) for config in configs))
 
 
 def summary_metrics(written: Mapping[str, Any], records: Records) -> list[Metric]:
@@ -117,13 +121,14 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
         run_section(name, folder, config, metrics[name])
         for name, folder, config in zip(names, folders, configs, strict=True)
     ]
+    figure = outcome_figure([section["outcome"] for section in sections], metrics)
     page = rendered(
         "report.html",
         title=" and ".join(metrics),
         canary_limit=FOOLED,
         made=made_text(),
-        figure=outcome_figure([section["outcome"] for section in sections], metrics),
-        panels=panels_part(configs, metrics),
+        figure=figure,
+        panels=panels_part(configs, metrics, legend=len(sections) > 1 and not figure),
         summary=summary_of(names, configs, list(metrics.values())),
         side_by_side=side_by_side(sections),
         runs=sections,
@@ -133,12 +138,12 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     return path
 
 
-def panels_part(configs: Sequence[Config], metrics: Mapping[str, Records]) -> list[Markup]:
+def panels_part(configs: Sequence[Config], metrics: Mapping[str, Records], *, legend: bool) -> list[Markup]:
     """One plot for each metric that a run has; those that say nothing in any run are left out."""
     hidden = [hidden_keys(c.model_dump(mode="json"), r) for c, r in zip(configs, metrics.values(), strict=True)]
     panels = panels_of(list(metrics.values()), set.intersection(*hidden)) or [REWARD]
     arms = {name: [records] for name, records in metrics.items()}
-    figures = [comparison_figure(arms, panels=[panel], columns=1, legend=len(arms) > 1) for panel in panels]
+    figures = [comparison_figure(arms, panels=[panel], columns=1, legend=legend) for panel in panels]
     names = [f"{panel.title} by step" for panel in panels]
     return [Markup(for_page(as_svg(one), f"panel{n}", names[n])) for n, one in enumerate(figures)]
 

@@ -45,10 +45,11 @@ class RowPairs:
 
 def verdict_part(name: str, outcome: Outcome, status: RunStatus) -> dict[str, Any]:
     steps = next_steps(outcome, status) if status.state == "finished" else []
+    text = outcome_text(outcome)
     return {
         "name": name,
         "verdict": outcome.verdict,
-        "text": outcome_text(outcome),
+        "text": text[0].upper() + text[1:],
         "best": best_text(outcome),
         "next": steps,
     }
@@ -62,7 +63,7 @@ def outcome_figure(outcomes: Sequence[Outcome], metrics: Mapping[str, Records]) 
         return Markup("")
     runs = {name: [records] for name, records in metrics.items() if series(records, first.metric)[0]}
     panel = Panel(first.label, first.metric, measured=True)
-    figure = comparison_figure(runs, panels=[panel], columns=1, legend=len(metrics) > 1, width=8.4)
+    figure = comparison_figure(runs, panels=[panel], columns=1, legend=len(metrics) > 1, width=4.8)
     if len(runs) == 1 and first.before is not None:
         figure.axes[0].axhline(first.before.value, color="grey", linestyle="--", linewidth=0.9, zorder=0.5)
     return Markup(for_page(as_svg(figure), "outcome", first.label))
