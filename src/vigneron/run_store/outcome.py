@@ -89,15 +89,13 @@ def verdict_of(change: Interval, *, lower_is_better: bool) -> Literal["better", 
 def outcome_of(status: RunStatus) -> Outcome:
     records, saved = evaluations_of(status.path), [one.step for one in saved_checkpoints(status.path)]
     if (found := outcome_metric(status.config, records)) is None:
-        return Outcome()
+        return Outcome(no_value=records[-1]["step"] if records else None)
     return outcome_from(found.key, records, saved, status.path)
 
 
 def outcome_from(key: str, records: Sequence[Record], saved: Sequence[int], path: Path) -> Outcome:
-    """By this metric. `records`: the evaluations, in order; `saved`: the steps of the checkpoints."""
+    """By this metric, which has a value. `records`: the evaluations, in order; `saved`: the steps of checkpoints."""
     measured = [Evaluation(record["step"], float(record[key])) for record in records if is_number(record.get(key))]
-    if not measured:
-        return Outcome(key)
     before, later = measured[0], measured[1:]
     after = later[-1] if later else None
     change, rows = (None, 0) if after is None else change_between(path, key, before, after)

@@ -19,8 +19,8 @@ def outcome_text(outcome: Outcome) -> str:
     """One sentence: the verdict first, then the numbers."""
     label, before, after = visible(outcome.label), outcome.before, outcome.after
     if before is None:
-        missing = f"{label} has no value" if outcome.metric else "nothing was evaluated on held-out rows"
-        return f"no verdict: {missing}"
+        unknown = outcome.no_value is not None
+        return f"no verdict: {'no evaluation has a value' if unknown else 'nothing was evaluated on held-out rows'}"
     if after is None:
         return f"no verdict: {label} is {short(before.value)} at step {before.step}, the only evaluation{_gap(outcome)}"
     better = ", lower is better" if outcome.lower_is_better else ""
