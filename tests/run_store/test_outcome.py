@@ -1,7 +1,6 @@
 """The verdict on a run: from folders made by hand, as training, a kill or a damaged file leaves them."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -229,10 +228,3 @@ def test_more_rows_are_named_where_they_would_help(tmp_path: Path) -> None:
 def test_a_status_of_somebody_else_is_not_believed(value: Any) -> None:
     assert stored_outcome(value) is None
     assert stored_outcome(json.loads(json.dumps(outcome_json(Outcome("eval/accuracy"))))) == Outcome("eval/accuracy")
-
-
-def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
-    import subprocess
-
-    code = "import sys, vigneron.run_store.outcome_text; print([m for m in ('torch', 'numpy') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

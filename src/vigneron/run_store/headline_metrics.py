@@ -29,7 +29,7 @@ def headline_metrics(
     for key in headline_keys(config, options):
         values = [record[key] for record in records if is_number(record.get(key))]
         always_zero = key in ("accuracy", "eval/accuracy") and not any(values)
-        if values and key not in hidden and not (always_zero and _is_open_task(config)):
+        if values and key not in hidden and not (always_zero and is_open_task(config)):
             metrics.append(metric(key))
     return metrics
 
@@ -54,7 +54,7 @@ def headline_values(config: Mapping[str, Any], values: Mapping[str, Any], limit:
     return [(one, values[one.key]) for one in (*held_out, *training)[:limit]]
 
 
-def _is_open_task(config: Mapping[str, Any]) -> bool:
+def is_open_task(config: Mapping[str, Any]) -> bool:
     """Whether it is a built-in task that no completion can be right in. Of a user's own data a zero is shown."""
     return _part(config, "data").get("task") in OPEN_TASKS and has_open_answers(config)
 

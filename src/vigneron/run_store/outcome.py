@@ -15,7 +15,7 @@ from vigneron.errors import UserError
 from vigneron.files import lines_of
 from vigneron.run_store.eval_rows import SCORES, EvalRow, read_eval_rows, row_means
 from vigneron.run_store.folder import record_of
-from vigneron.run_store.headline_metrics import has_open_answers, headline_metrics
+from vigneron.run_store.headline_metrics import has_open_answers, headline_metrics, is_open_task
 from vigneron.run_store.metric_table import Metric, lower_is_better, metric
 from vigneron.run_store.metrics_file import Record
 from vigneron.run_store.status import RunStatus, rows_in, saved_checkpoints
@@ -137,13 +137,14 @@ def _evaluated(file: Path) -> Iterator[Record]:
 
 
 def outcome_metric(config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Metric | None:
-    """The held-out metric that a run is judged by. An accuracy that is always 0 comes last where answers are free text:
-    no completion equals them."""
+    """The held-out metric that a run is judged by. Accuracy comes last where answers are free text, which completions
+    hardly ever equal: in the built-in tasks of that kind, and in others where it is always 0."""
     keep_best = config.get("keep_best")
     if isinstance(keep_best, str) and any(is_number(record.get(keep_best)) for record in records):
         return metric(keep_best)
     found = [one for one in headline_metrics(config, records) if one.key.startswith("eval/")]
-    if has_open_answers(config) and not any(record.get("eval/accuracy") for record in records):
+    always_zero = not any(record.get("eval/accuracy") for record in records)
+    if is_open_task(config) or (has_open_answers(config) and always_zero):
         found.sort(key=lambda one: one.key == "eval/accuracy")
     return found[0] if found else None
 
