@@ -11,8 +11,8 @@ from rich.text import Text
 
 from vigneron.errors import visible
 from vigneron.run_store.headline_metrics import headline_values
-from vigneron.run_store.outcome import outcome_json, stored_outcome
-from vigneron.run_store.outcome_text import outcome_cell
+from vigneron.run_store.outcome import stored_outcome
+from vigneron.run_store.outcome_text import ended_outcome, outcome_cell
 from vigneron.run_store.status import RunStatus, bytes_in, readable_size, run_folders, status_of
 from vigneron.values import short
 
@@ -45,10 +45,9 @@ class ListedRun:
         status = self.status
         keys = ("state", "recipe", "method", "step", "steps", "began", "ended", "changed", "error")
         values = {key: getattr(status, key) for key in keys}
-        outcome = stored_outcome(status.outcome)
         return {"name": self.name, "path": str(status.path), **values, "bytes": self.bytes} | {
             "figures": dict(status.metrics),
-            "outcome": None if outcome is None else outcome_json(outcome),
+            "outcome": ended_outcome(status),
         }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from vigneron.errors import visible
 from vigneron.run_store.headline_metrics import method_options
-from vigneron.run_store.outcome import Outcome
+from vigneron.run_store.outcome import Outcome, outcome_json, stored_outcome
 from vigneron.run_store.status import RunStatus
 from vigneron.values import short
 
@@ -33,6 +33,12 @@ def outcome_text(outcome: Outcome) -> str:
         rows = f"{outcome.rows} held-out row{'s' * (outcome.rows != 1)}"
         return f"no difference that {rows} could show: {moved} ({interval}{better}){_gap(outcome)}"
     return f"{verdict}: {moved} ({interval}, {outcome.rows} held-out rows{better}){_gap(outcome)}"
+
+
+def ended_outcome(status: RunStatus) -> dict[str, Any] | None:
+    """The outcome of a run that has ended, with its `text`, as JSON; None while it runs, and of older runs."""
+    outcome = stored_outcome(status.outcome)
+    return None if outcome is None else {**outcome_json(outcome), "text": outcome_text(outcome)}
 
 
 def outcome_cell(outcome: Outcome) -> str:

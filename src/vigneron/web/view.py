@@ -13,6 +13,7 @@ from vigneron.errors import UserError
 from vigneron.run_store.curves import curves_of
 from vigneron.run_store.headline_metrics import headline_keys, headline_values
 from vigneron.run_store.metric_table import in_order, metric
+from vigneron.run_store.outcome_text import ended_outcome
 from vigneron.run_store.rubric_samples import KINDS
 from vigneron.run_store.sample_search import SORTS, WHICH, SampleQuery, SampleSearch
 from vigneron.run_store.sample_turns import EXTRAS, turns_of_sample
@@ -186,6 +187,7 @@ def _row(name: str, status: RunStatus) -> dict[str, Any]:
         "alive": status.alive,
         "recipe": status.recipe,
         "method": status.method,
+        "outcome": ended_outcome(status),
         "step": status.step,
         "steps": status.steps,
         "began": status.began,
