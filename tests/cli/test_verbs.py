@@ -249,11 +249,14 @@ def test_a_checkpoint_is_a_transformers_folder(trained: tuple[Path, str], tiny_f
 def test_what_train_prints_when_piped(trained: tuple[Path, str]) -> None:
     run, out = trained
     assert ESCAPE not in out
-    *lines, where, report, talk, look = out.splitlines()
-    steps = [
+    *lines, result, best, where, report, talk, look, _ = out.splitlines()
+    before, *steps = [
         line for line in lines if not re.fullmatch(r"start: [\d.]+ s, [a-z]+ing.*|note: optimizer\.actor_lr.*", line)
     ]
     assert steps == lines[-4:], "after the phases of the start"
+    assert before == "step 0/4  held-out accuracy 0.000  before training"
+    assert result.startswith("result  no difference that 2 held-out rows could show: held-out accuracy stayed at 0.000")
+    assert best == "best    no step is better than the model before training (held-out accuracy 0.000)"
     for number, line in enumerate(steps, start=1):
         figures = r"reward \d\.\d{3}  accuracy \d\.\d{3}  entropy \d\.\d{3}  KL -?\d\.\d{3}"
         held_out = r"  held-out accuracy \d\.\d{3}" if number % 2 == 0 else ""

@@ -260,7 +260,7 @@ def test_a_sample_is_shown_with_all_that_was_said(run: Path, text: str) -> None:
 
 
 def test_one_figure_a_category(text: str) -> None:
-    assert text.count("<svg") == 2 + text.count('<div class="panel">')  # one a category
+    assert text.count("<svg") == 2 + text.count('<div class="panel')  # one a category
     assert re.search(r"<h3>words</h3>\s*<svg", text)
     assert re.search(r"<h3>names</h3>\s*<svg", text)
 
@@ -283,7 +283,7 @@ def test_a_run_of_another_reward_has_none_of_this(run: Path, tmp_path: Path) -> 
     for record in metrics_of(run):  # even if its figures were called so
         folder.append("metrics.jsonl", record)
     text = write_report([folder.path]).read_text(encoding="utf-8")
-    assert text.count("<svg") == text.count('<div class="panel">')
+    assert text.count("<svg") == text.count('<div class="panel')
     assert not set(Page(text).tags) & {"h3", "section"}
     assert ".sample" not in text
     both = write_report([folder.path, run], tmp_path / "both.html").read_text(encoding="utf-8")

@@ -49,12 +49,13 @@ def last_panel(shown: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [40, 100])
-def test_demonstrations_show_no_rewards_and_no_accuracy_of_zero(tmp_path: Path, tiny_folder: Path, width: int) -> None:
+def test_demonstrations_show_no_rewards_and_an_accuracy_of_zero(tmp_path: Path, tiny_folder: Path, width: int) -> None:
     lines = last_panel(watched(tmp_path, tiny_folder, terminal(width), **SFT))
     assert all(len(line) <= width for line in lines), lines
     whole = "\n".join(lines)
     assert re.search(r"NLL +\d\.\d{3} +▁?[▁▂▃▄▅▆▇█]+", whole)
-    for absent in ("reward", "accuracy", "missing", "KL"):
+    assert re.search(r"held-out accuracy +0\.000", whole)
+    for absent in ("reward", "missing", "KL"):
         assert absent not in whole, absent
     assert "step 2/2" in whole
 
