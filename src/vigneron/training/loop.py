@@ -86,8 +86,9 @@ def train(run: Run, view: View) -> None:
         raise lost from error
     finally:
         saver.wait_ignoring_errors()
-        reached = outcome_json(outcome_of(status_of(folder.path))) if state in ("finished", "stopped") else None
-        write_status(folder, state, ended=time.time(), error=reason, outcome=reached)
+        write_status(folder, state, ended=time.time(), error=reason)
+        if state in ("finished", "stopped"):
+            write_status(folder, state, outcome=outcome_json(outcome_of(status_of(folder.path))))
 
 
 def _train(run: Run, view: View, curves: CurveIndex) -> None:
