@@ -4,7 +4,7 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Literal
 from vigneron.errors import UserError, first_line
 from vigneron.files import writing
 from vigneron.run_store.sqlite_files import QUERY_SECONDS, open_read_only, open_writable
+from vigneron.run_store.token_values import TokenValues, pack
 
 Kind = Literal["train", "eval"]
 
@@ -40,6 +41,8 @@ LOOKUPS = {
     "steps": "kind, step, PRIMARY KEY (kind, step)",
     "prompts": "key INTEGER, step, kind, sample, PRIMARY KEY (key, step, kind, sample)",
 }
+TOKENS = "step, kind, sample, record BLOB, PRIMARY KEY (step, kind, sample)"
+"""Columns of the table of token values (`token_values.pack`); a store of an older version has none."""
 LOOKUP_ROWS = {
     "steps": "SELECT DISTINCT kind, step FROM samples",
     "prompts": "SELECT prompt_key(prompt), step, kind, sample FROM samples",
@@ -72,6 +75,7 @@ class SampleStore:
                 if not self._has(name):
                     self._db.execute(f"CREATE TABLE {name} ({columns}) WITHOUT ROWID")
                     self._db.execute(f"INSERT INTO {name} {LOOKUP_ROWS[name]}")
+            self._db.execute(f"CREATE TABLE IF NOT EXISTS tokens ({TOKENS}) WITHOUT ROWID")
 
     def _has(self, table: str) -> bool:
         return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
@@ -87,6 +91,12 @@ class SampleStore:
             self._db.executemany(f"INSERT OR REPLACE INTO samples VALUES ({marks})", rows)
             self._db.executemany("INSERT OR REPLACE INTO prompts VALUES (?, ?, ?, ?)", places)
             self._db.executemany("INSERT OR IGNORE INTO steps VALUES (?, ?)", {(s.kind, s.step) for s in samples})
+
+    def add_tokens(self, step: int, kind: Kind, tokens: Mapping[int, TokenValues]) -> None:
+        """By the samples' numbers."""
+        rows = [(step, kind, number, pack(values)) for number, values in tokens.items()]
+        with writing(self._path), self._db:
+            self._db.executemany("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?)", rows)
 
     def page(self, *, step: int, kind: Kind = "train", limit: int = 100, offset: int = 0) -> list[Sample]:
         with reading(self._path):
@@ -129,7 +139,7 @@ class SampleStore:
 
     def forget_after(self, step: int) -> None:
         with reading(self._path), writing(self._path), self._db:
-            for table in ("samples", *LOOKUPS):
+            for table in ("samples", "tokens", *LOOKUPS):
                 self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
 
     def close(self) -> None:

@@ -104,6 +104,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
         peaks = PeakMemory(run.policy.device)
         while run.step < config.steps:
             began = time.perf_counter()
+            output.begin_step(run.step + 1)
             try:
                 batch, metrics = one_step(run)
             except NonFinite as error:

@@ -22,12 +22,14 @@ from vigneron.files import write_atomically
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice
 from vigneron.run_store.samples import Kind, Sample, SampleStore
+from vigneron.run_store.token_values import is_due
 from vigneron.trackers.tracking import Tracking, missing_trackers
 from vigneron.training.alerts import History, falling_held_out
 from vigneron.training.callbacks import View, tell
 from vigneron.training.checkpoint.write import Saver
 from vigneron.training.method import Metrics
 from vigneron.training.mismatch import MismatchLimits, mismatch_warning
+from vigneron.training.token_recorder import Decode, TokenRecorder
 
 HELD_OUT_FALLS = "held out"
 """The subject of the warning that held-out rows get worse while the reward rises."""
@@ -77,14 +79,22 @@ class RunOutput:
     """Limits of `logprob_mismatch`; None if it is not watched."""
     notified: set[str] = field(default_factory=set)
     """Keys of notices that were shown: each is shown once, also after a resume."""
+    tokens: TokenRecorder = field(default_factory=TokenRecorder)
+    decode: Decode = lambda ids: ""
+    """The text of token ids."""
     trackers: Tracking | None = None
     stop_immediately: bool = False
     """Trackers are then not waited for."""
+
+    def begin_step(self, step: int) -> None:
+        self.tokens.begin(active=ranks.is_rank0() and is_due(step, self.config.steps))
 
     def keep_samples(self, batch: Batch, step: int, kind: Kind) -> None:
         """Record samples for people to look at, on the rank that writes."""
         if ranks.is_rank0():
             self.samples.add(samples_of(batch, step, kind))
+            if kind == "train" and (tokens := self.tokens.take(batch, self.decode)):
+                self.samples.add_tokens(step, kind, tokens)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """The metrics of a finished step, or (step 0) of the model before the first."""

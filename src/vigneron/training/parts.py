@@ -1,7 +1,7 @@
 """What a method is built of: its rollout, its order of prompts, its models, its optimizers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from vigneron.policy.reference import Reference
 from vigneron.rollout.build import Rollout, build_rollout
 from vigneron.rollout.on_policy import sampling_of
 from vigneron.training.optimizers import Optimized, make_optimizers
+from vigneron.training.token_recorder import TokenRecorder
 from vigneron.training.update import GradientUpdate, Term
 
 
@@ -41,6 +42,8 @@ class Parts:
     """The run's folder; None where no run is trained. Ranks other than 0 have a temporary one."""
     parent: Parent = None  # type: ignore[assignment]
     """Of methods that learn from a parent's log-probs, while a run is trained."""
+    tokens: TokenRecorder = field(default_factory=TokenRecorder)
+    """Records what updates compute of each token."""
 
     @classmethod
     def of(
@@ -124,4 +127,5 @@ class Parts:
             after_update_every=config.successive_kl_every,
             controller=controller,
             idle=idle,
+            observe=self.tokens.observe,
         )

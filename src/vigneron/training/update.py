@@ -75,6 +75,8 @@ class GradientUpdate:
     idle: Callable[[Batch], Tensor] | None = None
     """1 on samples that no term has a gradient for: they count, and are not passed through the model. A step of only
     such samples passes nothing: it logs the loss and the gradient's norm, both 0, and no entropy."""
+    observe: Callable[[Batch, Any], None] = lambda batch, scores: None
+    """Called with each microbatch of an update and its scores."""
     done: int = 0
 
     def __call__(self, batch: Batch) -> Metrics:
@@ -131,7 +133,7 @@ class GradientUpdate:
             if self._is_flat(batch):
                 values = self._zero_gradient()
             else:
-                values = self.accumulate(batch, lambda part: self.loss(part, self.score(part)))
+                values = self.accumulate(batch, self._observed_terms)
                 if batch.packing.owners is not None:
                     ranks.sum_gradients(weight for each in self.optimized for _, weight in each.parameters)
         try:
@@ -142,6 +144,11 @@ class GradientUpdate:
             for each in self.optimized:
                 each.optimizer.zero_grad(set_to_none=True)  # the next step's gradient begins at 0
             raise
+
+    def _observed_terms(self, part: Batch) -> list[Term]:
+        scores = self.score(part)
+        self.observe(part, scores)
+        return self.loss(part, scores)
 
     def _is_flat(self, batch: Batch) -> bool:
         """Whether no sample has a gradient, as in a step whose groups all have equal rewards."""

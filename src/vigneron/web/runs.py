@@ -10,6 +10,7 @@ import yaml
 from vigneron.errors import UserError, visible
 from vigneron.recipe import config_text
 from vigneron.run_store.folder import LOCK, RunFolder, default_runs_folder, outside_link, special_file
+from vigneron.run_store.notices import NOTICES, Notice, kept_notices
 from vigneron.run_store.status import STATUS, RunStatus, run_folders, status_of
 from vigneron.values import differing_keys, flatten
 from vigneron.yaml_text import quick_yaml
@@ -24,6 +25,7 @@ class Runs:
     def __init__(self, places: Sequence[Path]) -> None:
         self._places = [place.expanduser() for place in places]
         self._statuses: dict[Path, tuple[Any, RunStatus]] = {}
+        self._notices: dict[Path, tuple[Any, list[Notice]]] = {}
         self._lock = Lock()
         for place in self._places:
             if not place.is_dir():
@@ -60,6 +62,18 @@ class Runs:
         with self._lock:
             self._statuses[path] = ((mark, alive), status)
         return status
+
+    def notices(self, path: Path) -> list[Notice]:
+        """Cached until the file changes."""
+        mark = _changed(path / NOTICES)
+        with self._lock:
+            cached = self._notices.get(path)
+        if cached is not None and cached[0] == mark:
+            return cached[1]
+        notices = kept_notices(path)
+        with self._lock:
+            self._notices[path] = (mark, notices)
+        return notices
 
 
 def refuse_no_runs(places: Sequence[Path]) -> None:

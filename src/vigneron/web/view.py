@@ -1,6 +1,7 @@
 """`vigneron view`: pages over runs, their curves and their samples, read from the runs' folders."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from vigneron.errors import UserError
 from vigneron.run_store.curves import curves_of
 from vigneron.run_store.headline_metrics import headline_keys, headline_values
 from vigneron.run_store.metric_table import in_order, metric
+from vigneron.run_store.notices import Notice
 from vigneron.run_store.outcome_text import ended_outcome
 from vigneron.run_store.rubric_samples import KINDS
 from vigneron.run_store.sample_search import SORTS, WHICH, SampleQuery, SampleSearch
@@ -26,7 +28,8 @@ from vigneron.web.serve import page, static_routes
 MAX_RUNS = 12
 """Runs in one plot: more cannot be distinguished."""
 MAX_METRICS = 100
-PAGE_SIZE = 50
+PAGE_SIZE = 64
+"""A multiple of most group sizes: a group is seldom cut in two."""
 
 
 def view_app(places: Sequence[Path]) -> Starlette:
@@ -38,9 +41,11 @@ def view_app(places: Sequence[Path]) -> Starlette:
         "runs": viewer.runs,
         "names": viewer.names,
         "curves": viewer.curves,
+        "notices": viewer.notices,
         "configs": viewer.configs,
         "items": viewer.items,
         "samples": viewer.samples,
+        "tokens": viewer.tokens,
         "history": viewer.history,
     }
     return Starlette(
@@ -87,8 +92,12 @@ class _Viewer:
 
     def runs(self, request: Request) -> Any:
         """All runs, or those that are named: running ones first, then the newest."""
-        runs = self._requested(request) if "run" in request.query_params else self._runs.folders()
-        rows = [_row(name, self._runs.status(path)) for name, path in runs.items()]
+        named = "run" in request.query_params
+        runs = self._requested(request) if named else self._runs.folders()
+        rows = [
+            _row(name, self._runs.status(path), self._runs.notices(path), metrics=12 if named else 2)
+            for name, path in runs.items()
+        ]
         rows.sort(key=lambda row: (not row["alive"], -(row["changed"] or row["began"] or 0.0)))
         return {"runs": rows}
 
@@ -122,6 +131,10 @@ class _Viewer:
                 curves.close()
         return {"runs": answer}
 
+    def notices(self, request: Request) -> Any:
+        """Notes and warnings with their steps."""
+        return {"runs": {name: self._runs.notices(path) for name, path in self._requested(request).items()}}
+
     def configs(self, request: Request) -> Any:
         runs = self._requested(request)
         configs = {name: read_config(path) for name, path in runs.items()}
@@ -144,6 +157,9 @@ class _Viewer:
             "sort": choice(request, "sort", tuple(SORTS)),
             "search": request.query_params.get("search", "")[:200],
             "category": request.query_params.get("category", ""),
+            "origin": request.query_params.get("origin", ""),
+            "reward_from": number(request, "reward_from"),
+            "reward_to": number(request, "reward_to"),
             "offset": max(0, whole(request, "offset") or 0),
             "limit": PAGE_SIZE,
         }
@@ -151,20 +167,42 @@ class _Viewer:
             kinds = store.kinds()
             steps = store.steps_around(kind, whole(request, "step"))
             results = None if steps.at is None else store.find(SampleQuery(steps.at, **query))
+            tokens, near = ([], None) if steps.at is None else store.with_tokens(steps.at, kind)
         found = None if results is None else vars(results) | {"samples": [_shown(sample) for sample in results.samples]}
-        return {"kinds": kinds, "steps": steps, "found": found, "page": PAGE_SIZE}
+        return {
+            "kinds": kinds,
+            "steps": steps,
+            "found": found,
+            "page": PAGE_SIZE,
+            "tokens": tokens,
+            "tokens_near": near,
+        }
+
+    def tokens(self, request: Request) -> Any:
+        """Values of each token of one sample."""
+        with self._store(request) as (store, kind, step, sample):
+            tokens = store.tokens(step, kind, sample)
+        if tokens is None:
+            raise UserError(f"no token values were kept of sample {sample} in step {step} ({kind})")
+        return tokens
 
     def history(self, request: Request) -> Any:
         """The samples of one sample's prompt in all steps."""
+        with self._store(request) as (store, kind, step, sample):
+            one = store.one(step, kind, sample)
+            if one is None:
+                raise UserError(f"there is no sample {sample} in step {step} ({kind})")
+            return {"prompt": one.prompt, "answer": one.answer, "samples": _history(store, one.prompt, kind)}
+
+    @contextmanager
+    def _store(self, request: Request) -> Iterator[tuple[SampleSearch, Kind, int, int]]:
+        """The samples of a run, and the one that a request names."""
         folder, kind = self._one(request), choice(request, "kind", tuple(KINDS))
         step, sample = whole(request, "step"), whole(request, "sample")
         if step is None or sample is None or not (folder / "samples.sqlite").is_file():
             raise UserError("the request must name a step and a sample of it")
         with SampleSearch(folder) as store:
-            one = store.one(step, kind, sample)
-            if one is None:
-                raise UserError(f"there is no sample {sample} in step {step} ({kind})")
-            return {"prompt": one.prompt, "answer": one.answer, "samples": _history(store, one.prompt, kind)}
+            yield store, kind, step, sample
 
 
 def _history(store: SampleSearch, prompt: str, kind: Kind) -> list[dict[str, Any]]:
@@ -179,8 +217,9 @@ def _shown(sample: Sample) -> dict[str, Any]:
     return {**vars(sample), "extras": extras, "conversation": turns}
 
 
-def _row(name: str, status: RunStatus) -> dict[str, Any]:
-    metrics = headline_values(status.config, status.metrics, limit=2)
+def _row(name: str, status: RunStatus, notices: Sequence[Notice], metrics: int) -> dict[str, Any]:
+    warnings = [notice.text for notice in notices if notice.kind == "warning"]
+    values = headline_values(status.config, status.metrics, limit=metrics)
     return {
         "name": name,
         "state": status.state,
@@ -194,7 +233,9 @@ def _row(name: str, status: RunStatus) -> dict[str, Any]:
         "ended": status.ended,
         "changed": status.changed,
         "error": status.error,
-        "metrics": [{"label": one.label, "value": value, "meaning": one.meaning} for one, value in metrics],
+        "warnings": len(warnings),
+        "warning": warnings[-1] if warnings else None,
+        "metrics": [{"label": one.label, "value": value, "meaning": one.meaning} for one, value in values],
     }
 
 

@@ -62,6 +62,7 @@ from vigneron.training.setup.parent import build_parent
 from vigneron.training.setup.resolve import newest_weights
 from vigneron.training.setup.resume_checks import data_record
 from vigneron.training.setup.sizes import with_sizes
+from vigneron.training.token_recorder import decoder
 from vigneron.training.training_prompt import score_after_training_prompt
 
 Build = Callable[[Parts], Method]
@@ -152,7 +153,15 @@ def _build(
         method=method,
         reward=reward,
         check=build_check(checker_name(config)),
-        output=RunOutput(folder, config, SampleStore(folder.path), saver, mismatch=mismatch_limits(config, policy)),
+        output=RunOutput(
+            folder,
+            config,
+            SampleStore(folder.path),
+            saver,
+            mismatch=mismatch_limits(config, policy),
+            tokens=parts.tokens,
+            decode=decoder(policy.tokenizer),
+        ),
         origin=Origin(_base_identity(config, identity), data_record(data)),
         audit=audit,
         remote=remote,

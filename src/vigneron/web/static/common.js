@@ -9,6 +9,19 @@ export const keyed = () => ({ "X-Vigneron-Key": localStorage.getItem("key") ?? "
 
 export const byId = (id) => document.getElementById(id);
 
+// A list that this browser remembers, for this port.
+export const remembered = {
+  get(name) {
+    try {
+      const list = JSON.parse(localStorage.getItem(name) ?? "[]");
+      return Array.isArray(list) ? list.filter((one) => typeof one === "string") : [];
+    } catch {
+      return [];
+    }
+  },
+  set: (name, list) => localStorage.setItem(name, JSON.stringify(list)),
+};
+
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -55,12 +68,16 @@ export async function fetchData(what, parameters = {}) {
   return body;
 }
 
-// Repeatedly, one call at a time; paused while the page is hidden.
-export function poll(work, seconds) {
+// Repeatedly, one call at a time. While the page is hidden: every ten seconds if `unseen` says so, else not at all.
+export function poll(work, seconds, unseen = () => false) {
+  let timer = null;
   const turn = async () => {
-    if (!document.hidden) await attempt(work);
-    setTimeout(turn, seconds * 1000);
+    clearTimeout(timer);
+    timer = null;
+    if (!document.hidden || unseen()) await attempt(work);
+    timer = setTimeout(turn, (document.hidden ? 10 : seconds) * 1000);
   };
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && timer !== null) turn(); });
   turn();
 }
 

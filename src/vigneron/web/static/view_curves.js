@@ -1,13 +1,16 @@
 // Curves of one or several runs, one chart per metric. Only visible charts are loaded and drawn.
 
-import { address, attempt, byId, debounce, fetchData, formatNumber, link, make, poll, showMessage, state } from "./common.js";
-import { COLOURS, CONFIG, layout, onColours, plotly, sketch, traces } from "./plots.js";
+import { address, attempt, byId, debounce, fetchData, link, make, poll, showMessage, state } from "./common.js";
+import { morph } from "./morph.js";
+import { notifies, observe } from "./notify.js";
+import { COLOURS, CONFIG, layout, markTraces, onColours, plotly, ranges, sketch, traces } from "./plots.js";
+import { configs, items, noticeList, sideBySide } from "./view_tables.js";
 
 const names = address.all("run");
 const colour = Object.fromEntries(names.map((name, place) => [name, COLOURS[place % COLOURS.length]]));
 const charts = new Map(); // by metric: its card, its plot, its points
 const visible = new Set();
-let statuses = [], notes = [], meanings = {}, seen = "";
+let statuses = [], notes = [], meanings = {}, seen = "", marks = [];
 
 const smoothing = () => Number(byId("smooth").value);
 const range = () => (address.get("from") ? [Number(address.get("from")), Number(address.get("to"))] : null);
@@ -35,13 +38,14 @@ async function draw(name) {
   const curves = names.map((run) => ({ name: run, colour: colour[run], points: chart.points[run] }));
   // Held-out metrics have few points and are not smoothed.
   const drawn = traces(curves, name.startsWith("eval/") ? 0 : smoothing());
-  const Plotly = window.Plotly;
+  const Plotly = window.Plotly, axes = ranges(drawn, name, range());
   if (!Plotly) {
-    sketch(chart.plot, drawn, range());
+    sketch(chart.plot, drawn, axes, marks);
   } else {
     if (!chart.listens) chart.plot.replaceChildren();
-    await Plotly.react(chart.plot, drawn, layout(range()), CONFIG);
+    await Plotly.react(chart.plot, [...drawn, ...markTraces(marks)], layout(axes, { marks }), CONFIG);
   }
+  chart.plot.dataset.marks = marks.length;
   chart.plot.dataset.points = curves.reduce((sum, { points }) => sum + (points?.steps.length ?? 0), 0);
   if (Plotly && !chart.listens) {
     chart.listens = true;
@@ -132,22 +136,32 @@ function filter() {
 }
 
 function legend() {
-  byId("legend").replaceChildren(...names.map((name) => {
+  morph(byId("legend"), ...names.map((name) => {
     const run = statuses.find((one) => one.name === name) ?? { state: "", step: 0, steps: 0 };
-    const swatch = make("i");
-    swatch.style.background = colour[name];
-    return make("li", { "data-run": name }, swatch, make("b", {}, name), state(run.state), ` ${run.step} / ${run.steps}`,
-      run.error ? make("span", { class: "bad" }, ` ${run.error}`) : null,
-      make("a", { href: link("/samples", { run: name }) }, "samples"));
+    return make("li", { "data-run": name, "data-key": name },
+      make("span", {}, make("i", { style: `background: ${colour[name]}` }), make("b", {}, name)), state(run.state), make("span", {}, `${run.step} / ${run.steps}`),
+      run.error ? make("span", { class: "bad" }, run.error) : null,
+      make("a", { href: link("/samples", { run: name }), "aria-label": `samples of ${name}` }, "samples"));
   }));
+}
+
+// Warnings are marked on the curves; notes are only listed.
+async function notices() {
+  const answer = await fetchData("notices", { run: names });
+  const all = Object.entries(answer.runs).flatMap(([run, given]) => given.map((one) => ({ ...one, run, colour: colour[run] })));
+  marks = all.filter((one) => one.kind === "warning").slice(-50);
+  noticeList(all, names.length > 1, (step) => zoom([Math.max(0, step - 25), step + 25]));
 }
 
 // A run may log new metrics: the groups are rebuilt only then.
 async function update() {
   statuses = (await fetchData("runs", { run: names })).runs;
+  observe(statuses);
   legend();
-  const steps = statuses.map((run) => `${run.name} ${run.step} ${run.changed}`).join("\n");
+  sideBySide(names.map((name) => statuses.find((run) => run.name === name)).filter(Boolean));
+  const steps = statuses.map((run) => `${run.name} ${run.step} ${run.changed} ${run.warnings}`).join("\n");
   if (steps !== seen) {
+    await notices();
     const answer = await fetchData("names", { run: names });
     notes = answer.notes;
     meanings = answer.meanings;
@@ -162,31 +176,10 @@ async function update() {
       await refresh();
     }
     byId("items").hidden = !answer.groups.some((one) => one.title.startsWith("Rubric: "));
-    if (byId("items").open) await items();
+    if (byId("items").open) await items(names);
     seen = steps;
   }
   showMessage(notes.join("; ") || (charts.size ? "" : "no step has been logged yet"));
-}
-
-async function configs() {
-  const { runs, differences, texts } = await fetchData("configs", { run: names });
-  byId("differences").hidden = runs.length < 2;
-  byId("differences").lastElementChild.replaceChildren(differences.length
-    ? make("table", { class: "differences" },
-      make("tr", {}, make("th", {}, "key"), ...runs.map((run) => make("th", {}, run))),
-      ...differences.map((row) => make("tr", {}, make("td", {}, row.key), ...row.values.map((value) => make("td", { class: "text" }, value)))))
-    : make("p", {}, "No differences."));
-  byId("configs").lastElementChild.replaceChildren(...runs.flatMap((run, place) => [make("h3", {}, run), make("pre", {}, texts[place])]));
-}
-
-async function items() {
-  const tables = await Promise.all(names.map(async (run) => [run, (await fetchData("items", { run })).items]));
-  const heads = ["category", "item", "flow", "weight", "score, first", "last", "spread", "confidence", "failed", "weak"];
-  byId("items").lastElementChild.replaceChildren(...tables.filter(([, rows]) => rows.length).flatMap(([run, rows]) => [
-    make("h3", {}, run),
-    make("table", { class: "items" }, make("tr", {}, ...heads.map((head) => make("th", {}, head))),
-      ...rows.map((row) => make("tr", {}, ...[row.category, row.item, row.flow ?? "–", formatNumber(row.weight), formatNumber(row.score.first), formatNumber(row.score.last), formatNumber(row.spread), formatNumber(row.confidence), formatNumber(row.failed)].map((cell) => make("td", {}, cell)), make("td", { class: "bad" }, row.weak.join(", "))))),
-  ]));
 }
 
 byId("smooth").value = address.get("smooth", "0.6");
@@ -202,8 +195,8 @@ byId("filter").addEventListener("input", () => {
   filter();
 });
 byId("whole").addEventListener("click", () => zoom(null));
-byId("items").addEventListener("toggle", () => attempt(items));
+byId("items").addEventListener("toggle", () => attempt(() => items(names)));
 onColours(redraw);
 showWindow();
-attempt(configs);
-poll(update, 2);
+attempt(() => configs(names));
+poll(update, 2, notifies);
