@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from support.servers import Sent, serving
 from vigneron import Progress, api
 from vigneron.errors import UserError
 from vigneron.recipe import check_config
-from vigneron.run_store.notices import kept_notices
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.notices import Notice, keep_notice, kept_notices
 from vigneron.trackers import tracking, worker
 from vigneron.trackers.tracking import Tracker, Tracking
 
@@ -259,6 +261,28 @@ def test_trackio_here_and_at_a_dead_address(
 
 
 # ---------------------------------------------------------------------------------------------- the process itself
+
+
+def test_a_webhook_gets_warnings_and_the_end(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VIGNERON_WEBHOOK_URL", raising=False)
+    with pytest.raises(UserError, match="webhook needs the environment variable VIGNERON_WEBHOOK_URL"):
+        api.train(config(tmp_path, tiny_folder, "webhook"), name="none", runs=tmp_path)
+    with serving(lambda seen, before: Sent(body="ok")) as server:
+        monkeypatch.setenv("VIGNERON_WEBHOOK_URL", server.url)
+        run = api.train(config(tmp_path, tiny_folder, "webhook"), name="watched", runs=tmp_path).folder
+        tracker = Tracker("webhook", {"name": "other", "folder": str(run), "id": "1", "config": {}})
+        (run / "status.json").write_text(json.dumps({"state": "failed", "error": f"no disk {KEY}"}))
+        monkeypatch.setenv("OTHER_API_KEY", KEY)
+        keep_notice(RunFolder(run), Notice(4, "entropy is low", "warning"))
+        tracker.close(time.monotonic() + 60)
+    bodies = [seen.body for seen in server.seen]
+    ends = [(body["run"], body["state"], body["step"]) for body in bodies if body["state"] != "running"]
+    assert ends == [("watched", "finished", 4), ("other", "failed", 0)]
+    warned = [body["text"] for body in bodies if body["state"] == "running"]
+    assert len(warned) == len([one for one in kept_notices(run) if one.kind == "warning"]) - 1
+    assert all(body["text"] == body["content"] for body in bodies)
 
 
 def test_an_error_holds_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vigneron.errors import UserError
-from vigneron.run_store.sample_search import SORTS, WHICH, SampleQuery, SampleSearch
+from vigneron.run_store.sample_search import SORTS, WHICH, Histogram, SampleQuery, SampleSearch, histogram
 from vigneron.run_store.samples import Kind, Sample, SampleStore
 
 
@@ -26,7 +26,7 @@ def sample(step: int, number: int, kind: Kind = "train", **changes: object) -> S
         "advantage": None if kind == "eval" else -float(number),
         "correct": [True, False, None][number % 3],
         "truncated": number == 5,
-        "extras": {"rubric": rubric} if kind == "train" else {},
+        "extras": {"rubric": rubric, "origin": "revised" if number > 4 else "fresh"} if kind == "train" else {},
     }
     return Sample(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -60,6 +60,9 @@ FITS = {
     which=st.sampled_from(list(WHICH)),
     search=st.sampled_from(["", "fOUR", "%", "_", "0_1", "\\", "prompt 2", "'"]),
     category=st.sampled_from(["", "odd", "none"]),
+    origin=st.sampled_from(["", "", "fresh", "revised"]),
+    reward_from=st.sampled_from([None, None, -0.3, 0.0]),
+    reward_to=st.sampled_from([None, None, 0.4]),
     sort=st.sampled_from(list(SORTS)),
     limit=st.integers(1, 9),
     offset=st.integers(0, 4),
@@ -77,13 +80,33 @@ def test_a_page_is_what_a_plain_search_finds(store: SampleSearch, **asked: objec
             or any(asking.search.lower() in str(t or "").lower() for t in (s.prompt, s.completion, s.answer))
         )
         and (not asking.category or s.extras.get("rubric", {}).get("category") == asking.category)
+        and (not asking.origin or s.extras.get("origin") == asking.origin)
+        and (asking.reward_from is None or (s.reward is not None and s.reward >= asking.reward_from))
+        and (asking.reward_to is None or (s.reward is not None and s.reward <= asking.reward_to))
     ]
     key = asking.sort.removeprefix("-")
     down = -1 if asking.sort.startswith("-") else 1
     fitting.sort(key=lambda s: s.sample)
-    fitting.sort(key=lambda s: (getattr(s, key) is None, down * (getattr(s, key) or 0)))
+    if key == "group":
+        first: dict[str, int] = {}
+        for s in fitting:
+            first.setdefault(s.prompt, s.sample)
+        fitting.sort(key=lambda s: (first[s.prompt], s.reward is None, -(s.reward or 0)))
+    else:
+        fitting.sort(key=lambda s: (getattr(s, key) is None, down * (getattr(s, key) or 0)))
     assert found.count == len(fitting)
     assert found.samples == fitting[asking.offset : asking.offset + asking.limit]
+    assert found.rewards == histogram([s.reward for s in fitting if s.reward is not None])
+    assert found.lengths == histogram([len(s.completion) for s in fitting])
+
+
+def test_histograms_by_hand() -> None:
+    found = histogram([0.0, 0.04, 0.5, 1.0])
+    assert found is not None
+    assert (found.low, found.high, found.mean) == (0.0, 1.0, pytest.approx(0.385))
+    assert [(place, count) for place, count in enumerate(found.counts) if count] == [(0, 2), (10, 1), (19, 1)]
+    assert histogram([0.3, 0.3]) == Histogram(0.3, 0.3, [2], 0.3)
+    assert histogram([]) is None
 
 
 def test_steps(store: SampleSearch) -> None:

@@ -66,8 +66,9 @@ class TopLevel(Strict):
     curriculum: SerializeAsAny[CurriculumConfig] | None = None
     """Which rows a step works on, if not shuffled epochs: by level, loss or success, or `name: "module:function"`."""
     scale: ScaleConfig = ScaleConfig()
-    trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(default_factory=list)
-    """Trackers that receive every step's metrics too."""
+    trackers: list[Literal["tensorboard", "trackio", "wandb", "webhook"]] = Field(default_factory=list)
+    """Trackers that receive every step's metrics too. `webhook` posts warnings and the end of the run to the address in
+    the environment variable VIGNERON_WEBHOOK_URL."""
 
     @property
     def resolved_microbatch_tokens(self) -> int:

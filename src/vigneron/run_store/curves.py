@@ -20,6 +20,7 @@ from vigneron.errors import UserError, first_line
 from vigneron.files import lines_of
 from vigneron.run_store.folder import RunFolder, record_of
 from vigneron.run_store.series import Curve, Span, joined_by_width, joined_to, spans_of
+from vigneron.run_store.speed import with_speeds
 from vigneron.run_store.sqlite_files import open_read_only, open_writable
 from vigneron.run_store.status import last_records
 from vigneron.values import is_number
@@ -262,7 +263,8 @@ def _up_to_date(folder: RunFolder) -> CurveStore:
         logged, indexed = (records[-1]["step"] if records else -1), store.last_step()
         if indexed != logged:
             start = store.forget_from(min(logged, -1 if indexed is None else indexed))
-            store.add(record for record in folder.metrics() if record["step"] >= start)
+            records = (record for record in folder.metrics() if record["step"] >= start)
+            store.add(with_speeds(records, folder.path))
     except BaseException:
         store.close()
         raise
@@ -281,21 +283,25 @@ class Curves(Protocol):
     def close(self) -> None: ...
 
 
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Damaged lines are left out."""
+    for line in lines_of(path):
+        try:
+            yield record_of(line)
+        except ValueError:
+            continue
+
+
 class CurveLog:
-    """metrics.jsonl, read as a whole."""
+    """metrics.jsonl, and the speeds of timings.jsonl, read as a whole."""
 
     def __init__(self, path: Path) -> None:
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
         self._last: int | None = None
-        for line in lines_of(path):
-            self._add(line)
+        for record in with_speeds(_records(path), path.parent):
+            self._add(record)
 
-    def _add(self, line: bytes) -> None:
-        """Damaged lines are left out."""
-        try:
-            record = record_of(line)
-        except ValueError:
-            return
+    def _add(self, record: Mapping[str, Any]) -> None:
         self._last = record["step"]
         for name, value in values_of(record).items():
             steps, values = self._columns.setdefault(name, ([], []))

@@ -14,7 +14,7 @@ TRAINING, LOSSES, PAIRS, COMPLETIONS = "Training", "Losses", "Preference pairs",
 HELD_OUT, CANARIES, COMPONENTS, RUBRIC = "Held out", "Canaries", "Reward components", "Rubric"
 REJECTION, GRAPE, OFF_POLICY = "Rejection sampling", "GRAPE responses", "Off-policy sampling"
 TRUST_REGION, OPTIMIZER, CURRICULUM, TURNS = "Trust region", "Optimizer", "Curriculum", "Conversations"
-STABILITY, SIZE = "Stability", "Size"
+STABILITY, SIZE, SPEED = "Stability", "Size", "Speed and memory"
 SECTIONS = (
     HELD_OUT,
     TRAINING,
@@ -25,6 +25,7 @@ SECTIONS = (
     COMPONENTS,
     CURRICULUM,
     OPTIMIZER,
+    SPEED,
     REJECTION,
     GRAPE,
     OFF_POLICY,
@@ -324,6 +325,17 @@ METRICS = (
            "Best mean reward over as many steps as the final value is a mean of, minus the final value."),
     Metric("steps_without_reward", "steps without reward", "down", "", STABILITY,
            "Share of steps whose mean reward is not above 0."),
+    Metric("speed/step_seconds", "seconds per step", "down", "", SPEED,
+           "Seconds of the step, without evaluating and saving. This section is in timings.jsonl."),
+    Metric("speed/tokens_per_second", "tokens per second", "up", "", SPEED,
+           "Tokens of the step's completions per second of the whole step."),
+    Metric("memory/host_gb", "host memory", None, "", SPEED, "Memory of the training process after the step, in GB."),
+    Metric("memory/gpu_gb", "GPU memory", None, "", SPEED,
+           "GPU memory that torch and the sampler's cache hold after the step, in GB."),
+    Metric("memory/peak_allocated_gb", "peak allocated", None, "", SPEED,
+           "The most GPU memory allocated so far, in GB; logged when it has risen."),
+    Metric("memory/peak_reserved_gb", "peak reserved", None, "", SPEED,
+           "The most GPU memory reserved so far, in GB; logged when it has risen."),
     Metric("steps", "steps", None, "", SIZE, "Steps of the run."),
     Metric("episodes", "episodes", None, "", SIZE, "Samples seen: step × `prompts_per_step` × `group_size`."),
     Metric("seconds", "seconds in steps", None, "", SIZE,

@@ -1,1 +1,1 @@
-"""TensorBoard, trackio and wandb, each in a separate process, so that none can stop, slow down or crash a run."""
+"""TensorBoard, trackio, wandb and a webhook, each in its own process: none can stop, slow down or crash a run."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from vigneron.errors import UserError
 from vigneron.files import write_atomically
+from vigneron.trackers.webhook import check_webhook
 
 QUEUED = 1000
 """Steps in a tracker's queue; when it is full, new steps are dropped."""
@@ -179,11 +180,15 @@ def missing_trackers(names: Sequence[str]) -> list[str]:
 
 def _is_installed(name: str) -> bool:
     """A folder of the same name, such as the one wandb creates, does not count."""
+    if name == "webhook":
+        return True
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None
 
 
 def check_trackers(names: Sequence[str]) -> None:
+    if "webhook" in names:
+        check_webhook()
     if missing := missing_trackers(names):
         raise UserError(
             f"trackers: {' and '.join(missing)} not installed: run `pip install {' '.join(missing)}` "

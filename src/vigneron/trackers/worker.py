@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from vigneron.redaction import redacted
+from vigneron.trackers.webhook import webhook
 
 FINISH_WITHIN = 60
 """Seconds."""
@@ -62,7 +63,7 @@ def trackio(run: dict[str, Any]) -> tuple[Log, Callable[[], None]]:
     return lambda step, metrics: package.log(metrics, step=step), package.finish
 
 
-TRACKERS = {"tensorboard": tensorboard, "trackio": trackio, "wandb": wandb}
+TRACKERS = {"tensorboard": tensorboard, "trackio": trackio, "wandb": wandb, "webhook": webhook}
 
 
 def main(name: str) -> None:

@@ -13,13 +13,14 @@ from vigneron.policy.rank_batches import assign_ranks
 from vigneron.run_store.code_version import code_version
 from vigneron.run_store.curves import CurveIndex
 from vigneron.run_store.outcome import outcome_json, outcome_of
+from vigneron.run_store.speed import speed_of
 from vigneron.run_store.status import State, status_of, write_status
 from vigneron.timing import end_timed_step, phase, start_timing, take_start
 from vigneron.training.callbacks import View, show_evaluation
 from vigneron.training.method import Metrics
 from vigneron.training.metrics import batch_metrics
 from vigneron.training.out_of_memory import explained_memory
-from vigneron.training.peak_memory import PeakMemory
+from vigneron.training.peak_memory import PeakMemory, memory_now
 from vigneron.training.run import Run
 from vigneron.training.signals import Stopped, StopRequest
 
@@ -122,9 +123,10 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                 with phase("evaluate"):
                     metrics |= run.evaluate()
             output.log(run.step, metrics)
-            curves.add({"step": run.step, **metrics})
-            record = {"step": run.step, "seconds": round(seconds, 4), **_start_seconds(), **peaks.risen()}
+            record = {"step": run.step, "seconds": round(seconds, 4), "tokens": sum(batch.samples.widths)}
+            record |= {**_start_seconds(), **memory_now(run.policy.device), **peaks.risen()}
             run.folder.append("timings.jsonl", record)
+            curves.add({"step": run.step, **metrics, **speed_of(record)})
             view.step(run, metrics, batch, seconds)
             output.alert(run.step, metrics, run.warnings(metrics), view)
             output.saver.check()

@@ -1,6 +1,9 @@
-"""The measured peak of a GPU's memory, for timings.jsonl: unlike metrics, it need not be the same after a resume."""
+"""Measured memory, for timings.jsonl: unlike metrics, it need not be the same after a resume."""
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -9,6 +12,19 @@ from vigneron.values import GB
 
 RISE = 1.01
 """A peak is recorded if it is higher than the last one by this factor: in the first steps, and seldom later."""
+
+
+STATM = Path("/proc/self/statm")
+
+
+def memory_now(device: torch.device) -> dict[str, float]:
+    """What this process holds after a step, in GB: its own memory (on Linux), and the GPU's."""
+    held: dict[str, float] = {}
+    with suppress(OSError, ValueError, IndexError):
+        held["memory/host_gb"] = round(int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / GB, 3)
+    if device.type == "cuda":
+        held["memory/gpu_gb"] = round((torch.cuda.memory_allocated(device) + cuda_memory.held_bytes(device)) / GB, 3)
+    return held
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import { conversation } from "./conversation.js";
 import { address, attempt, byId, fetchData, formatNumber, link, make } from "./common.js";
-import { differenceText } from "./difference.js";
+import { difference } from "./difference.js";
 import { COLOURS, CONFIG, layout, onColours, plotly, ranges } from "./plots.js";
 
 const run = address.get("run"), kind = address.get("kind");
@@ -27,7 +27,9 @@ function compare(samples) {
   function draw(event) {
     const [before, after] = ["before", "after"].map((name) => samples[byId(name).value]);
     if (event) address.set({ before: `${before.step}.${before.sample}`, after: `${after.step}.${after.sample}` });
-    byId("difference").replaceChildren(before.completion === after.completion ? make("p", { class: "quiet" }, "The two are equal.") : differenceText(before.completion, after.completion));
+    const { parts } = difference(before.completion, after.completion);
+    const shown = (place, tag) => make("div", { class: "text" }, ...parts[place].map(([text, differs]) => (differs ? make(tag, {}, text) : text)));
+    byId("difference").replaceChildren(...(before.completion === after.completion ? [make("p", { class: "quiet" }, "The two are equal.")] : [shown(0, "del"), shown(1, "ins")]));
   }
   if (samples.length > 1) draw();
 }
