@@ -11,6 +11,7 @@ from vigneron.run_store.curves import CurveStore
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice
 from vigneron.run_store.samples import Kind, Sample, SampleStore
+from vigneron.run_store.token_values import TokenValues
 
 HARM = "top.owned=1"
 EVIL = "http://evil.invalid"
@@ -114,6 +115,8 @@ def hostile_run(folder: Path, **keys: Any) -> Path:
             for number, text in enumerate((*TEXTS, ALL))
         ]
     )
+    of = {name: [0.5] * len(TEXTS) for name in ("logprob", "advantage")}
+    samples.add_tokens(2, "train", {0: TokenValues([f"token: {text}" for text in TEXTS], [True] * len(TEXTS), of)})
     samples.close()
     return folder
 

@@ -8,7 +8,10 @@ from typing import Any
 import yaml
 
 from vigneron.run_store.curves import CurveStore
+from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.notices import Notice, keep_notice
 from vigneron.run_store.samples import Sample, SampleStore
+from vigneron.run_store.token_values import TokenValues
 
 SCRIPT = "<script>alert('owned')</script>"
 IMAGE = "<img src=x onerror=alert('owned')>"
@@ -30,7 +33,11 @@ def write_run(folder: Path, *, steps: int = 30, indexed: bool = True, lr: float 
         curves.close()
     samples = SampleStore(folder)
     samples.add([_sample(step, number) for step in range(1, steps + 1) for number in range(8)])
+    values = {"logprob": [-0.5, -2.0, None], "advantage": [0.5, 0.5, None]}
+    samples.add_tokens(steps, "train", {0: TokenValues([HOSTILE, " second", "\n"], [True, True, False], values)})
     samples.close()
+    keep_notice(RunFolder(folder), Notice(0, "how it is set up"))
+    keep_notice(RunFolder(folder), Notice(12, "entropy is low\u202e", "warning"))
     return folder
 
 

@@ -147,6 +147,25 @@ def test_what_could_hide_or_turn_text_is_made_visible(client: TestClient) -> Non
     assert HOSTILE not in json.dumps(sample, ensure_ascii=False)
 
 
+def test_warnings_with_their_steps(client: TestClient) -> None:
+    (warning,) = [one for one in get(client, "notices", run="first")["runs"]["first"] if one["kind"] == "warning"]
+    assert (warning["step"], warning["text"]) == (12, "entropy is low\\u202e")
+    found = {run["name"]: run for run in get(client, "runs")["runs"]}
+    assert (found["first"]["warnings"], found["first"]["warning"]) == (1, "entropy is low\\u202e")
+    assert len(get(client, "runs", run="first")["runs"][0]["metrics"]) >= len(found["first"]["metrics"])
+
+
+def test_values_of_a_samples_tokens(client: TestClient) -> None:
+    answer = get(client, "samples", run="first", step=4)
+    assert (answer["tokens"], answer["tokens_near"]) == ([], 30)
+    assert get(client, "samples", run="first", step=30)["tokens"] == [0]
+    found = get(client, "tokens", run="first", step=30, sample=0)
+    assert found["trained"] == [True, True, False]
+    assert found["values"]["logprob"] == [-0.5, -2.0, None]
+    assert found["pieces"][0].endswith("abc\\u202edef\\x1b[31m\\x00")
+    assert "no token values" in get(client, "tokens", 400, run="first", step=4, sample=0)["error"]
+
+
 def test_a_prompts_history(client: TestClient) -> None:
     answer = get(client, "history", run="first", kind="train", step=3, sample=2)
     assert answer["prompt"] == "prompt 2"
@@ -163,6 +182,8 @@ def test_a_prompts_history(client: TestClient) -> None:
         ("samples", {"kind": "x"}),
         ("curves", {"from": "nan"}),
         ("history", {}),
+        ("tokens", {"step": 1}),
+        ("samples", {"reward_from": "low"}),
     ],
 )
 def test_a_question_that_makes_no_sense_is_answered_in_a_line(client: TestClient, what: str, asked: Any) -> None:
@@ -171,11 +192,13 @@ def test_a_question_that_makes_no_sense_is_answered_in_a_line(client: TestClient
     assert "Traceback" not in error
 
 
-@pytest.mark.parametrize("file", ["samples.sqlite", "metrics.jsonl", "config.yaml", "status.json", CURVES])
+@pytest.mark.parametrize(
+    "file", ["samples.sqlite", "metrics.jsonl", "notices.jsonl", "config.yaml", "status.json", CURVES]
+)
 def test_a_damaged_file_is_a_line_and_never_a_traceback(tmp_path: Path, file: str) -> None:
     (write_run(tmp_path / "runs" / "one") / file).write_bytes(b"\xff\x00{garbage" * 400)
     client = TestClient(view_app([tmp_path / "runs"]), raise_server_exceptions=True)
-    for what in ("runs", "names", "curves", "configs", "items", "samples"):
+    for what in ("runs", "names", "curves", "notices", "configs", "items", "samples"):
         answer = client.get(f"/data/{what}", params={"run": "one", "name": "reward"})
         assert answer.status_code in (200, 400, 500, 503)
         assert answer.status_code == 200 or "\n" not in answer.json()["error"]

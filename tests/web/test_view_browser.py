@@ -88,7 +88,7 @@ def test_a_run_goes_live_while_it_trains(browser_page: Any, tmp_path: Path, tiny
         training = subprocess.Popen([sys.executable, "-c", PACED, str(tmp_path / "live.yaml"), str(runs)])
         try:
             page.locator('tr[data-run="live"] .state', has_text="running").wait_for(timeout=180_000)
-            page.get_by_role("link", name="live").click()
+            page.get_by_role("link", name="live", exact=True).click()
             until(lambda: points_of(page, "reward") > 0)
             page.evaluate("window.sameDocument = true")
             seen = points_of(page, "reward")
@@ -108,10 +108,10 @@ def test_several_runs_in_one_figure_and_a_reload_keeps_it(address: str, browser_
     page = browser_page
     page.goto(address)
     for name in ("first", "second"):
-        page.get_by_label(f"pick {name}").check()
+        page.get_by_label(f"pin {name}").check()
     page.get_by_role("button", name="Show 2 together").click()
     until(lambda: points_of(page, "reward") == 62)
-    assert page.locator(".differences td").all_inner_texts() == ["optimizer.actor_lr", "1.0e-05", "2.0e-05"]
+    assert page.locator(".keys tr").all_inner_texts() == ["optimizer.actor_lr\t1.0e-05\t2.0e-05"]
     page.locator("#smooth").fill("0.9")
     page.locator("#filter").fill("reward")
     zoom_into(page, "reward")
@@ -179,7 +179,7 @@ def test_what_a_model_wrote_stays_text(address: str, browser_page: Any) -> None:
     """At the end `browser_page` finds no dialog and no error."""
     page = browser_page
     page.goto(page_of(address, "/samples?run=first&search=alert"))
-    card = page.locator('.sample[data-sample="3"]')
+    card = page.locator('.prompt-group:has(.sample[data-sample="3"])')
     shown = card.inner_text()
     assert shown.count(SCRIPT) >= 4  # prompt, completion, answer, critique
     assert IMAGE in shown

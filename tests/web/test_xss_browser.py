@@ -137,6 +137,7 @@ def test_curves_with_their_names_configs_and_items(address: str, browser_page: A
         check_texts(page, "loss/")
         check_texts(page, "", "Rubric: ", "curriculum/level/", texts=NAMES)
         check_texts(page, "error: ", show=visible, texts=(ALL,))
+        check_texts(page, "notice: ")
         assert page.title() == f"{visible(', '.join(NAMES[:2]))} – Vigneron"
         configs = [yaml.safe_load(text) for text in page.locator("#configs pre").all_text_contents()]
         assert [config["about"] for config in configs] == [ALL, f"other {ALL}"]
@@ -157,6 +158,11 @@ def test_the_names_of_runs_in_a_plot(address: str, browser_page: Any, start: int
         drawn = page.locator(".hoverlayer .name").all_text_contents()
         assert not [name for name in names if visible(name) not in drawn]
         check_harmless(page)
+        if start == 0:  # the first two runs have warnings, whose texts are drawn at their step
+            box = plot.locator(".nsewdrag").bounding_box()
+            plot.locator(".nsewdrag").hover(position={"x": box["width"] / 2, "y": box["height"] - 4})
+            page.locator(".hoverlayer .hovertext", has_text="notice:").first.wait_for()
+            check_harmless(page)
 
 
 def test_samples_and_a_prompt_over_the_steps(address: str, browser_page: Any) -> None:
@@ -172,6 +178,9 @@ def test_samples_and_a_prompt_over_the_steps(address: str, browser_page: Any) ->
         check_texts(page, "column: ", show=visible)
         check_texts(page, "", "category ", show=visible, texts=NAMES)
         assert page.locator("#category option").all_text_contents()[1:] == sorted(map(plain, (*NAMES, "all")))
+        page.get_by_role("button", name="tokens", exact=True).click()
+        page.locator(".token").first.wait_for()
+        check_texts(page, "token: ")
         check_harmless(page)
         page.locator('.sample[data-sample="35"]').get_by_role("link").click()
         page.get_by_text("2 samples, the newest first").wait_for()
