@@ -1,12 +1,14 @@
-"""The load time of `vigneron view` for a run of 100,000 steps and 1,000,000 samples: python -m benchmarks.view
+"""The load time of `vigneron view` for ten runs of 100,000 steps and 1,000,000 samples: python -m benchmarks.view
 
-The folder is written through the run's own stores, whose cost per training step is measured too. The limit is 2
-seconds per page in the browser, from the click until it is drawn.
+One run is written, the others are copies without samples. The folder is written through the run's own stores, whose
+cost per training step is measured too. The limit is 2 seconds per page in the browser, from the click until it is
+drawn.
 """
 
 import argparse
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.testclient import TestClient
 
@@ -21,6 +24,7 @@ from benchmarks.browser import chromium, reason_to_skip, served
 from vigneron.run_store.curves import CURVES, CurveIndex
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Sample, SampleStore
+from vigneron.run_store.speed import speed_of
 from vigneron.web.view import view_app
 
 METRICS = (
@@ -67,8 +71,10 @@ def write_run(folder: Path, steps: int, samples_a_step: int) -> dict[str, Cost]:
             record: dict[str, Any] = {"step": step, **{name: draw.random() for name in names}}
             with costs["metrics.jsonl"].measured():
                 run.append("metrics.jsonl", record)
+            timing = {"step": step, "seconds": 1 + draw.random(), "tokens": 4000, "memory/host_gb": 2 + draw.random()}
+            run.append("timings.jsonl", timing)
             with costs["index of curves"].measured():
-                curves.add(record)
+                curves.add({**record, **speed_of(timing)})
             samples = [_sample(draw, step, number, prompts) for number in range(samples_a_step)]
             with costs["samples"].measured():
                 store.add(samples)
@@ -86,6 +92,13 @@ def _sample(draw: random.Random, step: int, number: int, prompts: list[str]) -> 
     )
 
 
+def copies(run: Path, count: int) -> None:
+    for number in range(1, count):
+        place = run.with_name(f"{run.name}-{number}")
+        if not place.exists():
+            shutil.copytree(run, place, ignore=shutil.ignore_patterns("samples.sqlite*"))
+
+
 def server_side(runs: Path, name: str, steps: int) -> dict[str, float]:
     """Milliseconds of the responses that the pages wait for; the first is of a freshly started server."""
     client = TestClient(view_app([runs]))
@@ -94,6 +107,8 @@ def server_side(runs: Path, name: str, steps: int) -> dict[str, float]:
         "list of runs": ("runs", {}),
         "names of metrics": ("names", {"run": name}),
         "curves, whole run": ("curves", {"run": name, "name": overview}),
+        "curves of all runs": ("curves", {"run": names_in(runs), "name": overview}),
+        "names of metrics of all runs": ("names", {"run": names_in(runs)}),
         "curves, half of it": ("curves", {"run": name, "name": overview, "from": steps // 4, "to": 3 * steps // 4}),
         "curves, 5,000 steps": ("curves", {"run": name, "name": overview, "from": steps // 2, "to": steps // 2 + 5000}),
         "curves, 500 steps": ("curves", {"run": name, "name": overview, "from": steps // 2, "to": steps // 2 + 500}),
@@ -111,12 +126,20 @@ def server_side(runs: Path, name: str, steps: int) -> dict[str, float]:
     return found
 
 
+def names_in(runs: Path) -> list[str]:
+    return sorted(path.name for path in runs.iterdir())[:12]
+
+
 def in_the_browser(runs: Path, name: str) -> dict[str, float]:
     """Milliseconds from opening an address until the page is visible, in a freshly started browser."""
     pages: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "list of runs": ("/", lambda page: page.wait_for_selector("#runs tr")),
         "curves drawn": (f"/curves?run={name}", lambda page: page.wait_for_selector(".plot[data-points] svg")),
         "curves that can be zoomed": (f"/curves?run={name}", lambda page: page.wait_for_selector(".plot .main-svg")),
+        "curves of all runs drawn": (
+            f"/curves?{urlencode({'run': names_in(runs)}, doseq=True)}",
+            lambda page: page.wait_for_selector(".plot[data-points] svg"),
+        ),
         "samples": (f"/samples?run={name}", lambda page: page.wait_for_selector(".sample")),
     }
     found = {}
@@ -137,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--samples-a-step", type=int, default=10)
+    parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--folder", type=Path, help="folder of the run, which is kept; an existing one is used")
     given = parser.parse_args()
     with TemporaryDirectory() as temporary:
@@ -146,6 +170,7 @@ def main() -> None:
             print(f"{given.steps} steps of {len(METRICS)} metrics and {given.samples_a_step} samples")
             for what, cost in write_run(large, given.steps, given.samples_a_step).items():
                 print(f"  a step's {what}: {cost}")
+        copies(large, given.runs)
         for file in (CURVES, "metrics.jsonl", "samples.sqlite"):
             print(f"  {file}: {(large / file).stat().st_size / 1e6:.0f} MB")
         print("the server's answer")
