@@ -24,7 +24,8 @@ def write_run(folder: Path, *, steps: int = 30, indexed: bool = True, lr: float 
     folder.mkdir(parents=True)
     config = {"recipe": "made", "method": {"name": "grpo"}, "steps": steps, "optimizer": {"actor_lr": lr}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "status.json").write_text(json.dumps({"state": "finished", **status}))
+    outcome = {"metric": "eval/reward", "before": {"step": 0, "value": 0.0}, "after": {"step": steps, "value": 1.0}}
+    (folder / "status.json").write_text(json.dumps({"state": "finished", "outcome": outcome, **status}))
     records = [_record(step, steps) for step in range(steps + 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     if indexed:

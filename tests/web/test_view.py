@@ -45,6 +45,8 @@ def test_the_list_of_runs(client: TestClient) -> None:
     assert (found["first"]["step"], found["first"]["steps"]) == (30, 30)
     assert found["first"]["metrics"][0]["label"] == "held-out reward"
     assert found["first"]["metrics"][0]["value"] == 1.0
+    assert found["first"]["outcome"]["cell"] == "0.000 → 1.000"
+    assert found["first"]["outcome"]["text"].startswith("no verdict: held-out reward rose from 0.000 to 1.000")
 
 
 def test_runs_may_be_given_one_by_one(runs: Path) -> None:

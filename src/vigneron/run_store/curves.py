@@ -76,6 +76,8 @@ class CurveStore:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(TABLES)
+        self._read_only = read_only
+        self._cached: dict[str, tuple[list[int], list[float]]] | None = None
         self._ids: dict[str, int] = dict(self._db.execute("SELECT name, id FROM names"))
         # The block of the steps that are not in `blocks` yet.
         self._open_block = self._db.execute("SELECT min(step) / ? FROM recent", (BLOCK,)).fetchone()[0]
@@ -200,12 +202,16 @@ class CurveStore:
             yield from spans_of(steps[part], values[part])
 
     def _recent(self) -> dict[str, tuple[list[int], list[float]]]:
+        """Read once by a page's request."""
+        if self._cached is not None:
+            return self._cached
         columns: dict[str, tuple[list[int], list[float]]] = {}
         for step, record in self._db.execute("SELECT step, record FROM recent ORDER BY step"):
             for name, value in json.loads(record).items():
                 steps, values = columns.setdefault(name, ([], []))
                 steps.append(step)
                 values.append(value)
+        self._cached = columns if self._read_only else None
         return columns
 
     def close(self) -> None:
@@ -365,5 +371,5 @@ def curves_of(folder: Path) -> tuple[Curves | None, str | None]:
 
 def _is_current(store: CurveStore, log: Path) -> bool:
     """metrics.jsonl is written first: the store may be one step behind."""
-    logged = [record["step"] for record in last_records(log)[-2:]]
+    logged = [record["step"] for record in last_records(log, limit=2)]
     return not log.exists() or store.last_step() in (logged or [None])

@@ -15,7 +15,8 @@ from vigneron.run_store.curves import curves_of
 from vigneron.run_store.headline_metrics import headline_keys, headline_values
 from vigneron.run_store.metric_table import in_order, metric
 from vigneron.run_store.notices import Notice
-from vigneron.run_store.outcome_text import ended_outcome
+from vigneron.run_store.outcome import stored_outcome
+from vigneron.run_store.outcome_text import best_text, ended_outcome, next_steps, outcome_cell
 from vigneron.run_store.rubric_samples import KINDS
 from vigneron.run_store.sample_search import SORTS, WHICH, SampleQuery, SampleSearch
 from vigneron.run_store.sample_turns import EXTRAS, turns_of_sample
@@ -226,16 +227,31 @@ def _row(name: str, status: RunStatus, notices: Sequence[Notice], metrics: int) 
         "alive": status.alive,
         "recipe": status.recipe,
         "method": status.method,
-        "outcome": ended_outcome(status),
         "step": status.step,
         "steps": status.steps,
         "began": status.began,
         "ended": status.ended,
         "changed": status.changed,
         "error": status.error,
+        "outcome": _outcome(status),
         "warnings": len(warnings),
         "warning": warnings[-1] if warnings else None,
         "metrics": [{"label": one.label, "value": value, "meaning": one.meaning} for one, value in values],
+    }
+
+
+def _outcome(status: RunStatus) -> dict[str, Any] | None:
+    """The verdict on the held-out rows, as the run wrote it at its end; None before, and of older runs."""
+    outcome = stored_outcome(status.outcome)
+    if outcome is None:
+        return None
+    steps = next_steps(outcome, status) if status.state == "finished" else []
+    return {
+        **(ended_outcome(status) or {}),
+        "label": outcome.label,
+        "cell": outcome_cell(outcome),
+        "best": best_text(outcome),
+        "next": [f"{name}: {text}" for name, text in steps],
     }
 
 

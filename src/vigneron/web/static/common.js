@@ -108,6 +108,10 @@ export function formatNumber(value) {
 const STATES = { running: "good", finished: "", starting: "good", stopped: "quiet", failed: "bad", killed: "bad" };
 export const state = (name) => make("span", { class: `state ${STATES[name] ?? ""}` }, name);
 
+// The verdict on a run's held-out rows.
+const VERDICTS = { better: "good", worse: "bad" };
+export const verdictClass = (outcome) => VERDICTS[outcome?.verdict] ?? "";
+
 export function ago(seconds) {
   if (!seconds) return "";
   const passed = Math.max(0, Date.now() / 1000 - seconds);

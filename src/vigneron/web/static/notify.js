@@ -19,7 +19,7 @@ export function observe(runs) {
     known.set(run.name, run);
     if (!before || !notifies()) continue;
     const metrics = run.metrics.map(({ label, value }) => `${label} ${value.toPrecision(3)}`).join(", ");
-    if (before.alive && !run.alive) show(`${run.name}: ${run.state}`, run.error ?? `step ${run.step} of ${run.steps}${metrics ? `: ${metrics}` : ""}`);
+    if (before.alive && !run.alive) show(`${run.name}: ${run.state}`, run.error ?? run.outcome?.text ?? `step ${run.step} of ${run.steps}${metrics ? `: ${metrics}` : ""}`);
     else if (run.warnings > before.warnings) show(`${run.name}: warning`, run.warning);
   }
 }

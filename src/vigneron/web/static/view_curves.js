@@ -1,6 +1,6 @@
 // Curves of one or several runs, one chart per metric. Only visible charts are loaded and drawn.
 
-import { address, attempt, byId, debounce, fetchData, link, make, poll, showMessage, state } from "./common.js";
+import { address, attempt, byId, debounce, fetchData, link, make, poll, showMessage, state, verdictClass } from "./common.js";
 import { morph } from "./morph.js";
 import { notifies, observe } from "./notify.js";
 import { COLOURS, CONFIG, layout, markTraces, onColours, plotly, ranges, sketch, traces } from "./plots.js";
@@ -141,6 +141,7 @@ function legend() {
     return make("li", { "data-run": name, "data-key": name },
       make("span", {}, make("i", { style: `background: ${colour[name]}` }), make("b", {}, name)), state(run.state), make("span", {}, `${run.step} / ${run.steps}`),
       run.error ? make("span", { class: "bad" }, run.error) : null,
+      run.outcome ? make("span", { class: `verdict ${verdictClass(run.outcome)}`, title: run.outcome.next.join("\n") }, [run.outcome.text, run.outcome.best ? `best: ${run.outcome.best}` : ""].filter(Boolean).join("; ")) : null,
       make("a", { href: link("/samples", { run: name }), "aria-label": `samples of ${name}` }, "samples"));
   }));
 }

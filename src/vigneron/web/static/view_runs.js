@@ -1,6 +1,6 @@
 // The list of runs, refreshed every two seconds. Pinned runs come first, and can be shown together.
 
-import { address, ago, byId, fetchData, formatNumber, link, make, poll, remembered, showMessage, state } from "./common.js";
+import { address, ago, byId, fetchData, formatNumber, link, make, poll, remembered, showMessage, state, verdictClass } from "./common.js";
 import { morph } from "./morph.js";
 import { notifies, observe } from "./notify.js";
 
@@ -42,7 +42,7 @@ function row(run) {
     make("td", { class: "how" }, state(run.state), run.error ? make("span", { class: "why bad" }, run.error) : null,
       run.warnings ? make("span", { class: "why warned", title: run.warning }, `${run.warnings} warning${run.warnings === 1 ? "" : "s"}`) : null),
     make("td", { class: "step" }, `${run.step} / ${run.steps}`, make("span", { class: "bar" }, make("i", { style: `width: ${share}%` }))),
-    make("td", {}, make("div", { class: "metrics" }, ...run.metrics.map(({ label, value, meaning }) => make("span", { title: meaning }, `${label} `, make("b", {}, formatNumber(value)))))),
+    make("td", {}, run.outcome?.cell ? make("span", { class: `why ${verdictClass(run.outcome)}`, title: run.outcome.text }, `${run.outcome.label} ${run.outcome.cell}`) : null, make("div", { class: "metrics" }, ...run.metrics.map(({ label, value, meaning }) => make("span", { title: meaning }, `${label} `, make("b", {}, formatNumber(value)))))),
     make("td", {}, run.method),
     make("td", { class: "quiet" }, ago(run.changed)),
     make("td", {}, make("a", { href: link("/samples", { run: run.name }), "aria-label": `samples of ${run.name}` }, "samples")));

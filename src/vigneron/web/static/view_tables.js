@@ -1,6 +1,6 @@
 // Tables below the curves: warnings, runs side by side with the differences of their configs, rubric items.
 
-import { byId, fetchData, formatNumber, make, state } from "./common.js";
+import { byId, fetchData, formatNumber, make, state, verdictClass } from "./common.js";
 import { morph } from "./morph.js";
 
 /** Warnings first opened; `go(step)` shows the curves around a step. */
@@ -30,6 +30,7 @@ export function sideBySide(runs) {
   const rows = [
     ["state", runs.map((run) => state(run.state))],
     ["step", runs.map((run) => `${run.step} / ${run.steps}`)],
+    ...(runs.some((run) => run.outcome?.cell) ? [["held out", runs.map((run) => make("span", { class: verdictClass(run.outcome), title: run.outcome?.text }, run.outcome?.cell || "–"))]] : []),
     ["warnings", runs.map((run) => String(run.warnings))],
     ...labels.map(([label, meaning]) => [label, values(label).map(formatNumber), meaning]),
   ];
