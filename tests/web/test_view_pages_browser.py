@@ -118,8 +118,8 @@ def test_tokens_are_coloured_and_their_values_shown(address: str, browser_page: 
     card = page.locator('.sample[data-sample="0"]')
     assert not card.locator(".completion").is_visible()
     colours = tokens.evaluate_all("all => all.map(one => one.getAttribute('style'))")
-    assert "18%" in colours[0]  # 70% · 0.5 / 2
-    assert "70%" in colours[1]
+    assert "11%" in colours[0]  # 45% · 0.5 / 2
+    assert "45%" in colours[1]
     assert colours[2] == ""
     tokens.nth(1).hover()
     card.get_by_text("token 2 of 3, log-prob -2, advantage 0.5").wait_for()

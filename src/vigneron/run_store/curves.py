@@ -269,8 +269,8 @@ def _up_to_date(folder: RunFolder) -> CurveStore:
         logged, indexed = (records[-1]["step"] if records else -1), store.last_step()
         if indexed != logged:
             start = store.forget_from(min(logged, -1 if indexed is None else indexed))
-            records = (record for record in folder.metrics() if record["step"] >= start)
-            store.add(with_speeds(records, folder.path))
+            missing = (record for record in folder.metrics() if record["step"] >= start)
+            store.add(with_speeds(missing, folder.path))
     except BaseException:
         store.close()
         raise

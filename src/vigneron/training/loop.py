@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from vigneron.batch import Batch
 from vigneron.data.prompts import Row
@@ -123,7 +124,11 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                 with phase("evaluate"):
                     metrics |= run.evaluate()
             output.log(run.step, metrics)
-            record = {"step": run.step, "seconds": round(seconds, 4), "tokens": sum(batch.samples.widths)}
+            record: dict[str, Any] = {
+                "step": run.step,
+                "seconds": round(seconds, 4),
+                "tokens": sum(batch.samples.widths),
+            }
             record |= {**_start_seconds(), **memory_now(run.policy.device), **peaks.risen()}
             run.folder.append("timings.jsonl", record)
             curves.add({"step": run.step, **metrics, **speed_of(record)})

@@ -18,10 +18,11 @@ function strengths(name, values) {
   return values.map((value) => (typeof value === "number" ? away(value) / most : null));
 }
 
+// At most 45 %: the text stays readable, light and dark.
 function background(name, strength) {
   if (strength === null || Math.abs(strength) < 0.02) return "";
   const colour = VALUES[name].colour ?? (strength < 0 ? "--bad" : "--good");
-  return `background: color-mix(in srgb, var(${colour}) ${Math.round(70 * Math.abs(strength))}%, transparent)`;
+  return `background: color-mix(in srgb, var(${colour}) ${Math.round(45 * Math.abs(strength))}%, transparent)`;
 }
 
 // What cannot be seen in a token.

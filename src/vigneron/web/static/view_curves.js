@@ -98,7 +98,7 @@ const watcher = new IntersectionObserver((entries) => {
 
 function card(name) {
   const plot = make("div", { class: "plot" });
-  const element = make("section", { class: "chart", "data-name": name }, make("h3", { title: meanings[name] }, name), plot);
+  const element = make("section", { class: "chart", "data-name": name }, make("h2", { title: meanings[name] }, name), plot);
   charts.set(name, { element, plot, points: null });
   watcher.observe(element);
   return element;

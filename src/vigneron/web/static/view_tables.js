@@ -46,14 +46,14 @@ export async function configs(names) {
   const { runs, differences, texts } = await fetchData("configs", { run: names });
   differing = differences;
   sideBySide(shown);
-  byId("configs").lastElementChild.replaceChildren(...runs.flatMap((run, place) => [make("h3", {}, run), make("pre", { tabindex: 0 }, texts[place])]));
+  byId("configs").lastElementChild.replaceChildren(...runs.flatMap((run, place) => [make("h2", {}, run), make("pre", { tabindex: 0 }, texts[place])]));
 }
 
 export async function items(names) {
   const tables = await Promise.all(names.map(async (run) => [run, (await fetchData("items", { run })).items]));
   const heads = ["category", "item", "flow", "weight", "score, first", "last", "spread", "confidence", "failed", "weak"];
   byId("items").lastElementChild.replaceChildren(...tables.filter(([, rows]) => rows.length).flatMap(([run, rows]) => [
-    make("h3", {}, run),
+    make("h2", {}, run),
     make("table", { class: "items" }, make("tr", {}, ...heads.map((head) => make("th", {}, head))),
       ...rows.map((row) => make("tr", {}, ...[row.category, row.item, row.flow ?? "–", formatNumber(row.weight), formatNumber(row.score.first), formatNumber(row.score.last), formatNumber(row.spread), formatNumber(row.confidence), formatNumber(row.failed)].map((cell) => make("td", {}, cell)), make("td", { class: "bad" }, row.weak.join(", "))))),
   ]));
