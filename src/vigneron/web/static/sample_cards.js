@@ -70,17 +70,21 @@ function card(run, sample, most, hasTokens) {
     parts(sample.extras), verdicts(rubric));
 }
 
+function spread(rewards) {
+  const low = Math.min(...rewards), high = Math.max(...rewards), mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
+  return low === high ? `reward ${formatNumber(low)}` : `mean reward ${formatNumber(mean)}, from ${formatNumber(low)} to ${formatNumber(high)}`;
+}
+
 /** `recorded`: numbers of the samples whose tokens have values. */
 export function group(run, samples, recorded) {
   const [{ step, sample: first, prompt }] = samples;
   const answers = new Set(samples.map((sample) => sample.answer));
   const rewards = samples.map((sample) => sample.reward).filter((reward) => typeof reward === "number");
-  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
   const most = Math.max(...samples.map((sample) => Math.abs(sample.advantage ?? 0)));
   const answer = (value) => (value === null ? null : line("reference answer", value));
   return make("article", { class: "prompt-group", "data-key": `${step} ${first}` },
     make("table", { class: "prompt" }, line("prompt", prompt), answers.size === 1 ? answer(samples[0].answer) : null),
-    samples.length > 1 && rewards.length ? make("p", { class: "quiet" }, `${samples.length} completions, mean reward ${formatNumber(mean)}, from ${formatNumber(Math.min(...rewards))} to ${formatNumber(Math.max(...rewards))}`) : null,
+    samples.length > 1 && rewards.length ? make("p", { class: "quiet" }, `${samples.length} completions, ${spread(rewards)}`) : null,
     ...samples.flatMap((sample) => [
       card(run, sample, most, recorded.has(sample.sample)),
       answers.size > 1 && sample.answer !== null ? make("p", { class: "quiet", "data-key": `answer ${sample.sample}` }, "reference answer: ", make("span", { class: "text" }, folded(sample.answer))) : null,

@@ -3,9 +3,9 @@
 import { attempt, fetchData, formatNumber, make } from "./common.js";
 
 const VALUES = {
-  logprob: { label: "log-prob", meaning: "of the policy that sampled: dark where the token was unlikely", colour: "--accent" },
+  logprob: { label: "log-prob", meaning: "of the policy that sampled: strong where the token was unlikely", colour: "--accent" },
   advantage: { label: "advantage", meaning: "green where the token is made more likely, red where less", middle: 0 },
-  entropy: { label: "entropy", meaning: "of the policy at the token, in nats: dark where it was undecided", colour: "--accent" },
+  entropy: { label: "entropy", meaning: "of the policy at the token, in nats: strong where it was undecided", colour: "--accent" },
   ratio: { label: "ratio", meaning: "probability in the last update over that at sampling: green above 1, red below", middle: 1 },
   kl: { label: "KL", meaning: "log-prob minus the reference's: green where the policy likes the token more, red where less", middle: 0 },
 };

@@ -75,5 +75,6 @@ byId("step").addEventListener("change", () => go({ step: byId("step").value }));
 byId("before").addEventListener("click", () => go({ step: steps.before }));
 byId("after").addEventListener("click", () => go({ step: steps.after }));
 byId("newest").addEventListener("click", () => go({ step: null }));
+if (matchMedia("(max-width: 40rem)").matches) byId("filters").open = FILTERS.slice(2, -1).some((name) => address.get(name));
 byId("curves").href = link("/curves", { run });
 poll(update, 3);
