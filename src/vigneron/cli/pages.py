@@ -20,6 +20,9 @@ def view(
     ] = None,
     port: Port = 8765,
     host: Host = "127.0.0.1",
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Chat with the runs' checkpoints: loads their models, and their own code.")
+    ] = False,
 ) -> None:
     """Browse runs in the browser: live curves, samples, configs."""
     from vigneron.run_store.folder import default_runs_folder, run_path
@@ -29,7 +32,7 @@ def view(
 
     folders = [run_path(run) for run in runs or ()] or [default_runs_folder()]
     refuse_no_runs(folders)
-    pages = view_app(folders)
+    pages = view_app(folders, chat=chat)
     serve(pages, port=port, host=host, tell=lambda address: typer.echo(f"open  {address}\nstop  Ctrl-C"))
 
 

@@ -3,7 +3,6 @@
 Of a run with an environment they are conversations, in which the user plays the environment's part or watches it.
 """
 
-import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,12 @@ from rich.console import Console
 
 from vigneron.api import Trained, load_run
 from vigneron.commands.chat_input import NEW, ChatInput, Command
-from vigneron.config import Config
 from vigneron.data.prompts import Row
-from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
 from vigneron.report.tables import conversation_lines
 from vigneron.report.terminal import say
 from vigneron.run_data.stored import first_rows
+from vigneron.run_data.typed_prompt import typed_prompt, typed_template
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.sample_turns import turns_of_sample
 from vigneron.run_store.samples import Sample
@@ -54,7 +52,7 @@ def chat_loop(
         raise UserError(f"'{run}' trained a reward model, which cannot generate text")
     if environment and trained.config.environment is None:
         raise UserError(f"--environment: '{run}' was trained without one")
-    template = None if raw else _template(trained.config)
+    template = None if raw else typed_template(trained.config)
     say(
         console,
         f"{trained.config.model.name}, before and after {trained.step} steps of {trained.config.recipe}",
@@ -80,7 +78,7 @@ def _complete(console: Console, trained: Trained, template: str | None, asked: A
         conversational = not isinstance(row["prompt"], str)
     typing, turn = ChatInput(console, "type a prompt: the model answers each by itself"), 0
     while (typed := typing.read()) is not None:
-        prompt = [_prompt(typed, template, conversational)]
+        prompt = [typed_prompt(typed, template, conversational=conversational)]
         say(console, f"before  {trained.sample_before(prompt, **asked(turn))[0]!r}")
         say(console, f"after   {trained.sample(prompt, **asked(turn))[0]!r}")
         turn += 1
@@ -101,7 +99,7 @@ def _play(console: Console, trained: Trained, template: str | None, asked: Asked
         for name, sample in samplers.items():
             begun = talks.get(name)
             message = [{"role": "user", "content": typed}]
-            talks[name] = _prompt(typed, template, True) if begun is None else [*begun, *message]
+            talks[name] = typed_prompt(typed, template, conversational=True) if begun is None else [*begun, *message]
             (answer,) = sample([talks[name]], **asked(turn))
             talks[name].append({"role": "assistant", "content": answer})
             say(console, f"{name:<7} {answer!r}")
@@ -116,7 +114,11 @@ def _watch(console: Console, trained: Trained, template: str | None, asked: Aske
     typing = ChatInput(console, f"type a first message, or {ROW}1 to {ROW}{len(rows)} for a {of} row")
     turn = 0
     while (typed := typing.read()) is not None:
-        row = _row(console, typed, rows) if typed.startswith(ROW) else {"prompt": _prompt(typed, template, True)}
+        row = (
+            _row(console, typed, rows)
+            if typed.startswith(ROW)
+            else {"prompt": typed_prompt(typed, template, conversational=True)}
+        )
         if row is None:
             continue
         for name in ("before", "after"):
@@ -150,22 +152,3 @@ def _row(console: Console, typed: str, rows: Sequence[Row]) -> Row | None:
         return rows[int(number[:9]) - 1]
     say(console, f"there is no row '{number}': {ROW}1 to {ROW}{len(rows)}")
     return None
-
-
-def _template(config: Config) -> str | None:
-    """The prompt template, if it has exactly one placeholder for the typed text."""
-    template = config.data.template
-    if template is None and config.data.task is not None:
-        template = load_task(config.data.task).child_prompt
-    if template is None or len(_placeholders(template)) != 1:
-        return None
-    return template
-
-
-def _placeholders(template: str) -> list[str]:
-    return [name for _, name, _, _ in string.Formatter().parse(template) if name]
-
-
-def _prompt(typed: str, template: str | None, conversational: bool) -> Any:
-    text = typed if template is None else template.format(**{_placeholders(template)[0]: typed})
-    return [{"role": "user", "content": text}] if conversational else text

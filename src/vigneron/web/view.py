@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 
 from vigneron.errors import UserError
@@ -21,8 +22,9 @@ from vigneron.run_store.rubric_samples import KINDS
 from vigneron.run_store.sample_search import SORTS, WHICH, SampleQuery, SampleSearch
 from vigneron.run_store.sample_turns import EXTRAS, turns_of_sample
 from vigneron.run_store.samples import Kind, Sample
-from vigneron.run_store.status import RunStatus
+from vigneron.run_store.status import RunStatus, saved_checkpoints
 from vigneron.web.answers import choice, groups, items_of_run, json_endpoint, number, whole
+from vigneron.web.chat import Chats, Message
 from vigneron.web.runs import NoSuchRun, Runs, differences, read_config, written_config
 from vigneron.web.serve import page, static_routes
 
@@ -33,11 +35,12 @@ PAGE_SIZE = 64
 """A multiple of most group sizes: a group is seldom cut in two."""
 
 
-def view_app(places: Sequence[Path]) -> Starlette:
-    """`places` are folders of runs, or runs."""
-    viewer = _Viewer(Runs(places))
+def view_app(places: Sequence[Path], *, chat: bool = False) -> Starlette:
+    """`places` are folders of runs, or runs. `chat`: load models of runs, with their own code, to chat with them."""
+    viewer = _Viewer(Runs(places), chat=chat)
     pages = {"/": "view_runs.html", "/curves": "view_curves.html", "/samples": "view_samples.html"}
     pages["/history"] = "view_history.html"
+    pages |= {"/chat": "view_chat.html"} if chat else {}
     data = {
         "runs": viewer.runs,
         "names": viewer.names,
@@ -48,11 +51,13 @@ def view_app(places: Sequence[Path]) -> Starlette:
         "samples": viewer.samples,
         "tokens": viewer.tokens,
         "history": viewer.history,
+        "checkpoints": viewer.checkpoints,
     }
     return Starlette(
         routes=[
             *(Route(path, viewer.html_page(template)) for path, template in pages.items()),
             *(Route(f"/data/{name}", json_endpoint(answer)) for name, answer in data.items()),
+            *([Route("/chat/reply", viewer.reply, methods=["POST"])] if chat else []),
             *static_routes(),
         ],
         exception_handlers={404: _not_found},
@@ -60,8 +65,9 @@ def view_app(places: Sequence[Path]) -> Starlette:
 
 
 class _Viewer:
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: Runs, *, chat: bool = False) -> None:
         self._runs = runs
+        self._chats = Chats() if chat else None
 
     def html_page(self, template: str) -> Any:
         """The page is the same for all runs; its script fetches the data that its address names."""
@@ -71,7 +77,7 @@ class _Viewer:
                 names = list(self._requested(request)) if template != "view_runs.html" else []
             except UserError as error:
                 return page("message.html", 404, message=str(error))
-            return page(template, runs=names)
+            return page(template, runs=names, chat=self._chats is not None)
 
         return endpoint
 
@@ -186,6 +192,20 @@ class _Viewer:
         if tokens is None:
             raise UserError(f"no token values were kept of sample {sample} in step {step} ({kind})")
         return tokens
+
+    def checkpoints(self, request: Request) -> Any:
+        return {"steps": [checkpoint.step for checkpoint in saved_checkpoints(self._one(request))]}
+
+    async def reply(self, request: Request) -> JSONResponse:
+        """The next turn of a chat."""
+        body = await request.body()
+
+        def answer(request: Request) -> Any:
+            assert self._chats is not None
+            message = Message.of(body)
+            return {"reply": self._chats.reply(self._runs.folder(message.run), message)}
+
+        return await run_in_threadpool(json_endpoint(answer), request)
 
     def history(self, request: Request) -> Any:
         """The samples of one sample's prompt in all steps."""
