@@ -95,7 +95,7 @@ def _curves(page: Any) -> None:
 OVERLAID = "&".join(f"run={name}" for name in ("pgsrm-colors-seed-0", "binary-colors-seed-0", "sft-colors-seed-0"))
 SHOTS = (
     Shot(
-        "view-runs", _view, "/?search=colors&picked=sft-colors-seed-0&picked=pgsrm-colors-whole", "#runs tr", height=560
+        "view-runs", _view, "/?search=colors&pinned=sft-colors-seed-0&pinned=pgsrm-colors-whole", "#runs tr", height=560
     ),
     Shot("view-curves", _view, f"/curves?{OVERLAID}", ".chart:nth-child(7) .main-svg", _curves, 1000),
     Shot("view-samples", _view, "/samples?run=demo&sort=-reward", ".sample"),

@@ -17,14 +17,22 @@ from vigneron.run_store.token_values import STEPS, TokenValues, is_due, pack, un
 VALUES = TokenValues([" a", "\n", "é"], [True, False, True], {"logprob": [-0.12345678, None, -2.0]}, left_out=4)
 
 
-def test_a_record_is_read_as_it_was_written_to_four_digits() -> None:
+def test_a_record_is_read_as_it_was_written_to_three_digits() -> None:
     found = unpack(pack(VALUES))
-    assert found == TokenValues([" a", "\n", "é"], [True, False, True], {"logprob": [-0.1235, None, -2.0]}, 4)
-    assert unpack(pack(TokenValues(["a"], [True], {"kl": [math.nan]}))).values == {"kl": [None]}
+    assert (found.pieces, found.trained, found.left_out) == ([" a", "\n", "é"], [True, False, True], 4)
+    assert found.values["logprob"] == [pytest.approx(-0.12345678, rel=1e-3), None, -2.0]
+    odd = TokenValues(["a", "b", "c"], [True] * 3, {"kl": [math.nan, 1e9, math.inf], "ratio": [1.0] * 3})
+    assert unpack(pack(odd)).values == {"kl": [None, 65504.0, 65504.0], "ratio": [1.0, 1.0, 1.0]}
+    assert unpack(pack(TokenValues([], [], {"kl": []}))) == TokenValues([], [], {})
 
 
 @pytest.mark.parametrize(
-    "text", ['{"pieces": ["a"], "trained": "11", "values": {}, "left_out": 0}', "[]", "{}", "x", '{"pieces": 1']
+    "text",
+    [
+        '{"pieces": ["a"], "trained": "11", "names": [], "left_out": 0}\n',
+        '{"pieces": ["a"], "trained": "1", "names": ["kl"], "left_out": 0}\n',
+        *("[]", "{}", "x", '{"pieces": 1'),
+    ],
 )
 def test_a_damaged_record_is_refused(text: str) -> None:
     with pytest.raises((ValueError, LookupError, TypeError)):

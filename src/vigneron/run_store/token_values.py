@@ -5,12 +5,11 @@ They are kept of some samples of some steps: the file stays small, and training 
 
 import json
 import math
+import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from vigneron.values import is_number
 
 STEPS = 200
 """Of a run, about evenly spread: all of a shorter run."""
@@ -19,6 +18,7 @@ SAMPLES = 16
 TOKENS = 512
 """Of a sample, the first ones."""
 NAMES = ("logprob", "advantage", "entropy", "ratio", "kl")
+LARGEST_HALF = 65504.0
 LARGEST = 2**22
 """Bytes of a record in the clear."""
 
@@ -40,35 +40,38 @@ def is_due(step: int, steps: int) -> bool:
 
 
 def pack(tokens: TokenValues) -> bytes:
+    """A line of JSON, then the values as half-precision floats: three digits are more than a colour shows."""
     record = {
         "pieces": tokens.pieces,
         "trained": "".join("1" if one else "0" for one in tokens.trained),
-        "values": {name: [_short(value) for value in values] for name, values in tokens.values.items()},
+        "names": list(tokens.values),
         "left_out": tokens.left_out,
     }
-    return zlib.compress(json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="replace"), 1)
+    head = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    numbers = [_half(value) for values in tokens.values.values() for value in values]
+    return zlib.compress(head + b"\n" + struct.pack(f"<{len(numbers)}e", *numbers), 1)
 
 
 def unpack(blob: bytes) -> TokenValues:
     """Raises ValueError, LookupError or TypeError where the record is damaged."""
-    unpacking = zlib.decompressobj()
     try:
-        text = unpacking.decompress(blob, LARGEST)
-    except zlib.error as error:
+        text = zlib.decompressobj().decompress(blob, LARGEST)
+        head, _, packed = text.partition(b"\n")
+        record: dict[str, Any] = json.loads(head)
+        pieces = [str(piece) for piece in record["pieces"]]
+        numbers = struct.unpack(f"<{len(record['names']) * len(pieces)}e", packed)
+    except (zlib.error, struct.error) as error:
         raise ValueError(f"token values: {error}") from error
-    record: dict[str, Any] = json.loads(text)
-    pieces = [str(piece) for piece in record["pieces"]]
     trained = [one == "1" for one in record["trained"]]
-    values = {
-        name: [float(value) if is_number(value) else None for value in record["values"][name]]
-        for name in NAMES
-        if name in record["values"]
-    }
-    if {len(trained), *map(len, values.values())} != {len(pieces)}:
+    if len(trained) != len(pieces):
         raise ValueError("token values: the lists differ in length")
+    rows = [numbers[start : start + len(pieces)] for start in range(0, len(numbers), len(pieces) or 1)]
+    values = {
+        str(name): [value if math.isfinite(value) else None for value in row]
+        for name, row in zip(record["names"], rows, strict=False)
+    }
     return TokenValues(pieces, trained, values, int(record["left_out"]))
 
 
-def _short(value: float | None) -> float | None:
-    """Four digits are more than a colour shows."""
-    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
+def _half(value: float | None) -> float:
+    return math.nan if value is None else min(max(value, -LARGEST_HALF), LARGEST_HALF)
