@@ -28,7 +28,9 @@ export function groupsOf(samples) {
 function parts(extras) {
   const plain = Object.entries(extras).filter(([name, value]) => name !== "rubric" && value !== null);
   if (!plain.length) return null;
-  return make("p", { class: "parts" }, ...plain.map(([name, value]) => make("span", {}, `${name} `, make("b", {}, typeof value === "object" ? JSON.stringify(value) : formatNumber(value)))));
+  const shown = (value) => (typeof value === "object" ? JSON.stringify(value) : formatNumber(value));
+  const part = (text) => (text.length > 60 ? make("span", { class: "text" }, folded(text)) : make("b", {}, text));
+  return make("div", { class: "parts" }, ...plain.map(([name, value]) => make("span", {}, `${name} `, part(shown(value)))));
 }
 
 function verdicts(rubric) {
