@@ -270,7 +270,7 @@ def _outcome(status: RunStatus) -> dict[str, Any] | None:
         **(ended_outcome(status) or {}),
         "label": outcome.label,
         "cell": outcome_cell(outcome),
-        "best": best_text(outcome),
+        "best_text": best_text(outcome),
         "next": [f"{name}: {text}" for name, text in steps],
     }
 

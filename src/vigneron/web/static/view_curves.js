@@ -141,7 +141,7 @@ function legend() {
     return make("li", { "data-run": name, "data-key": name },
       make("span", {}, make("i", { style: `background: ${colour[name]}` }), make("b", {}, name)), state(run.state), make("span", {}, `${run.step} / ${run.steps}`),
       run.error ? make("span", { class: "bad" }, run.error) : null,
-      run.outcome ? make("span", { class: `verdict ${verdictClass(run.outcome)}`, title: run.outcome.next.join("\n") }, [run.outcome.text, run.outcome.best ? `best: ${run.outcome.best}` : ""].filter(Boolean).join("; ")) : null,
+      run.outcome ? make("span", { class: `verdict ${verdictClass(run.outcome)}`, title: run.outcome.next.join("\n") }, [run.outcome.text, run.outcome.best_text ? `best: ${run.outcome.best_text}` : ""].filter(Boolean).join("; ")) : null,
       make("a", { href: link("/samples", { run: name }), "aria-label": `samples of ${name}` }, "samples"));
   }));
 }
