@@ -129,7 +129,8 @@ def test_two_processes_stop_go_on_and_end_as_one_does(place: Path) -> None:
     assert "Traceback" not in err
     out, err = vigneron(place, "resume", "runs/two", "--nproc", "2")
     words = [line.split()[0] for line in out.splitlines()]
-    assert [w for w in words if not w.endswith(":")] == [*["step"] * (6 - done), "run", "report", "chat", "view"]
+    ended = ["result", "best", "run", "report", "chat", "view", "export"]
+    assert [w for w in words if not w.endswith(":")] == [*["step"] * (6 - done), *ended]
     assert err == ""
     check_the_same(place / "runs" / "two", place / "runs" / "one")
     AutoModelForCausalLM.from_pretrained(place / "runs" / "two" / "checkpoints" / "step-6")
@@ -249,8 +250,8 @@ def test_bad_input_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def without_stages(said: str) -> list[str]:
-    """Lines, but those that say how far the start is."""
-    return [line for line in said.splitlines() if not line.startswith("start: ")]
+    """Lines, but those that say how far the start is, and notes about the recipe."""
+    return [line for line in said.splitlines() if not line.startswith(("start: ", "note: "))]
 
 
 @pytest.mark.slow

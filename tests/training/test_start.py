@@ -111,6 +111,7 @@ def test_a_log_names_the_stages_from_the_first(tmp_path: Path, tiny_folder: Path
     assert [line.partition(" s, ")[2] for line in shown if line.startswith("start: ")] == [
         "importing torch and transformers",
         "reading the data",
+        "checking the recipe",
         "loading the model",
         "copying the reference",
         "preparing the model",
