@@ -35,6 +35,9 @@ async def first(prompts, completions, **columns):
 
 def half(completions, **columns):
     return [0.5] * len(completions)
+
+def ranked(prompts, completions, **columns):
+    return [1 / (prompts.count(prompt) - 1) for prompt in prompts]
 """
 
 
@@ -85,6 +88,11 @@ def test_a_reward_that_fails_on_empty_texts_is_noted(checked: Any) -> None:
     assert "note: reward 'first' (preflight_rewards.py, line 20) raised IndexError" in answer.out
     assert "for an empty completion, which stops the run as soon as the model writes nothing" in answer.out
     assert "note: reward" not in checked("right").out
+
+
+def test_a_reward_that_compares_the_completions_of_a_prompt_is_given_a_group(checked: Any) -> None:
+    assert checked("ranked", "eval_every=0").code == 0
+    assert "raised ZeroDivisionError" in checked("ranked", "eval_every=1").err, "evaluations have one of each prompt"
 
 
 def test_a_column_that_only_the_held_out_data_lacks_and_a_bad_checker_are_found(checked: Any, tmp_path: Path) -> None:

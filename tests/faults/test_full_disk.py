@@ -75,10 +75,10 @@ def test_row_6_a_full_disk(small_disk: Path, tmp_path: Path, tiny_folder: Path, 
 
 def test_row_6_files_may_not_grow(tmp_path: Path, tiny_folder: Path) -> None:
     """By a limit of the process: a checkpoint's largest file does not fit. The command line says so in one line."""
-    recipe = fault_runs.write_recipe(tmp_path, tiny_folder, "grpo", eval_every=0)
+    recipe = fault_runs.write_recipe(tmp_path, tiny_folder, "grpo", eval_every=0, save_every=1)
     words = ["train", str(recipe), "--name", "run", "--runs", str(tmp_path)]
     log = tmp_path / "log"
-    code = fault_runs.exit_code(fault_runs.command, str(log), words, (resource.RLIMIT_FSIZE, 90_000))
+    code = fault_runs.exit_code(fault_runs.command, str(log), words, (resource.RLIMIT_FSIZE, 105_000))
     assert code == 2
     errors = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
     assert len(errors) == 1

@@ -33,14 +33,16 @@ def start(tmp_path: Path, recipe: Path) -> tuple[Path, BaseProcess]:
 
 SLOW_REWARD = """
 import time
-asked = 0
+from pathlib import Path
+asked = -2  # the trial before a run
 def slow(completions, **columns):
     global asked
-    if len(completions) == 2:  # the trial before a run
-        return [0.0, 0.0]
     asked += 1
+    if asked <= 0:
+        return [0.0 for _ in completions]
     print("reward asked,", asked, flush=True)
-    time.sleep({seconds})
+    while asked == {step} and not Path(__file__).with_name("go").exists():
+        time.sleep(0.01)
     return [0.0 for _ in completions]
 """
 
@@ -50,8 +52,9 @@ def _importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def slow_recipe(tmp_path: Path, model: Path, seconds: float, **changes: object) -> Path:
-    (tmp_path / "slow_reward.py").write_text(SLOW_REWARD.format(seconds=seconds))
+def slow_recipe(tmp_path: Path, model: Path, step: int, **changes: object) -> Path:
+    """In this step the reward waits for a file named `go`."""
+    (tmp_path / "slow_reward.py").write_text(SLOW_REWARD.format(step=step))
     reward = {"kind": "python", "function": "slow_reward:slow"}
     return fault_runs.write_recipe(tmp_path, model, "grpo", eval_every=0, reward=reward, **changes)
 
@@ -60,10 +63,12 @@ def slow_recipe(tmp_path: Path, model: Path, seconds: float, **changes: object) 
 def test_row_3_the_step_is_finished_and_saved_and_the_run_goes_on_later(
     tmp_path: Path, tiny_folder: Path, number: signal.Signals
 ) -> None:
-    recipe = slow_recipe(tmp_path, tiny_folder, 0.2, steps=8, save_every=0)
+    recipe = slow_recipe(tmp_path, tiny_folder, 3, steps=8, save_every=0)
     log, process = start(tmp_path, recipe)
-    wait_for(log, "step 2/")
+    wait_for(log, "reward asked, 3")
     os.kill(process.pid, number)
+    wait_for(log, "stopping after this step")
+    (tmp_path / "go").touch()
     process.join(90)
     assert process.exitcode == 128 + number
     folder = tmp_path / "run"
@@ -71,7 +76,7 @@ def test_row_3_the_step_is_finished_and_saved_and_the_run_goes_on_later(
     done = RunFolder.open(folder).metrics()[-1]["step"]
     assert saved.name == f"step-{done}"
     assert (status_of(folder).state, status_of(folder).error) == ("stopped", None)
-    assert done < 8
+    assert done == 3
     assert f"saved after step {done}: resume with `vigneron resume" in log.read_text()
 
     api.resume(folder)
@@ -80,9 +85,11 @@ def test_row_3_the_step_is_finished_and_saved_and_the_run_goes_on_later(
 
 
 def test_row_3_a_signal_in_the_last_step_leaves_a_report(tmp_path: Path, tiny_folder: Path) -> None:
-    log, process = start(tmp_path, slow_recipe(tmp_path, tiny_folder, 1.0, steps=2, save_every=0))
+    log, process = start(tmp_path, slow_recipe(tmp_path, tiny_folder, 2, steps=2, save_every=0))
     wait_for(log, "reward asked, 2")
     os.kill(process.pid, signal.SIGTERM)
+    wait_for(log, "stopping after this step")
+    (tmp_path / "go").touch()
     process.join(90)
     assert process.exitcode == 143
     assert (tmp_path / "run" / "report.html").is_file()
@@ -92,7 +99,7 @@ def test_row_3_a_signal_in_the_last_step_leaves_a_report(tmp_path: Path, tiny_fo
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_row_3_a_second_signal_stops_at_once(tmp_path: Path, tiny_folder: Path, number: signal.Signals) -> None:
-    recipe = slow_recipe(tmp_path, tiny_folder, 120.0, steps=5)
+    recipe = slow_recipe(tmp_path, tiny_folder, 1, steps=5)
     log, process = start(tmp_path, recipe)
     wait_for(log, "reward asked, 1")
     began = time.monotonic()

@@ -23,7 +23,7 @@ from vigneron.rubric.rows import category_of
 from vigneron.user_code import python_function
 
 ROWS = 2
-"""Rows of each part that functions are called on."""
+"""Rows of each part that functions are called on, or one row with a whole group of completions."""
 PLACEHOLDER = "A completion."
 """Stands for a model's text where a row has no answer."""
 LOGS: dict[str, Any] = {"log_extra": lambda name, values: None, "log_metric": lambda name, value: None}
@@ -88,18 +88,21 @@ def user_functions(config: Config) -> Iterator[UserFunction]:
 def _scored_parts(
     config: Config, own: UserFunction, train: Sequence[Row], held_out: Sequence[Row]
 ) -> Iterator[tuple[list[Row], str]]:
-    """Rows whose completions are scored: of training where they are sampled, and the held-out ones."""
+    """Rows whose completions are scored: of training where they are sampled, and the held-out ones where they are
+    evaluated. A reward may compare the completions of a prompt, so a training row comes once for each of its group."""
     reads, another = config.method.reads, isinstance(config.reward, RubricRewardConfig) and config.reward.held_out_file
     parts = [("the training data", train if reads == "prompts" else ())]
-    parts += [("the held-out data", held_out if reads != "pairs" and not (own.rubric and another) else ())]
+    evaluates = config.eval_every > 0 and reads != "pairs" and not (own.rubric and another)
+    parts += [("the held-out data", held_out if evaluates else ())]
     for part, rows in parts:
         scored = (
             row
             for number, row in enumerate(rows, start=1)
             if own.rubric is None or category_of(own.rubric, row, number, part) == own.category
         )
-        if first := list(islice(scored, ROWS)):
-            yield first, part
+        size = config.group_size if rows is train else 1
+        if first := list(islice(scored, ROWS if size == 1 else 1)):
+            yield [row for row in first for _ in range(size)], part
 
 
 def _arguments(config: Config, rows: list[Row]) -> dict[str, Any]:
