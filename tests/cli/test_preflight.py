@@ -90,9 +90,12 @@ def test_a_reward_that_fails_on_empty_texts_is_noted(checked: Any) -> None:
     assert "note: reward" not in checked("right").out
 
 
-def test_a_reward_that_compares_the_completions_of_a_prompt_is_given_a_group(checked: Any) -> None:
-    assert checked("ranked", "eval_every=0").code == 0
-    assert "raised ZeroDivisionError" in checked("ranked", "eval_every=1").err, "evaluations have one of each prompt"
+def test_a_reward_that_compares_the_completions_of_a_prompt_is_given_a_group(checked: Any, tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text('{"prompt": "e", "answer": "e"}\n')
+    assert checked("ranked").code == 0
+    assert checked("ranked", "data.held_out=other.jsonl", "eval_every=0").code == 0
+    evaluated = checked("ranked", "data.held_out=other.jsonl")
+    assert "raised ZeroDivisionError" in evaluated.err, "an evaluation has one completion of each prompt"
 
 
 def test_a_column_that_only_the_held_out_data_lacks_and_a_bad_checker_are_found(checked: Any, tmp_path: Path) -> None:
