@@ -14,7 +14,7 @@ INTRODUCTION = """\
 <!-- Generated from the classes in src/vigneron/config by `make docs`. Edit the docstrings there, not this file. -->
 
 A recipe is a YAML file with the keys below. `vigneron validate RECIPE` checks one without loading weights: its keys and
-data, your own reward on two rows, the model's name, learning rates and sizes; it shows two rows as the model gets them.
+data, your reward on a few rows, the model's name, learning rates and sizes; it shows two rows as the model gets them.
 `vigneron train` does the same checks first. Unknown keys, and keys that have no effect in combination with others, are
 errors. `vigneron methods NAME` explains the keys of a method.
 

@@ -213,7 +213,8 @@ class PythonRewardConfig(RewardOptions):
 
     kind: Literal["python"]
     function: Annotated[str, AfterValidator(dotted_path)]
-    """Import path of the function. It is called on two rows before a run starts, and again with empty completions."""
+    """Import path of the function. It is called before a run starts, on a row or two with a group of completions each,
+    and again with empty completions."""
 
     @property
     def may_be_win_rate(self) -> bool:

@@ -1,6 +1,6 @@
 """What is checked of a recipe before any weights are loaded: by `vigneron train` first, and by `vigneron validate`.
 
-No judge and no parent is asked. Of the user's code, the reward and the checker are called on two rows.
+No judge and no parent is asked. Of the user's code, the reward and the checker are called on a row or two.
 """
 
 from collections.abc import Iterator, Sequence
