@@ -280,7 +280,7 @@ def test_guards_are_for_rewards_from_zero_up() -> None:
 def test_names_with_a_form_are_refused_in_words() -> None:
     wanted = (
         "my.yaml: data.checker: should be one of equality, strict_equality, inclusion, in_order, last_line, "
-        "sentiment_inversion, maze_walk, judge_right, nim_optimal, or module:function, not 'nonsense'"
+        "final_number, sentiment_inversion, maze_walk, judge_right, nim_optimal, or module:function, not 'nonsense'"
     )
     assert line_of(data={"task": "antonyms", "checker": "nonsense"}) == wanted
     reward = {"kind": "python", "function": "no_colon"}

@@ -170,7 +170,7 @@ def test_a_checker_of_ones_own_is_asked_about_every_sample(batch: Batch) -> None
         ("short", r"checker 'short' returned 0 values for 3 completions"),
         ("half", r"checker 'own_checks:half' returned 0.5 for row 1; expected 1, 0 or None"),
         ("nan", r"checker 'nan' returned nan for row 1"),
-        ("words", r"checker 'words' returned 'yes' for row 1"),
+        ("words", r"checker 'words' returned the text 'yes' for row 1"),
     ],
 )
 def test_a_bad_checker_is_one_line(batch: Batch, name: str, line: str) -> None:
@@ -186,7 +186,7 @@ def test_texts_are_checked_as_samples_are() -> None:
     for name, problem in (
         ("broken", "raised ZeroDivisionError"),
         ("half", "returned 0.5"),
-        ("words", "returned 'yes'"),
+        ("words", "returned the text 'yes'"),
     ):
         with pytest.raises(RewardFailed, match=f"checker 'own_checks:{name}' {problem}"):
             check_texts(f"own_checks:{name}", ["p"], ["a"], {})

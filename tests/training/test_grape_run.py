@@ -258,7 +258,8 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tmp_path: Path, tiny_fol
     with pytest.raises(UserError, match=r"set `reward\.kind: rubric`"):
         check_config({**given, "reward": {"kind": "binary"}}, "tiny")
     sorts = tmp_path / "sorts.yaml"
-    sorts.write_text(yaml.safe_dump({"categories": {"words": {"items": [item("short", flow="length", at_most=3)]}}}))
+    words = {"items": [item("short", flow="length", at_most=3)]}
+    sorts.write_text(yaml.safe_dump({"categories": {"words": words, "others": words}}))
     with pytest.raises(UserError, match="row 1 has no 'category'"):
         api.train(check_config({**given, "reward": {"kind": "rubric", "file": str(sorts)}}, "tiny"), runs=tmp_path)
     assert held_out_of(tmp_path / "words.jsonl").exists()
