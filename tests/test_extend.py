@@ -37,6 +37,7 @@ def example_config(tiny_folder: Path, **changes: Any) -> Config:
     return check_config(given, "own_method.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("example")
 def test_the_example_is_trained_resumed_and_reported(tmp_path: Path, tiny_folder: Path) -> None:
     whole = api.train(example_config(tiny_folder), name="whole", runs=tmp_path).folder

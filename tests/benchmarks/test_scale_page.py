@@ -6,6 +6,7 @@ from benchmarks.simulator.measured import ON_H200, ON_TWO_CORES, kept_points, si
 from benchmarks.simulator.predict import SETTINGS, SEVEN, SEVENTY, Setting, memory_of, plant_of, trace_of
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables_that_the_command_prints() -> None:
     page = PAGE.read_text()
     assert page == filled(page), "run `python -m benchmarks.scale_plan --write`"

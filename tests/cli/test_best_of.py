@@ -54,6 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[P
     return policy, models[0], models[1]
 
 
+@pytest.mark.slow
 def test_by_a_process_and_an_outcome_model(runs: tuple[Path, Path, Path]) -> None:
     policy, *models = runs
     for model in models:

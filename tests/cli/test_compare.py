@@ -106,6 +106,7 @@ def one_line(answer: Answer, *parts: str) -> None:
 # ---------------------------------------------------------------------------------------------- from start to end
 
 
+@pytest.mark.slow
 def test_a_comparison_is_a_folder_of_runs(whole: tuple[Path, Answer]) -> None:
     folder, answer = whole
     assert sorted(p.name for p in folder.iterdir()) == [
@@ -195,6 +196,7 @@ def test_killed_in_the_middle_the_same_command_goes_on(
     assert (folder / "compare.svg").read_bytes() == (whole[0] / "compare.svg").read_bytes()
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_the_step_and_leaves_with_130(
     recipes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def asked_by(*words: object, stdin: str = "") -> tuple[str, int]:
     return printed(*words, stdin=stdin), Asked.count - before
 
 
+@pytest.mark.slow
 def test_the_number_of_turns_is_in_the_line_of_a_step_and_in_show(trained: tuple[Path, Path, str]) -> None:
     _, run, said = trained
     (line,) = re.findall(r"^step 2/2 .*$", said, re.MULTILINE)

@@ -51,6 +51,7 @@ def log_probs(model: Any, ids: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adapted", "whole"])
 def test_transformers_alone_gives_the_childs_log_probs(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path

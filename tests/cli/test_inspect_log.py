@@ -77,6 +77,7 @@ def test_inspects_reader_reads_it(trained: Trained, tmp_path: Path) -> None:
     assert log.samples[1].output.completion == "four ? </script>"
 
 
+@pytest.mark.slow
 def test_eval_writes_it(tmp_path: Path, tiny_folder: Path) -> None:
     recipe = write_recipe(tmp_path, tiny_folder, steps=1)
     assert vigneron("train", recipe, "--runs", tmp_path / "runs", "--name", "my").code == 0

@@ -64,6 +64,7 @@ def one_line(answer: Answer) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_ask_review_write_train_resume_and_the_key_nowhere(tmp_path: Path, tiny_folder: Path) -> None:
     with serving(shout) as server:
         reward = {"kind": "semantic", "embedder": "api:vine", "url": server.url}
@@ -157,6 +158,7 @@ def test_the_parent_fills_in_only_what_a_file_lacks(tmp_path: Path) -> None:
         assert len(server.seen) == 1
 
 
+@pytest.mark.slow
 def test_a_task_asks_with_its_own_instruction(tmp_path: Path) -> None:
     def script(seen: Seen, before: int) -> Sent:
         return chat(json.dumps({"OUTPUT": f"un{seen.body['messages'][-1]['content']}"}))
@@ -197,6 +199,7 @@ def test_ctrl_c_leaves_what_was_answered(tmp_path: Path) -> None:
     assert int(kept[1]) + int(kept[2]) == 102
 
 
+@pytest.mark.slow
 def test_a_local_parent_trains_a_child(tmp_path: Path, tiny_folder: Path, obliging_folder: Path) -> None:
     recipe = recipe_with_parent(
         tmp_path,

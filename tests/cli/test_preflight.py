@@ -124,6 +124,7 @@ def test_the_function_of_a_rubric_s_item_is_called_if_code_is_allowed(checked: A
     assert checked("", "--allow-code", reward=reward).code == 0
 
 
+@pytest.mark.slow
 def test_sizes_that_do_not_fit_the_data_are_noted_before_training(checked: Any, tmp_path: Path) -> None:
     long = {"prompt": "c", "answer": "a long answer of many tokens"}
     (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "a", "answer": "b"}) + "\n" + json.dumps(long) + "\n")

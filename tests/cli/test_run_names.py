@@ -28,6 +28,7 @@ def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIGNERON_RUNS", str(place / "my-runs"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["first", "runs/first"])
 def test_verbs_take_names(place: Path, tmp_path: Path, name: str) -> None:
     assert run_path(name) == place / "my-runs" / "first"

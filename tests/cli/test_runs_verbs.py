@@ -121,6 +121,7 @@ def test_a_line_fits_into_the_terminal(runs: Path, width: int) -> None:
     assert ("metrics" in lines[0]) == (width == 200)
 
 
+@pytest.mark.slow
 def test_hundreds_of_runs_are_listed_without_torch(tmp_path: Path) -> None:
     template = make_run(tmp_path / "runs", "run-0").path
     records = "".join(json.dumps({**RECORDS[3], "step": n}) + "\n" for n in range(200))

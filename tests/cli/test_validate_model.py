@@ -75,6 +75,7 @@ def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     assert "transformers has no sequence-classification model for 'olmoe'" in answer.err
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_run_on_a_gpu(tmp_path: Path) -> None:
     """Without weights; on a CPU nothing is said about it."""
     file = recipe_for("Llama", tmp_path, {**GRPO, "model": {"name": str(tmp_path / "model")}})
@@ -86,6 +87,7 @@ def test_the_memory_of_a_run_on_a_gpu(tmp_path: Path) -> None:
     assert "memory on a GPU" not in vigneron("validate", file, "model.device=cpu").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "phases"), [("sft", {"evaluation, update", "update"}), ("dpo", {"update"})])
 def test_a_run_that_samples_nothing_has_no_phase_for_it(tmp_path: Path, method: str, phases: set[str]) -> None:
     """SFT samples in its evaluations."""
@@ -111,6 +113,7 @@ def test_a_run_that_samples_nothing_has_no_phase_for_it(tmp_path: Path, method: 
     assert "sampling" not in answer.out.partition("memory on a GPU")[2]
 
 
+@pytest.mark.slow
 def test_what_to_change_for_the_limit_of_the_recipe(tmp_path: Path) -> None:
     file = recipe_for("Llama", tmp_path, {**GRPO, "model": {"name": str(tmp_path / "model"), "memory_gb": 0.5}})
     answer = vigneron("validate", file)

@@ -58,6 +58,7 @@ def test_what_is_trained_and_sampled_is_shown(tmp_path: Path, model: Any) -> Non
     assert r"<|im_start|>assistant\n»…«" in done.out, done.err
 
 
+@pytest.mark.slow
 def test_faults_of_the_template_and_its_arguments_are_found(tmp_path: Path, model: Any) -> None:
     gemma = model("gemma")
     done = validated(tmp_path, gemma, {"messages": [{"role": "system", "content": "s"}, *TALK]})
@@ -84,6 +85,7 @@ def test_faults_of_the_template_and_its_arguments_are_found(tmp_path: Path, mode
 USER, CALL = TALK[0], {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {}}]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bad", "line"),
     [

@@ -154,6 +154,7 @@ def test_validate_checks_everything_short_of_loading_a_model(recipe: Path, monke
         assert vigneron("validate", recipe, wrong).code == 2
 
 
+@pytest.mark.slow
 def test_the_demo_compares_three_rewards(tmp_path: Path, tiny_folder: Path) -> None:
     few = (f"model.name={tiny_folder}", "steps=2", "prompts_per_step=2", "eval_every=1")
     answer = vigneron("demo", *few, "--runs", tmp_path)
@@ -196,6 +197,7 @@ def test_debug_may_stand_anywhere_and_shows_the_traceback(recipe: Path) -> None:
 # ---------------------------------------------------------------------------------------------- train
 
 
+@pytest.mark.slow
 def test_a_run_is_its_folder(trained: tuple[Path, str], tiny_folder: Path) -> None:
     run, _ = trained
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
@@ -267,6 +269,7 @@ def test_what_train_prints_when_piped(trained: tuple[Path, str]) -> None:
     assert look == f"view    vigneron view {run}"
 
 
+@pytest.mark.slow
 def test_runs_without_a_name_are_numbered(tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIGNERON_RUNS", str(tmp_path / "chosen"))
     for _ in range(2):
@@ -365,6 +368,7 @@ def test_eval_of_a_file_and_of_an_older_step(trained: tuple[Path, str], tmp_path
     assert missing.err.endswith("has no checkpoint of step 3 (available: 2, 4)\n")
 
 
+@pytest.mark.slow
 def test_eval_fills_the_runs_template(tmp_path: Path, tiny_folder: Path) -> None:
     rows = ['{"word": "a", "answer": "b"}']
     data = {"train": str(write_jsonl(tmp_path / "words.jsonl", rows)), "template": "not {word}:"}
@@ -414,6 +418,7 @@ def test_chat_takes_several_lines_a_length_and_commands(trained: tuple[Path, str
     assert said == [repr(child.sample([text], max_new_tokens=3)[0]) for text in ("two\n\n/exit\nlines", "x")]
 
 
+@pytest.mark.slow
 def test_report_of_two_runs(trained: tuple[Path, str], place: Path, recipe: Path, tmp_path: Path) -> None:
     run, _ = trained
     second = vigneron("train", recipe, "--name", "second", "--runs", tmp_path, "steps=2")
@@ -440,6 +445,7 @@ def test_resume_of_a_finished_run_does_nothing_more(trained: tuple[Path, str], t
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-2", "step-4"]
 
 
+@pytest.mark.slow
 def test_resume_goes_on_from_the_newest_checkpoint(trained: tuple[Path, str], tmp_path: Path) -> None:
     run = shutil.copytree(trained[0], tmp_path / "copy")
     shutil.rmtree(run / "checkpoints" / "step-4")

@@ -48,6 +48,7 @@ def test_a_weighted_order_is_a_permutation(weights: list[float], seed: int, data
     assert [first[i] for i in order] == sorted(first, reverse=True)
 
 
+@pytest.mark.slow
 def test_weights_are_the_chance_to_come_first() -> None:
     """Weights 1, 1 and 0.1: the last one comes first in 0.1/2.1 of the draws."""
     weights, first = torch.tensor([1.0, 1.0, 0.1]).double(), torch.zeros(3, dtype=torch.bool)

@@ -198,6 +198,7 @@ def test_a_run_sees_prompt_input_answer_and_the_pair(split: str) -> None:
         }
 
 
+@pytest.mark.slow
 def test_other_tasks_have_no_pairs() -> None:
     assert [name for name, task in TASKS.items() if "chosen" in task.rows("train")[0]] == ["instructions"]
 

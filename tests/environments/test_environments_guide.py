@@ -17,6 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "environments.md").read_
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.S)
 
 
+@pytest.mark.slow
 def test_the_first_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (_, code), (_, recipe) = BLOCKS[:2]
     row = next(line for line in PAGE.splitlines() if line.startswith('    {"prompt"'))

@@ -97,6 +97,7 @@ def lose_the_childs_optimizer(run: Any) -> None:
     run.method.update.child.optimized[0].optimizer.state.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", [lose_nothing, lose_discriminator, lose_its_optimizer, lose_the_childs_optimizer])
 def test_every_part_of_its_state_is_needed(
     tiny_folder: Path, tmp_path: Path, trained_once: TrainedOnce, lose: Any

@@ -41,6 +41,7 @@ def edit(run: Path, **changes: object) -> None:
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
 
 
+@pytest.mark.slow
 def test_row_9_an_edited_config_is_shown_and_refused(run: Path) -> None:
     edit(run, seed=1, optimizer={"actor_lr": 0.5})
     before = (run / "metrics.jsonl").read_bytes()
@@ -117,6 +118,7 @@ def test_more_steps_that_lift_the_learning_rate_are_noticed_once(tiny_folder: Pa
     assert text in [notice.text for notice in kept_notices(folder)]
 
 
+@pytest.mark.slow
 def test_a_run_goes_past_its_planned_end_and_is_the_longer_run(run: Path, tiny_folder: Path, tmp_path: Path) -> None:
     """With a constant learning rate, and so planned for six steps or for eight."""
     listener = Listener()

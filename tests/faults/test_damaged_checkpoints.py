@@ -39,6 +39,7 @@ def damage(path: Path, where: float, bit: int, how: str) -> None:
     path.write_bytes(bytes(content))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pick=st.integers(0, 10**6),

@@ -52,6 +52,7 @@ def test_what_transformers_sandbox_and_our_limits_refuse(
     assert written_by("{{ messages[0].content }}") == "hello", "the next one is rendered as if nothing had been"
 
 
+@pytest.mark.slow
 def test_a_template_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     rendering._RENDERER.close()
     monkeypatch.setattr(rendering, "CPU_SECONDS", 0.5)
@@ -63,6 +64,7 @@ def test_a_template_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     rendering._RENDERER.close()
 
 
+@pytest.mark.slow
 def test_rendered_texts_are_kept_up_to_a_number_of_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "_CACHE", rendering._Cache(1000))
     for letter in "abc":

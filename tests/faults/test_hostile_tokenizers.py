@@ -39,6 +39,7 @@ def exploding(tiny_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -
     return model
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_explodes_is_refused_in_a_process_of_its_own(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,6 +49,7 @@ def test_a_tokenizer_that_explodes_is_refused_in_a_process_of_its_own(
     assert local_tokenizer(str(model)) is None
 
 
+@pytest.mark.slow
 def test_the_file_that_transformers_loads_is_the_one_that_is_tried(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

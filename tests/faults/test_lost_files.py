@@ -26,6 +26,7 @@ def run(tmp_path: Path, tiny_folder: Path) -> Path:
     return api.train(str(recipe), name="run", runs=tmp_path).folder
 
 
+@pytest.mark.slow
 def test_a_damaged_line_and_lost_samples_are_noticed(run: Path) -> None:
     assert damage_of(run) == []
     before = RunFolder(run).metrics()

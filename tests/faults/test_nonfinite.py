@@ -77,6 +77,7 @@ def test_row_10_so_many_are_passed_over_and_counted(tmp_path: Path, tiny_folder:
     assert [path.name for path in checkpoints(tmp_path / "third" / "checkpoints")] == ["step-2", "step-4"]
 
 
+@pytest.mark.slow
 def test_row_10_a_step_that_is_passed_over_leaves_nothing_behind(tmp_path: Path, tiny_folder: Path) -> None:
     """The weights after it are those before it, also in the optimizers' state."""
     file = recipe(tmp_path, tiny_folder, "3e38", at=(3,), skip_nonfinite=1, save_every=1, keep_last=9)

@@ -57,6 +57,7 @@ def recipe_with_parent(folder: Path, model: Path, url: str | None) -> Path:
     return write_recipe(folder, model, data={"train": str(data)}, parent={k: v for k, v in parent.items() if v})
 
 
+@pytest.mark.slow
 def test_a_run_with_a_parent_that_echoes_the_key(tmp_path: Path, tiny_folder: Path) -> None:
     with serving(echo) as server:
         recipe = recipe_with_parent(tmp_path, tiny_folder, server.url)
@@ -70,6 +71,7 @@ def test_a_run_with_a_parent_that_echoes_the_key(tmp_path: Path, tiny_folder: Pa
     assert_nowhere(tmp_path, *map(all_of, said))
 
 
+@pytest.mark.slow
 def test_a_run_with_a_judge_that_echoes_the_key(tmp_path: Path, tiny_folder: Path) -> None:
     with serving(echo) as server:
         recipe = recipe_file(tmp_path, tiny_folder, server.url, steps=2)
@@ -80,6 +82,7 @@ def test_a_run_with_a_judge_that_echoes_the_key(tmp_path: Path, tiny_folder: Pat
     assert_nowhere(tmp_path, *map(all_of, said))
 
 
+@pytest.mark.slow
 def test_a_run_with_a_judge_that_echoes_the_key_escaped(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     assert line.endswith("); the run continues, and the run's own logs are complete")
 
 
+@pytest.mark.slow
 @needs("tensorboard")
 def test_a_folder_that_goes_away_stops_nothing(tmp_path: Path, tiny_folder: Path) -> None:
     def remove(now: Progress) -> None:
@@ -148,6 +149,7 @@ def test_a_folder_that_goes_away_stops_nothing(tmp_path: Path, tiny_folder: Path
     check_whole(tmp_path, tiny_folder, run)
 
 
+@pytest.mark.slow
 @needs("tensorboard")
 def test_one_that_is_killed_is_said_once_and_the_run_goes_on(tmp_path: Path, tiny_folder: Path) -> None:
     said: list[str] = []

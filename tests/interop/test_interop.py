@@ -11,6 +11,7 @@ from vigneron import exact_reward, for_verl, semantic_reward
 WORDS = [("hot", "cold"), ("big", "small"), ("up", "down"), ("wet", "dry")]
 
 
+@pytest.mark.slow
 def test_trl_trains_with_our_rewards_unchanged(tiny_folder: Path, tmp_path: Path) -> None:
     rows = Dataset.from_list([{"prompt": f"not {word}: ", "answer": answer, "input": word} for word, answer in WORDS])
     seen: list[list[float | None]] = []

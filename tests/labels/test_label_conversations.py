@@ -51,6 +51,7 @@ def train_on(file: Path, method: str, run: Path, place: Path) -> list[dict[str, 
     return RunFolder(api.train(config, name=method, runs=place).folder).metrics()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "loss"), [("dpo", "loss/dpo"), ("reward_model", "loss/bradley_terry")])
 def test_pairs_of_a_runs_conversations_are_trained_on(run: Path, tmp_path: Path, method: str, loss: str) -> None:
     out = tmp_path / "pairs.jsonl"

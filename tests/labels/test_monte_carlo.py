@@ -53,6 +53,7 @@ def test_continuations_end_at_the_stop_string(obliging_folder: Path) -> None:
     assert stopped.labelled(rows)[0]["labels"] == [1.0, 1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_shares_against_single_continuations() -> None:
     """A random model: each continuation drawn by itself, with the same key, gives the same verdicts."""
     policy = tiny_policy("llama")

@@ -36,6 +36,7 @@ def test_texts_longer_than_a_window_have_transformers_log_probs(tmp_path: Path, 
     assert logprob_difference(policy, reference_of(policy, folder), LONG) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Gemma 3", "Gemma 3n text"])
 def test_completions_of_unequal_lengths_have_transformers_gradient(tmp_path: Path, name: str) -> None:
     """Of a composite model too. Gemma 3n's was NaN where a packed row had padding."""

@@ -30,6 +30,7 @@ def alone(policy: Policy, row: list[int]) -> torch.Tensor:
         return policy.model(torch.tensor([row])).logits[0].log_softmax(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(
     rows=rows_of_tokens,

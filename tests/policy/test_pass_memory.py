@@ -102,6 +102,7 @@ def kept_bytes(config: Any, dtype: torch.dtype, *, prompt: int = 0, fused: bool 
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
@@ -123,6 +124,7 @@ def test_activations_are_those_that_autograd_keeps(family: str, dtype: str) -> N
     assert estimated == pytest.approx(kept_bytes(config, compute), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "prompt"),
     [("Llama", 0), ("Qwen3", 30), pytest.param("Llama", 30, marks=SLOW), pytest.param("Qwen3", 0, marks=SLOW)],
@@ -135,6 +137,7 @@ def test_fused_modules_keep_less_and_a_shared_prompt_is_kept_once(family: str, p
     assert estimated < 0.75 * PassMemory(config, Holding(), WIDTH).trunk(ROWS, tokens).saved
 
 
+@pytest.mark.slow
 def test_with_checkpointing_a_layer_keeps_its_input() -> None:
     config = deep_config("Llama")
     whole = PassMemory(config, Holding(), WIDTH).trunk(ROWS)

@@ -179,6 +179,7 @@ def test_memory_is_measured_with_an_exact_kl_where_the_update_has_one(
     assert (reference.host.bytes < before) == (coefficient > 0) == needs_reference_head(config.method)
 
 
+@pytest.mark.slow
 def test_a_model_is_copied_only_for_methods_that_use_it(tiny_folder: Path, tmp_path: Path) -> None:
     """Where none does, the model before training is loaded again when it is asked for."""
     data = write_data(tmp_path)

@@ -155,6 +155,7 @@ def test_lines_that_are_no_rows_are_left_out(tmp_path: Path) -> None:
     assert (last.name, last.correct, last.reward) == ((1, 7), None, None)
 
 
+@pytest.mark.slow
 def test_they_are_in_the_terminal_the_page_and_a_file(tmp_path: Path) -> None:
     arms = arms_in(tmp_path)
     found = estimates(arms)

@@ -48,6 +48,7 @@ def test_what_came_before_the_first_step_is_in_no_lap() -> None:
     assert lap[WHOLE] < 0.05
 
 
+@pytest.mark.slow
 def test_the_command_prints_where_the_time_went(tiny_folder: Path, tmp_path: Path) -> None:
     overrides = [f"model={tiny_folder}", "steps=3", "prompts_per_step=2", "max_new_tokens=3", "model.device=cpu"]
     done = CliRunner().invoke(app, ["train", "grpo-antonyms", *overrides, "--runs", str(tmp_path), "--profile"])

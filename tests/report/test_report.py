@@ -185,6 +185,7 @@ def test_the_demos_summary_by_hand() -> None:
     assert summary(records[:3])["included"] is None
 
 
+@pytest.mark.slow
 def test_runs_that_began_alike_are_side_by_side(run: Path, tmp_path: Path) -> None:
     begun = [sample(0, 0, "warm before"), sample(3, 0, "cold")]
     one, other = make_run(tmp_path, "one", begun), make_run(tmp_path, "other", [begun[0], sample(3, 0, f"{HARM}hot")])

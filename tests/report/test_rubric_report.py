@@ -158,6 +158,7 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched_and_nothing_runs(text: str) -> None:
     page = Page(text)
     assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
@@ -277,6 +278,7 @@ def test_a_broken_rubric_costs_only_the_weights(run: Path, tmp_path: Path) -> No
     assert part.stages
 
 
+@pytest.mark.slow
 def test_a_run_of_another_reward_has_none_of_this(run: Path, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "plain", exact_name=True)
     folder.write_config(load_config("demo"))

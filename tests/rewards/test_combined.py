@@ -180,6 +180,7 @@ def test_normalising_needs_groups() -> None:
         config_with(reward, method={"name": "reinforce", "baseline": "none"}, group_size=1)
 
 
+@pytest.mark.slow
 def test_a_run_by_a_combined_reward_can_be_read_again(tmp_path: Any, tiny_folder: Any) -> None:
     parts = [{"kind": "binary"}, {"kind": "python", "function": f"{__name__}:ends_in_a_vowel"}]
     config = tiny_config(

@@ -120,6 +120,7 @@ def test_rewards_are_kept_by_turn_and_summed() -> None:
     assert batch.signals.metrics["turns/odd"] == pytest.approx(sum((count + 1) // 2 for count in counts) / 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{"patience": 0}, {"patience": 3}, {"concurrency": 1}])
 def test_async_ones_and_functions_give_the_same_batch(given: dict[str, Any]) -> None:
     built = build_environments(options(**{"class": "support.talking:counted"}), None)

@@ -154,6 +154,7 @@ def test_a_log_with_damaged_and_unfinished_lines_is_read(tmp_path: Path) -> None
     assert read_log(path).read(["a"])["a"].steps == [0, 2]
 
 
+@pytest.mark.slow
 def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     """A sparse file: it takes no space on the disk."""
     path = tmp_path / "metrics.jsonl"

@@ -94,6 +94,7 @@ class Broken:
         return Round((), {}, {"ann": 1.0})
 
 
+@pytest.mark.slow
 def test_a_game_that_fails_takes_its_episode_out(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = played(**{"class": f"{__name__}:Broken"})
     failed = [error is not None for error in batch.samples.extras["environment_error"]]

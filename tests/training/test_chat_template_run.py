@@ -56,6 +56,7 @@ def day(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("vigneron.training.setup.build.today", lambda: text)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_date_and_arguments(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def lose_mean(run: Any) -> None:
     run.method.update.controller.total = 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "lose"), [("reinforce, own network", lose_network), ("reinforce, running mean", lose_mean)]
 )

@@ -131,6 +131,7 @@ def test_training_longer_stays_at_the_schedules_end(tmp_path: Path, tiny_folder:
     assert drawn == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]]
 
 
+@pytest.mark.slow
 def test_each_level_is_evaluated_and_drawn(tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce) -> None:
     """The levels' accuracies, weighted by their rows (4, 3 and 3 of 10), are the whole's."""
     folder = trained_once("level", lambda place: grpo_config(place, tiny_folder, LEVEL))
@@ -150,6 +151,7 @@ def test_each_level_is_evaluated_and_drawn(tmp_path: Path, tiny_folder: Path, tr
     assert {f"accuracy/level/{level}" for level in (1, 2, 3)} <= set(metrics)
 
 
+@pytest.mark.slow
 def test_held_out_pairs_are_measured_by_level(tiny_folder: Path, trained_once: TrainedOnce) -> None:
     """3, 3 and 2 of 8 pairs."""
     for method, curriculum, name in (

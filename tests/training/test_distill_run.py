@@ -52,6 +52,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers, lose_schedule])
 def test_a_stopped_run_resumes_exactly(
     tiny_folder: Path, parent_folder: Path, tmp_path: Path, trained_once: TrainedOnce, lose: Any
@@ -86,6 +87,7 @@ def test_the_held_out_kl_to_the_parent_falls(
     assert found[-1]["kl_parent"] < found[1]["kl_parent"]
 
 
+@pytest.mark.slow
 def test_a_run_of_ours_is_a_parent_and_its_checkpoint_is_kept_in_the_config(tiny_folder: Path, tmp_path: Path) -> None:
     """The parent is what its run ended with: a child that is the same model has no KL to it."""
     given: dict[str, Any] = {"method": {"name": "sft"}, "group_size": 1, "optimizer": {"actor_lr": 1e-2}, "steps": 2}

@@ -42,6 +42,7 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_that_samples_trains_on_conversations(name: str, folder: Path, tmp_path: Path) -> None:
     run = api.train(config_of(folder, tmp_path, **METHODS[name], steps=2, eval_every=1), runs=tmp_path / "runs")

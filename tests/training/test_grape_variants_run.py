@@ -68,6 +68,7 @@ def rewarded(run: Run, step: int = 0) -> Batch:
 # ---------------------------------------------------------------------------------------------- GRPO
 
 
+@pytest.mark.slow
 def test_without_revisions_and_prompts_every_variant_is_grpo(tmp_path: Path, roomy_folder: Path) -> None:
     """The same weights to the bit, after two steps of two updates."""
     rubric = tmp_path / "two.yaml"

@@ -190,6 +190,7 @@ class TestProbes:
         logits = 4 * HEAD_CHUNK * policy.text_config.vocab_size
         assert self.peak(policy, 32, 64, exact=True) >= self.peak(policy, 32, 64) + logits
 
+    @pytest.mark.slow
     def test_a_critic_of_its_own_keeps_as_much_as_the_policy(self) -> None:
         llama = LlamaForCausalLM(LlamaConfig(hidden_size=32, num_hidden_layers=3, intermediate_size=64, vocab_size=16))
         policy = make_policy(llama.eval(), None, device=torch.device("cpu"))

@@ -52,6 +52,7 @@ def hacked(tmp_path_factory: pytest.TempPathFactory, obliging_folder: Path) -> t
     return place / "run", answer
 
 
+@pytest.mark.slow
 def test_the_terminal_begins_and_ends_with_the_held_out_rows(hacked: tuple[Path, Answer]) -> None:
     run, answer = hacked
     lines = answer.out.splitlines()

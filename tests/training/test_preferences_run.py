@@ -123,6 +123,7 @@ def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path, n
         assert all(record.get("rewards/accuracies", 0) <= 1 for record in records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dpo", "rejection_sampling"])
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers])
 def test_sampled_runs_go_on_bit_by_bit(
@@ -195,6 +196,7 @@ def test_a_run_is_rewarded_by_what_another_run_trained(
     assert final_state(run.folder) == final_state(again.folder)
 
 
+@pytest.mark.slow
 def test_what_is_no_such_model_is_refused_in_one_line(
     tmp_path: Path, tiny_folder: Path, scorers: dict[str, Path]
 ) -> None:

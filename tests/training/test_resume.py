@@ -95,6 +95,7 @@ def test_every_part_of_the_state_is_needed(
     check_third_arm(trained_once("actor_critic", config_in), tmp_path, lose)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers, lose_controller, lose_schedule, lose_rng])
 def test_every_part_of_grpos_state_is_needed(
     tiny_folder: Path, tmp_path: Path, trained_once: TrainedOnce, lose: Any

@@ -45,6 +45,7 @@ def test_every_method_goes_on_from_the_two_runs(name: str, started: Path, monkey
     assert trained.config.model.name == str(started.resolve() / "sft-instructions" / "checkpoints" / "step-2")
 
 
+@pytest.mark.slow
 def test_the_runs_are_found_where_runs_are_kept_and_missed_by_name(
     started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_an_answer_that_exceeds_the_budget_scores_0(
     assert time.process_time() - began < 10
 
 
+@pytest.mark.slow
 def test_a_long_answer_scores_0() -> None:
     """Of a schema that is cheap on ordinary answers."""
     schema = {"items": {"anyOf": [*({"const": n} for n in range(200)), {}]}}

@@ -22,6 +22,7 @@ REPLY = st.integers(1, 6) | st.integers(8, 12)  # those that are read one token 
 LENGTHS = st.lists(st.lists(REPLY, max_size=3), min_size=1, max_size=7)
 
 
+@pytest.mark.slow
 @given(
     lengths=LENGTHS,
     rows=st.integers(1, 8),
