@@ -5,8 +5,10 @@ import signal
 import pytest
 from hypothesis import settings
 
-# A shell that starts us in its background has us and our children ignore Ctrl-C; what it does is tested here.
+# A shell that starts us in its background has us and our children ignore Ctrl-C, and `nohup` SIGHUP; what they do is
+# tested here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Property tests draw the same examples in every run; with `--hypothesis-profile thorough`, others and more.
 settings.register_profile("vigneron", derandomize=True, deadline=None, database=None, max_examples=50)
