@@ -27,7 +27,7 @@ ROW = "#"
 
 
 @dataclass(frozen=True)
-class Asked:
+class SamplingOptions:
     """How completions are sampled."""
 
     temperature: float
@@ -61,16 +61,16 @@ def chat_loop(
         say(console, f"prompt template: {template!r} (--raw turns it off)")
     length = max_new_tokens or trained.config.max_new_tokens
     say(console, f"an answer is at most {length} tokens long (--max-new-tokens changes it)")
-    asked = Asked(temperature, max_new_tokens)
+    options = SamplingOptions(temperature, max_new_tokens)
     if environment:
-        _watch(console, trained, template, asked)
+        _watch(console, trained, template, options)
     elif trained.config.environment is not None:
-        _play(console, trained, template, asked)
+        _play(console, trained, template, options)
     else:
-        _complete(console, trained, template, asked, raw=raw)
+        _complete(console, trained, template, options, raw=raw)
 
 
-def _complete(console: Console, trained: Trained, template: str | None, asked: Asked, *, raw: bool) -> None:
+def _complete(console: Console, trained: Trained, template: str | None, options: SamplingOptions, *, raw: bool) -> None:
     """Each message is a prompt."""
     conversational = False
     if not raw:
@@ -79,12 +79,12 @@ def _complete(console: Console, trained: Trained, template: str | None, asked: A
     typing, turn = ChatInput(console, "type a prompt: the model answers each by itself"), 0
     while (typed := typing.read()) is not None:
         prompt = [typed_prompt(typed, template, conversational=conversational)]
-        say(console, f"before  {trained.sample_before(prompt, **asked(turn))[0]!r}")
-        say(console, f"after   {trained.sample(prompt, **asked(turn))[0]!r}")
+        say(console, f"before  {trained.sample_before(prompt, **options(turn))[0]!r}")
+        say(console, f"after   {trained.sample(prompt, **options(turn))[0]!r}")
         turn += 1
 
 
-def _play(console: Console, trained: Trained, template: str | None, asked: Asked) -> None:
+def _play(console: Console, trained: Trained, template: str | None, options: SamplingOptions) -> None:
     """Each message goes on with a conversation of either model."""
     say(console, "you play the environment's part (--environment lets it play)")
     samplers: dict[str, Callable[..., list[str]]] = {"before": trained.sample_before, "after": trained.sample}
@@ -100,13 +100,13 @@ def _play(console: Console, trained: Trained, template: str | None, asked: Asked
             begun = talks.get(name)
             message = [{"role": "user", "content": typed}]
             talks[name] = typed_prompt(typed, template, conversational=True) if begun is None else [*begun, *message]
-            (answer,) = sample([talks[name]], **asked(turn))
+            (answer,) = sample([talks[name]], **options(turn))
             talks[name].append({"role": "assistant", "content": answer})
             say(console, f"{name:<7} {answer!r}")
         turn += 1
 
 
-def _watch(console: Console, trained: Trained, template: str | None, asked: Asked) -> None:
+def _watch(console: Console, trained: Trained, template: str | None, options: SamplingOptions) -> None:
     """Each message is the first of a conversation between the model and the environment, or names a row."""
     data = RunFolder(trained.folder).data(trained.config)
     rows: Sequence[Row] = data.held_out or data.train
@@ -124,7 +124,7 @@ def _watch(console: Console, trained: Trained, template: str | None, asked: Aske
         for name in ("before", "after"):
             say(console, f"--- {name} training ---")
             try:
-                samples = trained.converse([row], before=name == "before", **asked(turn))
+                samples = trained.converse([row], before=name == "before", **options(turn))
             except UserError as error:  # the environment failed: a typed message lacks the columns of a row
                 say(console, f"error: {error}")
                 continue

@@ -39,16 +39,16 @@ def validation_lines(config: Config, data: Data, name: str, probe_samples: int =
     check_trackers(config.trackers)
     given, config = config, resolved(config)
     check_held_out(config, data)
-    found = model_checks(config, data)
+    checks = model_checks(config, data)
     check_parent(config)
     build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
     weights = check_weight_files(config.model.name, allow_pickle=config.model.allow_pickle)
-    for text in (*found.notices, *([] if weights is None else [weights]), *machine_notices(config)):
+    for text in (*checks.notices, *([] if weights is None else [weights]), *machine_notices(config)):
         yield f"note: {visible(text)}"
     if config.parent is not None:
         cached, to_ask = count_cached(config, data)
         yield f"parent {config.parent.model}: {cached} answers in the cache, {to_ask} to request"
-    shown = [*shown_rows(config, data, found.tokenizer)]
+    shown = [*shown_rows(config, data, checks.tokenizer)]
     yield f"{name} is valid: {len(data.train)} training rows, {len(data.held_out)} held out"
     yield _size(config)
     yield from map(visible, shown)

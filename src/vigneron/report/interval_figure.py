@@ -15,10 +15,10 @@ WIDTH = 25
 Scale = tuple[float, float]
 
 
-def panels_of(found: Sequence[Estimate]) -> list[list[Estimate]]:
+def panels_of(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
     """Estimates on one axis: those of one metric, arms and differences apart."""
-    by = sorted(range(len(found)), key=lambda n: (found[n].metric, found[n].minus is not None, n))
-    keys = groupby((found[n] for n in by), key=lambda one: (one.metric, one.minus is not None))
+    by = sorted(range(len(estimates)), key=lambda n: (estimates[n].metric, estimates[n].minus is not None, n))
+    keys = groupby((estimates[n] for n in by), key=lambda one: (one.metric, one.minus is not None))
     return [list(group) for _, group in keys]
 
 
@@ -49,9 +49,9 @@ def bar(one: Estimate, scale: Scale) -> str:
     return "".join(cells)
 
 
-def interval_figure(found: Sequence[Estimate]) -> Figure:
+def interval_figure(estimates: Sequence[Estimate]) -> Figure:
     """One panel per metric and kind; a row per estimate: the mean, its interval, and a small dot per seed."""
-    panels = [panel[:MOST_DRAWN] for panel in panels_of(found)]
+    panels = [panel[:MOST_DRAWN] for panel in panels_of(estimates)]
     rows = [len(panel) for panel in panels]
     longest = max(len(one.of) for panel in panels for one in panel)
     height = sum(0.9 + 0.3 * count for count in rows)

@@ -17,8 +17,8 @@ def final_number(text: str) -> Decimal | None:
     """The first number after the last `####`; in a text without that mark its last number. `1,000` is 1000."""
     _, marked, after = text.rpartition(MARK)
     if marked:
-        found = NUMBER.search(after)
-        last = found.group() if found else ""
+        number = NUMBER.search(after)
+        last = number.group() if number else ""
     else:
         last = next(iter(NUMBER.findall(after)[-1:]), "")
     digits = last.replace(",", "")

@@ -88,9 +88,9 @@ def verdict_of(change: Interval, *, lower_is_better: bool) -> Literal["better", 
 
 def outcome_of(status: RunStatus) -> Outcome:
     records, saved = evaluations_of(status.path), [one.step for one in saved_checkpoints(status.path)]
-    if (found := outcome_metric(status.config, records)) is None:
+    if (judged_by := outcome_metric(status.config, records)) is None:
         return Outcome(no_value=records[-1]["step"] if records else None)
-    return outcome_from(found.key, records, saved, status.path)
+    return outcome_from(judged_by.key, records, saved, status.path)
 
 
 def outcome_from(key: str, records: Sequence[Record], saved: Sequence[int], path: Path) -> Outcome:
@@ -142,11 +142,11 @@ def outcome_metric(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
     keep_best = config.get("keep_best")
     if isinstance(keep_best, str) and any(is_number(record.get(keep_best)) for record in records):
         return metric(keep_best)
-    found = [one for one in headline_metrics(config, records) if one.key.startswith("eval/")]
+    candidates = [one for one in headline_metrics(config, records) if one.key.startswith("eval/")]
     always_zero = not any(record.get("eval/accuracy") for record in records)
     if is_open_task(config) or (has_open_answers(config) and always_zero):
-        found.sort(key=lambda one: one.key == "eval/accuracy")
-    return found[0] if found else None
+        candidates.sort(key=lambda one: one.key == "eval/accuracy")
+    return candidates[0] if candidates else None
 
 
 def change_between(path: Path, key: str, before: Evaluation, after: Evaluation) -> tuple[Interval | None, int]:

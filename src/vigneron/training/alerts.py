@@ -150,24 +150,24 @@ def falling_held_out(path: Path, config: Record, rewards: tuple[float, float] | 
     """Of a run whose last evaluation is worse than its best one, beyond what its rows leave open, while the reward of
     training rose. `rewards`: at the start and now, where it did."""
     records = evaluations_of(path)
-    if rewards is None or len(records) < 2 or (found := outcome_metric(config, records)) is None:
+    if rewards is None or len(records) < 2 or (judged_by := outcome_metric(config, records)) is None:
         return None
-    measured = [Evaluation(r["step"], float(r[found.key])) for r in records if is_number(r.get(found.key))]
-    best = best_evaluation(found.key, measured[:-1])
+    measured = [Evaluation(r["step"], float(r[judged_by.key])) for r in records if is_number(r.get(judged_by.key))]
+    best = best_evaluation(judged_by.key, measured[:-1])
     if best is None or measured[-1].step != records[-1]["step"]:
         return None
-    change, rows = change_between(path, found.key, best, measured[-1])
-    if change is None or verdict_of(change, lower_is_better=lower_is_better(found.key)) != "worse":
+    change, rows = change_between(path, judged_by.key, best, measured[-1])
+    if change is None or verdict_of(change, lower_is_better=lower_is_better(judged_by.key)) != "worse":
         return None
-    return _falling_text(found, best, measured[-1], change, rows, rewards)
+    return _falling_text(judged_by, best, measured[-1], change, rows, rewards)
 
 
 def _falling_text(
-    found: Metric, best: Evaluation, now: Evaluation, change: Interval, rows: int, rewards: tuple[float, float]
+    judged_by: Metric, best: Evaluation, now: Evaluation, change: Interval, rows: int, rewards: tuple[float, float]
 ) -> str:
     low, high = (f"{value:+.3f}".replace("-", "−") for value in (change.low, change.high))
     return (
-        f"{found.label} went from {short(best.value)} at step {best.step} to {short(now.value)} at step {now.step} "
+        f"{judged_by.label} went from {short(best.value)} at step {best.step} to {short(now.value)} at step {now.step} "
         f"(95 % interval of the change {low} to {high}, {rows} rows), while the training reward rose from "
         f"{short(rewards[0])} to {short(rewards[1])}: the policy learns what the reward pays for, not what "
         "the held-out rows ask. Read the newest samples for what is rewarded wrongly; try a lower "

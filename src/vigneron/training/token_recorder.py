@@ -53,7 +53,7 @@ class TokenRecorder:
         }
         rows = {name: None if tensor is None else _rows(tensor, chosen) for name, tensor in known.items()}
         ids = batch.samples.completion_lists()
-        found = {}
+        by_number = {}
         for place, i in enumerate(chosen):
             width, number = min(len(ids[i]), TOKENS), numbers[i]
             trained = trained_BT[i, :width].tolist()
@@ -63,8 +63,8 @@ class TokenRecorder:
                 name: [value if on else None for value, on in zip(of, trained, strict=False)]
                 for name, of in values_of(own, width).items()
             }
-            found[number] = TokenValues(pieces(ids[i][:width], decode), trained, values, len(ids[i]) - width)
-        return found
+            by_number[number] = TokenValues(pieces(ids[i][:width], decode), trained, values, len(ids[i]) - width)
+        return by_number
 
     def _on_host(self, wanted: set[int]) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
         """Log-probs of the last update and entropy of the first one, by sample."""

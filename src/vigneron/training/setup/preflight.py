@@ -37,8 +37,8 @@ class Preflight:
 def preflight(config: Config, data: Data) -> Preflight:
     """All checks. The config is resolved; its data are not answered by a parent yet."""
     with phase("check the recipe"):
-        notices, found = quick_checks(config, data), model_checks(config, data)
-        return replace(found, notices=(*notices, *found.notices))
+        notices, checks = quick_checks(config, data), model_checks(config, data)
+        return replace(checks, notices=(*notices, *checks.notices))
 
 
 def model_checks(config: Config, data: Data) -> Preflight:

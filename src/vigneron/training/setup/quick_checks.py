@@ -54,10 +54,10 @@ def _short(rate: float) -> str:
 
 def row_notices(config: Config, data: Data) -> Iterator[str]:
     """A step with more rows than there are."""
-    asked, rows = config.prompts_per_step, len(data.train)
-    if asked > rows and config.rollout is None:
+    size, rows = config.prompts_per_step, len(data.train)
+    if size > rows and config.rollout is None:
         what = {"prompts": "prompts", "pairs": "pairs"}.get(config.method.reads, "rows")
         yield (
-            f"prompts_per_step: {asked} {what} a step, but the training data has {rows} rows, so a step takes some of "
+            f"prompts_per_step: {size} {what} a step, but the training data has {rows} rows, so a step takes some of "
             f"them more than once: set prompts_per_step={rows} or less"
         )

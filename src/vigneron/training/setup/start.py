@@ -78,8 +78,8 @@ def _prepare(config: Config, runs: Path, name: str | None, view: View) -> tuple[
     if name is not None:
         RunFolder.refuse_taken(runs, name)
     check_machine(config)
-    found = preflight(config, data).notices
-    for text in found:
+    notices = preflight(config, data).notices
+    for text in notices:
         view.notice(text)
     with phase("ask the parent") if config.parent is not None else nullcontext():
-        return config, with_parent_answers(config, data, view.notice), found
+        return config, with_parent_answers(config, data, view.notice), notices
